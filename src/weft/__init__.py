@@ -1,0 +1,30 @@
+"""weft: CeiT, CvT and LeViT, vision transformers with convolution woven in.
+
+This page is the public surface. It is lazy (PEP 562): `weft --help` passes through here and must not pay for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from weft.version import __version__
+
+if TYPE_CHECKING:
+    from weft.checkpoints import load_checkpoint as load_checkpoint
+    from weft.models import create_model as create_model
+    from weft.models import list_models as list_models
+
+_HOMES = {"create_model": "weft.models", "list_models": "weft.models", "load_checkpoint": "weft.checkpoints"}
+
+__all__ = ["__version__", "create_model", "list_models", "load_checkpoint"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'weft' has no attribute '{name}'; it offers {', '.join(__all__)}.")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Cost and speed of models."""

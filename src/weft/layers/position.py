@@ -1,0 +1,61 @@
+"""Positions learned on one grid, carried over to another. On an equal grid the values come back untouched."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor
+
+from weft.errors import CheckpointError
+from weft.grid import Grid
+
+
+def resize_embedding(
+    embed: Float[Tensor, "1 n c"], old: Grid, new: Grid, num_prefix_tokens: int = 0
+) -> Float[Tensor, "1 m c"]:
+    """Resizes a learned position embedding bicubically; prefix tokens, first in the sequence, are kept as they are."""
+    if old == new:
+        return embed
+    return resample_abs_pos_embed(embed, list(new), list(old), num_prefix_tokens=num_prefix_tokens, antialias=False)
+
+
+def guess_grid(num_tokens: int, what: str) -> Grid:
+    """The square grid of `num_tokens`: a state dict does not say its height and width.
+
+    Raises:
+        CheckpointError: `num_tokens` is not a square.
+    """
+    side = round(num_tokens**0.5)
+    if side * side != num_tokens:
+        raise CheckpointError(
+            f"{what} must hold positions of a square grid to be resized; got {num_tokens}, which is no square. "
+            "Build the model at the image size of the weights, load them, then call set_input_size."
+        )
+    return Grid(side, side)
+
+
+def offset_index(queries: Grid, keys: Grid, stride: int) -> Int[Tensor, "n m"]:
+    """Where each (query, key) pair looks in a bias table over |dy|, |dx|.
+
+    Query (y, x) sits on key (stride * y, stride * x). The table has one entry per position of the key grid, read row by
+    row: entry |dy| * width + |dx|, so entry 0 is the pair of one and the same place.
+    """
+    rows = (stride * torch.arange(queries.height)[:, None] - torch.arange(keys.height)).abs()
+    columns = (stride * torch.arange(queries.width)[:, None] - torch.arange(keys.width)).abs()
+    index = rows[:, None, :, None] * keys.width + columns[None, :, None, :]
+    return index.reshape(queries.tokens, keys.tokens)
+
+
+def resize_offsets(table: Float[Tensor, "heads n"], old: Grid, new: Grid) -> Float[Tensor, "heads m"]:
+    """Resizes a bias table over |dy|, |dx| bicubically.
+
+    The corners are aligned: offset 0 stays offset 0, to the bit, and the largest offset stays the largest.
+    """
+    if old == new:
+        return table
+    fmap = table.detach().double().reshape(1, -1, *old)
+    resized = F.interpolate(fmap, size=tuple(new), mode="bicubic", align_corners=True)
+    resized[..., 0, 0] = fmap[..., 0, 0]
+    return resized.reshape(-1, new.tokens).to(table.dtype)

@@ -1,0 +1,236 @@
+"""What every network here offers: timm's model contract, spelled out once.
+
+A family says how an image becomes a list of *taps*, one per feature level (`encode`), how the last of them
+become features (`finish`), how a tap is seen as a map (`as_fmap`), and what its head is. Everything else follows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+import torch.fx
+from jaxtyping import Float
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from weft.errors import UsageError
+from weft.grid import Grid
+
+
+def check_image_size(image: Tensor, img_size: Grid, family: str) -> None:
+    """Refuses a batch whose size is not the one that the positions were built for."""
+    if not torch.jit.is_tracing() and tuple(image.shape[-2:]) != img_size:
+        raise UsageError(
+            f"{family} was built for {img_size} images but got {image.shape[-2]}x{image.shape[-1]}; pass "
+            f"img_size=({image.shape[-2]}, {image.shape[-1]}) or call set_input_size: its positions belong to one size."
+        )
+
+
+torch.fx.wrap("check_image_size")  # it branches on shapes: symbolic tracing keeps the call whole
+
+
+def per_stage(value: Any, count: int, what: str) -> tuple:
+    """One value per stage: a single one is repeated, a sequence must have `count` entries."""
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * count
+    if len(values) != count:
+        raise UsageError(f"{what} must have one value per stage, {count} in all; got {len(values)}: {value!r}.")
+    return values
+
+
+def check_heads(embed_dim: int, num_heads: int, where: str = "") -> None:
+    """Attention cuts the channels into equal heads."""
+    if embed_dim % num_heads:
+        raise UsageError(f"embed_dim{where} must be divisible by num_heads{where}; got {embed_dim} and {num_heads}.")
+
+
+class Backbone(nn.Module, ABC):
+    """An image classifier that is also a backbone.
+
+    Args:
+        in_chans: channels of the image.
+        num_classes: width of the head; 0 for none.
+        num_features: channels of the last level.
+        global_pool: how tokens become one vector, one of `pools`; '' for not at all.
+        pools: what this family can do.
+        drop_rate: dropout in front of the head.
+    """
+
+    pretrained_cfg: dict[str, Any]
+    default_cfg: dict[str, Any]
+    head: nn.Module
+    weft_name: str
+
+    def __init__(
+        self,
+        *,
+        in_chans: int,
+        num_classes: int,
+        num_features: int,
+        global_pool: str,
+        pools: tuple[str, ...],
+        drop_rate: float,
+    ) -> None:
+        super().__init__()
+        self.in_chans = in_chans
+        self.num_classes = num_classes
+        self.num_features = self.head_hidden_size = num_features
+        self.pools = pools
+        self.global_pool = self._checked_pool(global_pool)
+        self.drop_rate = drop_rate
+        self.head_drop = nn.Dropout(drop_rate)
+        self.grad_checkpointing = False
+        self.feature_info: list[dict[str, Any]] = []
+        self.model_args: dict[str, Any] = {}  # what `create_model` was given: enough to build this model again
+
+    # What a family fills in
+
+    @abstractmethod
+    def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Any]:
+        """The raw output of the first `levels` feature levels (all of them: None)."""
+
+    @abstractmethod
+    def finish(self, taps: list[Any]) -> Tensor:
+        """From all taps to unpooled features, normed: (b n num_features)."""
+
+    @abstractmethod
+    def as_fmap(self, tap: Any, level: int, norm: bool) -> Float[Tensor, "b c h w"]:
+        """A tap as a map, without tokens that have no place on it; with the final norm if asked."""
+
+    @abstractmethod
+    def pool(self, features: Tensor) -> Tensor:
+        """Features to one vector per image, by `global_pool`."""
+
+    @abstractmethod
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drops what levels beyond `indices` would need; returns the indices kept, from 0."""
+
+    @abstractmethod
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Takes images of another size (height, width) from now on; learned positions are resized."""
+
+    @abstractmethod
+    def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+        """Fits the learned positions of a state dict to this model's size; returns it, and the names that changed."""
+
+    @abstractmethod
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns from parameter names to layer groups, from stem to head (timm's layer-wise decay)."""
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that the released training does not decay, beside those with one axis."""
+        return set()
+
+    # What follows
+
+    def forward_features(self, x: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
+        """Unpooled features."""
+        return self.finish(self.encode(x))
+
+    def forward_head(self, x: Float[Tensor, "b n c"], pre_logits: bool = False) -> Tensor:
+        """Features to logits (b num_classes), or to the vector in front of the head: (b head_hidden_size)."""
+        x = self.head_drop(self.pool(x))
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Float[Tensor, "b in_chans height width"]) -> Tensor:
+        """Logits (b num_classes)."""
+        return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self,
+        x: Float[Tensor, "b in_chans height width"],
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Features and the maps of chosen levels.
+
+        Args:
+            x: images.
+            indices: levels wanted: a list, the last n of them (int), or all (None).
+            norm: apply the final norm to the maps, where its width fits.
+            stop_early: run no further than the last level wanted; the features are then the map of that level.
+            output_fmt: 'NCHW', the only layout offered.
+            intermediates_only: return the maps alone.
+        """
+        if output_fmt != "NCHW":
+            raise UsageError(f"output_fmt must be 'NCHW'; got {output_fmt!r}.")
+        take, last = feature_take_indices(len(self.feature_info), indices)
+        taps = self.encode(x, last + 1 if stop_early else None)
+        fmaps = [self.as_fmap(taps[level], level, norm) for level in take]
+        if intermediates_only:
+            return fmaps
+        if len(taps) < len(self.feature_info):
+            return self.as_fmap(taps[-1], len(taps) - 1, norm), fmaps
+        return self.finish(taps), fmaps
+
+    def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
+        """The head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A fresh head for `num_classes` (0: none), on the model's device and in its dtype."""
+        if global_pool is not None:
+            self.global_pool = self._checked_pool(global_pool)
+        self.num_classes = num_classes
+        like = next(self.parameters())
+        self.build_head(num_classes)
+        for module in self.head_modules():
+            module.to(device=like.device, dtype=like.dtype).train(self.training)
+
+    def build_head(self, num_classes: int) -> None:
+        """Sets `head`; a family with another head replaces this."""
+        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        if num_classes:
+            nn.init.trunc_normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
+
+    def head_modules(self) -> tuple[nn.Module, ...]:
+        """The heads, one or two."""
+        heads = self.get_classifier()
+        return heads if isinstance(heads, tuple) else (heads,)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute blocks in the backward pass instead of keeping what they computed."""
+        self.grad_checkpointing = enable
+
+    def record_input_size(self, img_size: Grid) -> None:
+        """Notes a changed size where whoever rebuilds this model or prepares its images will look."""
+        self.model_args = {**self.model_args, "img_size": tuple(img_size)}
+        for name in ("pretrained_cfg", "default_cfg"):
+            if hasattr(self, name):
+                setattr(self, name, {**getattr(self, name), "input_size": (self.in_chans, *img_size)})
+
+    def run_block(self, block: nn.Module, *args: Any) -> Tensor:
+        """One block, recomputed later if gradient checkpointing is on."""
+        if self.grad_checkpointing and torch.is_grad_enabled() and not torch.jit.is_tracing():
+            return checkpoint(block, *args, use_reentrant=False)
+        return block(*args)
+
+    def _checked_pool(self, global_pool: str) -> str:
+        if global_pool not in ("", *self.pools):
+            offered = ", ".join(repr(pool) for pool in (*self.pools, ""))
+            raise UsageError(f"global_pool of {type(self).__name__} must be one of {offered}; got {global_pool!r}.")
+        return global_pool
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """`torch.jit.script` gets a trace: shapes here are documented in a way that TorchScript cannot parse."""
+        size = self.default_cfg["input_size"] if hasattr(self, "default_cfg") else (self.in_chans, 224, 224)
+        like = next(self.parameters())
+        example = torch.zeros(2, *size, device=like.device, dtype=like.dtype)
+        return _Traced(torch.jit.trace(self, example, check_trace=False))
+
+
+class _Traced(nn.Module):
+    def __init__(self, traced: torch.jit.ScriptModule) -> None:
+        super().__init__()
+        self.traced = traced
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.traced(x)

@@ -1,0 +1,400 @@
+"""CeiT: the convolution-enhanced image transformer (Yuan et al. 2021, arXiv 2103.11816).
+
+A ViT with convolution woven in at three places, each of which a constructor value takes out again:
+
+1. Image-to-tokens (I2T): patches are cut from a small convolutional feature map instead of the raw image.
+2. Locally-enhanced feed-forward (LeFF): between the two linear layers, patch tokens go back to their grid, and a
+   depthwise convolution mixes neighbours.
+3. Layer-wise class-token attention (LCA): the class tokens of all blocks are stacked, and the last one attends to them.
+
+Paper -> here:  C -> embed_dim   L -> depth   P -> patch_size   e -> mlp_ratio   k -> leff_kernel   D -> stem_chans
+    x_c^(l) -> class token after block l   I2T -> ImageToTokens   LeFF -> LeFF   LCA -> LayerwiseClassAttention
+Sizes: VARIANTS.
+
+As in the released code, and unlike the paper: 64 stem channels (paper: 32); no GELU after the last BatchNorm of LeFF
+(`leff_final_act=True` is the paper's form); a learned embedding of the layer in LCA (`lca_embed=False` leaves it out).
+Everything off (`stem_convs=(), leff_kernel=None, lca=False`) is DeiT, under timm's names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from timm.layers import DropPath, Mlp
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from weft.errors import UsageError
+from weft.grid import Grid
+from weft.layers.position import guess_grid, resize_embedding
+from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
+from weft.models.base import Backbone, check_heads, check_image_size
+
+VARIANTS: dict[str, dict[str, Any]] = {  # the paper's Table 2 and the released ceit_model.py; nano is ours
+    "ceit_tiny_patch16_224": dict(img_size=224, embed_dim=192, num_heads=3),
+    "ceit_small_patch16_224": dict(img_size=224, embed_dim=384, num_heads=6),
+    "ceit_base_patch16_224": dict(img_size=224, embed_dim=768, num_heads=12),
+    "ceit_tiny_patch16_384": dict(img_size=384, embed_dim=192, num_heads=3),
+    "ceit_small_patch16_384": dict(img_size=384, embed_dim=384, num_heads=6),
+    "ceit_nano_32": dict(
+        img_size=32, patch_size=4, stem_convs=((3, 1),), stem_chans=32, embed_dim=96, depth=6, num_heads=3
+    ),
+}
+
+
+class ImageToTokens(nn.Module):
+    """Convolutions, BatchNorm and a max-pool, then patches of what is left (section 3.1).
+
+    Args:
+        in_chans: channels of the image.
+        embed_dim: channels of a token.
+        patch_size: pixels of the image, per side, that one token stands for.
+        chans: channels of the convolutions.
+        convs: (kernel size, stride) of each; none: plain patches of the image.
+        pool: a 3x3 max-pool of stride 2 behind the convolutions.
+        norm: BatchNorm in front of the pool.
+        bias: bias in the convolutions.
+        padding: of (convolutions, pool); None: half of each kernel.
+    """
+
+    def __init__(
+        self,
+        in_chans: int,
+        embed_dim: int,
+        patch_size: int,
+        chans: int,
+        convs: tuple[tuple[int, int], ...],
+        pool: bool,
+        norm: bool,
+        bias: bool,
+        padding: tuple[int, int] | None,
+    ) -> None:
+        super().__init__()
+        conv_paddings = [kernel_size // 2 if padding is None else padding[0] for kernel_size, _ in convs]
+        self.convs = nn.ModuleList()
+        reduction = 1
+        for (kernel_size, stride), conv_padding in zip(convs, conv_paddings, strict=True):
+            self.convs.append(nn.Conv2d(in_chans, chans, kernel_size, stride, conv_padding, bias=bias))
+            in_chans, reduction = chans, reduction * stride
+        self.norm = nn.BatchNorm2d(chans) if convs and norm else nn.Identity()
+        self.pool = nn.MaxPool2d(3, 2, 1 if padding is None else padding[1]) if convs and pool else nn.Identity()
+        reduction *= 2 if convs and pool else 1
+        if patch_size % reduction:
+            raise UsageError(f"patch_size must be a multiple of the stem's stride; got {patch_size} and {reduction}.")
+        self.proj = nn.Conv2d(in_chans, embed_dim, patch_size // reduction, patch_size // reduction)
+
+    def grid(self, img_size: Grid) -> Grid:
+        """The grid of tokens that an image of this size gives."""
+        windows = [*self.convs, *([self.pool] if isinstance(self.pool, nn.MaxPool2d) else []), self.proj]
+        for window in windows:
+            img_size = img_size.conv(*(_side(value) for value in (window.kernel_size, window.stride, window.padding)))
+        return img_size
+
+    def forward(self, image: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
+        fmap = image
+        for conv in self.convs:
+            fmap = conv(fmap)
+        return to_tokens(self.proj(self.pool(self.norm(fmap))))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, as in ViT."""
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, drop_rate: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(drop_rate)
+
+    def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
+        q, k, v = (split_heads(part, self.num_heads) for part in self.qkv(tokens).chunk(3, dim=-1))
+        return self.proj_drop(self.proj(join_heads(F.scaled_dot_product_attention(q, k, v))))
+
+
+class LeFF(nn.Module):
+    """Locally-enhanced feed-forward (section 3.2): expand, depthwise convolution on the grid, project.
+
+    The paper's linear layers are 1x1 convolutions in the released code; they are linear here, and the grid is only
+    another view of the same memory.
+
+    Args:
+        dim: channels of a token.
+        hidden_dim: channels between the linear layers.
+        kernel_size: of the depthwise convolution, odd.
+        norm: BatchNorm after each of the three.
+        bias: bias in the depthwise convolution.
+        final_act: GELU after the last BatchNorm too, as the paper writes it.
+        pass_cls: the branch hands the class token on as it came, so that the residual adds its norm (released code);
+            False: the residual leaves it alone.
+    """
+
+    def __init__(
+        self, dim: int, hidden_dim: int, kernel_size: int, norm: bool, bias: bool, final_act: bool, pass_cls: bool
+    ) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.norm1 = nn.BatchNorm2d(hidden_dim) if norm else nn.Identity()
+        self.dwconv = nn.Conv2d(hidden_dim, hidden_dim, kernel_size, 1, kernel_size // 2, groups=hidden_dim, bias=bias)
+        self.norm2 = nn.BatchNorm2d(hidden_dim) if norm else nn.Identity()
+        self.fc2 = nn.Linear(hidden_dim, dim)
+        self.norm3 = nn.BatchNorm2d(dim) if norm else nn.Identity()
+        self.act = nn.GELU()
+        self.final_act = nn.GELU() if final_act else nn.Identity()
+        self.pass_cls = pass_cls
+
+    def forward(self, tokens: Float[Tensor, "b 1+n c"], grid: tuple[int, int]) -> Float[Tensor, "b 1+n c"]:
+        cls_token, patches = tokens[:, :1], tokens[:, 1:]
+        hidden = self.act(self.norm1(to_map(self.fc1(patches), grid)))
+        hidden = self.act(self.norm2(self.dwconv(hidden)))
+        patches = self.final_act(self.norm3(to_map(self.fc2(to_tokens(hidden)), grid)))
+        cls_token = cls_token if self.pass_cls else torch.zeros_like(cls_token)
+        return torch.cat([cls_token, to_tokens(patches)], dim=1)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x)); the feed-forward is LeFF, or a plain MLP without one."""
+
+    def __init__(self, dim: int, attn: nn.Module, mlp: nn.Module, drop_path: float, norm_eps: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.mlp = mlp
+        self.drop_path = DropPath(drop_path)
+        self.is_local = isinstance(mlp, LeFF)
+
+    def forward(self, tokens: Float[Tensor, "b 1+n c"], grid: tuple[int, int]) -> Float[Tensor, "b 1+n c"]:
+        tokens = tokens + self.drop_path(self.attn(self.norm1(tokens)))
+        normed = self.norm2(tokens)
+        return tokens + self.drop_path(self.mlp(normed, grid) if self.is_local else self.mlp(normed))
+
+
+class LayerwiseClassAttention(nn.Module):
+    """LCA (section 3.3): the class token of the last layer attends to the class tokens of all layers.
+
+    Args:
+        dim: channels of a token.
+        depth: number of layers.
+        num_heads: heads of the attention.
+        mlp_ratio: hidden width of the feed-forward over `dim`.
+        qkv_bias: bias in q, k, v.
+        embed: learned embedding per layer, zero at first (released code; not in the paper).
+        norm_eps: of the LayerNorms.
+    """
+
+    def __init__(
+        self, dim: int, depth: int, num_heads: int, mlp_ratio: float, qkv_bias: bool, embed: bool, norm_eps: float
+    ) -> None:
+        super().__init__()
+        self.layer_embed = nn.Parameter(torch.zeros(1, depth, dim)) if embed else None
+        self.dim, self.num_heads = dim, num_heads
+        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
+        self.attn = nn.ModuleDict({"qkv": nn.Linear(dim, 3 * dim, bias=qkv_bias), "proj": nn.Linear(dim, dim)})
+        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+
+    def forward(self, cls_tokens: Float[Tensor, "b l c"]) -> Float[Tensor, "b 1 c"]:
+        if self.layer_embed is not None:
+            cls_tokens = cls_tokens + self.layer_embed
+        normed, qkv = self.norm1(cls_tokens), self.attn["qkv"]
+        # Rows of the fused matrix: queries come from the last token alone, keys and values from all.
+        q_weight, kv_weight = qkv.weight.split([self.dim, 2 * self.dim])
+        q_bias, kv_bias = (None, None) if qkv.bias is None else qkv.bias.split([self.dim, 2 * self.dim])
+        q = split_heads(F.linear(normed[:, -1:], q_weight, q_bias), self.num_heads)
+        k, v = (split_heads(part, self.num_heads) for part in F.linear(normed, kv_weight, kv_bias).chunk(2, dim=-1))
+        gathered = F.scaled_dot_product_attention(q, k, v)
+        cls_token = cls_tokens[:, -1:] + self.attn["proj"](join_heads(gathered))
+        return cls_token + self.mlp(self.norm2(cls_token))
+
+
+class CeiT(Backbone):
+    """Convolution-enhanced image transformer; a classifier and a backbone under timm's contract.
+
+    Args:
+        img_size: pixels, an int or (height, width); not necessarily a multiple of `patch_size`.
+        in_chans: channels of the image.
+        num_classes: width of the head; 0 for none.
+        global_pool: 'token' (the class token), 'avg' (mean of the patch tokens) or ''.
+        patch_size: pixels per side of one token.
+        stem_convs, stem_chans, stem_pool, stem_norm, stem_bias, stem_padding: see `ImageToTokens`.
+        embed_dim: channels of a token.
+        depth: number of blocks.
+        num_heads: heads; must divide `embed_dim`.
+        mlp_ratio: hidden width of the feed-forward over `embed_dim`.
+        qkv_bias: bias in q, k, v.
+        leff_kernel: of the depthwise convolution; None: a plain MLP.
+        leff_norm, leff_bias, leff_final_act, leff_pass_cls: see `LeFF`.
+        lca: layer-wise class-token attention; False: the class token of the last block.
+        lca_num_heads: heads there; None: as in the blocks.
+        lca_mlp_ratio, lca_embed: see `LayerwiseClassAttention`.
+        norm_eps: of every LayerNorm.
+        drop_rate: dropout of embeddings, projections and in front of the head, in [0, 1).
+        drop_path_rate: stochastic depth of the last block, growing linearly from 0, in [0, 1).
+
+    Raises:
+        UsageError: the image is smaller than one patch, or sizes do not divide.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        patch_size: int = 16,
+        stem_convs: tuple[tuple[int, int], ...] = ((7, 2),),
+        stem_chans: int = 64,
+        stem_pool: bool = True,
+        stem_norm: bool = True,
+        stem_bias: bool = False,
+        stem_padding: tuple[int, int] | None = None,
+        embed_dim: int = 192,
+        depth: int = 12,
+        num_heads: int = 3,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        leff_kernel: int | None = 3,
+        leff_norm: bool = True,
+        leff_bias: bool = True,
+        leff_final_act: bool = False,
+        leff_pass_cls: bool = True,
+        lca: bool = True,
+        lca_num_heads: int | None = None,
+        lca_mlp_ratio: float = 4.0,
+        lca_embed: bool = True,
+        norm_eps: float = 1e-6,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__(
+            in_chans=in_chans,
+            num_classes=num_classes,
+            num_features=embed_dim,
+            global_pool=global_pool,
+            pools=("token", "avg"),
+            drop_rate=drop_rate,
+        )
+        lca_num_heads = lca_num_heads or num_heads
+        check_heads(embed_dim, num_heads)
+        check_heads(embed_dim, lca_num_heads)
+        self.embed_dim = embed_dim
+        self.patch_size = patch_size
+        self.patch_embed = ImageToTokens(
+            in_chans, embed_dim, patch_size, stem_chans, stem_convs, stem_pool, stem_norm, stem_bias, stem_padding
+        )
+        self.img_size = Grid.of(img_size)
+        self.grid = self._grid_of(self.img_size)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
+        self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.grid.tokens, embed_dim))
+        self.pos_drop = nn.Dropout(drop_rate)
+
+        hidden_dim = int(embed_dim * mlp_ratio)
+        self.blocks = nn.ModuleList()
+        for drop_path in torch.linspace(0, drop_path_rate, depth, device="cpu").tolist():
+            attn = Attention(embed_dim, num_heads, qkv_bias, drop_rate)
+            mlp: nn.Module = Mlp(embed_dim, hidden_dim, drop=drop_rate)
+            if leff_kernel is not None:
+                mlp = LeFF(embed_dim, hidden_dim, leff_kernel, leff_norm, leff_bias, leff_final_act, leff_pass_cls)
+            self.blocks.append(Block(embed_dim, attn, mlp, drop_path, norm_eps))
+        self.lca: nn.Module | None = None
+        if lca:
+            self.lca = LayerwiseClassAttention(
+                embed_dim, depth, lca_num_heads, lca_mlp_ratio, qkv_bias, lca_embed, norm_eps
+            )
+        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
+        self.feature_info = [dict(num_chs=embed_dim, reduction=patch_size, module=f"blocks.{i}") for i in range(depth)]
+        self._init_weights()
+        self.build_head(num_classes)
+
+    def _init_weights(self) -> None:
+        """As released: linear layers and embeddings by a truncated normal, convolutions and LeFF by torch's default."""
+        for name, module in self.named_modules():
+            in_leff = isinstance(self.get_submodule(name.rpartition(".")[0]), LeFF)
+            if isinstance(module, nn.Linear) and not in_leff:
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+
+    def _grid_of(self, img_size: Grid) -> Grid:
+        grid = self.patch_embed.grid(img_size)
+        if grid.tokens == 0:
+            raise UsageError(
+                f"img_size must leave at least one patch of {self.patch_size}x{self.patch_size}; got {img_size}. "
+                f"Use images of at least {self.patch_size} pixels per side."
+            )
+        return grid
+
+    def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
+        check_image_size(image, self.img_size, "CeiT")
+        patches = self.patch_embed(image)
+        tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        tokens = self.pos_drop(tokens + self.pos_embed)
+        taps = []
+        for block in self.blocks[:levels]:
+            tokens = self.run_block(block, tokens, self.grid)
+            taps.append(tokens)
+        return taps
+
+    def finish(self, taps: list[Float[Tensor, "b 1+n c"]]) -> Float[Tensor, "b 1+n c"]:
+        """Patch tokens of the last block; in front, the class token that LCA made of those of all blocks."""
+        tokens = taps[-1]
+        if self.lca is not None:
+            # The last block's patch tokens stay connected: its LeFF gets a gradient of zero, as released, not none.
+            cls_token = self.lca(torch.stack([tap[:, 0] for tap in taps], dim=1))
+            tokens = torch.cat([cls_token, tokens[:, 1:]], dim=1)
+        return self.norm(tokens)
+
+    def as_fmap(self, tap: Float[Tensor, "b 1+n c"], level: int, norm: bool) -> Float[Tensor, "b c h w"]:
+        return to_map((self.norm(tap) if norm else tap)[:, 1:], self.grid)
+
+    def pool(self, features: Float[Tensor, "b 1+n c"]) -> Tensor:
+        if self.global_pool == "avg":
+            return features[:, 1:].mean(dim=1)
+        return features[:, 0] if self.global_pool == "token" else features
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        take, last = feature_take_indices(len(self.feature_info), indices)
+        self.blocks = self.blocks[: last + 1]
+        self.feature_info = self.feature_info[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.lca = None
+            self.reset_classifier(0)
+        return take
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        size = Grid.of(img_size)
+        grid = self._grid_of(size)
+        with torch.no_grad():
+            resized = resize_embedding(self.pos_embed, self.grid, grid, num_prefix_tokens=1)
+        if grid != self.grid:
+            self.pos_embed = nn.Parameter(resized, requires_grad=self.pos_embed.requires_grad)
+        self.img_size, self.grid = size, grid
+        self.record_input_size(size)
+
+    def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+        embed = state.get("pos_embed")
+        if embed is None or embed.ndim != 3 or embed.shape == self.pos_embed.shape:
+            return state, []
+        old = guess_grid(embed.shape[1] - 1, "pos_embed")
+        return {**state, "pos_embed": resize_embedding(embed, old, self.grid, num_prefix_tokens=1)}, ["pos_embed"]
+
+    def no_weight_decay(self) -> set[str]:
+        return {"pos_embed", "cls_token"}  # the layer embedding of LCA is decayed, as released
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        tail = (r"^(?:lca|norm|head)\.", (99999,))
+        return dict(stem=r"^(?:cls_token|pos_embed|patch_embed)", blocks=[(r"^blocks\.(\d+)", None), tail])
+
+
+def _side(value: int | tuple[int, ...]) -> int:
+    return value if isinstance(value, int) else value[0]

@@ -1,0 +1,264 @@
+"""Grafted hybrids: the first stages of ResNet-50 under the last layers of DeiT-S (LeViT paper, section 3, Table 1).
+
+The experiment that LeViT grew from: with a fixed time budget, how many convolutional stages should come before the
+transformer? The map behind `num_stages` stages is average-pooled to one place per 16x16 pixels, projected to DeiT-S's
+width, and gets class token (and distillation token) and positions there.
+
+With 0 stages this is DeiT-S, with 4 and no layers it is ResNet-50. The paper's parameter counts for 1 to 3 stages are
+those with a second head for the teacher (`distilled=True`), the default here. Layers and blocks are timm's.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+from jaxtyping import Float
+from timm.models._features import feature_take_indices
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from weft.errors import UsageError
+from weft.grid import Grid
+from weft.layers.position import guess_grid, resize_embedding
+from weft.layers.tokens import to_map, to_tokens
+from weft.models.base import Backbone, check_image_size
+
+STAGE_CHANS = (64, 256, 512, 1024, 2048)  # behind the stem and each stage of ResNet-50
+STAGE_STRIDES = (4, 4, 8, 16, 32)
+
+VARIANTS: dict[str, dict[str, Any]] = {  # Table 1
+    "grafted_r50s0_deit_small_12": dict(num_stages=0, depth=12, distilled=False),
+    "grafted_r50s1_deit_small_9": dict(num_stages=1, depth=9),
+    "grafted_r50s2_deit_small_6": dict(num_stages=2, depth=6),
+    "grafted_r50s3_deit_small_3": dict(num_stages=3, depth=3),
+    "grafted_r50s4_deit_small_0": dict(num_stages=4, depth=0, distilled=False),
+}
+
+
+class Grafted(Backbone):
+    """ResNet-50's first stages, then DeiT-S's last layers; a classifier and a backbone under timm's contract.
+
+    Args:
+        img_size: pixels, an int or (height, width).
+        in_chans: channels of the image.
+        num_classes: width of the heads; 0 for none.
+        global_pool: 'token' (the class token; with no layers, the mean of the map), 'avg' (mean of the tokens) or ''.
+        num_stages: stages of ResNet-50 kept, 0 (patches of 16x16 pixels) to 4.
+        depth: layers of DeiT-S kept.
+        embed_dim: channels of a token.
+        num_heads: heads; must divide `embed_dim`.
+        distilled: a second token and head; in training both heads answer, apart, in evaluation their mean.
+        drop_rate: dropout in front of the heads, in [0, 1).
+        drop_path_rate: stochastic depth of the last layer, growing linearly from 0, in [0, 1).
+
+    Raises:
+        UsageError: the image is smaller than one token, or `num_stages` is out of range.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        num_stages: int = 2,
+        depth: int = 6,
+        embed_dim: int = 384,
+        num_heads: int = 6,
+        distilled: bool = True,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        if not 0 <= num_stages <= 4:
+            raise UsageError(f"num_stages must be 0 to 4, the stages of ResNet-50; got {num_stages}.")
+        if depth == 0 and num_stages == 0:
+            raise UsageError("num_stages and depth must not both be 0: no network is left. Keep a stage or a layer.")
+        with_tokens = depth > 0
+        super().__init__(
+            in_chans=in_chans,
+            num_classes=num_classes,
+            num_features=embed_dim if with_tokens else STAGE_CHANS[num_stages],
+            global_pool=global_pool,
+            pools=("token", "avg"),
+            drop_rate=drop_rate,
+        )
+        self.num_stages, self.distilled = num_stages, distilled and with_tokens
+        self.distilled_training = self.distilled
+        self.num_prefix = (2 if self.distilled else 1) if with_tokens else 0
+        self.img_size = Grid.of(img_size)
+        if num_stages:
+            resnet = timm.create_model("resnet50", in_chans=in_chans, num_classes=0)
+            self.stem = nn.Sequential(resnet.conv1, resnet.bn1, resnet.act1, resnet.maxpool)
+            self.stages = nn.ModuleList(getattr(resnet, f"layer{i + 1}") for i in range(num_stages))
+        else:
+            self.stem, self.stages = nn.Sequential(), nn.ModuleList()
+        self.grid = self._grid_of(self.img_size)
+        self.norm: nn.Module = nn.Identity()
+        self.blocks = nn.ModuleList()
+        for i in range(num_stages):
+            self.feature_info.append(
+                dict(num_chs=STAGE_CHANS[i + 1], reduction=STAGE_STRIDES[i + 1], module=f"stages.{i}")
+            )
+        if with_tokens:
+            self._build_transformer(embed_dim, depth, num_heads, drop_path_rate)
+        self.head_dist: nn.Module = nn.Identity()
+        self.build_head(num_classes)
+
+    def _build_transformer(self, embed_dim: int, depth: int, num_heads: int, drop_path_rate: float) -> None:
+        stride = STAGE_STRIDES[self.num_stages] if self.num_stages else 1
+        if self.num_stages:  # one place per 16x16 pixels, then a projection
+            window = max(1, 16 // stride)
+            self.pool_map: nn.Module = nn.AvgPool2d(window)
+            self.proj = nn.Conv2d(STAGE_CHANS[self.num_stages], embed_dim, 1)
+        else:
+            self.pool_map = nn.Identity()
+            self.proj = nn.Conv2d(self.in_chans, embed_dim, 16, 16)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
+        self.dist_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if self.distilled else None
+        self.pos_embed = nn.Parameter(torch.empty(1, self.num_prefix + self.grid.tokens, embed_dim))
+        for i, drop_path in enumerate(torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()):
+            block = Block(
+                embed_dim, num_heads, qkv_bias=True, drop_path=drop_path, norm_layer=partial(nn.LayerNorm, eps=1e-6)
+            )
+            self.blocks.append(block)
+            self.feature_info.append(dict(num_chs=embed_dim, reduction=max(16, stride), module=f"blocks.{i}"))
+        self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
+        for module in self.blocks.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+        for token in (self.cls_token, self.dist_token, self.pos_embed):
+            if token is not None:
+                nn.init.trunc_normal_(token, std=0.02)
+
+    def build_head(self, num_classes: int) -> None:
+        """One head, or two: for the classes, and for the teacher's answer."""
+        super().build_head(num_classes)
+        if self.distilled:
+            first = self.head
+            super().build_head(num_classes)
+            self.head, self.head_dist = first, self.head
+
+    def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
+        """The head, or both: (classes, teacher)."""
+        return (self.head, self.head_dist) if self.distilled else self.head
+
+    def set_distilled_training(self, enable: bool = True) -> None:
+        """Whether the two heads answer apart in training."""
+        self.distilled_training = enable
+
+    def forward_head(self, x: Float[Tensor, "b n c"], pre_logits: bool = False) -> Any:
+        """Features to logits; with two heads in training: to (logits, logits of the distillation head)."""
+        if not self.distilled or self.global_pool != "token":
+            x = self.head_drop(self.pool(x))
+            return x if pre_logits else self.head(x)
+        cls_token, dist_token = self.head_drop(x[:, 0]), self.head_drop(x[:, 1])
+        if pre_logits or self.num_classes == 0:
+            return (cls_token + dist_token) / 2
+        logits, logits_dist = self.head(cls_token), self.head_dist(dist_token)
+        if self.training and self.distilled_training:
+            return logits, logits_dist
+        return (logits + logits_dist) / 2
+
+    def _grid_of(self, img_size: Grid) -> Grid:
+        if self.num_stages == 0:
+            grid = img_size.conv(16, 16, 0)
+        else:
+            grid = img_size.conv(7, 2, 3).conv(3, 2, 1)
+            for _ in range(self.num_stages - 1):
+                grid = grid.conv(3, 2, 1)
+            window = max(1, 16 // STAGE_STRIDES[self.num_stages])
+            grid = grid.conv(window, window, 0)
+        if grid.tokens == 0:
+            raise UsageError(f"img_size must leave at least one token of 16x16 pixels; got {img_size}.")
+        return grid
+
+    def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
+        """Maps of the convolutional stages, then tokens of the layers, distillation token second."""
+        if len(self.blocks):
+            check_image_size(image, self.img_size, "This grafted network")
+        taps, fmap = [], self.stem(image)
+        for stage in self.stages[:levels]:
+            fmap = self.run_block(stage, fmap)
+            taps.append(fmap)
+        if levels is not None:
+            levels -= len(self.stages)
+        if len(self.blocks) == 0 or levels == 0 or (levels is not None and levels < 0):
+            return taps
+        tokens = to_tokens(self.proj(self.pool_map(fmap)))
+        prefix = [token for token in (self.cls_token, self.dist_token) if token is not None]
+        tokens = torch.cat([*(token.expand(tokens.shape[0], -1, -1) for token in prefix), tokens], dim=1)
+        tokens = tokens + self.pos_embed
+        for block in self.blocks[:levels]:
+            tokens = self.run_block(block, tokens)
+            taps.append(tokens)
+        return taps
+
+    def finish(self, taps: list[Tensor]) -> Float[Tensor, "b n c"]:
+        return self.norm(taps[-1]) if len(self.blocks) else to_tokens(taps[-1])
+
+    def as_fmap(self, tap: Tensor, level: int, norm: bool) -> Float[Tensor, "b c h w"]:
+        if level < len(self.stages):
+            return tap
+        return to_map((self.norm(tap) if norm else tap)[:, self.num_prefix :], self.grid)
+
+    def pool(self, features: Float[Tensor, "b n c"]) -> Tensor:
+        if self.global_pool == "avg" or (self.global_pool == "token" and self.num_prefix == 0):
+            return features[:, self.num_prefix :].mean(dim=1)
+        return features[:, 0] if self.global_pool == "token" else features
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        take, last = feature_take_indices(len(self.feature_info), indices)
+        is_whole = last == len(self.feature_info) - 1
+        self.feature_info = self.feature_info[: last + 1]
+        self.num_features = self.head_hidden_size = self.feature_info[-1]["num_chs"]
+        if last < len(self.stages):
+            self._drop_transformer()
+        self.stages, self.blocks = self.stages[: last + 1], self.blocks[: max(0, last + 1 - len(self.stages))]
+        if prune_norm or len(self.blocks) == 0:
+            self.norm = nn.Identity()
+        if prune_head or not is_whole:
+            self.reset_classifier(0)
+        return take
+
+    def _drop_transformer(self) -> None:
+        """Only convolutional stages are left: no tokens, no second head."""
+        self.cls_token = self.dist_token = self.pos_embed = None
+        self.pool_map, self.proj, self.head_dist = nn.Identity(), nn.Identity(), nn.Identity()
+        self.num_prefix, self.distilled = 0, False
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        size = Grid.of(img_size)
+        grid = self._grid_of(size)
+        if len(self.blocks) and grid != self.grid:
+            resized = resize_embedding(self.pos_embed.detach(), self.grid, grid, self.num_prefix)
+            self.pos_embed = nn.Parameter(resized, requires_grad=self.pos_embed.requires_grad)
+        self.img_size, self.grid = size, grid
+        self.record_input_size(size)
+
+    def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+        embed = state.get("pos_embed")
+        if embed is None or len(self.blocks) == 0 or embed.ndim != 3 or embed.shape == self.pos_embed.shape:
+            return state, []
+        old = guess_grid(embed.shape[1] - self.num_prefix, "pos_embed")
+        return {**state, "pos_embed": resize_embedding(embed, old, self.grid, self.num_prefix)}, ["pos_embed"]
+
+    def no_weight_decay(self) -> set[str]:
+        names = {"pos_embed", "cls_token", "dist_token"}
+        return {name for name, _ in self.named_parameters() if name in names}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        return dict(
+            stem=r"^stem\.",
+            blocks=[
+                (r"^stages\.(\d+)" if coarse else r"^stages\.(\d+)\.(\d+)", None),
+                (r"^(?:proj\.|cls_token|dist_token|pos_embed)", (9,)),
+                (r"^blocks\.(\d+)", (10,)),
+                (r"^(?:norm|head|head_dist)\.", (99999,)),
+            ],
+        )

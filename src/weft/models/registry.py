@@ -1,0 +1,141 @@
+"""Names to models: ours by their own names, every timm model by its name; ours in timm's registry as `weft_<name>`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import Any
+
+import timm
+import torch
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+
+from weft.errors import unknown
+from weft.grid import Grid
+from weft.models import ceit, cvt, grafted, levit
+from weft.models.base import Backbone
+from weft.models.zoo import ZOO
+
+FAMILIES: dict[type[Backbone], dict[str, dict[str, Any]]] = {
+    ceit.CeiT: ceit.VARIANTS,
+    cvt.CvT: cvt.VARIANTS,
+    levit.LeViT: levit.VARIANTS,
+    grafted.Grafted: grafted.VARIANTS,
+}
+
+
+def _preprocessing(name: str, size: int) -> dict[str, Any]:
+    """How the released code prepares an image for evaluation; at 32 pixels ours: nothing is cut away."""
+    cfg: dict[str, Any] = dict(crop_pct=0.875, crop_mode="center")  # resize to 256, cut 224
+    if size == 384:  # CeiT: resize to 438, cut 384; CvT: squash to 384x384
+        cfg = dict(crop_pct=1.0, crop_mode="squash") if name.startswith("cvt") else dict(crop_pct=384 / 438)
+    elif size < 64:
+        cfg = dict(crop_pct=1.0)
+    return dict(interpolation="bicubic", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)) | cfg
+
+
+def _default_cfg(family: type[Backbone], name: str, variant: dict[str, Any]) -> dict[str, Any]:
+    size = variant.get("img_size", 224)
+    first_conv = {
+        ceit.CeiT: "patch_embed.convs.0",
+        cvt.CvT: "stages.0.patch_embed.proj",
+        levit.LeViT: "stem.conv1.linear",
+    }
+    classifier: str | tuple[str, ...] = "head"
+    if family is levit.LeViT:
+        classifier = ("head.linear", "head_dist.linear")
+    elif variant.get("distilled", family is grafted.Grafted):
+        classifier = ("head", "head_dist")
+    stem = "stem.0" if variant.get("num_stages", 2) else "proj"
+    return dict(
+        num_classes=1000,
+        input_size=(3, size, size),
+        fixed_input_size=family is not cvt.CvT,
+        min_input_size=(3, 32, 32) if size >= 64 else (3, 16, 16),
+        pool_size=None,
+        first_conv=first_conv.get(family, stem),
+        classifier=classifier,
+        license=ZOO[name].weights_licence or "apache-2.0",
+        **_preprocessing(name, size),
+    )
+
+
+# What timm's registry wants: `default_cfgs` beside the entry points, both under the name that timm knows.
+default_cfgs = generate_default_cfgs(
+    {
+        f"weft_{name}": _default_cfg(family, name, variant)
+        for family, variants in FAMILIES.items()
+        for name, variant in variants.items()
+    }
+)
+
+
+def _register(family: type[Backbone], name: str, variant: dict[str, Any]) -> None:
+    def entry(pretrained: bool = False, *, device: Any = None, dtype: Any = None, **kwargs: Any) -> nn.Module:
+        given = {key: value for key, value in kwargs.items() if key in switches(name)}
+        with torch.device(device) if device is not None else contextlib.nullcontext():
+            model = build_model_with_cfg(
+                family,
+                f"weft_{name}",
+                pretrained,
+                pretrained_filter_fn=lambda state, model: model.resize_state_dict(state)[0],
+                feature_cfg=dict(out_indices=_feature_levels(variant), feature_cls="getter"),
+                **{**variant, **kwargs},
+            )
+        if isinstance(model, Backbone):
+            model.weft_name, model.model_args = name, given
+            if "img_size" in given or "in_chans" in given:
+                size = Grid.of(given.get("img_size", variant.get("img_size", 224)))
+                model.pretrained_cfg = model.default_cfg = {**model.default_cfg, "input_size": (model.in_chans, *size)}
+        return model if dtype is None else model.to(dtype)
+
+    entry.__name__ = entry.__qualname__ = f"weft_{name}"
+    entry.__doc__ = f"{family.__name__}, `{name}`."
+    register_model(entry)
+
+
+def _feature_levels(variant: dict[str, Any]) -> tuple[int, ...]:
+    """Levels that `features_only` gives unless told: all stages of a pyramid, four levels spread over a column."""
+    depth = variant.get("depth", 12)
+    if isinstance(depth, tuple):
+        return tuple(range(len(depth)))
+    if "num_stages" in variant and variant["num_stages"]:
+        last = variant["num_stages"] + depth - 1
+        return tuple(range(variant["num_stages"])) + ((last,) if depth else ())
+    return tuple((i + 1) * depth // 4 - 1 for i in range(4))
+
+
+def switches(name: str) -> list[str]:
+    """The constructor values that `create_model(name)` takes."""
+    family = next(family for family, variants in FAMILIES.items() if name in variants)
+    return list(inspect.signature(family.__init__).parameters)[1:]
+
+
+def create_model(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """Builds a model by name.
+
+    Args:
+        name: one of `list_models()`, or any model name of timm.
+        pretrained: load the public weights.
+        **kwargs: constructor values of the network, such as `num_classes`, `img_size` (int or (height, width)),
+            `in_chans`, `drop_path_rate`, and every ablation switch; and timm's `features_only`, `out_indices`,
+            `device`, `dtype`.
+
+    Raises:
+        UsageError: an unknown name or argument, or sizes that do not fit.
+    """
+    if name not in ZOO:
+        if timm.is_model(name.split(".")[0]):
+            return timm.create_model(name, pretrained=pretrained, **kwargs)
+        raise unknown("model", name, ZOO, "weft models")
+    offered = [*switches(name), "features_only", "out_indices", "feature_cls", "device", "dtype", "cache_dir"]
+    for key in kwargs:
+        if key not in offered:
+            raise unknown(f"argument of {name}", key, offered, f"help(weft.models) or {', '.join(offered)}")
+    return timm.create_model(f"weft_{name}", pretrained=pretrained, **kwargs)
+
+
+for _family, _variants in FAMILIES.items():
+    for _name, _variant in _variants.items():
+        _register(_family, _name, _variant)

@@ -1,0 +1,68 @@
+"""Every model by name: its size, its cost, what its paper reports, and where its weights are. Data only, no torch.
+
+Parameters are those of the network as built; MACs are counted by `weft.bench.cost` at the stated size, attention
+products included. A test recounts both.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """One model.
+
+    Attributes:
+        family: CeiT, CvT, LeViT or Grafted.
+        size: image side in pixels.
+        params: number of parameters, every head counted.
+        macs: multiply-adds of one image in evaluation.
+        top1: reported ImageNet-1k top-1 in percent, None where nobody has reported one.
+        top1_source: where that number is printed.
+        weights_licence: licence of the public weights; '' where there are none.
+    """
+
+    family: str
+    size: int
+    params: int
+    macs: int
+    top1: float | None
+    top1_source: str
+    weights_licence: str
+
+
+ZOO: dict[str, Row] = {
+    "ceit_tiny_patch16_224": Row("CeiT", 224, 6_356_904, 1_395_307_008, 76.4, "CeiT paper, main table", "apache-2.0"),
+    "ceit_small_patch16_224": Row("CeiT", 224, 24_204_840, 4_759_544_832, 82.0, "CeiT paper, main table", "apache-2.0"),
+    "ceit_base_patch16_224": Row(
+        "CeiT", 224, 94_405_416, 17_748_854_784, 81.9, "CeiT released README, 100 epochs", "apache-2.0"
+    ),
+    "ceit_tiny_patch16_384": Row("CeiT", 384, 6_429_864, 5_102_842_368, 78.8, "CeiT paper, main table", "apache-2.0"),
+    "ceit_small_patch16_384": Row(
+        "CeiT", 384, 24_350_760, 15_980_209_152, 83.3, "CeiT paper, main table", "apache-2.0"
+    ),
+    "ceit_nano_32": Row("CeiT", 32, 933_704, 50_853_888, None, "", ""),
+    "cvt_13": Row("CvT", 224, 19_997_480, 4_566_089_216, 81.6, "CvT paper, Table 3", "apache-2.0"),
+    "cvt_21": Row("CvT", 224, 31_622_696, 7_177_985_024, 82.5, "CvT paper, Table 3", "apache-2.0"),
+    "cvt_w24": Row(
+        "CvT", 384, 277_196_392, 194_221_654_016, 87.7, "CvT paper, Table 3, ImageNet-22k first", "apache-2.0"
+    ),
+    "cvt_nano_32": Row("CvT", 32, 1_151_016, 24_492_032, None, "", ""),
+    "levit_128s": Row("LeViT", 224, 7_777_058, 304_660_832, 76.6, "LeViT paper, Table 3", "apache-2.0"),
+    "levit_128": Row("LeViT", 224, 9_213_936, 405_321_728, 78.6, "LeViT paper, Table 3", "apache-2.0"),
+    "levit_192": Row("LeViT", 224, 10_947_069, 657_022_080, 80.0, "LeViT paper, Table 3", "apache-2.0"),
+    "levit_256": Row("LeViT", 224, 18_893_876, 1_127_257_344, 81.6, "LeViT paper, Table 3", "apache-2.0"),
+    "levit_384": Row("LeViT", 224, 39_128_836, 2_351_786_880, 82.6, "LeViT paper, Table 3", "apache-2.0"),
+    "levit_nano_32": Row("LeViT", 32, 1_147_264, 16_057_344, None, "", ""),
+    "grafted_r50s0_deit_small_12": Row("Grafted", 224, 22_050_664, 4_598_882_304, 79.9, "LeViT paper, Table 1", ""),
+    "grafted_r50s1_deit_small_9": Row("Grafted", 224, 17_141_776, 4_230_169_600, 80.6, "LeViT paper, Table 1", ""),
+    "grafted_r50s2_deit_small_6": Row("Grafted", 224, 13_136_272, 4_135_649_280, 80.9, "LeViT paper, Table 1", ""),
+    "grafted_r50s3_deit_small_3": Row("Grafted", 224, 15_107_856, 4_497_128_448, 80.1, "LeViT paper, Table 1", ""),
+    "grafted_r50s4_deit_small_0": Row("Grafted", 224, 25_557_032, 4_089_184_256, 78.4, "LeViT paper, Table 1", ""),
+}
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of our models, sorted, that match a shell pattern such as `ceit*`."""
+    return sorted(fnmatch.filter(ZOO, pattern))

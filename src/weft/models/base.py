@@ -20,7 +20,7 @@ from weft.errors import UsageError
 from weft.grid import Grid
 
 
-def check_image_size(image: Tensor, img_size: Grid, family: str) -> None:
+def _check_size(image: Tensor, img_size: Grid, family: str) -> None:
     """Refuses a batch whose size is not the one that the positions were built for."""
     if not torch.jit.is_tracing() and tuple(image.shape[-2:]) != img_size:
         raise UsageError(
@@ -29,7 +29,7 @@ def check_image_size(image: Tensor, img_size: Grid, family: str) -> None:
         )
 
 
-torch.fx.wrap("check_image_size")  # it branches on shapes: symbolic tracing keeps the call whole
+torch.fx.wrap("_check_size")  # it branches on shapes: symbolic tracing keeps the call whole
 
 
 def per_stage(value: Any, count: int, what: str) -> tuple:
@@ -61,6 +61,7 @@ class Backbone(nn.Module, ABC):
     pretrained_cfg: dict[str, Any]
     default_cfg: dict[str, Any]
     head: nn.Module
+    img_size: Grid
     weft_name: str
 
     def __init__(
@@ -206,6 +207,10 @@ class Backbone(nn.Module, ABC):
         for name in ("pretrained_cfg", "default_cfg"):
             if hasattr(self, name):
                 setattr(self, name, {**getattr(self, name), "input_size": (self.in_chans, *img_size)})
+
+    def check_image_size(self, image: Tensor) -> None:
+        """Refuses images of another size than `img_size`; for networks whose positions belong to one size."""
+        _check_size(image, self.img_size, type(self).__name__)
 
     def run_block(self, block: nn.Module, *args: Any) -> Tensor:
         """One block, recomputed later if gradient checkpointing is on."""

@@ -31,7 +31,7 @@ from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.position import guess_grid, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
-from weft.models.base import Backbone, check_heads, check_image_size
+from weft.models.base import Backbone, check_heads
 
 VARIANTS: dict[str, dict[str, Any]] = {  # the paper's Table 2 and the released ceit_model.py; nano is ours
     "ceit_tiny_patch16_224": dict(img_size=224, embed_dim=192, num_heads=3),
@@ -111,7 +111,8 @@ class Attention(nn.Module):
         self.proj_drop = nn.Dropout(drop_rate)
 
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
-        q, k, v = (split_heads(part, self.num_heads) for part in self.qkv(tokens).chunk(3, dim=-1))
+        q, k, v = self.qkv(tokens).chunk(3, dim=-1)
+        q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
         return self.proj_drop(self.proj(join_heads(F.scaled_dot_product_attention(q, k, v))))
 
 
@@ -205,8 +206,8 @@ class LayerwiseClassAttention(nn.Module):
         q_weight, kv_weight = qkv.weight.split([self.dim, 2 * self.dim])
         q_bias, kv_bias = (None, None) if qkv.bias is None else qkv.bias.split([self.dim, 2 * self.dim])
         q = split_heads(F.linear(normed[:, -1:], q_weight, q_bias), self.num_heads)
-        k, v = (split_heads(part, self.num_heads) for part in F.linear(normed, kv_weight, kv_bias).chunk(2, dim=-1))
-        gathered = F.scaled_dot_product_attention(q, k, v)
+        k, v = F.linear(normed, kv_weight, kv_bias).chunk(2, dim=-1)
+        gathered = F.scaled_dot_product_attention(q, split_heads(k, self.num_heads), split_heads(v, self.num_heads))
         cls_token = cls_tokens[:, -1:] + self.attn["proj"](join_heads(gathered))
         return cls_token + self.mlp(self.norm2(cls_token))
 
@@ -331,7 +332,7 @@ class CeiT(Backbone):
         return grid
 
     def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
-        check_image_size(image, self.img_size, "CeiT")
+        self.check_image_size(image)
         patches = self.patch_embed(image)
         tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
         tokens = self.pos_drop(tokens + self.pos_embed)

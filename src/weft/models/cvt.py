@@ -28,7 +28,7 @@ from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.position import guess_grid, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
-from weft.models.base import Backbone, check_heads, check_image_size, per_stage
+from weft.models.base import Backbone, check_heads, per_stage
 
 VARIANTS: dict[str, dict[str, Any]] = {  # Table 2; one value per stage; nano is ours
     "cvt_13": dict(embed_dim=(64, 192, 384), depth=(1, 2, 10), num_heads=(1, 3, 6)),
@@ -334,7 +334,7 @@ class CvT(Backbone):
     ) -> list[tuple[Tensor, tuple[int, int]]]:
         """Per stage: its tokens (b n c), a class token first, and their grid."""
         if self.is_fixed_size:
-            check_image_size(image, self.img_size, "CvT with a position embedding")
+            self.check_image_size(image)
         fmap, taps = image, []
         for level, stage in enumerate(self.stages[:levels]):
             tokens, grid = stage.embed(fmap)

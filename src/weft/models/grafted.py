@@ -24,7 +24,7 @@ from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.position import guess_grid, resize_embedding
 from weft.layers.tokens import to_map, to_tokens
-from weft.models.base import Backbone, check_image_size
+from weft.models.base import Backbone
 
 STAGE_CHANS = (64, 256, 512, 1024, 2048)  # behind the stem and each stage of ResNet-50
 STAGE_STRIDES = (4, 4, 8, 16, 32)
@@ -179,7 +179,7 @@ class Grafted(Backbone):
     def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
         """Maps of the convolutional stages, then tokens of the layers, distillation token second."""
         if len(self.blocks):
-            check_image_size(image, self.img_size, "This grafted network")
+            self.check_image_size(image)
         taps, fmap = [], self.stem(image)
         for stage in self.stages[:levels]:
             fmap = self.run_block(stage, fmap)

@@ -32,7 +32,7 @@ from weft.grid import Grid
 from weft.layers.norm import ConvNorm, LinearNorm, NormLinear
 from weft.layers.position import guess_grid, offset_index, resize_embedding, resize_offsets
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
-from weft.models.base import Backbone, check_image_size, per_stage
+from weft.models.base import Backbone, per_stage
 
 VARIANTS: dict[str, dict[str, Any]] = {  # Table 2; one value per stage; nano is ours
     "levit_128s": dict(embed_dim=(128, 256, 384), key_dim=16, num_heads=(4, 6, 8), depth=(2, 3, 4)),
@@ -422,7 +422,7 @@ class LeViT(Backbone):
 
     def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
         """Tokens of the stages."""
-        check_image_size(image, self.img_size, "LeViT")
+        self.check_image_size(image)
         tokens = to_tokens(self.stem(image))
         if self.pos_embed is not None:
             tokens = tokens + self.pos_embed

@@ -100,7 +100,7 @@ def _feature_levels(variant: dict[str, Any]) -> tuple[int, ...]:
     depth = variant.get("depth", 12)
     if isinstance(depth, tuple):
         return tuple(range(len(depth)))
-    if "num_stages" in variant and variant["num_stages"]:
+    if variant.get("num_stages"):
         last = variant["num_stages"] + depth - 1
         return tuple(range(variant["num_stages"])) + ((last,) if depth else ())
     return tuple((i + 1) * depth // 4 - 1 for i in range(4))

@@ -7,16 +7,17 @@ become features (`finish`), how a tap is seen as a map (`as_fmap`), and what its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
 from jaxtyping import Float
+from timm.layers import get_act_layer
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from weft.errors import UsageError
+from weft.errors import UsageError, unknown
 from weft.grid import Grid
 
 
@@ -46,6 +47,22 @@ def check_heads(embed_dim: int, num_heads: int, where: str = "") -> None:
         raise UsageError(f"embed_dim{where} must be divisible by num_heads{where}; got {embed_dim} and {num_heads}.")
 
 
+def activation(name: str) -> type[nn.Module]:
+    """The layer of an activation, by its name in timm."""
+    known = ("gelu", "quick_gelu", "hard_swish", "relu", "silu", "identity")
+    if name not in known:
+        raise unknown("activation", name, known, ", ".join(known))
+    return cast("type[nn.Module]", get_act_layer(name))
+
+
+def linear_head(num_features: int, num_classes: int) -> nn.Linear:
+    """A linear layer as vision transformers initialise their head."""
+    head = nn.Linear(num_features, num_classes)
+    nn.init.trunc_normal_(head.weight, std=0.02)
+    nn.init.zeros_(head.bias)
+    return head
+
+
 class Backbone(nn.Module, ABC):
     """An image classifier that is also a backbone.
 
@@ -56,6 +73,7 @@ class Backbone(nn.Module, ABC):
         global_pool: how tokens become one vector, one of `pools`; '' for not at all.
         pools: what this family can do.
         drop_rate: dropout in front of the head.
+        distilled: a second head, for a teacher's answers.
     """
 
     pretrained_cfg: dict[str, Any]
@@ -73,6 +91,7 @@ class Backbone(nn.Module, ABC):
         global_pool: str,
         pools: tuple[str, ...],
         drop_rate: float,
+        distilled: bool = False,
     ) -> None:
         super().__init__()
         self.in_chans = in_chans
@@ -83,6 +102,8 @@ class Backbone(nn.Module, ABC):
         self.drop_rate = drop_rate
         self.head_drop = nn.Dropout(drop_rate)
         self.grad_checkpointing = False
+        self.distilled_training = distilled
+        self.head_dist: nn.Module | None = nn.Identity() if distilled else None
         self.feature_info: list[dict[str, Any]] = []
         self.model_args: dict[str, Any] = {}  # what `create_model` was given: enough to build this model again
 
@@ -105,10 +126,8 @@ class Backbone(nn.Module, ABC):
         """Features to one vector per image, by `global_pool`."""
 
     @abstractmethod
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drops what levels beyond `indices` would need; returns the indices kept, from 0."""
+    def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
+        """Drops the modules that only levels beyond the first `count` need."""
 
     @abstractmethod
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
@@ -171,9 +190,33 @@ class Backbone(nn.Module, ABC):
             return self.as_fmap(taps[-1], len(taps) - 1, norm), fmaps
         return self.finish(taps), fmaps
 
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drops what only levels beyond `indices` need; returns the indices, counted from 0."""
+        take, last = feature_take_indices(len(self.feature_info), indices)
+        is_whole = last == len(self.feature_info) - 1
+        self.feature_info = self.feature_info[: last + 1]
+        self.num_features = self.head_hidden_size = self.feature_info[-1]["num_chs"]
+        keep_head = is_whole and not prune_head
+        self.keep_levels(last + 1, is_whole, not prune_norm, keep_head)
+        if not keep_head:
+            self.reset_classifier(0)
+        return take
+
     def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
-        """The head."""
-        return self.head
+        """The head; of a network with two: (classes, teacher)."""
+        return self.head if self.head_dist is None else (self.head, self.head_dist)
+
+    def set_distilled_training(self, enable: bool = True) -> None:
+        """Whether two heads answer apart in training."""
+        self.distilled_training = enable
+
+    def join_answers(self, logits: Tensor, logits_dist: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """What two heads say together: in training both, apart, for two losses; in evaluation their mean."""
+        if self.training and self.distilled_training:
+            return logits, logits_dist
+        return (logits + logits_dist) / 2
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A fresh head for `num_classes` (0: none), on the model's device and in its dtype."""
@@ -186,11 +229,14 @@ class Backbone(nn.Module, ABC):
             module.to(device=like.device, dtype=like.dtype).train(self.training)
 
     def build_head(self, num_classes: int) -> None:
-        """Sets `head`; a family with another head replaces this."""
-        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        if num_classes:
-            nn.init.trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
+        """Sets the head, or both if there is a second one."""
+        self.head = self.make_head(num_classes)
+        if self.head_dist is not None:
+            self.head_dist = self.make_head(num_classes)
+
+    def make_head(self, num_classes: int) -> nn.Module:
+        """A fresh head; nothing for 0 classes."""
+        return linear_head(self.num_features, num_classes) if num_classes else nn.Identity()
 
     def head_modules(self) -> tuple[nn.Module, ...]:
         """The heads, one or two."""
@@ -229,7 +275,7 @@ class Backbone(nn.Module, ABC):
         size = self.default_cfg["input_size"] if hasattr(self, "default_cfg") else (self.in_chans, 224, 224)
         like = next(self.parameters())
         example = torch.zeros(2, *size, device=like.device, dtype=like.dtype)
-        return _Traced(torch.jit.trace(self, example, check_trace=False))
+        return _Traced(cast("torch.jit.ScriptModule", torch.jit.trace(self, example, check_trace=False)))
 
 
 class _Traced(nn.Module):

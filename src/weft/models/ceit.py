@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from timm.layers import DropPath, Mlp
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from weft.errors import UsageError
@@ -174,6 +173,25 @@ class Block(nn.Module):
         return tokens + self.drop_path(self.mlp(normed, grid) if self.is_local else self.mlp(normed))
 
 
+class LastTokenAttention(nn.Module):
+    """Attention of the last token to all; one fused matrix, of which queries use only their rows for that token."""
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
+        super().__init__()
+        self.dim, self.num_heads = dim, num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, tokens: Float[Tensor, "b l c"]) -> Float[Tensor, "b 1 c"]:
+        rows = [self.dim, 2 * self.dim]
+        q_weight, kv_weight = self.qkv.weight.split(rows)
+        q_bias, kv_bias = (None, None) if self.qkv.bias is None else self.qkv.bias.split(rows)
+        q = F.linear(tokens[:, -1:], q_weight, q_bias)
+        k, v = F.linear(tokens, kv_weight, kv_bias).chunk(2, dim=-1)
+        q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
+        return self.proj(join_heads(F.scaled_dot_product_attention(q, k, v)))
+
+
 class LayerwiseClassAttention(nn.Module):
     """LCA (section 3.3): the class token of the last layer attends to the class tokens of all layers.
 
@@ -192,24 +210,17 @@ class LayerwiseClassAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.layer_embed = nn.Parameter(torch.zeros(1, depth, dim)) if embed else None
-        self.dim, self.num_heads = dim, num_heads
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
-        self.attn = nn.ModuleDict({"qkv": nn.Linear(dim, 3 * dim, bias=qkv_bias), "proj": nn.Linear(dim, dim)})
+        self.attn = LastTokenAttention(dim, num_heads, qkv_bias)
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
 
     def forward(self, cls_tokens: Float[Tensor, "b l c"]) -> Float[Tensor, "b 1 c"]:
         if self.layer_embed is not None:
             cls_tokens = cls_tokens + self.layer_embed
-        normed, qkv = self.norm1(cls_tokens), self.attn["qkv"]
-        # Rows of the fused matrix: queries come from the last token alone, keys and values from all.
-        q_weight, kv_weight = qkv.weight.split([self.dim, 2 * self.dim])
-        q_bias, kv_bias = (None, None) if qkv.bias is None else qkv.bias.split([self.dim, 2 * self.dim])
-        q = split_heads(F.linear(normed[:, -1:], q_weight, q_bias), self.num_heads)
-        k, v = F.linear(normed, kv_weight, kv_bias).chunk(2, dim=-1)
-        gathered = F.scaled_dot_product_attention(q, split_heads(k, self.num_heads), split_heads(v, self.num_heads))
-        cls_token = cls_tokens[:, -1:] + self.attn["proj"](join_heads(gathered))
-        return cls_token + self.mlp(self.norm2(cls_token))
+        last = cls_tokens[:, -1:]
+        last = last + self.attn(self.norm1(cls_tokens))
+        return last + self.mlp(self.norm2(last))
 
 
 class CeiT(Backbone):
@@ -359,18 +370,12 @@ class CeiT(Backbone):
             return features[:, 1:].mean(dim=1)
         return features[:, 0] if self.global_pool == "token" else features
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        take, last = feature_take_indices(len(self.feature_info), indices)
-        self.blocks = self.blocks[: last + 1]
-        self.feature_info = self.feature_info[: last + 1]
-        if prune_norm:
+    def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
+        self.blocks = self.blocks[:count]
+        if not keep_norm:
             self.norm = nn.Identity()
-        if prune_head:
+        if not keep_head:
             self.lca = None
-            self.reset_classifier(0)
-        return take
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         size = Grid.of(img_size)

@@ -15,20 +15,19 @@ last stage only, skips the depthwise convolution. Its tokens of one stage are on
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from timm.layers import DropPath, Mlp, get_act_layer
-from timm.models._features import feature_take_indices
+from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.position import guess_grid, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
-from weft.models.base import Backbone, check_heads, per_stage
+from weft.models.base import Backbone, activation, check_heads, per_stage
 
 VARIANTS: dict[str, dict[str, Any]] = {  # Table 2; one value per stage; nano is ours
     "cvt_13": dict(embed_dim=(64, 192, 384), depth=(1, 2, 10), num_heads=(1, 3, 6)),
@@ -288,7 +287,7 @@ class CvT(Backbone):
                     dim, row["num_heads"], row["conv_proj"], proj_kernel, row["kv_stride"], shared_kv, qkv_bias, scale,
                     num_prefix, drop_rate,
                 )  # fmt: skip
-                mlp = Mlp(dim, int(dim * row["mlp_ratio"]), act_layer=get_act_layer(act_layer), drop=drop_rate)
+                mlp = Mlp(dim, int(dim * row["mlp_ratio"]), act_layer=activation(act_layer), drop=drop_rate)
                 blocks.append(Block(dim, attn, mlp, drop_path))
             pos_grid = grid if row["pos_embed"] else None
             self.stages.append(Stage(patch_embed, blocks, dim, num_prefix > 0, pos_grid, drop_rate))
@@ -310,15 +309,20 @@ class CvT(Backbone):
             if name.endswith(("cls_token", "pos_embed")):
                 nn.init.trunc_normal_(parameter, std=0.02)
 
-    def build_head(self, num_classes: int) -> None:
+    def make_head(self, num_classes: int) -> nn.Module:
         """The linear head; its bias keeps torch's default, as released."""
-        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        if num_classes:
-            nn.init.trunc_normal_(self.head.weight, std=0.02)
+        if num_classes == 0:
+            return nn.Identity()
+        head = nn.Linear(self.num_features, num_classes)
+        nn.init.trunc_normal_(head.weight, std=0.02)
+        return head
+
+    def _stages(self, count: int | None = None) -> list[Stage]:
+        return cast("list[Stage]", list(self.stages)[:count])
 
     def _check_grids(self, img_size: Grid) -> list[Grid]:
         grids, grid = [], img_size
-        for stage in self.stages:
+        for stage in self._stages():
             grid = stage.patch_embed.grid(grid)
             grids.append(grid)
         if grid.tokens == 0:
@@ -336,7 +340,7 @@ class CvT(Backbone):
         if self.is_fixed_size:
             self.check_image_size(image)
         fmap, taps = image, []
-        for level, stage in enumerate(self.stages[:levels]):
+        for level, stage in enumerate(self._stages(levels)):
             tokens, grid = stage.embed(fmap)
             for block in stage.blocks:
                 tokens = self.run_block(block, tokens, grid)
@@ -360,27 +364,17 @@ class CvT(Backbone):
             return features[:, self.num_prefix :].mean(dim=1)
         return features[:, 0] if self.global_pool == "token" else features
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        take, last = feature_take_indices(len(self.feature_info), indices)
-        is_whole = last == len(self.feature_info) - 1
-        self.stages = self.stages[: last + 1]
-        self.feature_info = self.feature_info[: last + 1]
-        if not is_whole:  # the class token, the norm and the head belong to the last stage
-            self.num_features = self.head_hidden_size = self.feature_info[-1]["num_chs"]
-            self.embed_dim = self.embed_dim[: last + 1]
-            self.num_prefix, self.pools = 0, ("avg",)
-        if prune_norm or not is_whole:
+    def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
+        self.stages, self.embed_dim = self.stages[:count], self.embed_dim[:count]
+        if not keep_norm or not is_whole:
             self.norm = nn.Identity()
-        if prune_head or not is_whole:
-            self.reset_classifier(0, None if is_whole else "")
-        return take
+        if not is_whole:  # the class token belongs to the last stage
+            self.num_prefix, self.pools, self.global_pool = 0, ("avg",), "avg" if self.global_pool else ""
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         size = Grid.of(img_size)
         grids, old_grids = self._check_grids(size), self._check_grids(self.img_size)
-        for stage, old, new in zip(self.stages, old_grids, grids, strict=True):
+        for stage, old, new in zip(self._stages(), old_grids, grids, strict=True):
             if stage.pos_embed is not None and old != new:
                 resized = resize_embedding(stage.pos_embed.detach(), old, new)
                 stage.pos_embed = nn.Parameter(resized, requires_grad=stage.pos_embed.requires_grad)
@@ -389,7 +383,7 @@ class CvT(Backbone):
 
     def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         state, resized = dict(state), []
-        for i, (stage, grid) in enumerate(zip(self.stages, self._check_grids(self.img_size), strict=True)):
+        for i, (stage, grid) in enumerate(zip(self._stages(), self._check_grids(self.img_size), strict=True)):
             name = f"stages.{i}.pos_embed"
             if stage.pos_embed is not None and name in state and state[name].shape != stage.pos_embed.shape:
                 state[name] = resize_embedding(state[name], guess_grid(state[name].shape[1], name), grid)

@@ -11,12 +11,11 @@ those with a second head for the teacher (`distilled=True`), the default here. L
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
 from jaxtyping import Float
-from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -84,13 +83,16 @@ class Grafted(Backbone):
             global_pool=global_pool,
             pools=("token", "avg"),
             drop_rate=drop_rate,
+            distilled=distilled and with_tokens,
         )
-        self.num_stages, self.distilled = num_stages, distilled and with_tokens
-        self.distilled_training = self.distilled
-        self.num_prefix = (2 if self.distilled else 1) if with_tokens else 0
+        self.num_stages = num_stages
+        self.cls_token: nn.Parameter | None = None
+        self.dist_token: nn.Parameter | None = None
+        self.pos_embed: nn.Parameter | None = None
+        self.num_prefix = (1 if self.head_dist is None else 2) if with_tokens else 0
         self.img_size = Grid.of(img_size)
         if num_stages:
-            resnet = timm.create_model("resnet50", in_chans=in_chans, num_classes=0)
+            resnet: Any = timm.create_model("resnet50", in_chans=in_chans, num_classes=0)
             self.stem = nn.Sequential(resnet.conv1, resnet.bn1, resnet.act1, resnet.maxpool)
             self.stages = nn.ModuleList(getattr(resnet, f"layer{i + 1}") for i in range(num_stages))
         else:
@@ -104,7 +106,6 @@ class Grafted(Backbone):
             )
         if with_tokens:
             self._build_transformer(embed_dim, depth, num_heads, drop_path_rate)
-        self.head_dist: nn.Module = nn.Identity()
         self.build_head(num_classes)
 
     def _build_transformer(self, embed_dim: int, depth: int, num_heads: int, drop_path_rate: float) -> None:
@@ -117,12 +118,11 @@ class Grafted(Backbone):
             self.pool_map = nn.Identity()
             self.proj = nn.Conv2d(self.in_chans, embed_dim, 16, 16)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
-        self.dist_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if self.distilled else None
+        self.dist_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if self.head_dist is not None else None
         self.pos_embed = nn.Parameter(torch.empty(1, self.num_prefix + self.grid.tokens, embed_dim))
+        norm_layer = cast("type[nn.Module]", partial(nn.LayerNorm, eps=1e-6))
         for i, drop_path in enumerate(torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()):
-            block = Block(
-                embed_dim, num_heads, qkv_bias=True, drop_path=drop_path, norm_layer=partial(nn.LayerNorm, eps=1e-6)
-            )
+            block = Block(embed_dim, num_heads, qkv_bias=True, drop_path=drop_path, norm_layer=norm_layer)
             self.blocks.append(block)
             self.feature_info.append(dict(num_chs=embed_dim, reduction=max(16, stride), module=f"blocks.{i}"))
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
@@ -134,34 +134,15 @@ class Grafted(Backbone):
             if token is not None:
                 nn.init.trunc_normal_(token, std=0.02)
 
-    def build_head(self, num_classes: int) -> None:
-        """One head, or two: for the classes, and for the teacher's answer."""
-        super().build_head(num_classes)
-        if self.distilled:
-            first = self.head
-            super().build_head(num_classes)
-            self.head, self.head_dist = first, self.head
-
-    def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
-        """The head, or both: (classes, teacher)."""
-        return (self.head, self.head_dist) if self.distilled else self.head
-
-    def set_distilled_training(self, enable: bool = True) -> None:
-        """Whether the two heads answer apart in training."""
-        self.distilled_training = enable
-
     def forward_head(self, x: Float[Tensor, "b n c"], pre_logits: bool = False) -> Any:
-        """Features to logits; with two heads in training: to (logits, logits of the distillation head)."""
-        if not self.distilled or self.global_pool != "token":
+        """Features to logits; with two heads in training: to (logits, logits of the teacher's head)."""
+        if self.head_dist is None or self.global_pool != "token":
             x = self.head_drop(self.pool(x))
             return x if pre_logits else self.head(x)
         cls_token, dist_token = self.head_drop(x[:, 0]), self.head_drop(x[:, 1])
         if pre_logits or self.num_classes == 0:
             return (cls_token + dist_token) / 2
-        logits, logits_dist = self.head(cls_token), self.head_dist(dist_token)
-        if self.training and self.distilled_training:
-            return logits, logits_dist
-        return (logits + logits_dist) / 2
+        return self.join_answers(self.head(cls_token), self.head_dist(dist_token))
 
     def _grid_of(self, img_size: Grid) -> Grid:
         if self.num_stages == 0:
@@ -191,7 +172,7 @@ class Grafted(Backbone):
         tokens = to_tokens(self.proj(self.pool_map(fmap)))
         prefix = [token for token in (self.cls_token, self.dist_token) if token is not None]
         tokens = torch.cat([*(token.expand(tokens.shape[0], -1, -1) for token in prefix), tokens], dim=1)
-        tokens = tokens + self.pos_embed
+        tokens = tokens if self.pos_embed is None else tokens + self.pos_embed
         for block in self.blocks[:levels]:
             tokens = self.run_block(block, tokens)
             taps.append(tokens)
@@ -210,32 +191,24 @@ class Grafted(Backbone):
             return features[:, self.num_prefix :].mean(dim=1)
         return features[:, 0] if self.global_pool == "token" else features
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        take, last = feature_take_indices(len(self.feature_info), indices)
-        is_whole = last == len(self.feature_info) - 1
-        self.feature_info = self.feature_info[: last + 1]
-        self.num_features = self.head_hidden_size = self.feature_info[-1]["num_chs"]
-        if last < len(self.stages):
+    def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
+        num_blocks = max(0, count - len(self.stages))
+        self.stages, self.blocks = self.stages[:count], self.blocks[:num_blocks]
+        if num_blocks == 0:
             self._drop_transformer()
-        self.stages, self.blocks = self.stages[: last + 1], self.blocks[: max(0, last + 1 - len(self.stages))]
-        if prune_norm or len(self.blocks) == 0:
+        if not keep_norm or num_blocks == 0:
             self.norm = nn.Identity()
-        if prune_head or not is_whole:
-            self.reset_classifier(0)
-        return take
 
     def _drop_transformer(self) -> None:
         """Only convolutional stages are left: no tokens, no second head."""
-        self.cls_token = self.dist_token = self.pos_embed = None
-        self.pool_map, self.proj, self.head_dist = nn.Identity(), nn.Identity(), nn.Identity()
-        self.num_prefix, self.distilled = 0, False
+        self.cls_token = self.dist_token = self.pos_embed = self.head_dist = None
+        self.pool_map, self.proj = nn.Identity(), nn.Identity()
+        self.num_prefix = 0
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         size = Grid.of(img_size)
         grid = self._grid_of(size)
-        if len(self.blocks) and grid != self.grid:
+        if self.pos_embed is not None and grid != self.grid:
             resized = resize_embedding(self.pos_embed.detach(), self.grid, grid, self.num_prefix)
             self.pos_embed = nn.Parameter(resized, requires_grad=self.pos_embed.requires_grad)
         self.img_size, self.grid = size, grid
@@ -243,7 +216,7 @@ class Grafted(Backbone):
 
     def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         embed = state.get("pos_embed")
-        if embed is None or len(self.blocks) == 0 or embed.ndim != 3 or embed.shape == self.pos_embed.shape:
+        if embed is None or self.pos_embed is None or embed.ndim != 3 or embed.shape == self.pos_embed.shape:
             return state, []
         old = guess_grid(embed.shape[1] - self.num_prefix, "pos_embed")
         return {**state, "pos_embed": resize_embedding(embed, old, self.grid, self.num_prefix)}, ["pos_embed"]

@@ -17,14 +17,14 @@ timm's. Unlike both, any image size: bias tables are resized over |dy|, |dx| wit
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from timm.layers import DropPath, get_act_layer
-from timm.models._features import feature_take_indices
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from weft.errors import UsageError
@@ -32,7 +32,7 @@ from weft.grid import Grid
 from weft.layers.norm import ConvNorm, LinearNorm, NormLinear
 from weft.layers.position import guess_grid, offset_index, resize_embedding, resize_offsets
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
-from weft.models.base import Backbone, per_stage
+from weft.models.base import Backbone, activation, per_stage
 
 VARIANTS: dict[str, dict[str, Any]] = {  # Table 2; one value per stage; nano is ours
     "levit_128s": dict(embed_dim=(128, 256, 384), key_dim=16, num_heads=(4, 6, 8), depth=(2, 3, 4)),
@@ -98,11 +98,41 @@ def _residual_end(linear: type[nn.Module], in_features: int, out_features: int) 
     )
 
 
-def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
+class BiasedAttention(nn.Module, ABC):
+    """A bias per head and offset: what both kinds of attention add to their scores (equation 1).
+
+    Args:
+        num_heads: heads.
+        grid: of the keys; the table has an entry per place of it.
+        stride: queries are every `stride`-th row and column of the keys.
+        with_bias: learn the table; False: no bias.
+    """
+
+    offsets: Tensor
+
+    def __init__(self, num_heads: int, grid: Grid, stride: int, with_bias: bool) -> None:
+        super().__init__()
+        self.num_heads, self.grid, self.stride = num_heads, grid, stride
+        self.attention_biases = nn.Parameter(torch.zeros(num_heads, grid.tokens)) if with_bias else None
+        self.register_buffer("offsets", offset_index(grid.strided(stride), grid, stride), persistent=False)
+
+    @abstractmethod
+    def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b m c"]: ...
+
+    def bias(self) -> Float[Tensor, "heads n m"] | None:
+        """The table, looked up for every pair of query and key."""
+        return None if self.attention_biases is None else self.attention_biases[:, self.offsets]
+
+    def set_grid(self, grid: Grid) -> None:
+        """Takes keys on another grid; the table is resized."""
+        if self.attention_biases is not None and grid != self.grid:
+            table = resize_offsets(self.attention_biases, self.grid, grid)
+            self.attention_biases = nn.Parameter(table, requires_grad=self.attention_biases.requires_grad)
+        self.offsets = offset_index(grid.strided(self.stride), grid, self.stride).to(self.offsets.device)
+        self.grid = grid
 
 
-class Attention(nn.Module):
+class Attention(BiasedAttention):
     """Multi-head attention with a bias per head and offset (equation 1).
 
     Args:
@@ -127,27 +157,19 @@ class Attention(nn.Module):
         act_layer: type[nn.Module],
         with_bias: bool,
     ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
+        super().__init__(num_heads, grid, 1, with_bias)
         value_dim = int(attn_ratio * key_dim)
         self.widths = [key_dim, key_dim, value_dim]
         self.qkv = linear(dim, num_heads * sum(self.widths))
         self.proj = nn.Sequential(OrderedDict(act=act_layer(), ln=_residual_end(linear, num_heads * value_dim, dim)))
-        self.attention_biases = nn.Parameter(torch.zeros(num_heads, grid.tokens)) if with_bias else None
-        self.set_grid(grid)
-
-    def set_grid(self, grid: Grid) -> None:
-        """Where each pair looks its bias up; the table itself is the caller's."""
-        self.register_buffer("offsets", offset_index(grid, grid, 1).to(_device(self)), persistent=False)
 
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
         # Per head, q, k and v stand side by side: the released layout.
         q, k, v = split_heads(self.qkv(tokens), self.num_heads).split(self.widths, dim=-1)
-        bias = None if self.attention_biases is None else self.attention_biases[:, self.offsets]
-        return self.proj(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=bias)))
+        return self.proj(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias())))
 
 
-class AttentionDownsample(nn.Module):
+class AttentionDownsample(BiasedAttention):
     """Shrinking attention: queries from every second row and column, other width, no residual (section 4).
 
     Args: as in `Attention`, and
@@ -166,27 +188,18 @@ class AttentionDownsample(nn.Module):
         act_layer: type[nn.Module],
         with_bias: bool,
     ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
+        super().__init__(num_heads, grid, 2, with_bias)
         value_dim = int(attn_ratio * key_dim)
         self.widths = [key_dim, value_dim]
         self.kv = linear(dim, num_heads * sum(self.widths))
         self.q = nn.Sequential(OrderedDict(ln=linear(dim, num_heads * key_dim)))
         self.proj = nn.Sequential(OrderedDict(act=act_layer(), ln=linear(num_heads * value_dim, out_dim)))
-        self.attention_biases = nn.Parameter(torch.zeros(num_heads, grid.tokens)) if with_bias else None
-        self.set_grid(grid)
-
-    def set_grid(self, grid: Grid) -> None:
-        """Takes tokens of this grid; where each pair looks its bias up."""
-        self.grid = grid
-        self.register_buffer("offsets", offset_index(grid.strided(2), grid, 2).to(_device(self)), persistent=False)
 
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b m out"]:
         k, v = split_heads(self.kv(tokens), self.num_heads).split(self.widths, dim=-1)
-        every_second = to_map(tokens, self.grid)[:, :, ::2, ::2]
+        every_second = to_map(tokens, self.grid)[:, :, :: self.stride, :: self.stride]
         q = split_heads(self.q(to_tokens(every_second)), self.num_heads)
-        bias = None if self.attention_biases is None else self.attention_biases[:, self.offsets]
-        return self.proj(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=bias)))
+        return self.proj(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias())))
 
 
 class MLP(nn.Sequential):
@@ -316,6 +329,7 @@ class LeViT(Backbone):
             global_pool=global_pool,
             pools=("avg",),
             drop_rate=drop_rate,
+            distilled=distilled,
         )
         count = len(embed_dim)
         depth, num_heads = per_stage(depth, count, "depth"), per_stage(num_heads, count, "num_heads")
@@ -326,14 +340,13 @@ class LeViT(Backbone):
             raise UsageError(
                 f"norm must be 'batch' or 'layer' and stem 'conv', 'patch' or 'bare'; got {norm!r} and {stem!r}."
             )
-        act, attn_act = get_act_layer(act_layer), get_act_layer(attn_act_layer or act_layer)
+        act, attn_act = activation(act_layer), activation(attn_act_layer or act_layer)
         linear: type[nn.Module] = LinearNorm if norm == "batch" else nn.Linear
         mlp_linear = linear if mlp_norm else nn.Linear
         pre_norm = norm == "layer"
 
-        self.embed_dim, self.head_norm, self.distilled = embed_dim, head_norm and norm == "batch", distilled
+        self.embed_dim, self.head_norm = embed_dim, head_norm and norm == "batch"
         self.final_norm = nn.LayerNorm(embed_dim[-1]) if pre_norm else nn.Identity()
-        self.distilled_training = distilled
         self.stem_stride = 1
         for stride in stem_strides:
             self.stem_stride *= stride
@@ -365,49 +378,24 @@ class LeViT(Backbone):
             stages.append(Stage(downsample, blocks))
             self.feature_info.append(dict(num_chs=dim, reduction=reduction, module=f"stages.{i}"))
         self.stages = nn.Sequential(*stages)
-        self.head_dist: nn.Module = nn.Identity()
         self.build_head(num_classes)
 
-    def build_head(self, num_classes: int) -> None:
-        """One head, or two: for the classes, and for the teacher's answer."""
-        heads: list[nn.Module] = []
-        for _ in range(2 if self.distilled else 1):
-            if num_classes == 0:
-                heads.append(nn.Identity())
-            elif self.head_norm:
-                heads.append(NormLinear(self.num_features, num_classes))
-            else:
-                heads.append(nn.Linear(self.num_features, num_classes))
-                nn.init.trunc_normal_(heads[-1].weight, std=0.02)
-                nn.init.zeros_(heads[-1].bias)
-        self.head = heads[0]
-        if self.distilled:
-            self.head_dist = heads[1]
-
-    def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
-        """The head, or both: (classes, teacher)."""
-        return (self.head, self.head_dist) if self.distilled else self.head
-
-    def set_distilled_training(self, enable: bool = True) -> None:
-        """Whether the two heads answer apart in training."""
-        self.distilled_training = enable
+    def make_head(self, num_classes: int) -> nn.Module:
+        """BatchNorm and a linear layer, or the linear layer alone."""
+        if num_classes and self.head_norm:
+            return NormLinear(self.num_features, num_classes)
+        return super().make_head(num_classes)
 
     def forward_head(self, x: Float[Tensor, "b n c"], pre_logits: bool = False) -> Any:
-        """Features to logits; with two heads in training: to (logits, logits of the distillation head)."""
+        """Features to logits; with two heads in training: to (logits, logits of the teacher's head)."""
         x = self.head_drop(self.pool(x))
         if pre_logits or self.num_classes == 0:
             return x
-        if not self.distilled:
-            return self.head(x)
-        logits, logits_dist = self.head(x), self.head_dist(x)
-        if self.training and self.distilled_training:
-            return logits, logits_dist
-        return (logits + logits_dist) / 2
+        return self.head(x) if self.head_dist is None else self.join_answers(self.head(x), self.head_dist(x))
 
     def _grids_of(self, img_size: Grid, count: int) -> list[Grid]:
         grid = img_size
-        for conv in self.stem:
-            conv = getattr(conv, "linear", conv)
+        for conv in self.stem.modules():
             if isinstance(conv, nn.Conv2d):
                 grid = grid.conv(conv.kernel_size[0], conv.stride[0], int(conv.padding[0]))
         grids = [grid]
@@ -442,61 +430,44 @@ class LeViT(Backbone):
     def pool(self, features: Float[Tensor, "b n c"]) -> Tensor:
         return features.mean(dim=1) if self.global_pool == "avg" else features
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        take, last = feature_take_indices(len(self.feature_info), indices)
-        is_whole = last == len(self.feature_info) - 1
-        self.stages = self.stages[: last + 1]
-        self.feature_info = self.feature_info[: last + 1]
-        self.num_features = self.head_hidden_size = self.feature_info[-1]["num_chs"]
-        if prune_norm or not is_whole:
+    def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
+        self.stages = self.stages[:count]
+        if not keep_norm or not is_whole:
             self.final_norm = nn.Identity()
-        if prune_head or not is_whole:
-            self.reset_classifier(0, None if is_whole else "")
-        return take
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         size = Grid.of(img_size)
-        grids, old_grids = self._grids_of(size, len(self.grids)), self.grids
-        state, _ = self.resized(self.state_dict(), old_grids, grids)
-        for i, stage in enumerate(self.stages):
-            if i:
-                _set_table(
-                    stage.downsample.attn_downsample, grids[i - 1], state, f"stages.{i}.downsample.attn_downsample"
-                )
-            for j, block in enumerate(stage.blocks):
-                _set_table(block.attn, grids[i], state, f"stages.{i}.blocks.{j}.attn")
-        if self.pos_embed is not None:
-            self.pos_embed = nn.Parameter(state["pos_embed"], requires_grad=self.pos_embed.requires_grad)
+        grids = self._grids_of(size, len(self.grids))
+        for name, module in self.named_modules():
+            if isinstance(module, BiasedAttention):
+                module.set_grid(grids[_key_level(name)])
+        if self.pos_embed is not None and grids[0] != self.grids[0]:
+            embed = resize_embedding(self.pos_embed.detach(), self.grids[0], grids[0])
+            self.pos_embed = nn.Parameter(embed, requires_grad=self.pos_embed.requires_grad)
         self.img_size, self.grids = size, grids
         self.record_input_size(size)
 
     def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        first = state.get("stages.0.blocks.0.attn.attention_biases", None)
-        if first is None or first.ndim != 2 or first.shape[1] == self.grids[0].tokens:
+        first = state.get("stages.0.blocks.0.attn.attention_biases", state.get("pos_embed"))
+        if first is None or first.ndim < 2 or first.numel() == 0:
             return state, []
-        old = [guess_grid(first.shape[1], "attention_biases")]
+        num_places = first.shape[-1] if first.ndim == 2 else first.shape[1]
+        if num_places == self.grids[0].tokens:
+            return state, []
+        old = [guess_grid(num_places, "attention_biases")]
         for _ in self.grids[1:]:
             old.append(old[-1].strided(2))
-        return self.resized(state, old, self.grids)
-
-    def resized(
-        self, state: dict[str, Tensor], old: list[Grid], new: list[Grid]
-    ) -> tuple[dict[str, Tensor], list[str]]:
-        """The state dict with positions carried from the grids `old` to `new`, one per stage; and the names changed."""
-        state, names = dict(state), []
-        for name, tensor in list(state.items()):
+        state, resized = dict(state), []
+        for name, tensor in state.items():
             if name == "pos_embed":
-                state[name] = resize_embedding(tensor, old[0], new[0])
+                state[name] = resize_embedding(tensor, old[0], self.grids[0])
+                resized.append(name)
             elif name.endswith("attention_biases"):
-                level = int(name.split(".")[1]) - ("downsample" in name)  # shrinking attention works on the grid before
-                if tensor.shape[-1] != old[level].tokens:
-                    continue  # not of this size: loading reports it
-                state[name] = resize_offsets(tensor, old[level], new[level])
-            if state[name] is not tensor:
-                names.append(name)
-        return state, names
+                level = _key_level(name)
+                if level < len(old) and tensor.shape[-1] == old[level].tokens:  # else: loading reports it
+                    state[name] = resize_offsets(tensor, old[level], self.grids[level])
+                    resized.append(name)
+        return state, resized
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith(("attention_biases", "pos_embed"))}
@@ -509,9 +480,6 @@ class LeViT(Backbone):
         return dict(stem=r"^(?:stem|pos_embed)", blocks=[*blocks, tail])
 
 
-def _set_table(attn: Any, grid: Grid, state: dict[str, Tensor], prefix: str) -> None:
-    """Gives an attention its resized bias table and looks its pairs up anew."""
-    attn.set_grid(grid)
-    if attn.attention_biases is not None:
-        table = state[f"{prefix}.attention_biases"]
-        attn.attention_biases = nn.Parameter(table.detach(), requires_grad=attn.attention_biases.requires_grad)
+def _key_level(name: str) -> int:
+    """The stage on whose grid the keys of this attention lie: shrinking attention looks at the stage before."""
+    return int(name.split(".")[1]) - ("downsample" in name)

@@ -4,13 +4,12 @@ A family says how an image becomes a list of *taps*, one per feature level (`enc
 become features (`finish`), how a tap is seen as a map (`as_fmap`), and what its head is. Everything else follows.
 """
 
-from __future__ import annotations
+# Annotations are real here, not postponed: a traced graph copies those of `forward`, and TorchScript reads them.
 
 from abc import ABC, abstractmethod
 from typing import Any, cast
 
 import torch
-import torch.fx
 from jaxtyping import Float
 from timm.layers import get_act_layer
 from timm.models._features import feature_take_indices
@@ -19,18 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError, unknown
 from weft.grid import Grid
-
-
-def _check_size(image: Tensor, img_size: Grid, family: str) -> None:
-    """Refuses a batch whose size is not the one that the positions were built for."""
-    if not torch.jit.is_tracing() and tuple(image.shape[-2:]) != img_size:
-        raise UsageError(
-            f"{family} was built for {img_size} images but got {image.shape[-2]}x{image.shape[-1]}; pass "
-            f"img_size=({image.shape[-2]}, {image.shape[-1]}) or call set_input_size: its positions belong to one size."
-        )
-
-
-torch.fx.wrap("_check_size")  # it branches on shapes: symbolic tracing keeps the call whole
 
 
 def per_stage(value: Any, count: int, what: str) -> tuple:
@@ -156,8 +143,8 @@ class Backbone(nn.Module, ABC):
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Float[Tensor, "b in_chans height width"]) -> Tensor:
-        """Logits (b num_classes)."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (b in_chans height width) to logits (b num_classes); typed plainly for TorchScript."""
         return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
@@ -256,7 +243,12 @@ class Backbone(nn.Module, ABC):
 
     def check_image_size(self, image: Tensor) -> None:
         """Refuses images of another size than `img_size`; for networks whose positions belong to one size."""
-        _check_size(image, self.img_size, type(self).__name__)
+        height, width = image.shape[-2:]
+        if isinstance(height, int) and (height, width) != self.img_size:  # not an int while a graph is being traced
+            raise UsageError(
+                f"{type(self).__name__} was built for {self.img_size} images but got {height}x{width}; pass "
+                f"img_size=({height}, {width}) or call set_input_size: its positions belong to one size."
+            )
 
     def run_block(self, block: nn.Module, *args: Any) -> Tensor:
         """One block, recomputed later if gradient checkpointing is on."""

@@ -13,7 +13,7 @@ Sizes: VARIANTS.
 
 As in the released code, and unlike the paper: 64 stem channels (paper: 32); no GELU after the last BatchNorm of LeFF
 (`leff_final_act=True` is the paper's form); a learned embedding of the layer in LCA (`lca_embed=False` leaves it out).
-Everything off (`stem_convs=(), leff_kernel=None, lca=False`) is DeiT, under timm's names.
+Everything off (`stem_convs=(), leff_kernel=0, lca=False`) is DeiT, under timm's names.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class CeiT(Backbone):
         num_heads: heads; must divide `embed_dim`.
         mlp_ratio: hidden width of the feed-forward over `embed_dim`.
         qkv_bias: bias in q, k, v.
-        leff_kernel: of the depthwise convolution; None: a plain MLP.
+        leff_kernel: of the depthwise convolution, odd; 0: a plain MLP.
         leff_norm, leff_bias, leff_final_act, leff_pass_cls: see `LeFF`.
         lca: layer-wise class-token attention; False: the class token of the last block.
         lca_num_heads: heads there; None: as in the blocks.
@@ -269,7 +269,7 @@ class CeiT(Backbone):
         num_heads: int = 3,
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
-        leff_kernel: int | None = 3,
+        leff_kernel: int = 3,
         leff_norm: bool = True,
         leff_bias: bool = True,
         leff_final_act: bool = False,
@@ -291,6 +291,8 @@ class CeiT(Backbone):
             drop_rate=drop_rate,
         )
         lca_num_heads = lca_num_heads or num_heads
+        if leff_kernel and leff_kernel % 2 == 0:
+            raise UsageError(f"leff_kernel must be odd, so that the map keeps its size, or 0; got {leff_kernel}.")
         check_heads(embed_dim, num_heads)
         check_heads(embed_dim, lca_num_heads)
         self.embed_dim = embed_dim
@@ -309,7 +311,7 @@ class CeiT(Backbone):
         for drop_path in torch.linspace(0, drop_path_rate, depth, device="cpu").tolist():
             attn = Attention(embed_dim, num_heads, qkv_bias, drop_rate)
             mlp: nn.Module = Mlp(embed_dim, hidden_dim, drop=drop_rate)
-            if leff_kernel is not None:
+            if leff_kernel:
                 mlp = LeFF(embed_dim, hidden_dim, leff_kernel, leff_norm, leff_bias, leff_final_act, leff_pass_cls)
             self.blocks.append(Block(embed_dim, attn, mlp, drop_path, norm_eps))
         self.lca: nn.Module | None = None

@@ -1,0 +1,38 @@
+"""What several test files need. Helpers assert or build; none answers yes or no."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import weft
+
+NANO = ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
+
+
+def enliven(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Random BatchNorm statistics and scales, random positions: fresh ones hide mistakes (zero scales, zero means)."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.running_mean.copy_(0.1 * torch.randn(module.running_mean.shape, generator=generator))
+                module.running_var.copy_(0.5 + torch.rand(module.running_var.shape, generator=generator))
+                module.weight.copy_(1 + 0.1 * torch.randn(module.weight.shape, generator=generator))
+                module.bias.copy_(0.1 * torch.randn(module.bias.shape, generator=generator))
+        for name, parameter in model.named_parameters():
+            if name.endswith(("attention_biases", "layer_embed")):
+                parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def lively(name: str, **switches: object) -> nn.Module:
+    """A model of ours in evaluation mode whose every part matters to its output."""
+    torch.manual_seed(0)
+    return enliven(weft.create_model(name, **switches)).eval()
+
+
+def images(model: nn.Module, batch: int = 2, seed: int = 0) -> Tensor:
+    """Standard normal images of the model's size."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, *model.default_cfg["input_size"], generator=generator)

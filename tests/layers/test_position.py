@@ -1,0 +1,85 @@
+import itertools
+
+import pytest
+import torch
+
+from weft.errors import CheckpointError
+from weft.grid import Grid
+from weft.layers.position import guess_grid, offset_index, resize_embedding, resize_offsets
+
+
+def first_seen_index(side: int, stride: int) -> list[list[int]]:
+    """The released numbering: offsets numbered in the order in which pairs of places show them."""
+    queries = list(itertools.product(range((side - 1) // stride + 1), repeat=2))
+    keys = list(itertools.product(range(side), repeat=2))
+    numbers: dict[tuple[int, int], int] = {}
+    return [
+        [
+            numbers.setdefault((abs(stride * y - v), abs(stride * x - u)), len(numbers))
+            for v, u in keys
+        ]
+        for y, x in queries
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("side", "stride"), [(14, 1), (7, 1), (4, 1), (14, 2), (7, 2)])
+def test_offset_index_numbers_as_released(side, stride):
+    grid = Grid(side, side)
+    assert offset_index(grid.strided(stride), grid, stride).tolist() == first_seen_index(side, stride)
+
+
+def test_offset_index_on_a_wide_grid():
+    index = offset_index(Grid(2, 3), Grid(3, 5), 2)
+    assert index.shape == (6, 15)
+    for (q, (y, x)), (k, (v, u)) in itertools.product(
+        enumerate(itertools.product(range(2), range(3))), enumerate(itertools.product(range(3), range(5)))
+    ):
+        assert index[q, k] == abs(2 * y - v) * 5 + abs(2 * x - u)
+
+
+def test_offsets_at_the_same_grid_are_untouched():
+    table = torch.randn(3, 49)
+    assert resize_offsets(table, Grid(7, 7), Grid(7, 7)) is table
+
+
+@pytest.mark.parametrize("new", [Grid(14, 14), Grid(9, 5), Grid(1, 3), Grid(28, 56)])
+def test_offset_zero_is_kept_to_the_bit(new):
+    table = torch.randn(3, 49)
+    resized = resize_offsets(table, Grid(7, 7), new)
+    assert resized.shape == (3, new.tokens)
+    assert torch.equal(resized[:, 0], table[:, 0])
+
+
+def test_largest_offset_stays_the_largest():
+    table = torch.randn(2, 49)
+    torch.testing.assert_close(resize_offsets(table, Grid(7, 7), Grid(14, 10))[:, -1], table[:, -1])
+
+
+def test_resized_offsets_follow_a_smooth_table():
+    rows, columns = torch.meshgrid(torch.linspace(0, 1, 14), torch.linspace(0, 1, 14), indexing="ij")
+    table = (rows + 2 * columns).reshape(1, -1)
+    rows, columns = torch.meshgrid(torch.linspace(0, 1, 20), torch.linspace(0, 1, 9), indexing="ij")
+    resized = resize_offsets(table, Grid(14, 14), Grid(20, 9)).reshape(20, 9)
+    torch.testing.assert_close(resized, rows + 2 * columns, atol=0.03, rtol=0)  # the cubic bends at the border
+
+
+def test_embedding_keeps_prefix_tokens_and_native_size():
+    embed = torch.randn(1, 1 + 16, 6)
+    assert resize_embedding(embed, Grid(4, 4), Grid(4, 4), 1) is embed
+    resized = resize_embedding(embed, Grid(4, 4), Grid(3, 7), 1)
+    assert resized.shape == (1, 1 + 21, 6)
+    assert torch.equal(resized[:, 0], embed[:, 0])
+
+
+def test_embedding_is_resized_as_torch_resizes_a_map():
+    embed = torch.randn(1, 16, 6)
+    fmap = embed.reshape(1, 4, 4, 6).permute(0, 3, 1, 2)
+    expected = torch.nn.functional.interpolate(fmap, size=(6, 5), mode="bicubic", align_corners=False)
+    resized = resize_embedding(embed, Grid(4, 4), Grid(6, 5))
+    torch.testing.assert_close(resized, expected.flatten(2).transpose(1, 2))
+
+
+def test_guess_grid():
+    assert guess_grid(196, "x") == Grid(14, 14)
+    with pytest.raises(CheckpointError, match=r"pos_embed must hold positions of a square grid.*got 195"):
+        guess_grid(195, "pos_embed")

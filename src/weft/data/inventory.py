@@ -1,0 +1,250 @@
+"""What a data directory holds: good pictures, bad files with reasons, and what is neither. Nothing is ever written to
+it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from weft.data.image import HEAD_BYTES, MAX_PIXELS, BadImage, Look, look, open_regular, printable, sniff
+from weft.data.source import BadFile
+from weft.data.tree import EXTENSIONS, extension, is_junk, walk
+from weft.errors import DataError
+
+VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists is held out
+Progress = Callable[[int, int], None]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Picture(NamedTuple):
+    """A file that is a picture, by its first bytes or all of them.
+
+    Attributes:
+        key: path below the root.
+        class_name: the class folder it lies in; empty outside of all.
+        split: `train`, `val`, or empty where the data has no split of its own.
+    """
+
+    key: str
+    class_name: str
+    split: str
+
+
+@dataclass
+class Inventory:
+    """What `inspect` found.
+
+    Attributes:
+        root: the directory.
+        val_name: the folder that is held out (`val`, `test`, ...); empty without a split or without held-out images
+            in it.
+        classes: class folders of each split (`train`, `val`; one empty name without a split), sorted; also empty ones.
+        good: pictures that can be used, sorted by key.
+        bad: files that should be pictures and cannot be used, sorted by key.
+        ignored: files whose name and content promise no picture, counted by extension.
+        skipped: entries passed over, counted by a key of `weft.data.tree.SKIPPED`.
+        notes: conversions of good pictures, counted by a key of `weft.data.pixels.NOTES`.
+        links_out: links to folders outside, not followed.
+        unread: top-level folders that a split leaves aside.
+    """
+
+    root: Path
+    val_name: str
+    classes: dict[str, list[str]]
+    good: list[Picture] = field(default_factory=list)
+    bad: list[BadFile] = field(default_factory=list)
+    ignored: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    links_out: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; names as the system gives them (`json.dumps` escapes what is not UTF-8)."""
+        counts = Counter((picture.split, picture.class_name) for picture in self.good)
+        return {
+            "root": str(self.root),
+            "good": len(self.good),
+            "bad": [bad._asdict() for bad in self.bad],
+            "classes": {
+                split: {name: counts[split, name] for name in names} for split, names in sorted(self.classes.items())
+            },
+            "outside_classes": sum(not picture.class_name for picture in self.good),
+            "ignored": dict(sorted(self.ignored.items())),
+            "skipped": dict(sorted(self.skipped.items())),
+            "notes": dict(sorted(self.notes.items())),
+            "links_out": self.links_out,
+            "unread": self.unread,
+        }
+
+
+def inspect(
+    path: str | Path,
+    *,
+    decode: bool = True,
+    max_pixels: int = MAX_PIXELS,
+    follow_links: bool = False,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Inventory:
+    """Looks at everything below `path`.
+
+    Args:
+        path: a folder of class folders, or one with `train/` and perhaps `val/` (`valid/`, `validation/`, `test/`) in
+            it.
+        decode: decode every picture. Without, only the first bytes of each file are read: 100,000 files take seconds,
+            and damage behind the first bytes stays unseen.
+        max_pixels: pictures that claim more are bad.
+        follow_links: also enter folders outside `path` that links lead to.
+        workers: threads that decode; by default one per core, eight at most.
+        progress: called now and then with (done, of how many).
+
+    Raises:
+        DataError: `path` is missing, not a directory, or cannot be read.
+    """
+    inventory, pictures = survey(path, follow_links=follow_links, workers=workers)
+    if decode:
+        examine(inventory, pictures, max_pixels=max_pixels, workers=workers, progress=progress)
+    else:
+        inventory.good = pictures
+    return inventory
+
+
+def survey(
+    path: str | Path, *, follow_links: bool = False, workers: int | None = None
+) -> tuple[Inventory, list[Picture]]:
+    """The first half of `inspect`: walks the tree and reads the first bytes of every file.
+
+    Returns:
+        The inventory with `good` still empty, and the pictures by their first bytes, sorted by key.
+    """
+    root = _existing(path)
+    val_name, places, unread = _layout(root)
+    tree = walk(os.fspath(root), only=places or None, follow_links=follow_links)
+    inventory = Inventory(root, val_name, {split: [] for split in places.values() or [""]})
+    inventory.skipped, inventory.links_out, inventory.unread = tree.skipped, tree.links_out, unread
+    inventory.bad = [bad._replace(split=_place(bad.key, places)[0]) for bad in tree.bad]
+    for folder in tree.folders:
+        split, inner = _place(folder, places)
+        if len(inner) == 1:
+            inventory.classes[split].append(inner[0])
+    candidates = []
+    for key in tree.files:
+        split, inner = _place(key, places)
+        candidates.append(Picture(key, inner[0] if len(inner) > 1 else "", split))
+    pictures = []
+    for picture, verdict in _in_threads(lambda candidate: _first_look(root, candidate), candidates, workers):
+        if isinstance(verdict, BadFile):
+            inventory.bad.append(verdict)
+        elif verdict:
+            pictures.append(picture)
+        else:
+            inventory.ignored[extension(picture.key)] += 1
+    inventory.bad.sort()
+    return inventory, pictures
+
+
+def examine(
+    inventory: Inventory,
+    pictures: list[Picture],
+    *,
+    max_pixels: int = MAX_PIXELS,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """The second half of `inspect`: decodes `pictures` and files each under good or bad, with notes."""
+    results = _in_threads(lambda picture: _full_look(inventory.root, picture, max_pixels), pictures, workers)
+    for done, (picture, verdict) in enumerate(results, 1):
+        if isinstance(verdict, BadFile):
+            inventory.bad.append(verdict)
+        else:
+            inventory.good.append(picture)
+            inventory.notes.update(verdict.notes)
+            if EXTENSIONS.get(extension(picture.key), verdict.format) != verdict.format:
+                inventory.notes["extension"] += 1
+        if progress is not None and (done % 64 == 0 or done == len(pictures)):
+            progress(done, len(pictures))
+    inventory.bad.sort()
+
+
+def _existing(path: str | Path) -> Path:
+    name = printable(os.fspath(path))
+    todo = "Give a folder that holds one folder of images per class, or the name digits."
+    if not os.path.lexists(path):
+        raise DataError(f"The data directory must exist; '{name}' does not. {todo}")
+    if not os.path.isdir(path):
+        raise DataError(f"The data must be a directory; '{name}' is not. {todo}")
+    try:
+        with os.scandir(path):
+            return Path(path)
+    except OSError as err:
+        raise DataError(f"The data directory must be readable; '{name}' is not ({err.strerror}).") from err
+
+
+def _layout(root: Path) -> tuple[str, dict[str, str], list[str]]:
+    """(name of the held-out folder, top-level folder -> split, folders left aside); the middle one empty without a
+    split.
+
+    There is a split where `train` holds folders; a `train` that holds files is a class (of trains).
+    """
+    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not is_junk(entry.name))
+    if "train" not in names or not any(e.is_dir() and not is_junk(e.name) for e in _entries(root / "train")):
+        return "", {}, []
+    val_name = next((name for name in VAL_NAMES if name in names), "")
+    places = {"train": "train"} | ({val_name: "val"} if val_name else {})
+    return val_name, places, [name for name in names if name not in places]
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:  # the walk lists it as bad
+        return []
+
+
+def _place(key: str, places: dict[str, str]) -> tuple[str, list[str]]:
+    """(split, path below it, in parts): the first of two or more parts is the class."""
+    parts = key.split("/")
+    return (places[parts[0]], parts[1:]) if places else ("", parts)
+
+
+def _first_look(root: Path, picture: Picture) -> bool | BadFile:
+    """Whether it is a picture by its first bytes; bad only where the name promises one."""
+    try:
+        with open_regular(os.path.join(root, picture.key)) as file:
+            if sniff(file.read(HEAD_BYTES)) is not None:
+                return True
+        problem = BadImage("", "not-an-image")
+    except BadImage as err:
+        problem = err
+    except OSError as err:  # the disk
+        problem = BadImage("", "unreadable", err.strerror or "")
+    return _bad(picture, problem) if extension(picture.key) in EXTENSIONS else False
+
+
+def _full_look(root: Path, picture: Picture, max_pixels: int) -> Look | BadFile:
+    try:
+        return look(os.path.join(root, picture.key), max_pixels=max_pixels)
+    except BadImage as err:
+        return _bad(picture, err)
+
+
+def _bad(picture: Picture, err: BadImage) -> BadFile:
+    """The same, named by its key."""
+    message = str(BadImage(printable(picture.key), err.reason, err.detail))
+    return BadFile(picture.key, err.reason, message, picture.split)
+
+
+def _in_threads(
+    function: Callable[[Item], Result], items: list[Item], workers: int | None
+) -> Iterator[tuple[Item, Result]]:
+    """(item, its result) in order. Threads are enough: Pillow lets go of the interpreter while it decodes."""
+    with ThreadPool(workers or min(os.cpu_count() or 1, 8)) as pool:
+        yield from zip(items, pool.imap(function, items, chunksize=16), strict=True)

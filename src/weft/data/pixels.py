@@ -1,0 +1,243 @@
+"""Pixels as a person sees them: orientation, transparency, bit depth and colour profile, all the way to 8-bit sRGB."""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from PIL import Image, ImageCms
+
+NOTES = {  # what there may be to say about a good picture
+    "gray": "gray, made RGB",
+    "palette": "palette, made RGB",
+    "cmyk": "CMYK, made RGB",
+    "lab": "Lab, made RGB",
+    "16-bit": "16 bits a channel (or 12), scaled to 8",
+    "scaled": "float or wide integer, scaled by the range it declares",
+    "alpha": "transparent, composited on the background",
+    "icc": "colour profile, converted to sRGB",
+    "icc-unreadable": "colour profile that cannot be read or is for other channels, ignored",
+    "exif-rotated": "turned upright by its EXIF orientation",
+    "animated": "animated, first frame taken",
+    "pages": "several pages, first one taken",
+    "extension": "named otherwise; the content decides",
+}
+ORIENTATION = 0x0112  # EXIF tag
+UPRIGHT = {  # EXIF orientation -> what makes it upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+BITS_PER_SAMPLE, PHOTOMETRIC, RANGE_LOW, RANGE_HIGH = 258, 262, 340, 341  # TIFF tags
+MODE_NOTES = {"1": "gray", "L": "gray", "LA": "gray", "La": "gray", "P": "palette", "PA": "palette", "CMYK": "cmyk"}
+PROFILE_MODES = {"GRAY": "L", "RGB": "RGB", "CMYK": "CMYK", "Lab": "LAB"}  # ICC colour space -> Pillow's mode
+
+
+class NoRange(ValueError):
+    """Pixels whose black and white are not known. `reason`: `float-pixels` or `integer-pixels`."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Header(NamedTuple):
+    """What only an unloaded picture tells.
+
+    Attributes:
+        size: (height, width) as stored; a TIFF's already as turned, since Pillow turns TIFFs itself while loading.
+        is_deep: 16 bits a channel in the file, whatever the mode.
+        is_turned: has an EXIF orientation other than upright.
+    """
+
+    size: tuple[int, int]
+    is_deep: bool
+    is_turned: bool
+
+
+def read_header(image: Image.Image) -> Header:
+    """Must come before `image.load()` or `image.draft()`."""
+    is_deep = any(";16" in str(tile) for tile in getattr(image, "tile", []))  # a raw mode such as "RGB;16B"
+    return Header((image.height, image.width), is_deep, orientation(image) in UPRIGHT)
+
+
+def upright_size(image: Image.Image, header: Header) -> tuple[int, int]:
+    """(height, width) as seen."""
+    is_sideways = orientation(image) >= 5 and image.format != "TIFF"
+    height, width = header.size
+    return (width, height) if is_sideways else (height, width)
+
+
+def orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; 1 where there is none or it makes no sense."""
+    try:
+        # the base class's: PNG's own decodes the whole picture to look for EXIF behind it
+        value = Image.Image.getexif(image).get(ORIENTATION)
+    except Exception:  # EXIF is a TIFF inside the file, as hostile as any; a picture without it is still a picture
+        return 1
+    return value if value in UPRIGHT else 1
+
+
+def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
+    """8-bit sRGB, upright, opaque.
+
+    Args:
+        image: loaded, in any mode that a file can have.
+        background: what shows through transparent pixels.
+
+    Raises:
+        NoRange: floating point or wide integer pixels without a declared range.
+    """
+    colour, alpha = _split_alpha(image)
+    colour = _to_srgb(colour, image.info.get("icc_profile"))
+    if alpha is not None:
+        colour = Image.composite(colour, Image.new("RGB", colour.size, background), alpha)
+    turn = UPRIGHT.get(orientation(image))
+    return colour if turn is None else colour.transpose(turn)
+
+
+def describe(image: Image.Image, header: Header) -> tuple[str, ...]:
+    """The keys of `NOTES` that hold for a loaded picture; a JPEG's draft gives the same as the whole.
+
+    Raises:
+        NoRange: as `to_rgb`.
+    """
+    notes = []
+    if image.mode in MODE_NOTES:
+        notes.append(MODE_NOTES[image.mode])
+    if image.mode == "LAB":
+        notes.append("lab")
+    if image.mode[0] in "IF":
+        notes += ["gray", "16-bit" if _value_range(image)[2] else "scaled"]
+    elif header.is_deep:
+        notes.append("16-bit")
+    if image.has_transparency_data and _split_alpha(image)[1] is not None:
+        notes.append("alpha")
+    if profile := image.info.get("icc_profile"):
+        notes += {"sRGB": [], "other": ["icc"], "unreadable": ["icc-unreadable"]}[_profile_kind(profile, image)]
+    if header.is_turned or orientation(image) in UPRIGHT:
+        notes.append("exif-rotated")
+    return (*notes, *_frames(image))
+
+
+def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """The colours in an 8-bit mode without alpha, and the alpha (None where all is opaque)."""
+    if image.mode[0] in "IF":
+        return _to_eight_bits(image)
+    if not image.has_transparency_data:
+        return (image.convert("RGB") if image.mode in ("P", "YCbCr", "RGBX") else image), None
+    is_gray = image.mode in ("1", "L", "LA", "La")
+    if image.mode in ("La", "RGBa"):  # colours multiplied by alpha
+        image = image.convert("LA" if is_gray else "RGBA")
+    image = image.convert("RGBA")
+    alpha = image.getchannel("A")
+    colour = image.getchannel("R") if is_gray else image.convert("RGB")
+    return colour, None if alpha.getextrema() == (255, 255) else alpha
+
+
+def _to_eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """Gray pixels of more than 8 bits: black to 0, white to 255, by what the file declares; never clamped."""
+    low, high, _ = _value_range(image)
+    values = np.asarray(image).astype(np.float64)
+    levels = np.nan_to_num((values - low) * (255 / (high - low)), nan=0.0).clip(0, 255)
+    alpha = None
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        alpha = Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8))
+    return Image.fromarray(np.rint(levels).astype(np.uint8)), alpha
+
+
+def _value_range(image: Image.Image) -> tuple[float, float, bool]:
+    """(black, white, whether the bit depth says so): the range of a gray picture of more than 8 bits."""
+    tags: Any = getattr(image, "tag_v2", {})
+    if image.mode.startswith("I;16"):
+        white = 2 ** _number(tags.get(BITS_PER_SAMPLE), 16) - 1
+        return (white, 0, True) if tags.get(PHOTOMETRIC) == 0 else (0, white, True)  # 0: white is zero
+    low, high = _number(tags.get(RANGE_LOW)), _number(tags.get(RANGE_HIGH))
+    if low is None or high is None or not np.isfinite([low, high]).all() or low >= high:
+        raise NoRange("float-pixels" if image.mode == "F" else "integer-pixels")
+    return (high, low, False) if tags.get(PHOTOMETRIC) == 0 else (low, high, False)
+
+
+def _number(tag: Any, default: Any = None) -> Any:
+    """A TIFF tag's only value, whether Pillow gives it bare or in a tuple."""
+    values: Any = tag if isinstance(tag, tuple) else (tag,)
+    return default if not values or values[0] is None else float(values[0])
+
+
+def _to_srgb(image: Image.Image, profile: Any) -> Image.Image:
+    """RGB, through the embedded profile where it fits the channels."""
+    if image.mode == "LAB":
+        return _apply(image, _lab_to_srgb())
+    mode, transform = _transform(profile) if isinstance(profile, bytes) and profile else ("", None)
+    if (
+        transform is None
+        or (mode == "CMYK") != (image.mode == "CMYK")
+        or (mode == "L" and image.mode not in ("1", "L"))
+    ):
+        return image.convert("RGB")
+    return _apply(image.convert(mode), transform)
+
+
+def _profile_kind(profile: Any, image: Image.Image) -> str:
+    """`sRGB` (nothing to convert), `other`, or `unreadable`, which includes: for other channels."""
+    mode, transform = _transform(profile) if isinstance(profile, bytes) else ("", None)
+    is_gray = image.mode in ("1", "L", "LA", "La") or image.mode[0] in "IF"
+    if not mode or (mode == "CMYK") != (image.mode == "CMYK") or (mode == "L" and not is_gray):
+        return "unreadable"
+    return "sRGB" if transform is None else "other"
+
+
+def _apply(image: Image.Image, transform: ImageCms.ImageCmsTransform) -> Image.Image:
+    converted = ImageCms.applyTransform(image, transform)
+    assert converted is not None  # None is for inPlace=True only
+    return converted
+
+
+@lru_cache(maxsize=64)
+def _transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
+    """(mode that goes in, conversion to sRGB); no conversion for sRGB itself, no mode for an unreadable profile."""
+    try:
+        parsed = ImageCms.getOpenProfile(io.BytesIO(profile))
+        mode = PROFILE_MODES[cast(Any, parsed.profile).xcolor_space.strip()]
+        transform = ImageCms.buildTransform(parsed, ImageCms.createProfile("sRGB"), mode, "RGB")
+        ramp = _probe(mode)
+        is_srgb = mode in ("L", "RGB") and _distance(_apply(ramp, transform), ramp.convert("RGB")) <= 1
+    except Exception:  # the profile is bytes of a stranger: Pillow answers with OSError, PyCMSError, KeyError, ...
+        return "", None
+    return mode, None if is_srgb else transform
+
+
+@lru_cache(maxsize=1)
+def _lab_to_srgb() -> ImageCms.ImageCmsTransform:
+    return ImageCms.buildTransform(ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), "LAB", "RGB")
+
+
+def _probe(mode: str) -> Image.Image:
+    """Colours all over the cube, 16 levels apart: enough to know sRGB, by whatever name, when one sees it."""
+    steps = np.append(np.arange(0, 255, 16), 255).astype(np.uint8)
+    cube = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(len(steps), -1, 3)
+    return Image.fromarray(cube).convert(mode)
+
+
+def _distance(one: Image.Image, other: Image.Image) -> int:
+    return int(np.abs(np.asarray(one).astype(int) - np.asarray(other)).max())
+
+
+def _frames(image: Image.Image) -> tuple[str, ...]:
+    """Whether there is a second frame, at the price of one seek: counting all frames reads the whole file."""
+    if image.format in ("PNG", "WEBP"):  # both say so in their header
+        return ("animated",) if getattr(image, "n_frames", 1) > 1 else ()
+    if image.format not in ("GIF", "TIFF"):
+        return ()
+    try:
+        image.seek(1)
+    except Exception:  # EOFError where there is none; anything else in a second frame that nobody will read
+        return ()
+    return ("animated",) if image.format == "GIF" else ("pages",)

@@ -1,0 +1,182 @@
+"""From upright RGB pictures to tensors: with chance for training, without for evaluation.
+
+Both begin with what `open_image` gives, so training, evaluation and prediction see the same pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+from timm.data.auto_augment import RandAugment, posterize, rand_augment_transform
+from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_pil_interp
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
+
+from weft.errors import UsageError
+
+SMALL_SIZE = 48  # pixels; up to here pictures are shifted, not zoomed
+PADDED_RATIO = 1 / 8  # of the side, on each side: 4 pixels of 32, as is usual for CIFAR
+
+
+def train_transform(
+    size: int | tuple[int, int],
+    mean: Sequence[float],
+    std: Sequence[float],
+    interpolation: str = "bicubic",
+    *,
+    in_chans: int = 3,
+    crop: str = "auto",
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    hflip: bool = True,
+    color_jitter: float = 0.0,
+    rand_augment: str | None = None,
+    erase_prob: float = 0.0,
+) -> transforms.Compose:
+    """Augmentation: crop, mirror, colours, RandAugment, erasing, in this order.
+
+    Args:
+        size: pixels, an int or (height, width).
+        mean: of each channel, in 0 to 1; what is subtracted.
+        std: of each channel; what is divided by.
+        interpolation: `bicubic`, `bilinear`, `lanczos`, `nearest`, or `random` (bilinear or bicubic).
+        in_chans: 3, or 1 for gray.
+        crop: `resized` cuts out a random part and resizes it; `shift` resizes the whole, pads and cuts out `size`;
+            `auto` shifts up to 48 pixels, where a zoom would blur what there is.
+        scale: for `resized`, the part's area, as a fraction.
+        ratio: for `resized`, the part's width over its height.
+        hflip: mirror half of the pictures. Off for digits, characters and everything else that has a direction.
+        color_jitter: strength for brightness, contrast and saturation, 0 to 1.
+        rand_augment: a policy in timm's words, such as `rand-m9-mstd0.5-inc1`; it may turn and shear pictures, too.
+        erase_prob: how likely a rectangle is replaced by noise, 0 to 1.
+
+    Returns:
+        A transform from a PIL picture to a float32 tensor (in_chans, height, width).
+
+    Raises:
+        UsageError: a word or number that does not fit.
+    """
+    height_width = (size, size) if isinstance(size, int) else size
+    mean, std = _per_channel(mean, in_chans), _per_channel(std, in_chans)
+    _check_interpolation(interpolation)
+    steps: list[Any] = [_crop(crop, height_width, scale, ratio, interpolation)]
+    if hflip:
+        steps.append(transforms.RandomHorizontalFlip())
+    if color_jitter:
+        steps.append(transforms.ColorJitter(color_jitter, color_jitter, color_jitter))
+    if rand_augment:
+        steps.append(_rand_augment(rand_augment, height_width, mean, interpolation))
+    steps += [_Channels(in_chans), transforms.ToTensor(), transforms.Normalize(mean, std)]
+    if erase_prob:
+        steps.append(RandomErasing(erase_prob, mode="pixel", device="cpu"))
+    return transforms.Compose(steps)
+
+
+def eval_transform(cfg: Mapping[str, Any] | Any) -> transforms.Compose:
+    """What timm does with a picture before it meets this model: resize, crop, normalise.
+
+    Args:
+        cfg: a model's `pretrained_cfg`, or a mapping with some of its keys: `input_size` (c, h, w), `interpolation`,
+            `mean`, `std`, `crop_pct` (the crop's part of the resized side) and `crop_mode`: `center` resizes the
+            short side and cuts out the centre, `squash` resizes both sides, `border` resizes the long side and pads.
+
+    Returns:
+        A transform from a PIL picture to a float32 tensor of `input_size`.
+
+    Raises:
+        UsageError: a word or number that does not fit.
+    """
+    given = dict(cfg) if isinstance(cfg, Mapping) else asdict(cfg)
+    resolved = resolve_data_config(pretrained_cfg=given)
+    _check_interpolation(resolved["interpolation"])
+    if resolved["crop_mode"] not in ("center", "squash", "border"):
+        raise UsageError(f"crop_mode must be center, squash or border; got '{resolved['crop_mode']}'.")
+    in_chans = resolved["input_size"][0]
+    mean, std = _per_channel(resolved["mean"], in_chans), _per_channel(resolved["std"], in_chans)
+    theirs = create_transform(
+        resolved["input_size"],
+        is_training=False,
+        interpolation="bicubic" if resolved["interpolation"] == "random" else resolved["interpolation"],
+        mean=mean,
+        std=std,
+        crop_pct=resolved["crop_pct"],
+        crop_mode=resolved["crop_mode"],
+    )
+    return transforms.Compose([_Channels(in_chans), theirs])
+
+
+class _Channels:
+    """RGB stays, or becomes one channel of luma (ITU-R 601-2); gray pictures keep their levels exactly either way."""
+
+    def __init__(self, in_chans: int):
+        self.mode = {1: "L", 3: "RGB"}.get(in_chans)
+        if self.mode is None:
+            raise UsageError(f"in_chans must be 3 (RGB) or 1 (gray) for pictures from files; got {in_chans}.")
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return image.convert(self.mode)
+
+    def __repr__(self) -> str:
+        return f"Channels({self.mode})"
+
+
+def _crop(
+    crop: str, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], interpolation: str
+) -> Any:
+    if crop == "auto":
+        crop = "shift" if max(size) <= SMALL_SIZE else "resized"
+    if crop == "resized":
+        return RandomResizedCropAndInterpolation(size, scale=scale, ratio=ratio, interpolation=interpolation)
+    if crop != "shift":
+        raise UsageError(f"crop must be auto, resized or shift; got '{crop}'.")
+    margin = max(round(min(size) * PADDED_RATIO), 1)
+    return transforms.Compose(
+        [
+            transforms.Resize(size, InterpolationMode("bicubic" if interpolation == "random" else interpolation)),
+            # edge: what lies beyond a picture is most likely what lies at its border, on white paper as on black
+            transforms.RandomCrop(size, padding=margin, padding_mode="edge"),
+        ]
+    )
+
+
+def _rand_augment(policy: str, size: tuple[int, int], mean: Sequence[float], interpolation: str) -> RandAugment:
+    hparams: dict[str, Any] = {
+        "translate_const": int(min(size) * 0.45),
+        "img_mean": tuple(min(255, round(255 * value)) for value in mean),
+    }
+    if interpolation != "random":
+        hparams["interpolation"] = str_to_pil_interp(interpolation)
+    try:
+        augment = rand_augment_transform(policy, hparams)
+    except (AssertionError, ValueError, KeyError) as err:
+        raise UsageError(
+            f"rand_augment must be a policy such as rand-m9-mstd0.5-inc1; got '{policy}' ({err})."
+        ) from err
+    for op in augment.ops:
+        if op.aug_fn is posterize:
+            op.aug_fn = posterize_at_least_one_bit
+    return augment
+
+
+def posterize_at_least_one_bit(image: Image.Image, bits_to_keep: int, **_: Any) -> Image.Image:
+    """timm asks for 0 bits at the strongest level, which older Pillows answered with a black picture and 13 refuses."""
+    return posterize(image, max(bits_to_keep, 1))
+
+
+def _per_channel(values: Sequence[float], in_chans: int) -> tuple[float, ...]:
+    """One value per channel; a model that was made for three and sees one gets their average."""
+    if len(values) == 3 and in_chans == 1:
+        return (sum(values) / 3,)
+    if len(values) != in_chans:
+        raise UsageError(f"mean and std must have one value per channel ({in_chans}); got {tuple(values)}.")
+    return tuple(values)
+
+
+def _check_interpolation(word: str) -> None:
+    if word not in ("bicubic", "bilinear", "lanczos", "nearest", "random"):
+        raise UsageError(f"interpolation must be bicubic, bilinear, lanczos, nearest or random; got '{word}'.")

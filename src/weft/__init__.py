@@ -6,6 +6,7 @@ This page is the public surface. It is lazy (PEP 562): `weft --help` passes thro
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from weft.version import __version__
@@ -28,3 +29,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if "timm" in sys.modules:  # whoever uses timm finds our models in its registry, as `weft_<name>`, once this is imported
+    importlib.import_module("weft.models.registry")

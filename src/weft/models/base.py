@@ -143,8 +143,8 @@ class Backbone(nn.Module, ABC):
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (b in_chans height width) to logits (b num_classes); typed plainly for TorchScript."""
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Images (b in_chans height width) to logits (b num_classes), or those of two heads; typed for TorchScript."""
         return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
@@ -275,5 +275,5 @@ class _Traced(nn.Module):
         super().__init__()
         self.traced = traced
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return self.traced(x)

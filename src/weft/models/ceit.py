@@ -146,7 +146,7 @@ class LeFF(nn.Module):
         self.final_act = nn.GELU() if final_act else nn.Identity()
         self.pass_cls = pass_cls
 
-    def forward(self, tokens: Float[Tensor, "b 1+n c"], grid: tuple[int, int]) -> Float[Tensor, "b 1+n c"]:
+    def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         cls_token, patches = tokens[:, :1], tokens[:, 1:]
         hidden = self.act(self.norm1(to_map(self.fc1(patches), grid)))
         hidden = self.act(self.norm2(self.dwconv(hidden)))
@@ -167,7 +167,7 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
         self.is_local = isinstance(mlp, LeFF)
 
-    def forward(self, tokens: Float[Tensor, "b 1+n c"], grid: tuple[int, int]) -> Float[Tensor, "b 1+n c"]:
+    def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         tokens = tokens + self.drop_path(self.attn(self.norm1(tokens)))
         normed = self.norm2(tokens)
         return tokens + self.drop_path(self.mlp(normed, grid) if self.is_local else self.mlp(normed))
@@ -355,7 +355,7 @@ class CeiT(Backbone):
             taps.append(tokens)
         return taps
 
-    def finish(self, taps: list[Float[Tensor, "b 1+n c"]]) -> Float[Tensor, "b 1+n c"]:
+    def finish(self, taps: list[Float[Tensor, "b n c"]]) -> Float[Tensor, "b n c"]:
         """Patch tokens of the last block; in front, the class token that LCA made of those of all blocks."""
         tokens = taps[-1]
         if self.lca is not None:
@@ -364,10 +364,10 @@ class CeiT(Backbone):
             tokens = torch.cat([cls_token, tokens[:, 1:]], dim=1)
         return self.norm(tokens)
 
-    def as_fmap(self, tap: Float[Tensor, "b 1+n c"], level: int, norm: bool) -> Float[Tensor, "b c h w"]:
+    def as_fmap(self, tap: Float[Tensor, "b n c"], level: int, norm: bool) -> Float[Tensor, "b c h w"]:
         return to_map((self.norm(tap) if norm else tap)[:, 1:], self.grid)
 
-    def pool(self, features: Float[Tensor, "b 1+n c"]) -> Tensor:
+    def pool(self, features: Float[Tensor, "b n c"]) -> Tensor:
         if self.global_pool == "avg":
             return features[:, 1:].mean(dim=1)
         return features[:, 0] if self.global_pool == "token" else features

@@ -89,8 +89,8 @@ class Backbone(nn.Module, ABC):
         self.drop_rate = drop_rate
         self.head_drop = nn.Dropout(drop_rate)
         self.grad_checkpointing = False
-        self.distilled_training = distilled
-        self.head_dist: nn.Module | None = nn.Identity() if distilled else None
+        self.distilled = self.distilled_training = distilled
+        self.head_dist: nn.Module | None = None
         self.feature_info: list[dict[str, Any]] = []
         self.model_args: dict[str, Any] = {}  # what `create_model` was given: enough to build this model again
 
@@ -218,7 +218,7 @@ class Backbone(nn.Module, ABC):
     def build_head(self, num_classes: int) -> None:
         """Sets the head, or both if there is a second one."""
         self.head = self.make_head(num_classes)
-        if self.head_dist is not None:
+        if self.distilled:
             self.head_dist = self.make_head(num_classes)
 
     def make_head(self, num_classes: int) -> nn.Module:

@@ -89,7 +89,7 @@ class Grafted(Backbone):
         self.cls_token: nn.Parameter | None = None
         self.dist_token: nn.Parameter | None = None
         self.pos_embed: nn.Parameter | None = None
-        self.num_prefix = (1 if self.head_dist is None else 2) if with_tokens else 0
+        self.num_prefix = (2 if self.distilled else 1) if with_tokens else 0
         self.img_size = Grid.of(img_size)
         if num_stages:
             resnet: Any = timm.create_model("resnet50", in_chans=in_chans, num_classes=0)
@@ -118,7 +118,7 @@ class Grafted(Backbone):
             self.pool_map = nn.Identity()
             self.proj = nn.Conv2d(self.in_chans, embed_dim, 16, 16)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
-        self.dist_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if self.head_dist is not None else None
+        self.dist_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if self.distilled else None
         self.pos_embed = nn.Parameter(torch.empty(1, self.num_prefix + self.grid.tokens, embed_dim))
         norm_layer = cast("type[nn.Module]", partial(nn.LayerNorm, eps=1e-6))
         for i, drop_path in enumerate(torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()):
@@ -203,7 +203,7 @@ class Grafted(Backbone):
         """Only convolutional stages are left: no tokens, no second head."""
         self.cls_token = self.dist_token = self.pos_embed = self.head_dist = None
         self.pool_map, self.proj = nn.Identity(), nn.Identity()
-        self.num_prefix = 0
+        self.num_prefix, self.distilled = 0, False
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         size = Grid.of(img_size)

@@ -420,7 +420,7 @@ class LeViT(Backbone):
             taps.append(tokens)
         return taps
 
-    def finish(self, taps: list[Float[Tensor, "b n c"]]) -> Float[Tensor, "b n c"]:
+    def finish(self, taps: list[Tensor]) -> Float[Tensor, "b n c"]:
         return self.final_norm(taps[-1])
 
     def as_fmap(self, tap: Float[Tensor, "b n c"], level: int, norm: bool) -> Float[Tensor, "b c h w"]:

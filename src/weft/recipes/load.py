@@ -30,11 +30,15 @@ _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 
 
 class Setting(NamedTuple):
-    """One value on its way into a recipe: dotted key, YAML node, and where it was written."""
+    """One value on its way into a recipe: dotted key, YAML node, and where it was written ('' for an override)."""
 
     key: str
     node: yaml.Node
-    origin: str
+    line: str
+
+    def complaint(self, text: object) -> UsageError:
+        """An error that says where."""
+        return UsageError(f"{self.line}: {text}" if self.line else str(text))
 
 
 def _keys(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -57,13 +61,13 @@ def recipe_names() -> list[str]:
     )
 
 
-def load_recipe(recipe: str | Path | None = None, overrides: Iterable[tuple[str, Any, str]] = ()) -> Recipe:
+def load_recipe(recipe: str | Path | None = None, overrides: Iterable[tuple[str, Any]] = ()) -> Recipe:
     """Reads a recipe and lays overrides over it, later ones over earlier ones.
 
     Args:
         recipe: name of a recipe that comes with weft, a path to a YAML file, or None for the defaults alone.
-        overrides: (dotted key, value, where it was written), such as `("optim.lr", "3e-4", "--set")`. A text is read
-            like the right-hand side of a YAML line; any other plain value is taken as it is.
+        overrides: (dotted key, value) pairs, such as `("optim.lr", "3e-4")`. A text is read like the right-hand side
+            of a YAML line; any other plain value is taken as it is.
 
     Raises:
         UsageError: a file that cannot be read or is not plain YAML, an unknown key, a value of the wrong type or
@@ -134,31 +138,32 @@ def _read(recipe: str | Path | None) -> list[Setting]:
 def _flatten(key: str, node: yaml.Node, origin: str, line: str) -> Iterator[Setting]:
     """A value as settings: itself, or where `key` is a section (the whole recipe is ''), one for each line below it."""
     prefix = f"{key}." if key else ""
+    here = Setting(key, node, line)
     if key not in OPEN and not any(known.startswith(prefix) for known in KEYS):
-        yield Setting(key, node, line)
+        yield here
         return
     if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in _NULL:
         return  # a heading with nothing below it
     if not isinstance(node, yaml.MappingNode):
-        raise UsageError(f"{line}: {key or 'a recipe'} must hold `key: value` lines; got {_shown(node)}.")
+        raise here.complaint(f"{key or 'a recipe'} must hold `key: value` lines; got {_shown(node)}.")
     seen: set[str] = set()
     for key_node, value_node in node.value:
-        at = f"{origin} line {key_node.start_mark.line + 1}" if line != origin else origin
+        at = f"{origin} line {key_node.start_mark.line + 1}" if origin else ""
         if not isinstance(key_node, yaml.ScalarNode):
-            raise UsageError(f"{at}: a key must be a plain word; got {_shown(key_node)}.")
-        if key_node.value in seen:
-            raise UsageError(f"{at}: every key stands once; got '{prefix}{key_node.value}' again.")
-        seen.add(key_node.value)
-        yield from _flatten(prefix + key_node.value, value_node, origin, at)
+            raise Setting(key, node, at).complaint(f"a key must be a plain word; got {_shown(key_node)}.")
+        inner = prefix + key_node.value
+        if inner in seen:
+            raise Setting(key, node, at).complaint(f"every key stands once; got '{inner}' again.")
+        seen.add(inner)
+        yield from _flatten(inner, value_node, origin, at)
 
 
-def _from_override(key: str, value: Any, origin: str) -> Iterator[Setting]:
+def _from_override(key: str, value: Any) -> Iterator[Setting]:
     try:
         text = value if isinstance(value, str) else yaml.dump(value, Dumper=_Dumper)
     except yaml.YAMLError as error:
-        raise UsageError(f"{origin}: {key} must be a plain value; got {value!r}.") from error
-    node = compose(text, f"{origin} {key}") or yaml.ScalarNode("", "")
-    return _flatten(key, node, origin, origin)
+        raise UsageError(f"{key} must be a plain value; got {value!r}.") from error
+    return _flatten(key, compose(text, key) or yaml.ScalarNode("", ""), "", "")
 
 
 def _put(values: dict[str, Any], setting: Setting) -> None:
@@ -169,11 +174,11 @@ def _put(values: dict[str, Any], setting: Setting) -> None:
     if key not in KEYS and not is_open:
         leaf = key.rpartition(".")[2]
         same_leaf = [known for known in KEYS if known.rpartition(".")[2] == leaf]
-        raise UsageError(f"{setting.origin}: {unknown('setting', key, same_leaf or KEYS, _ALL_KEYS)}")
+        raise setting.complaint(unknown("setting", key, same_leaf or KEYS, _ALL_KEYS))
     try:
         values[key] = _untyped(setting.node) if is_open else _typed(setting.node, KEYS[key])
     except _Misfit as misfit:
-        raise UsageError(f"{setting.origin}: {key} must be {misfit}; got {_shown(setting.node)}.") from None
+        raise setting.complaint(f"{key} must be {misfit}; got {_shown(setting.node)}.") from None
 
 
 class _Misfit(Exception):
@@ -255,7 +260,8 @@ def _untyped(node: yaml.Node) -> Any:
             return node.value
         if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", node.value):
             return float(node.value)
-        return yaml.safe_load(node.value)
+        value = yaml.safe_load(node.value)
+        return value if isinstance(value, (bool, int, float, str, type(None))) else node.value  # a date stays text
     if not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
         raise _Misfit("plain values under plain words")
     return {key.value: _untyped(value) for key, value in node.value}

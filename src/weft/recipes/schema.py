@@ -72,22 +72,25 @@ class Data:
 class Augment:
     """How training images are varied. Each choice is a function of (seed, epoch, index) alone."""
 
+    crop: Literal["auto", "resized", "shift"] = "auto"
+    """resized cuts out a random part and resizes it; shift pads and cuts; auto shifts up to 48 pixels."""
+
     scale: tuple[Annotated[float, Within(0, 1, above=True)], Annotated[float, Within(0, 1, above=True)]] = (0.35, 1.0)
-    """Smallest and largest share of the image's area that a random crop keeps."""
+    """For resized: smallest and largest share of the image's area that is kept."""
 
     ratio: tuple[Annotated[float, Within(0.1, 1)], Annotated[float, Within(1, 10)]] = (0.75, 4 / 3)
-    """Narrowest and widest shape of a random crop, width by height."""
+    """For resized: narrowest and widest shape, width by height."""
 
-    flip: Share = 0.5
-    """Probability of a left-right flip. 0 where mirror images mean something else, as with digits and letters."""
-
-    rotate: Annotated[float, Within(0, 180)] = 0.0
-    """Largest random rotation to either side, in degrees."""
+    hflip: bool = True
+    """Mirror half of the images. Off where mirror images mean something else, as with digits and letters."""
 
     color_jitter: Share = 0.2
     """Largest relative change of brightness, contrast and saturation."""
 
-    erase: Share = 0.0
+    rand_augment: str | None = None
+    """A policy in timm's words, such as rand-m9-mstd0.5-inc1; it may turn and shear, too."""
+
+    erase_prob: Share = 0.0
     """Probability that a rectangle of the image is replaced by noise."""
 
 
@@ -105,7 +108,10 @@ class Optim:
     """Decay of matrices and kernels; vectors and the model's own no-decay list are left alone."""
 
     momentum: Share = 0.9
-    """First moment of AdamW, LAMB and Lion; momentum of SGD."""
+    """Momentum of SGD; beta 1 of AdamW, LAMB and Lion."""
+
+    beta2: Share = 0.999
+    """Beta 2 of AdamW, LAMB and Lion."""
 
     clip_grad: Annotated[float, Within(0)] = 1.0
     """Largest norm of the whole gradient; 0 for no clipping."""
@@ -119,7 +125,7 @@ class Schedule:
     """How the learning rate moves: a linear warm-up, then half a cosine, both counted in steps."""
 
     warmup_epochs: Annotated[float, Within(0, 1000)] = 2.0
-    """Length of the warm-up; never more than a tenth of the run is needed for short ones, and never more is taken."""
+    """Length of the warm-up, but never more than a fifth of the run."""
 
     warmup_lr: Annotated[float, Within(0, 10)] = 1e-6
     """Learning rate of the first step."""
@@ -155,8 +161,8 @@ class Recipe:
     pretrained: bool = False
     """Start from the public weights."""
 
-    epochs: Annotated[int, Within(1, 100_000)] = 20
-    """Times that every training image is seen."""
+    epochs: Annotated[int, Within(1, 100_000)] | None = None
+    """Times that every training image is seen; None to choose by their number."""
 
     batch_size: Annotated[int, Within(1, 65_536)] = 64
     """Images of one step."""

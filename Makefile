@@ -1,0 +1,49 @@
+# Everything a fresh machine needs is Python 3.10 or later with venv. `make demo` and `make test` do the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The environment is made again when, and only when, what it is made from changes.
+STAMP := $(VENV)/made-from-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
+DEMO := runs/demo
+
+.PHONY: help install demo test check clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo     train on handwritten digits, evaluate, predict; leaves $(DEMO)"
+	@echo "make test     the tests"
+	@echo "make check    style, types, layers, known vulnerabilities"
+	@echo "make install  the environment alone, in $(VENV)"
+	@echo "make clean    remove $(VENV) and $(DEMO)"
+
+install: $(STAMP)
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "weft needs Python 3.10 or later: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (PyTorch is large; once, a few minutes) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@rm -f $(VENV)/made-from-*
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/weft train digits --out $(DEMO) --force
+	$(BIN)/weft evaluate $(DEMO) digits
+	$(BIN)/python examples/save_digits.py $(DEMO)-pictures
+	$(BIN)/weft predict $(DEMO) $(DEMO)-pictures --top-k 1
+	@echo "Model: $(DEMO)/best   Report: $(DEMO)/report/report.html"
+
+# One thread per worker: two workers with two threads each are slower than two with one.
+test: $(STAMP)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+check: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python .ci/audit.py
+
+clean:
+	rm -rf $(VENV) $(DEMO) $(DEMO)-pictures

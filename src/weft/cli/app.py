@@ -1,0 +1,163 @@
+"""From the words of a command line to a verb, and from what a verb raises to an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+from weft.errors import StorageError, UsageError, WeftError, unknown
+from weft.version import __version__
+
+VERBS = ("train", "evaluate", "predict", "convert", "data", "models", "doctor")
+
+EXIT_CODES = """exit codes:
+  0 done                    4 checkpoint refused      7 verification failed
+  2 bad argument or recipe  5 training diverged       130 interrupted (Ctrl-C)
+  3 data refused            6 disk did not take it    143 terminated
+
+example:
+  weft train digits --out runs/digits
+  weft predict runs/digits some/picture.png"""
+
+_INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises `UsageError` where it would print and leave, and takes no abbreviated options."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}. See: {self.prog} --help")
+
+    def option_names(self, *, with_value: bool = False) -> list[str]:
+        """Every long option, or those that are followed by a value."""
+        actions = self._option_string_actions.items()
+        return sorted(name for name, action in actions if name[:2] == "--" and not (with_value and action.nargs == 0))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code; errors that are the input's fault become one line on stderr."""
+    try:
+        with _sigterm_as_exit():
+            return _run(list(sys.argv[1:] if argv is None else argv))
+    except WeftError as error:
+        return _complain(str(error), error.exit_code)
+    except BrokenPipeError:  # the reader of a pipe has left, as `| head` does: nothing is wrong here
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        return _complain(str(error), StorageError.exit_code)
+    except KeyboardInterrupt as stop:
+        return _complain(str(stop) or "interrupted.", _INTERRUPTED)
+    except SystemExit as stop:  # --help, --version, SIGTERM
+        return stop.code if isinstance(stop.code, int) else 0
+
+
+def verb_module(verb: str) -> ModuleType:
+    """The module behind a verb."""
+    return importlib.import_module(f"weft.cli.{verb}")
+
+
+def verb_parser(verb: str) -> Parser:
+    """The parser of one verb."""
+    module = verb_module(verb)
+    parser = Parser(prog=f"weft {verb}", description=module.HELP)
+    module.add_arguments(parser)
+    return parser
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0 if words else UsageError.exit_code
+    if words[0] in ("-V", "--version"):
+        print(f"weft {__version__}")
+        return 0
+    verb, *rest = words
+    if verb not in VERBS:
+        kind, names = ("option", ("--help", "--version")) if verb.startswith("-") else ("verb", VERBS)
+        raise unknown(kind, verb, names, "weft --help")
+    parser = verb_parser(verb)
+    args, extra = parser.parse_known_args(_with_dashes(rest, parser))
+    for word in extra:
+        if word.startswith("-"):
+            raise unknown(f"option of weft {verb}", word.split("=")[0], parser.option_names(), f"weft {verb} --help")
+        raise UsageError(f"weft {verb} has no place for '{word}'. See: weft {verb} --help")
+    return verb_module(verb).run(args)
+
+
+def _overview() -> str:
+    lines = [f"  {verb:<10}{verb_module(verb).HELP}" for verb in VERBS]
+    return "\n".join(
+        [
+            "usage: weft VERB ...",
+            "",
+            "CeiT, CvT and LeViT: vision transformers with convolution woven in, for your own images.",
+            "",
+            "verbs (weft VERB --help says more):",
+            *lines,
+            "",
+            EXIT_CODES,
+        ]
+    )
+
+
+def _with_dashes(words: list[str], parser: Parser) -> list[str]:
+    """Reads `key=value` as `--key value`, or as `--set key=value` where the verb has no such option.
+
+    Only verbs with `--set` do so, only before a `--`, and never for a word that is the name of a file.
+    """
+    options, wanting = parser.option_names(), parser.option_names(with_value=True)
+    if "--set" not in options:
+        return words
+    result: list[str] = []
+    for place, word in enumerate(words):
+        if word == "--":
+            return result + words[place:]
+        key, equals, value = word.partition("=")
+        is_value = bool(result) and result[-1] in wanting
+        if not equals or word.startswith("-") or is_value or Path(word).exists():
+            result.append(word)
+        elif key == "data":
+            result.append(value)
+        elif (option := f"--{key.replace('_', '-')}") in options:
+            result.append(f"{option}={value}")
+        else:
+            result.append(f"--set={word}")
+    return result
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"weft: {message}", file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """SIGTERM unwinds the stack like Ctrl-C does, so that half-written files are swept up."""
+
+    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(_TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

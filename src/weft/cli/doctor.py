@@ -1,0 +1,113 @@
+"""`weft doctor`: what is installed, whether it is new enough, and what the machine can do."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from weft.cli.options import add_common, example, print_json, table
+from weft.version import __version__
+
+HELP = "print versions, check them, and say what this machine can do"
+
+EXAMPLE = """
+weft doctor
+
+package      installed  needed    state
+torch        2.15.0     >=2.10    ok
+pillow       13.0.0     >=13.0.0  ok
+...
+"""
+
+OPTIONAL = ("onnx>=1.21",)  # beside the extra `peers`: what is checked if it is there (security floor)
+CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "sve")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    add_common(parser, "--json")
+    example(parser, EXAMPLE)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the findings; 1 where a needed package is missing or too old, or an optional one is too old."""
+    packages = check_packages()
+    machine = describe_machine()
+    if args.json:
+        print_json({"weft": __version__, "packages": packages, "machine": machine})
+    else:
+        print(f"weft {__version__}, Python {platform.python_version()}\n")
+        print(table(("package", "installed", "needed", "state"), [tuple(row.values()) for row in packages]) + "\n")
+        print(table(("machine", ""), [(name.replace("_", " "), _shown(value)) for name, value in machine.items()]))
+    return int(any(row["state"] in ("missing", "too old") for row in packages))
+
+
+def check_packages() -> list[dict[str, str]]:
+    """Every package that weft needs or can use, with its state: ok, missing, too old, or, for optional ones, absent."""
+    needed = [Requirement(text) for text in importlib.metadata.requires("weft") or []]
+    required = [need for need in needed if need.marker is None]
+    optional = [need for need in needed if need.marker is not None and need.marker.evaluate({"extra": "peers"})]
+    optional += [Requirement(text) for text in OPTIONAL]
+    rows = [_check(need, if_absent="missing") for need in required]
+    return rows + [_check(need, if_absent="absent") for need in optional]
+
+
+def _check(need: Requirement, if_absent: str) -> dict[str, str]:
+    try:
+        installed = importlib.metadata.version(need.name)
+        state = "ok" if need.specifier.contains(Version(installed), prereleases=True) else "too old"
+    except importlib.metadata.PackageNotFoundError:
+        installed, state = "-", if_absent
+    return {"package": need.name, "installed": installed, "needed": str(need.specifier), "state": state}
+
+
+def describe_machine() -> dict[str, Any]:
+    """System, processor, memory and GPUs."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": sys.version.split()[0],
+        "cores": cores,
+        "torch_threads": torch.get_num_threads(),
+        "cpu_flags": _cpu_flags(),
+        "torch_cpu_kernels": torch.backends.cpu.get_cpu_capability(),
+        "memory_gib": _memory_gib(),
+        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
+        "cuda": torch.version.cuda if gpus else None,
+        "bf16_on_gpu": torch.cuda.is_bf16_supported() if gpus else None,
+    }
+
+
+def _cpu_flags() -> list[str]:
+    """The flags that decide how fast a network runs; Linux tells them, other systems do not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    flags = next(
+        (line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))), []
+    )
+    return [flag for flag in CPU_FLAGS if flag in flags]
+
+
+def _memory_gib() -> float | None:
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return None
+    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)

@@ -1,0 +1,77 @@
+"""Options that mean the same under every verb, and what several verbs print alike."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+COMMON: dict[str, dict[str, Any]] = {
+    "--model": dict(metavar="NAME", help="a name from `weft models`, or any timm model"),
+    "--recipe": dict(metavar="NAME|FILE", help="a recipe that comes with weft, or a YAML file"),
+    "--set": dict(metavar="KEY=VALUE", action="append", default=[], help="one setting of the recipe; may be repeated"),
+    "--epochs": dict(metavar="N", help="times that every training image is seen"),
+    "--batch-size": dict(metavar="N", help="images at a time"),
+    "--img-size": dict(metavar="N|HxW", help="side, or height x width, in pixels"),
+    "--out": dict(metavar="DIR", help="where to write"),
+    "--seed": dict(metavar="N", help="where all randomness comes from"),
+    "--device": dict(choices=("auto", "cpu", "cuda"), help="auto takes a GPU if there is one"),
+    "--precision": dict(choices=("fp32", "bf16"), help="number format of products and convolutions"),
+    "--workers": dict(metavar="N", help="processes that read images; results do not depend on it"),
+    "--limit": dict(metavar="N", help="use at most N images"),
+    "--force": dict(action="store_true", help="overwrite what is there"),
+    "--json": dict(action="store_true", help="print the result as JSON"),
+    "--quiet": dict(action="store_true", help="no progress and no notes"),
+}
+
+
+def add_common(parser: argparse.ArgumentParser, *names: str, **extra: str) -> None:
+    """Adds options from `COMMON` by name; `extra` adds to the help of one, such as `out="default: runs/..."`."""
+    for name in names:
+        settings = dict(COMMON[name])
+        if more := extra.get(name.lstrip("-").replace("-", "_")):
+            settings["help"] = f"{settings['help']} ({more})"
+        parser.add_argument(name, **settings)
+
+
+def example(parser: argparse.ArgumentParser, text: str) -> None:
+    """Ends the help of a verb in a worked example."""
+    parser.epilog = "example:\n" + "\n".join(f"  {line}".rstrip() for line in text.strip("\n").splitlines())
+
+
+def note(text: str) -> None:
+    """One line for the person, beside the result."""
+    print(text, file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """A result as JSON; a number that is not finite becomes null, which every reader understands."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A result as CSV."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Columns of text: the first to the left, numbers to the right."""
+    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    numeric = [all(_is_number(row[column]) for row in cells[1:]) and len(cells) > 1 for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text in ("", "-") or text.rstrip("%MGk ").replace(".", "", 1).replace(",", "").lstrip("-").isdigit()

@@ -1,0 +1,62 @@
+"""`weft predict`: what is on these pictures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from weft.cli.options import add_common, example, note, print_csv, print_json, table
+from weft.errors import DataError
+
+HELP = "name what is on pictures: the most likely classes of each"
+
+EXAMPLE = """
+weft predict runs/photos holiday/ "shots/*.jpg" portrait.png --top-k 2 --csv > answers.csv
+
+A folder stands for all images below it. A picture that cannot be read is named on stderr with the reason,
+the others are answered, and the exit code is then 3.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.add_argument("run", metavar="RUN", help="a run directory (its best model is taken) or a model directory")
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGES", help="files, folders, or quoted patterns such as 'x/*.png'"
+    )
+    parser.add_argument("--top-k", metavar="N", default=5, help="classes named per picture (default: 5)")
+    add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--limit", "--json")
+    parser.add_argument("--csv", action="store_true", help="print one line per picture and class as CSV")
+    add_common(parser, "--quiet")
+    example(parser, EXAMPLE)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predicts, and prints in the form asked for."""
+    from weft.train import predict
+
+    answers = predict(
+        args.run,
+        args.images,
+        top_k=args.top_k,
+        batch_size=args.batch_size,
+        img_size=args.img_size,
+        device=args.device or "auto",
+        precision=args.precision or "fp32",
+        limit=args.limit,
+    )
+    good = [answer for answer in answers if answer.error is None]
+    lines = [(a.image, rank, name, f"{p:.4f}") for a in good for rank, (name, p) in enumerate(a.top, start=1)]
+    if args.json:
+        print_json([answer.as_dict() for answer in answers])
+    elif args.csv:
+        print_csv(("image", "rank", "class", "probability"), lines)
+    elif lines:
+        print(table(("image", "rank", "class", "probability"), lines))
+    sys.stdout.flush()
+    bad = [answer for answer in answers if answer.error is not None]
+    for answer in bad:
+        note(f"weft: {answer.error}")
+    if bad and not args.quiet:
+        note(f"weft: {len(bad)} of {len(answers)} pictures could not be read.")
+    return DataError.exit_code if bad else 0

@@ -1,0 +1,73 @@
+"""`weft train`: a folder of images in, a classifier, its curves and its mistakes out."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from weft.cli.options import add_common, example, print_json
+from weft.errors import UsageError
+
+HELP = "train a classifier on a folder of images"
+
+EXAMPLE = """
+weft train photos/ --model levit_128s --epochs 30 --set optim.lr=5e-4 --out runs/photos
+
+photos/ holds one folder of images per class; with train/ and val/ inside, that split is used.
+Left in runs/photos: best/ and last/ (model directories), metrics.csv, recipe.yaml, report/report.html.
+The same run again: weft train --config runs/photos/recipe.yaml --out runs/again
+"""
+
+SETTINGS = ("model", "epochs", "batch_size", "img_size", "seed", "device", "precision", "workers", "limit")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.usage = "weft train DATA [options] [key=value ...]"
+    parser.add_argument(
+        "data", nargs="?", metavar="DATA", help="a folder of images, or `digits`; may stand in the recipe"
+    )
+    add_common(parser, "--model", model="chosen by the images' size and number unless given")
+    parser.add_argument(
+        "--recipe", "--config", metavar="NAME|FILE", help="a recipe that comes with weft, or a YAML file"
+    )
+    add_common(parser, "--set", "--epochs", "--batch-size", "--img-size")
+    add_common(parser, "--out", out="default: runs/MODEL-DATA")
+    add_common(parser, "--seed", "--device", "--precision", "--workers")
+    add_common(parser, "--limit", limit="for training")
+    parser.add_argument("--print-config", action="store_true", help="print the recipe as it stands, and do nothing")
+    add_common(parser, "--force", "--json", "--quiet")
+    example(parser, EXAMPLE)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, and says where everything is."""
+    settings = dict(_setting(text) for text in args.set)
+    given = {name: getattr(args, name) for name in SETTINGS}
+    if args.print_config:
+        from weft.recipes import dump, load_recipe
+        from weft.train.defaults import overrides_of
+
+        print(dump(load_recipe(args.recipe, overrides_of(args.data, settings, given))), end="")
+        return 0
+    from weft.train import train
+
+    result = train(
+        args.data, recipe=args.recipe, settings=settings, out=args.out, force=args.force, quiet=args.quiet, **given
+    )
+    if args.json:
+        print_json(result.as_dict())
+    else:
+        print(
+            f"{result.model} on {result.data}: held-out top-1 {result.top1:.2f} % of {result.count} images"
+            f" (best of {result.epochs} epochs: number {result.best_epoch})\n"
+            f"model:  {result.out / 'best'}\nreport: {result.out / 'report' / 'report.html'}"
+        )
+    return 0
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--set takes KEY=VALUE; got '{text}'. See: weft train --print-config")
+    return key, value

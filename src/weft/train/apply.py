@@ -1,0 +1,283 @@
+"""A trained model at work: `evaluate` on images with known classes, `predict` on any."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.checkpoints import load_model_dir
+from weft.data import BadImage, Sample, Source, Splits, eval_transform, open_data, open_image
+from weft.data.image import printable
+from weft.data.tree import EXTENSIONS, extension, walk
+from weft.errors import CheckpointError, DataError, UsageError
+from weft.recipes import Recipe, load_recipe
+from weft.train.build import evaluation_batches, preprocessing, resized
+from weft.train.defaults import DIGITS, overrides_of
+from weft.train.loop import mean_logits
+from weft.train.metrics import Evaluation, measure
+from weft.train.progress import counting, say
+from weft.train.report import write_report
+from weft.train.rundir import make_dir, refuse_taken, write_text
+from weft.train.runtime import Runtime
+
+SPLITS = ("auto", "train", "val", "all")
+CONTENTS = ("report.md", "report.html", "confusion.png", "evaluation.json")  # what `evaluate` writes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says about one picture: the likeliest classes, or why there is none."""
+
+    image: str
+    top: list[tuple[str, float]]
+    error: str | None = None
+    reason: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        if self.error is not None:
+            return {"image": self.image, "error": self.error, "reason": self.reason}
+        return {"image": self.image, "top": [{"class": name, "probability": share} for name, share in self.top]}
+
+
+def evaluate(
+    run: str | Path,
+    data: str | Path,
+    *,
+    split: str = "auto",
+    batch_size: int | None = None,
+    img_size: int | tuple[int, int] | str | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    workers: int | None = None,
+    limit: int | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    quiet: bool = False,
+) -> Evaluation:
+    """Measures a model on images with known classes, matched with the model's by name.
+
+    Args:
+        run: a run directory, whose best model is taken, or a model directory.
+        data: a folder of images, or 'digits'.
+        split: which images of `data`. 'auto': those held out, where the data has its own split or the run was trained
+            on it; all of them otherwise.
+        batch_size, img_size, device, precision, workers, limit: as in `train`.
+        out: a directory for report and JSON; None to write nothing.
+        force: replace an evaluation that is there.
+        quiet: no progress and no notes.
+
+    Raises:
+        UsageError: a setting that does not fit, or `out` is taken.
+        DataError: data that cannot be used, or with classes that the model does not know.
+        CheckpointError: no model there, or one that cannot be read.
+    """
+    if split not in SPLITS:
+        raise UsageError(f"split must be one of {', '.join(SPLITS)}; got {split!r}.")
+    options = _options(batch_size, img_size, device, precision, workers, limit)
+    if out is not None:
+        refuse_taken(Path(out), CONTENTS, force=force)
+    model, classes, runtime = _opened(run, options)
+    trained_with = _recipe_of(Path(run))
+    splits = _open_known(data, classes, model.num_classes, options, trained_with)
+    source, excluded, words = _chosen(splits, split, data, trained_with)
+    if not quiet:
+        say(f"Evaluating {words}: {len(source):,} images.")
+    batches = evaluation_batches(source, model, options.batch_size, options.workers)
+    with counting(len(source), quiet=quiet) as count:
+        result = measure(
+            model,
+            batches,
+            splits.classes,
+            runtime,
+            key_of=lambda place: printable(source.read(place).key),
+            excluded=excluded,
+            on_batch=count,
+        )
+    if out is not None:
+        make_dir(Path(out), CONTENTS, force=force)
+        facts = [
+            ("model", str(run)),
+            ("data", f"{data}, {words}"),
+            ("images", f"{result.count}, {len(excluded)} excluded"),
+        ]
+        facts += [("top-1, top-5", f"{result.top1:.2f} %, {result.top5:.2f} %")]
+        write_report(Path(out), f"{Path(run).resolve().name} on {data}", facts, result)
+        write_text(Path(out) / "evaluation.json", json.dumps(result.as_dict(), indent=2) + "\n")
+    return result
+
+
+def predict(
+    run: str | Path,
+    images: str | Path | Sequence[str | Path],
+    *,
+    top_k: int = 5,
+    batch_size: int | None = None,
+    img_size: int | tuple[int, int] | str | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    limit: int | None = None,
+) -> list[Answer]:
+    """Names what is on pictures.
+
+    Args:
+        run: a run directory, whose best model is taken, or a model directory.
+        images: files, folders (every image below them) or patterns such as 'x/*.png'.
+        top_k: classes per picture, the likeliest first; fewer where the model has fewer.
+        batch_size, img_size, device, precision, limit: as in `train`.
+
+    Returns:
+        One answer per picture, in the order given; for one that cannot be read, its `error` says why.
+
+    Raises:
+        UsageError: a setting that does not fit.
+        CheckpointError: no model there, or one that cannot be read.
+    """
+    if top_k < 1:
+        raise UsageError(f"top_k must be at least 1; got {top_k}.")
+    options = _options(batch_size, img_size, device, precision, None, limit)
+    model, names, runtime = _opened(run, options)
+    names = names or [str(number) for number in range(model.num_classes)]
+    transform = eval_transform(preprocessing(model))
+    paths = list(_expanded([images] if isinstance(images, (str, Path)) else images))[: options.data.limit]
+    answers: list[Answer] = []
+    for start in range(0, len(paths), options.batch_size):
+        read = [_read(path, transform) for path in paths[start : start + options.batch_size]]
+        tensors = [item for item in read if isinstance(item, torch.Tensor)]
+        tops = iter(_tops(model, torch.stack(tensors), names, top_k, runtime) if tensors else ())
+        for path, item in zip(paths[start:], read, strict=False):
+            answers.append(item if isinstance(item, Answer) else Answer(printable(path), next(tops)))
+    return answers
+
+
+def _options(batch_size: Any, img_size: Any, device: Any, precision: Any, workers: Any, limit: Any) -> Recipe:
+    """Checks the shared settings as a recipe would."""
+    given = dict(
+        batch_size=batch_size, img_size=img_size, device=device, precision=precision, workers=workers, limit=limit
+    )
+    return load_recipe(None, overrides_of(None, {}, given))
+
+
+def _opened(run: str | Path, options: Recipe) -> tuple[Any, list[str] | None, Runtime]:
+    """The model of a run (timm's contract), ready to answer, with its class names if it has any."""
+    runtime = Runtime.of(options.device, options.precision)
+    model, names = load_model_dir(model_dir(run))
+    if options.img_size is not None:
+        model = resized(model, options.img_size)
+    return model.to(runtime.device).eval(), names, runtime
+
+
+def model_dir(run: str | Path) -> Path:
+    """The model directory that a run stands for: its best one, or itself.
+
+    Raises:
+        CheckpointError: neither is there.
+    """
+    for path in (Path(run) / "best", Path(run)):
+        if (path / "config.json").is_file():
+            return path
+    raise CheckpointError(
+        f"A run directory (with best/) or a model directory (with config.json) is needed; {run} is neither."
+        " Make one with weft train or weft convert."
+    )
+
+
+def _recipe_of(run: Path) -> Recipe | None:
+    """How a model was trained, where the run around it is still there."""
+    for folder in (run, run.resolve().parent):
+        if (folder / "recipe.yaml").is_file():
+            return load_recipe(folder / "recipe.yaml")
+    return None
+
+
+def _open_known(
+    data: str | Path, classes: list[str] | None, num_classes: int, options: Recipe, trained_with: Recipe | None
+) -> Splits:
+    """Data labelled with the model's classes, split as the run split it."""
+    as_trained = trained_with or options
+    splits = open_data(
+        data,
+        val_fraction=as_trained.data.val_fraction,
+        seed=as_trained.seed,
+        limit=options.data.limit,
+        allow_empty_class=True,
+        classes=classes,
+    )
+    if len(splits.classes) != num_classes:
+        raise DataError(
+            f"Data must have the model's classes; it has {len(splits.classes)}, the model {num_classes} without names."
+            " Evaluate a model directory that names its classes."
+        )
+    return splits
+
+
+def _chosen(
+    splits: Splits, split: str, data: str | Path, trained_with: Recipe | None
+) -> tuple[Source, list[tuple[str, str]], str]:
+    """The images to evaluate, those excluded, and what to call them."""
+    is_trained_on = trained_with is not None and _same(data, trained_with.data.source)
+    if split == "auto":
+        split = "val" if splits.is_given or is_trained_on else "all"
+    bad = [(printable(item.key), item.reason) for item in splits.bad if split == "all" or item.split in ("", split)]
+    if split == "all":
+        return _Joined(splits.train, splits.val), bad, "all images"
+    source = splits.val if split == "val" else splits.train
+    return source, bad, "the held-out images" if split == "val" else "the training images"
+
+
+def _same(data: str | Path, source: str | None) -> bool:
+    if source is None or DIGITS in (str(data), source):
+        return str(data) == source
+    return Path(data).resolve() == Path(source).resolve()
+
+
+class _Joined:
+    """Two sources of the same classes, one after the other."""
+
+    def __init__(self, first: Source, second: Source) -> None:
+        self.first, self.second = first, second
+        self.classes, self.labels = first.classes, [*first.labels, *second.labels]
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def read(self, i: int) -> Sample:
+        """Picture `i`."""
+        return self.first.read(i) if i < len(self.first) else self.second.read(i - len(self.first))
+
+
+def _expanded(images: Iterable[str | Path]) -> Iterator[str]:
+    """Folders and patterns to the files they stand for; what stands for nothing stays, to be reported."""
+    for image in images:
+        path = Path(image)
+        if path.is_dir():
+            inside = [str(path / name) for name in walk(str(path)).files if extension(name) in EXTENSIONS]
+        elif path.exists():
+            inside = [str(path)]
+        else:
+            inside = sorted(name for name in glob.glob(str(image), recursive=True) if Path(name).is_file())
+        yield from inside or [str(image)]
+
+
+def _read(path: str, transform: Any) -> torch.Tensor | Answer:
+    try:
+        return transform(open_image(Path(path)))
+    except BadImage as error:
+        return Answer(printable(path), [], str(error), error.reason)
+
+
+def _tops(
+    model: nn.Module, images: torch.Tensor, names: Sequence[str], top_k: int, runtime: Runtime
+) -> list[list[tuple[str, float]]]:
+    with torch.inference_mode(), runtime.autocast():
+        logits = mean_logits(model(runtime.put(images))).float().cpu()
+    shares, places = logits.softmax(dim=1).topk(min(top_k, len(names)), dim=1)
+    rows = zip(places.tolist(), shares.tolist(), strict=True)
+    return [[(names[int(place)], share) for place, share in zip(top, sure, strict=True)] for top, sure in rows]

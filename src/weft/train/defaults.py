@@ -1,0 +1,74 @@
+"""What is decided where the person did not: recipe, model, size, length; each decision said in a sentence. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.recipes import Recipe
+
+DIGITS = "digits"
+SMALL_SIDE = 96  # pixels; below, images are learned at their own size by a network made for that
+MANY_IMAGES = 10_000
+IMAGES_SEEN = 400_000  # what a run from scratch needs at least on a small problem, in images with repetition
+EPOCHS = (10, 100)
+
+_RECIPE_KEYS = {"limit": "data.limit"}  # arguments whose key in the recipe has another name
+
+
+def overrides_of(
+    data: str | Path | None, settings: Mapping[str, Any], given: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """What was asked for, as overrides of a recipe; arguments win over settings, None is nothing."""
+    overrides = list(settings.items())
+    overrides += [(_RECIPE_KEYS.get(name, name), value) for name, value in given.items() if value is not None]
+    return overrides if data is None else [*overrides, ("data.source", _quoted(str(data)))]
+
+
+def _quoted(text: str) -> str:
+    """A text as YAML that cannot be taken for anything else."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def default_recipe(data: str | Path | None) -> str | None:
+    """The recipe of a data set that weft knows by name."""
+    return DIGITS if str(data) == DIGITS else None
+
+
+def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int) -> tuple[Recipe, list[str]]:
+    """Decides what the recipe leaves open.
+
+    Args:
+        recipe: what was asked for.
+        image_size: typical (height, width) of the images in pixels.
+        num_images: images to learn from.
+
+    Returns:
+        The whole recipe, and a sentence for each decision.
+    """
+    notes: list[str] = []
+    seen = f"images of about {image_size[0]}x{image_size[1]} pixels"
+    if recipe.model is None:
+        model, img_size = choose_model(min(image_size), num_images)
+        recipe = dataclasses.replace(recipe, model=model, img_size=recipe.img_size or img_size)
+        notes.append(f"Model {model}, for {num_images:,} {seen}; another: --model NAME.")
+    if recipe.epochs is None:
+        epochs = min(max(round(IMAGES_SEEN / num_images), EPOCHS[0]), EPOCHS[1])
+        recipe = dataclasses.replace(recipe, epochs=epochs)
+        notes.append(f"{epochs} epochs, for {num_images:,} images; another number: --epochs N.")
+    if recipe.batch_size > num_images:
+        recipe = dataclasses.replace(recipe, batch_size=num_images)
+        notes.append(f"Batch size {num_images}: there are no more images.")
+    return recipe, notes
+
+
+def choose_model(side: int, num_images: int) -> tuple[str, int | None]:
+    """A model, and the size to run it at (None: its own).
+
+    Small images go to a network made for 32 pixels; few large ones to LeViT, by far the cheapest; many to CeiT.
+    """
+    if side < SMALL_SIDE:
+        return "ceit_nano_32", None if side < 48 else 64
+    return ("levit_128s" if num_images < MANY_IMAGES else "ceit_tiny_patch16_224"), None

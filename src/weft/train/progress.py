@@ -1,0 +1,106 @@
+"""What a person sees while a run goes on: a bar on a terminal, one line per epoch anywhere, all of it on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.text import Text
+
+from weft.train.loop import Meter
+from weft.train.rundir import EpochRow
+
+
+class _TimeLeft(ProgressColumn):
+    """Time left of the whole run, at the speed so far."""
+
+    def render(self, task: Task) -> Text:
+        return Text(clock(task.time_remaining) + " left", style="cyan")
+
+
+def say(text: str) -> None:
+    """One note for the person."""
+    _stderr().print(text, markup=False)
+
+
+def _stderr() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def counting(total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; gives the function that moves it by a number of images."""
+    console = _stderr()
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("images"), _TimeLeft())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+class Reporter:
+    """Tells how a run goes.
+
+    Args:
+        epochs: of the whole run.
+        quiet: say nothing.
+        console: where to; stderr unless told.
+    """
+
+    def __init__(self, epochs: int, *, quiet: bool = False, console: Console | None = None) -> None:
+        self.epochs, self.quiet = epochs, quiet
+        self.console = console or _stderr()
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            _TimeLeft(),
+            console=self.console,
+            transient=True,
+            disable=quiet or not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=None, state="")
+
+    def __enter__(self) -> Reporter:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def note(self, text: str) -> None:
+        """A line above the bar."""
+        if not self.quiet:
+            self.console.print(text, markup=False)
+
+    def step(self, epoch: int, meter: Meter) -> None:
+        """After every step."""
+        done = (epoch - 1) * meter.steps + meter.step
+        self._bar.update(
+            self._task,
+            description=f"epoch {epoch}/{self.epochs}",
+            total=self.epochs * meter.steps,
+            completed=done,
+            state=f"loss {meter.loss:.3f}  top-1 {meter.top1:.1f} %  {meter.images_per_second:,.0f} images/s",
+        )
+
+    def epoch(self, row: EpochRow, is_best: bool) -> None:
+        """After every epoch."""
+        self.note(
+            f"epoch {row.epoch:>{len(str(self.epochs))}}/{self.epochs}  loss {row.train_loss:.3f}"
+            f"  training top-1 {row.train_top1:5.1f} %  held out {row.val_top1:6.2f} %"
+            f"  {row.images_per_second:,.0f} images/s{'  (best)' if is_best else ''}"
+        )
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as h:mm:ss, or m:ss where that is enough."""
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -26,7 +26,7 @@ def check_numbers(val_fraction: float, max_bad: float, limit: int | None) -> Non
 def class_list(inventory: Inventory, pictures: list[Picture], wanted: Sequence[str] | None) -> list[str]:
     """The one list of classes."""
     root = _root(inventory)
-    if links := inventory.links_out:
+    if links := inventory.classes_outside:
         raise DataError(
             f"Folders of '{root}' must lie inside it; {some(links)} {'lead' if len(links) > 1 else 'leads'} outside, "
             f"by a link. Put the folders there, or allow it with follow_links."

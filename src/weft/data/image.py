@@ -9,8 +9,10 @@ opens, with wrong pixels.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import re
 import stat
 import threading
 import warnings
@@ -142,20 +144,23 @@ def open_regular(path: str | Path) -> BinaryIO:
         BadImage: missing, not a regular file, empty, too large, or not readable.
     """
     name = printable(os.fspath(path))
+    # O_NONBLOCK: a pipe that takes the file's place after its mode was read must not hang the run
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise BadImage(name, "not-a-file")
-        # O_NONBLOCK: a pipe that took the file's place since the line above must not hang the run
-        handle = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
-        num_bytes = os.fstat(handle.fileno()).st_size
+        status = os.stat(path)
+        file = os.fdopen(os.open(path, flags), "rb") if stat.S_ISREG(status.st_mode) and status.st_size else None
     except (FileNotFoundError, NotADirectoryError) as err:
         raise BadImage(name, "missing") from err
     except (OSError, ValueError) as err:  # ValueError: a NUL in the name
-        raise BadImage(name, "unreadable", getattr(err, "strerror", None) or str(err)) from err
-    if 0 < num_bytes <= MAX_BYTES:
-        return handle
-    handle.close()
-    raise BadImage(name, "too-many-bytes" if num_bytes else "zero-byte")
+        is_loop = getattr(err, "errno", None) == errno.ELOOP
+        detail = getattr(err, "strerror", None) or str(err)
+        raise BadImage(name, "missing" if is_loop else "unreadable", detail) from err
+    if file is None:
+        raise BadImage(name, "zero-byte" if stat.S_ISREG(status.st_mode) else "not-a-file")
+    if status.st_size > MAX_BYTES:
+        file.close()
+        raise BadImage(name, "too-many-bytes")
+    return file
 
 
 def printable(name: str) -> str:
@@ -177,21 +182,22 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
         try:
             with Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > max_pixels:
-                    raise BadImage(
-                        name, "too-many-pixels", f"{image.width} x {image.height}, the limit is {max_pixels}"
-                    )
+                    claimed = image.width * image.height
+                    raise BadImage(name, "too-many-pixels", f"{claimed} claimed, the limit is {max_pixels}")
                 yield image
         except BadImage:
             raise
         except NoRange as err:
             raise BadImage(name, err.reason) from err
-        except Image.DecompressionBombError as err:
-            raise BadImage(name, "too-many-pixels", f"the limit is {max_pixels}") from err
+        except Image.DecompressionBombError as err:  # Pillow's own test comes first; its text has the number
+            claimed = re.search(r"\d+", str(err))
+            detail = f"{claimed[0] if claimed else 'more'} claimed, the limit is {max_pixels}"
+            raise BadImage(name, "too-many-pixels", detail) from err
         except MemoryError as err:
             raise BadImage(name, "out-of-memory") from err
-        except (
-            Exception
-        ) as err:  # hostile bytes leave Pillow's decoders in a dozen types: SyntaxError, KeyError, struct.error
+        except UnidentifiedImageError as err:
+            raise BadImage(name, "damaged", f"it begins like a {sniff(head)}, but its header cannot be read") from err
+        except Exception as err:  # hostile bytes leave Pillow in a dozen ways: SyntaxError, KeyError, struct.error, ...
             raise BadImage(name, _reason(err, head, file), printable(str(err))) from err
 
 
@@ -199,7 +205,7 @@ def _reason(err: Exception, head: bytes, file: BinaryIO) -> str:
     text = str(err).lower()
     if "max_text" in text or "text chunks" in text:
         return "metadata-bomb"
-    if sniff(head) == "WEBP" and not isinstance(err, UnidentifiedImageError):
+    if sniff(head) == "WEBP":
         # libwebp only says that it failed; the container's own length tells
         return "truncated" if file.seek(0, os.SEEK_END) < int.from_bytes(head[4:8], "little") + 8 else "damaged"
     return "truncated" if isinstance(err, EOFError) or "truncated" in text else "damaged"

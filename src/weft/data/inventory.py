@@ -50,7 +50,7 @@ class Inventory:
         ignored: files whose name and content promise no picture, counted by extension.
         skipped: entries passed over, counted by a key of `weft.data.tree.SKIPPED`.
         notes: conversions of good pictures, counted by a key of `weft.data.pixels.NOTES`.
-        links_out: links to folders outside, not followed.
+        classes_outside: class or split folders that are links to outside the root, not followed.
         unread: top-level folders that a split leaves aside.
     """
 
@@ -62,7 +62,7 @@ class Inventory:
     ignored: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
-    links_out: list[str] = field(default_factory=list)
+    classes_outside: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Inventory:
             "ignored": dict(sorted(self.ignored.items())),
             "skipped": dict(sorted(self.skipped.items())),
             "notes": dict(sorted(self.notes.items())),
-            "links_out": self.links_out,
+            "classes_outside": self.classes_outside,
             "unread": self.unread,
         }
 
@@ -128,7 +128,8 @@ def survey(
     val_name, places, unread = _layout(root)
     tree = walk(os.fspath(root), only=places or None, follow_links=follow_links)
     inventory = Inventory(root, val_name, {split: [] for split in places.values() or [""]})
-    inventory.skipped, inventory.links_out, inventory.unread = tree.skipped, tree.links_out, unread
+    inventory.skipped, inventory.unread = tree.skipped, unread
+    inventory.classes_outside = [key for key in tree.links_out if len(_place(key, places)[1]) < 2]
     inventory.bad = [bad._replace(split=_place(bad.key, places)[0]) for bad in tree.bad]
     for folder in tree.folders:
         split, inner = _place(folder, places)

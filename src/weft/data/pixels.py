@@ -53,7 +53,7 @@ class Header(NamedTuple):
     Attributes:
         size: (height, width) as stored; a TIFF's already as turned, since Pillow turns TIFFs itself while loading.
         is_deep: 16 bits a channel in the file, whatever the mode.
-        is_turned: has an EXIF orientation other than upright.
+        is_turned: it is a TIFF that loading will turn.
     """
 
     size: tuple[int, int]
@@ -64,7 +64,8 @@ class Header(NamedTuple):
 def read_header(image: Image.Image) -> Header:
     """Must come before `image.load()` or `image.draft()`."""
     is_deep = any(";16" in str(tile) for tile in getattr(image, "tile", []))  # a raw mode such as "RGB;16B"
-    return Header((image.height, image.width), is_deep, orientation(image) in UPRIGHT)
+    # others are not asked yet: a PNG's may lie behind its pixels, and Pillow would remember that there is none
+    return Header((image.height, image.width), is_deep, image.format == "TIFF" and orientation(image) in UPRIGHT)
 
 
 def upright_size(image: Image.Image, header: Header) -> tuple[int, int]:

@@ -1,0 +1,150 @@
+"""Small pictures and files made by hand, byte by byte where the point lies in a byte."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+from PIL import Image, TiffImagePlugin
+
+BLACK_TO_WHITE = np.linspace(0, 65535, 256).round().astype(np.uint16)
+
+
+def photo(height: int = 24, width: int = 32, seed: int = 0) -> np.ndarray:
+    """A smooth picture in uint8 (height, width, 3), different for every seed, and different from all its turns."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [np.sin(x * rng.uniform(0.1, 0.3) + y * rng.uniform(0.05, 0.2) + rng.uniform(0, 6)) for _ in range(3)]
+    return np.rint(127.5 + 120 * np.stack(waves, axis=-1)).astype(np.uint8)
+
+
+def encoded(pixels: np.ndarray | Image.Image, format: str, **options: Any) -> bytes:
+    """The bytes of a file."""
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def jpeg(seed: int = 0, **options: Any) -> bytes:
+    """A JPEG of `photo`."""
+    return encoded(photo(seed=seed), "JPEG", **({"quality": 90} | options))
+
+
+def chunk(name: bytes, body: bytes) -> bytes:
+    """One chunk of a PNG file."""
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def png(width: int, height: int, pixels: bytes, *, depth: int = 8, colour: int = 2, extra: bytes = b"") -> bytes:
+    """A PNG file: `pixels` is the zlib stream, `extra` chunks that go before it."""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def bomb(side: int) -> bytes:
+    """A whole, valid PNG of side x side black pixels, one bit each: small as a file, large when decoded."""
+    row = b"\0" * ((side + 7) // 8 + 1)
+    packer = zlib.compressobj(9)
+    packed = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
+    return png(side, side, packed, depth=1, colour=0)
+
+
+def text_bomb(num_bytes: int = 1 << 28) -> bytes:
+    """A PNG of one pixel with a comment that unpacks to `num_bytes`."""
+    packer = zlib.compressobj(9)
+    block = b"\0" * (1 << 20)
+    packed = b"".join(packer.compress(block) for _ in range(num_bytes >> 20)) + packer.flush()
+    return png(1, 1, zlib.compress(b"\0\xff\0\0"), extra=chunk(b"zTXt", b"Comment\0\0" + packed))
+
+
+def tiff(pixels: np.ndarray, tags: dict[int, Any] | None = None, **options: Any) -> bytes:
+    """A TIFF file with extra tags: float values as DOUBLE, int values as SHORT."""
+    info = TiffImagePlugin.ImageFileDirectory_v2()
+    for tag, value in (tags or {}).items():
+        info.tagtype[tag] = 12 if isinstance(value, float) else 3
+        info[tag] = value
+    return encoded(pixels, "TIFF", tiffinfo=info, **options)
+
+
+def raw_tiff(values: np.ndarray, bits: int, *, photometric: int, order: str = "<", sample_format: int = 1) -> bytes:
+    """An uncompressed gray TIFF with one strip, written field by field; `values` are packed as `bits` say."""
+    height, width = values.shape
+    if bits == 12:
+        even, odd = values.reshape(-1, 2).astype(int).T
+        strip = np.stack([even >> 4, (even & 15) << 4 | odd >> 8, odd & 255], axis=-1).astype(np.uint8).tobytes()
+    else:
+        strip = values.astype(values.dtype.newbyteorder(order)).tobytes()
+    fields = {
+        256: (4, width),
+        257: (4, height),
+        258: (3, bits),
+        259: (3, 1),
+        262: (3, photometric),
+        273: (4, 8),
+        277: (3, 1),
+        278: (4, height),
+        279: (4, len(strip)),
+        339: (3, sample_format),
+    }
+    directory = struct.pack(f"{order}H", len(fields))
+    for tag, (kind, value) in sorted(fields.items()):
+        directory += struct.pack(f"{order}HHI", tag, kind, 1) + struct.pack(
+            f"{order}{'I' if kind == 4 else 'Hxx'}", value
+        )
+    mark = b"II*\0" if order == "<" else b"MM\0*"
+    padding = b"\0" * (len(strip) % 2)
+    return mark + struct.pack(f"{order}I", 8 + len(strip) + len(padding)) + strip + padding + directory + b"\0\0\0\0"
+
+
+def paged_tiff(num_pages: int) -> bytes:
+    """A TIFF file of so many pages of 4 x 4 pixels, chained by hand (Pillow would take a second per thousand)."""
+    pages, offset = [], 8
+    for page in range(num_pages):
+        single = raw_tiff(np.full((4, 4), page % 256, np.uint8), 8, photometric=1)
+        strip, directory = single[8:24], bytearray(single[24:])
+        struct.pack_into("<I", directory, 2 + 5 * 12 + 8, offset)  # entry 5 is tag 273, where the strip begins
+        offset += len(strip) + len(directory)
+        following = offset + len(strip) if page + 1 < num_pages else 0
+        struct.pack_into("<I", directory, len(directory) - 4, following)
+        pages.append(strip + bytes(directory))
+    return b"II*\0" + struct.pack("<I", 8 + 16) + b"".join(pages)
+
+
+def icc_profile(primaries: np.ndarray, gamma: float) -> bytes:
+    """An ICC v2 display profile: `primaries` are the XYZ (D50) of full red, green and blue, one per row."""
+
+    def fixed(value: float) -> bytes:
+        return struct.pack(">i", round(value * 65536))
+
+    def xyz(values: np.ndarray) -> bytes:
+        return b"XYZ \0\0\0\0" + b"".join(fixed(value) for value in values)
+
+    curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(gamma * 256)) + b"\0\0"
+    text = b"made by hand\0"
+    bodies = {
+        b"desc": b"desc\0\0\0\0" + struct.pack(">I", len(text)) + text + b"\0" * (12 + 67),
+        b"cprt": b"text\0\0\0\0" + text,
+        b"wtpt": xyz(np.array([0.9642, 1.0, 0.8249])),
+        b"rXYZ": xyz(primaries[0]),
+        b"gXYZ": xyz(primaries[1]),
+        b"bXYZ": xyz(primaries[2]),
+        b"rTRC": curve,
+        b"gTRC": curve,
+        b"bTRC": curve,
+    }
+    table, data, offset = struct.pack(">I", len(bodies)), b"", 128 + 4 + 12 * len(bodies)
+    for name, body in bodies.items():
+        body += b"\0" * (-len(body) % 4)
+        table += name + struct.pack(">II", offset + len(data), len(body))
+        data += body
+    header = struct.pack(">I4sI4s4s4s", 128 + len(table) + len(data), b"\0" * 4, 0x02100000, b"mntr", b"RGB ", b"XYZ ")
+    header += b"\0" * 12 + b"acsp" + b"\0" * 28 + b"".join(fixed(value) for value in (0.9642, 1.0, 0.8249))
+    return header.ljust(128, b"\0") + table + data
+
+
+SRGB_PRIMARIES = np.array([[0.4360, 0.2225, 0.0139], [0.3851, 0.7169, 0.0971], [0.1431, 0.0606, 0.7139]])
+"""XYZ under D50 of sRGB's red, green and blue."""

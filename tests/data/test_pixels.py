@@ -1,0 +1,266 @@
+"""Golden pixels, worked out by hand or in NumPy from the definitions, to one level in 255."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+
+from tests.data.pictures import (
+    BLACK_TO_WHITE,
+    SRGB_PRIMARIES,
+    chunk,
+    encoded,
+    icc_profile,
+    photo,
+    png,
+    raw_tiff,
+    tiff,
+)
+from weft.data import image_size, open_image
+from weft.data.image import look
+
+LEVELS = np.arange(256).reshape(16, 16)
+RAMP_16 = BLACK_TO_WHITE.reshape(16, 16)  # level k is exactly 257 k
+COLOURS = np.array([[0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [120, 60, 200]], np.uint8)
+
+
+def shows(data: bytes, expected: np.ndarray, **options: tuple[int, int, int]) -> None:
+    """Asserts that a person sees `expected`, gray (h, w) or RGB (h, w, 3), to one level."""
+    seen = np.asarray(open_image(data, **options)).astype(int)
+    if expected.ndim == 2:
+        expected = np.repeat(expected[..., None], 3, axis=-1)
+    assert seen.shape == expected.shape
+    assert np.abs(seen - expected).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(encoded(RAMP_16, "PNG"), id="png"),
+        pytest.param(raw_tiff(RAMP_16, 16, photometric=1), id="tiff-little-endian"),
+        pytest.param(raw_tiff(RAMP_16, 16, photometric=1, order=">"), id="tiff-big-endian"),
+        pytest.param(raw_tiff(65535 - RAMP_16, 16, photometric=0), id="tiff-white-is-zero"),
+        pytest.param(raw_tiff(RAMP_16 >> 4, 12, photometric=1), id="tiff-12-bit"),
+        pytest.param(raw_tiff((255 - LEVELS).astype(np.uint8), 8, photometric=0), id="tiff-8-bit-white-is-zero"),
+        pytest.param(encoded(RAMP_16, "TIFF", compression="tiff_deflate"), id="tiff-deflate"),
+        pytest.param(tiff(RAMP_16.astype(np.float32), {340: 0.0, 341: 65535.0}), id="float-declared"),
+        pytest.param(tiff(RAMP_16 / np.float32(65535) - 1, {340: -1.0, 341: 0.0}), id="float-declared-negative"),
+        pytest.param(tiff(RAMP_16.astype(np.int32) * 1000, {340: 0.0, 341: 65535000.0}), id="integer-declared"),
+    ],
+)
+def test_deep_gray_is_scaled_not_clamped(data):
+    shows(data, LEVELS)
+
+
+def test_a_dark_deep_picture_stays_dark():
+    shows(encoded(np.full((8, 8), 2570, np.uint16), "PNG"), np.full((8, 8), 10))
+
+
+def test_declared_floats_out_of_range_and_not_a_number():
+    values = np.array([[-5, 0, 0.5, 1, 9, np.nan, np.inf, -np.inf]], np.float32)
+    shows(tiff(values, {340: 0.0, 341: 1.0}), np.array([[0, 0, 128, 255, 255, 0, 255, 0]]))
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (2.0, 1.0), (float("nan"), 1.0), (0.0, float("inf"))])
+def test_a_declared_range_that_is_none_is_refused(low, high):
+    with pytest.raises(ValueError, match="floating point and it declares no range"):
+        open_image(tiff(np.zeros((2, 2), np.float32), {340: low, 341: high}))
+
+
+def test_deep_colour():
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in photo(4, 6).astype(np.uint16) * 257)
+    data = png(6, 4, zlib.compress(rows), depth=16)
+    shows(data, photo(4, 6))
+    assert look(data).notes == ("16-bit",)
+
+
+def test_cmyk():
+    inks = np.array([[0, 0, 0, 0], [255, 0, 0, 0], [0, 255, 0, 0], [0, 0, 255, 0], [0, 0, 0, 255], [51, 102, 0, 51]])
+    expected = (255 - inks[:, :3]) * (255 - inks[:, 3:]) / 255
+    shows(encoded(Image.fromarray(inks[None].astype(np.uint8), "CMYK"), "TIFF"), np.rint(expected[None]).astype(int))
+
+
+def test_cmyk_jpeg_is_inverted_as_adobe_does():
+    paper = Image.new("CMYK", (16, 16), (0, 0, 0, 0))
+    shows(encoded(paper, "JPEG", quality=95), np.full((16, 16), 255))
+
+
+def test_lab():
+    # neutral colours: L* of 0, 53.585 and 100 are sRGB 0, 128 and 255
+    neutral = Image.frombytes("LAB", (3, 1), bytes([0, 0, 0, round(53.585 * 2.55), 0, 0, 255, 0, 0]))
+    shows(encoded(neutral, "TIFF"), np.array([[0, 128, 255]]))
+
+
+def test_ycbcr():
+    flat = Image.new("YCbCr", (8, 8), (76, 85, 255))  # ITU-R 601: full red
+    shows(encoded(flat, "TIFF"), np.broadcast_to([254, 0, 0], (8, 8, 3)))
+
+
+@pytest.mark.parametrize("background", [(255, 255, 255), (0, 0, 0), (10, 200, 90)])
+def test_alpha_is_composited_on_the_background(background):
+    colour, alpha = photo(8, 8), LEVELS[:8, ::2].astype(np.uint8)
+    weight = alpha[..., None] / 255
+    expected = colour * weight + np.array(background) * (1 - weight)
+    for format in ("PNG", "WEBP", "TIFF"):
+        options = {"lossless": True, "exact": True} if format == "WEBP" else {}
+        shows(
+            encoded(np.dstack([colour, alpha]), format, **options), np.rint(expected).astype(int), background=background
+        )
+
+
+def test_gray_alpha():
+    gray, alpha = photo(8, 8)[..., 0], LEVELS[:8, ::2]
+    data = encoded(Image.merge("LA", [Image.fromarray(gray), Image.fromarray(alpha.astype(np.uint8))]), "PNG")
+    shows(data, np.rint(gray * (alpha / 255) + 255 * (1 - alpha / 255)).astype(int))
+
+
+def test_hidden_colour_does_not_leak():
+    shows(encoded(np.full((4, 4, 4), (255, 0, 0, 0), np.uint8), "PNG"), np.full((4, 4), 255))
+
+
+def test_palette_with_alpha_per_entry():
+    image = Image.new("P", (3, 1))
+    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
+    image.putdata([0, 1, 2])
+    data = encoded(image, "PNG", transparency=bytes([255, 0, 128]))
+    shows(data, np.array([[[255, 0, 0], [255, 255, 255], [127, 127, 255]]]))
+
+
+def test_palette_with_one_transparent_entry():
+    image = Image.new("P", (3, 1))
+    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
+    image.putdata([0, 1, 2])
+    for format in ("PNG", "GIF"):
+        shows(encoded(image, format, transparency=1), np.array([[[255, 0, 0], [255, 255, 255], [0, 0, 255]]]))
+
+
+def test_transparent_colour_key():
+    colours = COLOURS.copy()
+    colours[3] = 255  # blue is the key
+    shows(encoded(COLOURS[None], "PNG", transparency=(0, 0, 255)), colours[None])
+    gray = np.array([[0, 100, 200]], np.uint8)
+    shows(encoded(gray, "PNG", transparency=100), np.array([[0, 255, 200]]))
+    deep = gray.astype(np.uint16) * 257
+    shows(encoded(deep, "PNG", transparency=100 * 257), np.array([[0, 255, 200]]))
+    shows(encoded(Image.fromarray(gray > 50), "PNG", transparency=0), np.array([[255, 255, 255]]))
+
+
+STORED = {  # EXIF: the visual side of row 0 and of column 0, as what is stored of an upright picture
+    1: lambda upright: upright,  # top, left
+    2: lambda upright: upright[:, ::-1],  # top, right
+    3: lambda upright: upright[::-1, ::-1],  # bottom, right
+    4: lambda upright: upright[::-1],  # bottom, left
+    5: lambda upright: upright.swapaxes(0, 1),  # left, top
+    6: lambda upright: upright[:, ::-1].swapaxes(0, 1),  # right, top
+    7: lambda upright: upright[::-1, ::-1].swapaxes(0, 1),  # right, bottom
+    8: lambda upright: upright[::-1].swapaxes(0, 1),  # left, bottom
+}
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "WEBP", "JPEG"])
+def test_exif_orientation(format, orientation):
+    upright = photo(8, 24)
+    options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 100, "subsampling": 0}}.get(format, {})
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = np.ascontiguousarray(STORED[orientation](upright))
+    data = encoded(stored, format, exif=exif, **options)
+    if format == "JPEG":  # lossy: turned back, the same as without the tag
+        plain = open_image(encoded(stored, format, **options))
+        np.testing.assert_array_equal(STORED[orientation](np.asarray(open_image(data))), np.asarray(plain))
+    else:
+        shows(data, upright.astype(int))
+    assert image_size(data) == (8, 24)
+    assert look(data).size == (8, 24)
+    assert look(data).notes == (("exif-rotated",) if orientation > 1 else ())
+
+
+@pytest.mark.parametrize("value", [0, 9, 65535])
+def test_a_senseless_orientation_is_none(value):
+    exif = Image.Exif()
+    exif[0x0112] = value
+    shows(encoded(photo(), "PNG", exif=exif), photo().astype(int))
+
+
+def test_broken_exif_is_none():
+    shows(encoded(photo(), "PNG", exif=b"Exif\0\0II*\0\xff\xff\xff\x7f"), photo().astype(int))
+
+
+def test_exif_behind_the_pixels():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain = encoded(photo(8, 24), "PNG")
+    end = plain.index(b"IEND") - 4
+    data = plain[:end] + chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")) + plain[end:]
+    shows(data, photo(8, 24).swapaxes(0, 1)[:, ::-1].astype(int))
+    assert look(data).size == (24, 8)
+
+
+def expected_srgb(levels: np.ndarray, primaries: np.ndarray, gamma: float) -> np.ndarray:
+    """Linear light through XYZ under D50, then IEC 61966-2-1; levels outside the gamut are cut off."""
+    light = (levels / 255) ** gamma @ primaries @ np.linalg.inv(SRGB_PRIMARIES)
+    light = light.clip(0, 1)
+    return np.rint(255 * np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055))
+
+
+@pytest.mark.parametrize("gamma", [1.0, 1.8, 2.2])
+def test_colour_profiles_are_converted_to_srgb(gamma):
+    primaries = SRGB_PRIMARIES[[1, 2, 0]]  # what it calls red is green
+    data = encoded(photo(16, 16), "PNG", icc_profile=icc_profile(primaries, gamma))
+    shows(data, expected_srgb(photo(16, 16), primaries, gamma).astype(int))
+    assert look(data).notes == ("icc",)
+
+
+def test_a_profile_goes_with_palette_alpha_and_gray():
+    primaries = SRGB_PRIMARIES[[1, 2, 0]]
+    profile = icc_profile(primaries, 1.8)
+    colours = expected_srgb(COLOURS, primaries, 1.8).astype(int)[None]
+    palette = Image.fromarray(np.arange(len(COLOURS), dtype=np.uint8)[None], "P")
+    palette.putpalette(COLOURS.tobytes())
+    shows(encoded(palette, "PNG", icc_profile=profile), colours)
+    clear = np.dstack([COLOURS[None], np.array([[255, 255, 255, 255, 255, 0]], np.uint8)])
+    shows(encoded(clear, "PNG", icc_profile=profile), np.where(clear[..., 3:] == 0, 255, colours))
+    grays = np.array([[0, 64, 128, 255]], np.uint8)
+    expected = expected_srgb(np.repeat(grays[..., None], 3, axis=-1), primaries, 1.8).astype(int)
+    shows(encoded(grays, "PNG", icc_profile=profile), expected)
+    shows(encoded(grays.astype(np.uint16) * 257, "PNG", icc_profile=profile), expected)
+
+
+def test_srgb_by_any_name_changes_nothing():
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    data = encoded(photo(), "PNG", icc_profile=profile)
+    np.testing.assert_array_equal(np.asarray(open_image(data)), photo())
+    assert look(data).notes == ()
+
+
+@pytest.mark.parametrize("profile", [b"no profile", icc_profile(SRGB_PRIMARIES, 2.2)[:200]], ids=["text", "cut"])
+def test_an_unreadable_profile_is_ignored_and_noted(profile):
+    data = encoded(photo(), "PNG", icc_profile=profile)
+    np.testing.assert_array_equal(np.asarray(open_image(data)), photo())
+    assert look(data).notes == ("icc-unreadable",)
+
+
+def test_a_profile_for_other_channels_is_ignored_and_noted():
+    cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+    data = encoded(cmyk, "TIFF", icc_profile=icc_profile(SRGB_PRIMARIES, 2.2))
+    shows(data, np.broadcast_to([255, 0, 0], (8, 8, 3)))
+    assert look(data).notes == ("cmyk", "icc-unreadable")
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
+def test_of_several_frames_the_first(format):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
+    options = {"lossless": True} if format == "WEBP" else {}
+    data = encoded(frames[0], format, save_all=True, append_images=frames[1:], **options)
+    shows(data, np.broadcast_to([250, 0, 0], (8, 8, 3)))
+    assert look(data).notes[-1] == ("pages" if format == "TIFF" else "animated")
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "BMP", "TIFF"])
+def test_plain_pixels_are_untouched(format):
+    options = {"lossless": True} if format == "WEBP" else {}
+    np.testing.assert_array_equal(np.asarray(open_image(encoded(photo(), format, **options))), photo())

@@ -346,7 +346,6 @@ class LeViT(Backbone):
         pre_norm = norm == "layer"
 
         self.embed_dim, self.head_norm = embed_dim, head_norm and norm == "batch"
-        self.final_norm = nn.LayerNorm(embed_dim[-1]) if pre_norm else nn.Identity()
         self.stem_stride = 1
         for stride in stem_strides:
             self.stem_stride *= stride
@@ -378,6 +377,7 @@ class LeViT(Backbone):
             stages.append(Stage(downsample, blocks))
             self.feature_info.append(dict(num_chs=dim, reduction=reduction, module=f"stages.{i}"))
         self.stages = nn.Sequential(*stages)
+        self.final_norm = nn.LayerNorm(embed_dim[-1]) if pre_norm else nn.Identity()
         self.build_head(num_classes)
 
     def make_head(self, num_classes: int) -> nn.Module:

@@ -26,6 +26,7 @@ MAX_DEPTH = 20
 OPEN = ("model_args", "environment")  # settings whose keys are not ours to name
 _ALL_KEYS = "weft train --print-config"
 _NULL = ("", "~", "null", "Null", "NULL")
+_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+\Z")  # YAML 1.1 reads 1e-3 as text; a recipe means a number
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -245,7 +246,7 @@ def _scalar(node: yaml.Node, hint: type) -> Any:
         return int(node.value)
     if hint is float:
         try:
-            return float(node.value)  # YAML 1.1 reads 1e-3 as text; a recipe means the number
+            return float(node.value)
         except ValueError:
             raise _Misfit("a number") from None
     return node.value
@@ -258,7 +259,7 @@ def _untyped(node: yaml.Node) -> Any:
     if isinstance(node, yaml.ScalarNode):
         if node.style is not None:
             return node.value
-        if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", node.value):
+        if _EXPONENT.match(node.value):
             return float(node.value)
         value = yaml.safe_load(node.value)
         return value if isinstance(value, (bool, int, float, str, type(None))) else node.value  # a date stays text
@@ -309,5 +310,7 @@ def _list_on_one_line(dumper: yaml.SafeDumper, items: Iterable[Any]) -> yaml.Nod
     return dumper.represent_sequence("tag:yaml.org,2002:seq", list(items), flow_style=True)
 
 
+# A text that looks like 1e-3 is written in quotes, since the reader above takes 1e-3 for a number.
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("+-.0123456789"))
 _Dumper.add_representer(list, _list_on_one_line)
 _Dumper.add_representer(tuple, _list_on_one_line)

@@ -1,0 +1,78 @@
+"""The schema is its own documentation: every field says what it means, and every default lies in its own range."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import math
+
+import pytest
+
+from weft.recipes import Recipe, dump, load_recipe, schema
+from weft.recipes.load import KEYS
+from weft.recipes.schema import Matching, Within
+
+
+def test_every_field_has_a_docstring() -> None:
+    tree = ast.parse(inspect.getsource(schema))
+    names = {"Data", "Augment", "Optim", "Schedule", "Loss", "Recipe"}
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in names]
+    assert {node.name for node in classes} == names
+    for node in classes:
+        for place, item in enumerate(node.body):
+            if isinstance(item, ast.AnnAssign) and ast.unparse(item.annotation) not in names:
+                after = node.body[place + 1]
+                assert isinstance(after, ast.Expr), f"{node.name}.{ast.unparse(item.target)} has no docstring"
+                assert isinstance(ast.literal_eval(after.value), str)
+
+
+def test_the_defaults_obey_their_own_rules() -> None:
+    assert load_recipe(overrides=[("environment", {"weft": "9"})]) == Recipe()
+    defaults = dataclasses.asdict(Recipe())
+    overrides = []
+    for key in KEYS:
+        value = defaults
+        for part in key.split("."):
+            value = value[part]
+        overrides.append((key, value))
+    assert load_recipe(overrides=overrides) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("rule", "inside", "outside"),
+    [
+        (Within(0, 1), (0.0, 0.5, 1.0), (-0.1, 1.1, math.nan, math.inf)),
+        (Within(0, 1, above=True), (1e-9, 1.0), (0.0, -1.0)),
+        (Within(2), (2, 1e30), (1.9, math.inf)),
+    ],
+)
+def test_ranges(rule: Within, inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
+    assert [rule.allows(value) for value in inside] == [True] * len(inside)
+    assert [rule.allows(value) for value in outside] == [False] * len(outside)
+
+
+def test_rules_say_what_must_hold() -> None:
+    assert str(Within(0, 1, above=True)) == "a number above 0 and at most 1"
+    assert str(Within(2)) == "a number at least 2"
+    assert str(Matching("x", "the letter x")) == "the letter x"
+
+
+def test_a_dumped_recipe_is_the_same_recipe(tmp_path) -> None:
+    recipe = load_recipe(
+        overrides=[
+            ("model", "no"),  # a text that YAML 1.1 takes for false
+            ("img_size", (192, 256)),
+            ("optim.lr", "1e-05"),
+            ("data.source", "'a: b # c'"),
+            ("model_args", {"with_lca": False, "embed_dim": [1, 2], "x": None, "when": "2020-01-01", "n": "1e3"}),
+        ]
+    )
+    path = tmp_path / "recipe.yaml"
+    path.write_text(dump(dataclasses.replace(recipe, environment={"classes": ["1", "null"]})), encoding="utf-8")
+    assert load_recipe(path) == recipe
+    assert recipe.model == "no"
+    assert recipe.data.source == "a: b # c"
+    assert recipe.model_args == {
+        "with_lca": False, "embed_dim": [1, 2], "x": None, "when": "2020-01-01", "n": "1e3"
+    }  # fmt: skip

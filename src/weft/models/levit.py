@@ -91,11 +91,9 @@ class PatchStem(nn.Sequential):
 
 def _residual_end(linear: type[nn.Module], in_features: int, out_features: int) -> nn.Module:
     """The last linear layer of a residual branch: with BatchNorm it starts as nothing, its weight zero."""
-    return (
-        LinearNorm(in_features, out_features, norm_scale=0.0)
-        if linear is LinearNorm
-        else linear(in_features, out_features)
-    )
+    if linear is LinearNorm:
+        return LinearNorm(in_features, out_features, norm_scale=0.0)
+    return linear(in_features, out_features)
 
 
 class BiasedAttention(nn.Module, ABC):

@@ -153,7 +153,10 @@ def mean_logits(logits: Tensor | tuple[Tensor, ...]) -> Tensor:
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     optim = recipe.optim
     words: dict[str, Any] = dict(opt=optim.opt, lr=optim.lr, weight_decay=optim.weight_decay)
-    words |= dict(momentum=optim.momentum) if optim.opt == "sgd" else dict(betas=(optim.momentum, optim.beta2))
+    if optim.opt == "sgd":
+        words |= dict(momentum=optim.momentum, nesterov=optim.momentum > 0)
+    else:
+        words |= dict(betas=(optim.momentum, optim.beta2))
     return create_optimizer_v2(model, **words)
 
 

@@ -1,0 +1,71 @@
+"""`weft doctor`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+
+import pytest
+
+from weft.cli import doctor, main
+
+
+def test_this_environment_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    states = {row["package"]: row["state"] for row in found["packages"]}
+    assert {states[name] for name in ("torch", "torchvision", "timm", "pillow", "safetensors")} == {"ok"}
+    assert found["machine"]["cores"] >= 1
+    assert found["machine"]["memory_gib"] > 0
+
+
+def test_the_text_has_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0].startswith("weft ")
+    assert "\npackage " in shown
+    assert "\nmachine" in shown
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "state", "code"),
+    [
+        ("torch", "2.9.1", "too old", 1),
+        ("torch", "2.10.0", "ok", 0),
+        ("torch", None, "missing", 1),
+        ("onnx", "1.20.0", "too old", 1),
+        ("onnx", None, "absent", 0),
+        ("transformers", None, "absent", 0),
+        ("pillow", "12.9", "too old", 1),
+    ],
+)
+def test_floors(
+    package: str,
+    version: str | None,
+    state: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    true_version = importlib.metadata.version
+
+    def pretend(name: str) -> str:
+        if name != package:
+            return true_version(name)
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", pretend)
+    assert main(["doctor", "--json"]) == code
+    rows = {row["package"]: row for row in json.loads(capsys.readouterr().out)["packages"]}
+    assert rows[package]["state"] == state
+    assert rows[package]["installed"] == (version or "-")
+
+
+def test_a_machine_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_file(*args: object, **kwargs: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(doctor.Path, "read_text", no_file)
+    assert doctor._cpu_flags() == []

@@ -1,0 +1,32 @@
+"""`weft models`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from weft.cli import main
+from weft.models.zoo import ZOO
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "levit_128*"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["name", "size", "params", "MACs", "top-1", "source", "weights"]
+    assert lines[1][:5] == ["levit_128", "224", "9.21M", "405.3M", "78.6"]
+    assert lines[2][:5] == ["levit_128s", "224", "7.78M", "304.7M", "76.6"]
+    assert len(lines) == 3
+
+
+def test_nobody_has_reported_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "ceit_nano_32"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["ceit_nano_32", "32", "0.93M", "50.9M", "-", "-", "none"]
+
+
+def test_json_holds_the_exact_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == sorted(ZOO)
+    for row in rows:
+        assert row == {"name": row["name"], **ZOO[row["name"]]._asdict()}

@@ -1,0 +1,39 @@
+"""A folder of small coloured pictures, and one short run on it that several tests look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from weft.train import RunResult, train
+
+COLOURS = {"blue": (30, 30, 220), "green": (30, 200, 30), "red": (220, 30, 30)}
+PER_CLASS = 15
+SHORT = dict(model="levit_nano_32", epochs=2, batch_size=12, device="cpu", quiet=True)
+
+
+def paint(folder: Path, per_class: int = PER_CLASS, classes: tuple[str, ...] = tuple(COLOURS)) -> Path:
+    """Noisy pictures of one colour per class, 20x24 pixels."""
+    random = np.random.default_rng(0)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(per_class):
+            noise = random.normal(0, 25, (20, 24, 3))
+            pixels = np.clip(np.array(COLOURS[name]) + noise, 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number:02}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return paint(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture(scope="session")
+def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    """A run of a few seconds that tells the colours apart."""
+    settings = {"augment.color_jitter": 0, "optim.lr": 2e-3}
+    return train(photos, out=tmp_path_factory.mktemp("runs") / "colours", settings=settings, **{**SHORT, "epochs": 6})

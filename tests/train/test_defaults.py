@@ -1,0 +1,61 @@
+"""What is decided for a person, and that it is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.recipes import Recipe, load_recipe
+from weft.train.defaults import choose_model, default_recipe, fill_in, overrides_of
+
+
+@pytest.mark.parametrize(
+    ("side", "count", "chosen"),
+    [
+        (8, 1_000, ("ceit_nano_32", None)),
+        (32, 50_000, ("ceit_nano_32", None)),
+        (64, 100_000, ("ceit_nano_32", 64)),
+        (95, 100, ("ceit_nano_32", 64)),
+        (96, 100, ("levit_128s", None)),
+        (500, 9_999, ("levit_128s", None)),
+        (500, 10_000, ("ceit_tiny_patch16_224", None)),
+    ],
+)
+def test_the_model_follows_size_and_number(side: int, count: int, chosen: tuple[str, int | None]) -> None:
+    assert choose_model(side, count) == chosen
+
+
+@pytest.mark.parametrize(("count", "epochs"), [(100, 100), (8_000, 50), (50_000, 10), (1_000_000, 10)])
+def test_the_length_follows_the_number(count: int, epochs: int) -> None:
+    recipe, notes = fill_in(Recipe(model="cvt_13"), (300, 300), count)
+    assert recipe.epochs == epochs
+    assert notes == [f"{epochs} epochs, for {count:,} images; another number: --epochs N."]
+
+
+def test_every_decision_is_said() -> None:
+    recipe, notes = fill_in(Recipe(), (480, 640), 40)
+    assert (recipe.model, recipe.img_size, recipe.batch_size) == ("levit_128s", None, 40)
+    assert notes == [
+        "Model levit_128s, for 40 images of about 480x640 pixels; another: --model NAME.",
+        "100 epochs, for 40 images; another number: --epochs N.",
+        "Batch size 40: there are no more images.",
+    ]
+
+
+def test_what_was_asked_for_stays() -> None:
+    asked = load_recipe(overrides=[("model", "cvt_13"), ("epochs", 7), ("img_size", 96), ("batch_size", 8)])
+    assert fill_in(asked, (32, 32), 50) == (asked, [])
+    assert fill_in(Recipe(epochs=1, img_size=80), (64, 64), 1000)[0].img_size == 80
+
+
+def test_digits_have_a_recipe_of_their_own() -> None:
+    assert default_recipe("digits") == "digits"
+    assert default_recipe("./digits") is None
+    assert default_recipe(None) is None
+
+
+@pytest.mark.parametrize("data", ["photos", "null", "it's: a [folder] # here", "12", "&a *b !c"])
+def test_any_folder_name_survives(data: str) -> None:
+    overrides = overrides_of(data, {"optim.lr": 1, "epochs": 2}, {"epochs": 3, "limit": 4, "seed": None})
+    recipe = load_recipe(overrides=overrides)
+    assert recipe.data.source == data
+    assert (recipe.epochs, recipe.data.limit, recipe.optim.lr, recipe.seed) == (3, 4, 1, 0)

@@ -1,0 +1,104 @@
+"""Numbers of an evaluation, against scikit-learn's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, top_k_accuracy_score
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from weft.train.metrics import MOST_MISTAKES, Evaluation, class_scores, measure
+from weft.train.runtime import Runtime
+
+CPU = Runtime.of("cpu", "fp32")
+CLASSES = [f"class {number}" for number in range(7)]
+
+
+class Recorded(nn.Module):
+    """A model whose logits are its input."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images
+
+
+def recorded(count: int = 200) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.randint(6, (count,), generator=generator)  # the last class has no image
+    logits = torch.randn(count, 7, generator=generator) + F.one_hot(labels, 7)
+    return logits, labels
+
+
+def evaluated(logits: Tensor, labels: Tensor, batch_size: int = 32) -> Evaluation:
+    batches = list(zip(logits.split(batch_size), labels.split(batch_size), strict=True))
+    return measure(Recorded(), batches, CLASSES, CPU, key_of="image {}".format, excluded=[("bad.png", "truncated")])
+
+
+def test_against_scikit_learn() -> None:
+    logits, labels = recorded()
+    result = evaluated(logits, labels)
+    taken = logits.argmax(dim=1)
+    assert result.count == 200
+    assert result.top1 == pytest.approx(100 * (taken == labels).float().mean().item())
+    assert result.top5 == pytest.approx(100 * top_k_accuracy_score(labels, logits, k=5, labels=range(7)))
+    assert result.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+    np.testing.assert_array_equal(result.confusion, confusion_matrix(labels, taken, labels=range(7)))
+    theirs = np.array(precision_recall_fscore_support(labels, taken, labels=range(7), zero_division=0)).T
+    ours = np.array(
+        [[score.precision / 100, score.recall / 100, score.f1 / 100, score.images] for score in result.per_class]
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    assert [score.name for score in result.per_class] == CLASSES
+    assert result.per_class[6].recall == 0
+
+
+def test_the_batch_size_does_not_matter() -> None:
+    one, other = evaluated(*recorded(), batch_size=200).as_dict(), evaluated(*recorded(), batch_size=7).as_dict()
+    assert one.pop("loss") == pytest.approx(other.pop("loss"), rel=1e-6)
+    assert one == other
+
+
+def test_the_most_confident_mistakes_come_first() -> None:
+    logits, labels = recorded()
+    mistakes = evaluated(logits, labels).mistakes
+    assert len(mistakes) == MOST_MISTAKES
+    shares = [mistake.probability for mistake in mistakes]
+    assert shares == sorted(shares, reverse=True)
+    probability, taken = logits.softmax(dim=1).max(dim=1)
+    worst = torch.where(taken != labels, probability, -1).argmax().item()
+    assert mistakes[0].key == f"image {worst}"
+    assert mistakes[0].true == CLASSES[labels[worst]]
+    assert mistakes[0].predicted == CLASSES[taken[worst]]
+    assert mistakes[0].probability == pytest.approx(probability[worst].item())
+
+
+def test_two_classes_have_no_top_5() -> None:
+    result = measure(Recorded(), [(torch.eye(2), torch.tensor([0, 0]))], ["a", "b"], CPU)
+    assert (result.top1, result.top5) == (50, 100)
+
+
+def test_excluded_images_are_told_and_not_counted() -> None:
+    found = evaluated(*recorded()).as_dict()
+    assert found["n"] == 200
+    assert found["excluded"] == [{"image": "bad.png", "reason": "truncated"}]
+    assert sum(map(sum, found["confusion"])) == 200
+
+
+def test_the_model_is_left_as_it_came() -> None:
+    model = Recorded().train()
+    measure(model, [(torch.eye(2), torch.tensor([0, 1]))], ["a", "b"], CPU)
+    assert model.training
+
+
+def test_two_heads_are_averaged() -> None:
+    class Two(nn.Module):
+        def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+            return 3 * images, -images
+
+    result = measure(Two(), [(torch.eye(3), torch.arange(3))], ["a", "b", "c"], CPU)
+    assert result.top1 == 100
+
+
+def test_scores_of_nothing_are_zero() -> None:
+    assert [tuple(score)[1:] for score in class_scores(["a", "b"], np.zeros((2, 2), dtype=int))] == [(0, 0, 0, 0)] * 2

@@ -1,0 +1,105 @@
+"""A run directory takes nothing that is not its own, and a file in it is whole or not there."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from weft.errors import StorageError, UsageError
+from weft.train.rundir import CONTENTS, EpochRow, make_dir, write_metrics, write_text, writing
+
+ROW = EpochRow(1, 22, 1e-6, 2.2279612, 18.3949, 1.5, 40.39, 84.67, 89.8, 16.2)
+
+
+def test_a_new_directory_with_its_parents(tmp_path: Path) -> None:
+    make_dir(tmp_path / "a" / "b", force=False)
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    make_dir(tmp_path / "a" / "b", force=False)  # empty is as good as new
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("precious")
+    with pytest.raises(UsageError, match=r"must be new or empty; .* is neither\. Pass --force"):
+        make_dir(tmp_path, force=False)
+    assert (tmp_path / "metrics.csv").read_text() == "precious"
+
+
+def test_force_replaces_a_run(tmp_path: Path) -> None:
+    for name in CONTENTS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "old").write_text("old")
+    make_dir(tmp_path, force=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_force_removes_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "best").mkdir()
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match=r"also holds 'thesis\.tex'"):
+        make_dir(tmp_path, force=True)
+    assert (tmp_path / "best").is_dir()
+    file = tmp_path / "thesis.tex"
+    with pytest.raises(UsageError, match=r"thesis\.tex"):
+        make_dir(file, force=True)
+    assert file.read_text() == "years of work"
+
+
+def test_force_removes_a_link_not_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "model").write_text("kept")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "best").symlink_to(tmp_path / "elsewhere")
+    make_dir(tmp_path / "run", force=True)
+    assert (tmp_path / "elsewhere" / "model").read_text() == "kept"
+    assert not (tmp_path / "run" / "best").exists()
+
+
+def test_a_place_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="Not a directory"):
+        make_dir(tmp_path / "file" / "run", force=False)
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.csv"
+    write_text(path, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"metrics\.csv must be writable; No space left on device"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_written_files_obey_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "x", "text\n")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
+def test_other_errors_pass_through() -> None:
+    with pytest.raises(ValueError, match="mine"), writing(Path("x")):
+        raise ValueError("mine")
+    inner = StorageError("inner")
+    with pytest.raises(StorageError, match=r"^inner$"), writing(Path("x")):
+        raise inner
+
+
+def test_metrics(tmp_path: Path) -> None:
+    write_metrics(tmp_path / "metrics.csv", [ROW, ROW._replace(epoch=2)])
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == list(EpochRow._fields)
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert float(rows[0]["train_loss"]) == pytest.approx(ROW.train_loss, rel=1e-5)
+    assert rows[0]["lr"] == "1e-06"

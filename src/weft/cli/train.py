@@ -46,9 +46,10 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in SETTINGS}
     if args.print_config:
         from weft.recipes import dump, load_recipe
-        from weft.train.defaults import overrides_of
+        from weft.train.defaults import default_recipe, overrides_of
 
-        print(dump(load_recipe(args.recipe, overrides_of(args.data, settings, given))), end="")
+        recipe = load_recipe(args.recipe or default_recipe(args.data), overrides_of(args.data, settings, given))
+        print(dump(recipe), end="")
         return 0
     from weft.train import train
 

@@ -1,0 +1,143 @@
+"""train, evaluate and predict from the command line: what goes to stdout, what to stderr, and the exit code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.train.conftest import paint
+from weft.cli import main
+from weft.train import RunResult
+
+Shown = pytest.CaptureFixture[str]
+TRAIN = ["--model", "levit_nano_32", "--epochs", "1", "--batch-size", "12", "--device", "cpu"]
+
+
+def test_train(photos: Path, tmp_path: Path, capsys: Shown) -> None:
+    out = tmp_path / "run"
+    assert main(["train", str(photos), *TRAIN, "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert lines[0].startswith(f"levit_nano_32 on {photos}: held-out top-1 ")
+    assert lines[0].endswith("% of 9 images (best of 1 epochs: number 1)")
+    assert lines[1] == f"model:  {out / 'best'}"
+    assert lines[2] == f"report: {out / 'report' / 'report.html'}"
+    assert Path(lines[2].split()[1]).is_file()
+    assert "epoch 1/1  loss " in shown.err
+    assert "held out" in shown.err
+    assert main(["train", str(photos), *TRAIN, "--out", str(out)]) == 2
+    assert "Pass --force" in capsys.readouterr().err
+    assert main(["train", str(photos), *TRAIN, "--out", str(out), "--force", "--quiet", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    result = json.loads(shown.out)
+    assert (result["out"], result["count"], result["epochs"]) == (str(out), 9, 1)
+
+
+def test_train_in_ultralytics_words(photos: Path, tmp_path: Path, capsys: Shown) -> None:
+    words = [
+        f"data={photos}",
+        "model=levit_nano_32",
+        "epochs=1",
+        "batch_size=12",
+        f"out={tmp_path / 'run'}",
+        "optim.lr=1e-3",
+    ]
+    assert main(["train", *words, "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "levit_nano_32"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["no/such/folder"], 3, "no/such/folder"),
+        (["digits", "--model", "ceit_nano"], 2, "Unknown model 'ceit_nano'. Nearest: ceit_nano_32"),
+        (["digits", "--epochs", "ten"], 2, "epochs must be a whole number or null; got 'ten'"),
+        (["digits", "--set", "optim.lr=-1"], 2, "optim.lr must be a number above 0 and at most 10; got '-1'"),
+        (["digits", "--recipe", "digit"], 2, "Unknown recipe 'digit'. Nearest: digits"),
+        (["digits", "--img-size", "4"], 2, "img_size must be a number at least 8"),
+        ([], 2, "Training needs images; got none."),
+    ],
+)
+def test_train_refuses(
+    words: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *words, "--quiet"]) == code
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_print_config_is_a_recipe(tmp_path: Path, capsys: Shown) -> None:
+    assert main(["train", "digits", "--set", "optim.lr=0.5", "--print-config"]) == 0
+    first = capsys.readouterr().out
+    (tmp_path / "recipe.yaml").write_text(first)
+    assert main(["train", "--config", str(tmp_path / "recipe.yaml"), "--print-config"]) == 0
+    assert capsys.readouterr().out == first
+    assert "lr: 0.5" in first
+    assert "model: ceit_nano_32" in first, "the recipe of digits was not taken"
+
+
+def test_evaluate(trained: RunResult, photos: Path, tmp_path: Path, capsys: Shown) -> None:
+    words = ["evaluate", str(trained.out), str(photos)]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("top-1 100.00 %  top-5 100.00 %  loss ")
+    assert shown.out.splitlines()[0].endswith("n = 9")
+    assert "Evaluating the held-out images: 9 images." in shown.err
+    table = [line.split() for line in shown.out.splitlines()]
+    assert ["red", "3", "100.0", "100.0", "100.0"] in table
+    assert ["red", "0", "0", "3"] in table
+    assert main([*words, "--json", "--quiet", "--out", str(tmp_path / "check")]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert json.loads(shown.out)["n"] == 9
+    assert (tmp_path / "check" / "confusion.png").is_file()
+    assert main([*words, "--csv", "--quiet", "--split", "all"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["class"], row["images"]) for row in rows] == [("blue", "15"), ("green", "15"), ("red", "15")]
+
+
+def test_evaluate_names_what_it_left_out(trained: RunResult, tmp_path: Path, capsys: Shown) -> None:
+    folder = paint(tmp_path / "photos", per_class=10)
+    (folder / "red" / "zero.png").touch()
+    assert main(["evaluate", str(trained.out), str(folder), "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert "n = 30\n" in shown
+    assert "1 excluded, in no number here:\n  red/zero.png: zero-byte\n" in shown
+
+
+def test_evaluate_refuses(tmp_path: Path, capsys: Shown) -> None:
+    assert main(["evaluate", str(tmp_path), "digits"]) == 4
+    assert "a model directory (with config.json) is needed" in capsys.readouterr().err
+
+
+def test_predict(trained: RunResult, photos: Path, capsys: Shown) -> None:
+    words = ["predict", str(trained.out), str(photos / "red" / "00.png"), f"{photos}/blue/0[12].png"]
+    assert main([*words, "--top-k", "1"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    rows = [line.split() for line in shown.out.splitlines()]
+    assert rows[0] == ["image", "rank", "class", "probability"]
+    assert [row[2] for row in rows[1:]] == ["red", "blue", "blue"]
+    assert main([*words, "--csv", "--top-k", "2"]) == 0
+    answers = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["rank"] for row in answers] == ["1", "2"] * 3
+    assert answers[0]["class"] == "red"
+    assert main([*words, "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)
+    assert [answer["top"][0]["class"] for answer in answers] == ["red", "blue", "blue"]
+
+
+def test_predict_answers_what_it_can(trained: RunResult, photos: Path, tmp_path: Path, capsys: Shown) -> None:
+    (tmp_path / "zero.png").touch()
+    words = ["predict", str(trained.out), str(tmp_path / "zero.png"), str(photos / "red" / "00.png"), "--csv"]
+    assert main(words) == 3
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 1 + 3
+    assert shown.err.splitlines()[0].startswith(f"weft: {tmp_path / 'zero.png'}") or "zero.png" in shown.err
+    assert shown.err.splitlines()[-1] == "weft: 1 of 2 pictures could not be read."

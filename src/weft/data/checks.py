@@ -90,13 +90,8 @@ def check_sides(inventory: Inventory, num_train: int, num_val: int) -> None:
     """Refuses a side without a single good picture."""
     if num_train and num_val:
         return
-    side = (
-        (inventory.val_name or "the held-out part")
-        if num_train
-        else "train/"
-        if inventory.val_name
-        else "the training part"
-    )
+    sides = ("train/", f"{inventory.val_name}/") if inventory.val_name else ("the training part", "the held-out part")
+    side = sides[num_train > 0]
     raise DataError(
         f"Training needs good images on both sides; {side} of '{_root(inventory)}' has none ({num_train} for training, "
         f"{num_val} held out). Add images, two or more per class."

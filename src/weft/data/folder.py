@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.data.checks import check_bad, check_empty, check_numbers, check_sides, class_list, survey_notes
+from weft.data.checks import check_bad, check_empty, check_numbers, check_sides, class_list, count, survey_notes
 from weft.data.digits import open_digits
 from weft.data.image import MAX_PIXELS, BadImage, open_regular, printable
 from weft.data.inventory import Inventory, Picture, Progress, examine, survey
@@ -103,8 +103,11 @@ def open_data(
         train, val = _spared(train, val)
     if not allow_empty_class and classes is None:
         check_empty(names, inside if limit is not None else train, inventory)
-    check_sides(inventory, len(train), len(val))
+    if classes is None or is_given or not train + val:  # what is only to be evaluated needs no two sides
+        check_sides(inventory, len(train), len(val))
     notes = [_split_note(train, val, names, val_fraction, seed, inventory), *survey_notes(inventory, names, val)]
+    if len(inside) < len(pictures):
+        notes.append(f"Not used, since outside all class folders: {count(len(pictures) - len(inside), 'image')}.")
     train_source, val_source = (_source(inventory, part, names) for part in (train, val))
     return Splits(train_source, val_source, names, notes, _attributed(inventory.bad, parts), is_given)
 

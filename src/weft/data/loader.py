@@ -39,7 +39,10 @@ class ImageLoader(DataLoader):
             yield from super().__iter__()
         except DataError as err:
             # torch rebuilds a worker's exception around the text of its traceback; its last line is our message
-            raise DataError(str(err).rstrip().rsplit("DataError: ", 1)[-1]) from err
+            message = str(err).rstrip().rsplit("DataError: ", 1)[-1]
+            # its frames hold the workers in a cycle, and collected from there they take five seconds each to end
+            err.__traceback__ = None
+            raise DataError(message) from None
 
 
 def make_loader(

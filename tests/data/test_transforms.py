@@ -1,0 +1,200 @@
+"""Pixels in, tensors out: evaluation equals timm's, augmentation does what its words say, and Pillow 13 is survived."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image, ImageOps
+from timm.data import create_transform, resolve_data_config
+
+import weft
+from tests.data.pictures import encoded, photo
+from weft.data import eval_transform, open_image, train_transform
+from weft.data.seeding import randomness_of
+from weft.data.transforms import _rand_augment, posterize_at_least_one_bit
+from weft.errors import UsageError
+
+PHOTO = Image.fromarray(photo(90, 120))
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+UNIT = ((0.0,) * 3, (1.0,) * 3)  # mean and std that leave 0 to 1 as it is
+
+
+@pytest.mark.parametrize("name", ["levit_128s", "deit_tiny_patch16_224", "resnet18", "mobilenetv3_small_100"])
+def test_evaluation_equals_timms(name):
+    model = timm.create_model(name)
+    theirs = create_transform(**resolve_data_config(model=model), is_training=False)
+    for cfg in (model.pretrained_cfg, timm.models.get_pretrained_cfg(name)):
+        torch.testing.assert_close(eval_transform(cfg)(PHOTO), theirs(PHOTO), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32", "cvt_13", "levit_128s"])
+def test_evaluation_gives_what_the_model_takes(name):
+    cfg = weft.create_model(name).pretrained_cfg
+    assert eval_transform(cfg)(PHOTO).shape == torch.Size(cfg["input_size"])
+
+
+def test_squash_keeps_the_whole_picture():
+    cfg = {"input_size": (3, 30, 40), "crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"}
+    cfg |= {"mean": UNIT[0], "std": UNIT[1]}
+    expected = np.asarray(PHOTO.resize((40, 30), Image.Resampling.BILINEAR)).transpose(2, 0, 1) / np.float32(255)
+    np.testing.assert_allclose(eval_transform(cfg)(PHOTO).numpy(), expected, rtol=0, atol=1e-7)
+
+
+def test_centre_crops_and_border_pads():
+    cfg = {"input_size": (3, 90, 90), "crop_pct": 1.0, "mean": UNIT[0], "std": UNIT[1]}
+    whole = np.asarray(PHOTO).transpose(2, 0, 1) / np.float32(255)
+    np.testing.assert_allclose(eval_transform(cfg)(PHOTO).numpy(), whole[:, :, 15:105], rtol=0, atol=1e-7)
+    padded = eval_transform(cfg | {"input_size": (3, 120, 120), "crop_mode": "border"})(PHOTO)
+    np.testing.assert_allclose(padded.numpy()[:, 15:105], whole, rtol=0, atol=1e-7)
+    assert padded[:, :15].eq(0).all()
+
+
+def test_normalisation_is_mean_and_std():
+    flat = Image.new("RGB", (8, 8), (255, 0, 51))
+    seen = eval_transform({"input_size": (3, 8, 8), "crop_pct": 1.0, "mean": MEAN, "std": STD})(flat)
+    expected = [(1 - 0.485) / 0.229, (0 - 0.456) / 0.224, (0.2 - 0.406) / 0.225]
+    torch.testing.assert_close(seen[:, 4, 4], torch.tensor(expected), rtol=1e-6, atol=1e-6)
+
+
+def test_gray_becomes_three_equal_channels():
+    gray = photo(16, 16)[..., 0]
+    seen = eval_transform({"input_size": (3, 16, 16), "crop_pct": 1.0, "mean": UNIT[0], "std": UNIT[1]})(
+        open_image(encoded(gray, "PNG"))
+    )
+    for channel in seen:
+        np.testing.assert_array_equal(np.rint(channel.numpy() * 255), gray)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_one_channel_keeps_gray_levels(train):
+    gray = photo(16, 16)[..., 0]
+    cfg = {"input_size": (1, 16, 16), "crop_pct": 1.0, "mean": (0.5,), "std": (0.25,)}
+    transform = (
+        train_transform(16, (0.5,), (0.25,), in_chans=1, hflip=False, crop="resized", scale=(1, 1), ratio=(1, 1))
+        if train
+        else eval_transform(cfg)
+    )
+    seen = transform(open_image(encoded(gray, "PNG")))
+    assert seen.shape == (1, 16, 16)
+    np.testing.assert_array_equal(np.rint((seen[0].numpy() * 0.25 + 0.5) * 255), gray)
+
+
+def test_one_channel_of_a_model_made_for_three_takes_the_average():
+    seen = eval_transform({"input_size": (1, 8, 8), "mean": (0.2, 0.4, 0.6), "std": (0.1, 0.2, 0.3)})(
+        Image.new("L", (9, 9))
+    )
+    assert seen.shape == (1, 8, 8)
+    torch.testing.assert_close(seen, torch.full((1, 8, 8), -2.0))
+
+
+def test_a_rectangle_is_height_by_width():
+    assert train_transform((32, 96), MEAN, STD)(PHOTO).shape == (3, 32, 96)
+    assert train_transform((16, 40), MEAN, STD)(PHOTO).shape == (3, 16, 40)
+    assert train_transform(64, MEAN, STD)(PHOTO).shape == (3, 64, 64)
+
+
+def test_small_pictures_are_shifted_not_zoomed():
+    """Every outcome is a window of 32 pixels of the picture with its border repeated 4 times on each side."""
+    small = Image.fromarray(photo(32, 32))
+    padded = np.pad(photo(32, 32), ((4, 4), (4, 4), (0, 0)), mode="edge")
+    windows = {padded[y : y + 32, x : x + 32].tobytes() for y in range(9) for x in range(9)}
+    transform = train_transform(32, *UNIT, hflip=False)
+    seen = {np.rint(transform(small).numpy().transpose(1, 2, 0) * 255).astype(np.uint8).tobytes() for _ in range(200)}
+    assert seen <= windows
+    assert len(seen) > 60  # of 81
+
+
+def test_mirroring_is_on_request_and_for_half():
+    small = Image.fromarray(photo(64, 64))
+    keep = {"crop": "resized", "scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
+    upright = train_transform(64, *UNIT, hflip=False, **keep)(small)
+    mirrored = train_transform(64, *UNIT, hflip=True, **keep)
+    counts = {True: 0, False: 0}
+    for _ in range(200):
+        seen = mirrored(small)
+        is_upright = torch.equal(seen, upright)
+        assert is_upright or torch.equal(seen, upright.flip(-1))
+        counts[is_upright] += 1
+    assert 60 < counts[True] < 140  # 100 +- 40: wrong once in 1e8
+    for _ in range(50):
+        assert torch.equal(train_transform(64, *UNIT, hflip=False, **keep)(small), upright)
+
+
+def test_erasing_replaces_a_rectangle():
+    flat = Image.new("RGB", (64, 64), (255, 255, 255))
+    erased = train_transform(64, *UNIT, erase_prob=1.0)(flat)
+    changed = (erased != 1).any(dim=0)
+    rows, columns = changed.any(dim=1).sum(), changed.any(dim=0).sum()
+    assert changed.sum() == rows * columns > 0.02 * 64 * 64 - 64
+    assert (train_transform(64, *UNIT, erase_prob=0.0)(flat) == 1).all()
+
+
+def test_colours_vary_with_jitter_only():
+    flat = Image.new("RGB", (64, 64), (120, 90, 60))
+    assert len({train_transform(64, *UNIT, color_jitter=0.4)(flat).sum().item() for _ in range(10)}) == 10
+    assert len({train_transform(64, *UNIT)(flat).sum().item() for _ in range(10)}) == 1
+
+
+def test_timm_still_asks_for_no_bits_and_pillow_still_refuses():
+    """The reason for the clamp. When this fails, it may go."""
+    with pytest.raises(ValueError, match="bits must be between or equal to 1 and 8"):
+        ImageOps.posterize(PHOTO, 0)
+    assert timm.data.auto_augment._posterize_increasing_level_to_arg(10, {}) == (0,)
+
+
+@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "rand-m10-inc1", "rand-m10-mstd0.5"])
+def test_rand_augment_survives_its_strongest_level(policy):
+    ops = _rand_augment(policy, (32, 32), MEAN, "bicubic").ops
+    posterizers = [op for op in ops if op.name.startswith("Posterize")]
+    assert posterizers
+    for op in posterizers:
+        op.prob, op.magnitude, op.magnitude_std = 1.0, 10 if op.name.endswith("Increasing") else 0, 0
+        np.testing.assert_array_equal(np.asarray(op(PHOTO)), np.asarray(PHOTO) & 0x80)
+    transform = train_transform(64, MEAN, STD, rand_augment=policy)
+    for index in range(300):
+        with randomness_of(index):
+            assert transform(PHOTO).isfinite().all()
+
+
+def test_the_clamp_is_ours_alone():
+    _rand_augment("rand-m9-inc1", (32, 32), MEAN, "bicubic")
+    assert timm.data.auto_augment.NAME_TO_OP["PosterizeIncreasing"] is not posterize_at_least_one_bit
+    np.testing.assert_array_equal(np.asarray(posterize_at_least_one_bit(PHOTO, 3)), np.asarray(PHOTO) & 0xE0)
+
+
+def test_chance_comes_from_the_seeds_alone():
+    transform = train_transform(
+        64, MEAN, STD, "random", color_jitter=0.2, rand_augment="rand-m9-mstd0.5-inc1", erase_prob=0.9
+    )
+    with randomness_of(1):
+        one = transform(PHOTO)
+    random.seed(99)
+    with randomness_of(1):
+        torch.testing.assert_close(transform(PHOTO), one, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: train_transform(32, MEAN, STD, "cubic"), r"interpolation must be bicubic, .*; got 'cubic'"),
+        (lambda: train_transform(32, MEAN, STD, crop="zoom"), r"crop must be auto, resized or shift; got 'zoom'"),
+        (lambda: train_transform(32, MEAN, STD, in_chans=4), r"one value per channel \(4\); got \(0\.485"),
+        (lambda: train_transform(32, (0.5,) * 4, (0.5,) * 4, in_chans=4), r"in_chans must be 3 \(RGB\) or 1 .*; got 4"),
+        (lambda: train_transform(32, (0.5,), STD), r"one value per channel \(3\); got \(0\.5,\)"),
+        (lambda: train_transform(32, MEAN, STD, rand_augment="random"), r"policy such as rand-m9.*; got 'random'"),
+        (lambda: train_transform(32, MEAN, STD, rand_augment="rand-q9"), r"policy such as rand-m9.*; got 'rand-q9'"),
+        (
+            lambda: eval_transform({"crop_mode": "stretch"}),
+            r"crop_mode must be center, squash or border; got 'stretch'",
+        ),
+        (lambda: eval_transform({"interpolation": "cubic"}), r"interpolation must be .*; got 'cubic'"),
+        (lambda: eval_transform({"input_size": (5, 32, 32)}), r"one value per channel \(5\)"),
+    ],
+)
+def test_words_that_do_not_fit(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()

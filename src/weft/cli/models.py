@@ -11,6 +11,8 @@ from weft.models.zoo import ZOO, Row
 
 HELP = "list the models: size, parameters, multiply-adds, reported accuracy, licence of the weights"
 
+HEADER = ("name", "size", "params", "MACs", "top-1", "source", "weights")
+
 EXAMPLE = """
 weft models "levit_128*"
 
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.add_argument("pattern", nargs="?", default="*", metavar="PATTERN", help="such as 'ceit*'; all without one")
     add_common(parser, "--json")
+    parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     example(parser, EXAMPLE)
 
 
@@ -32,12 +35,13 @@ def run(args: argparse.Namespace) -> int:
     names = list_models(args.pattern)
     if not names:
         raise unknown("model", args.pattern, ZOO, "weft models")
+    rows = [_cells(name, ZOO[name]) for name in names]
     if args.json:
         print_json([{"name": name, **ZOO[name]._asdict()} for name in names])
+    elif args.markdown:
+        print("\n".join(f"| {' | '.join(row)} |" for row in [HEADER, ["---"] * len(HEADER), *rows]))
     else:
-        print(
-            table(("name", "size", "params", "MACs", "top-1", "source", "weights"), (_cells(n, ZOO[n]) for n in names))
-        )
+        print(table(HEADER, rows))
     return 0
 
 

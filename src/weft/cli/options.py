@@ -21,7 +21,7 @@ COMMON: dict[str, dict[str, Any]] = {
     "--device": dict(choices=("auto", "cpu", "cuda"), help="auto takes a GPU if there is one"),
     "--precision": dict(choices=("fp32", "bf16"), help="number format of products and convolutions"),
     "--workers": dict(metavar="N", help="processes that read images; results do not depend on it"),
-    "--limit": dict(metavar="N", help="use at most N images"),
+    "--limit": dict(metavar="N", help="use at most N images of each split"),
     "--force": dict(action="store_true", help="overwrite what is there"),
     "--json": dict(action="store_true", help="print the result as JSON"),
     "--quiet": dict(action="store_true", help="no progress and no notes"),

@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "images", nargs="+", metavar="IMAGES", help="files, folders, or quoted patterns such as 'x/*.png'"
     )
     parser.add_argument("--top-k", metavar="N", type=int, default=5, help="classes named per picture (default: 5)")
-    add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--limit", "--json")
+    add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--json")
+    parser.add_argument("--limit", metavar="N", help="use at most N images")
     parser.add_argument("--csv", action="store_true", help="print one line per picture and class as CSV")
     add_common(parser, "--quiet")
     example(parser, EXAMPLE)

@@ -65,7 +65,7 @@ class Data:
     """Share of unusable files above which training refuses to start."""
 
     limit: Annotated[int, Within(1)] | None = None
-    """Use at most this many training images; None for all."""
+    """Use at most this many images for training, and as many held out; None for all."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from weft.train.build import evaluation_batches, preprocessing, resized
 from weft.train.defaults import DIGITS, overrides_of
 from weft.train.loop import mean_logits
 from weft.train.metrics import Evaluation, measure
-from weft.train.progress import counting, say
+from weft.train.progress import counting, looking, say
 from weft.train.report import write_report
 from weft.train.rundir import make_dir, refuse_taken, write_text
 from weft.train.runtime import Runtime
@@ -86,7 +86,7 @@ def evaluate(
         refuse_taken(Path(out), CONTENTS, force=force)
     model, classes, runtime = _opened(run, options)
     trained_with = _recipe_of(Path(run))
-    splits = _open_known(data, classes, model.num_classes, options, trained_with)
+    splits = _open_known(data, classes, model.num_classes, options, trained_with, quiet)
     source, excluded, words = _chosen(splits, split, data, trained_with)
     if not quiet:
         say(f"Evaluating {words}: {len(source):,} images.")
@@ -191,25 +191,30 @@ def model_dir(run: str | Path) -> Path:
 
 def _recipe_of(run: Path) -> Recipe | None:
     """How a model was trained, where the run around it is still there."""
-    for folder in (run, run.resolve().parent):
-        if (folder / "recipe.yaml").is_file():
-            return load_recipe(folder / "recipe.yaml")
-    return None
+    folder = run.resolve().parent if run.resolve().name in ("best", "last") else run
+    return load_recipe(folder / "recipe.yaml") if (folder / "recipe.yaml").is_file() else None
 
 
 def _open_known(
-    data: str | Path, classes: list[str] | None, num_classes: int, options: Recipe, trained_with: Recipe | None
+    data: str | Path,
+    classes: list[str] | None,
+    num_classes: int,
+    options: Recipe,
+    trained_with: Recipe | None,
+    quiet: bool,
 ) -> Splits:
     """Data labelled with the model's classes, split as the run split it."""
     as_trained = trained_with or options
-    splits = open_data(
-        data,
-        val_fraction=as_trained.data.val_fraction,
-        seed=as_trained.seed,
-        limit=options.data.limit,
-        allow_empty_class=True,
-        classes=classes,
-    )
+    with looking(quiet=quiet) as progress:
+        splits = open_data(
+            data,
+            val_fraction=as_trained.data.val_fraction,
+            seed=as_trained.seed,
+            limit=options.data.limit,
+            allow_empty_class=True,
+            classes=classes,
+            progress=progress,
+        )
     if len(splits.classes) != num_classes:
         raise DataError(
             f"Data must have the model's classes; it has {len(splits.classes)}, the model {num_classes} without names."

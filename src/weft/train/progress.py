@@ -33,11 +33,24 @@ def _stderr() -> Console:
 @contextlib.contextmanager
 def counting(total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal; gives the function that moves it by a number of images."""
-    console = _stderr()
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("images"), _TimeLeft())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
+    with _image_bar(quiet) as bar:
+        task = bar.add_task("evaluating", total=total)
         yield lambda count: bar.advance(task, count)
+
+
+@contextlib.contextmanager
+def looking(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; gives the function that sets it to (images looked at, of how many)."""
+    with _image_bar(quiet) as bar:
+        task = bar.add_task("looking through", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _image_bar(quiet: bool) -> Progress:
+    console = _stderr()
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("images"))
+    disable = quiet or not console.is_terminal
+    return Progress(*columns, _TimeLeft(), console=console, transient=True, disable=disable)
 
 
 class Reporter:

@@ -24,7 +24,7 @@ from weft.train.build import (
 from weft.train.defaults import default_recipe, fill_in, overrides_of
 from weft.train.loop import Learner, Meter, train_epoch
 from weft.train.metrics import Evaluation, measure
-from weft.train.progress import Reporter, clock
+from weft.train.progress import Reporter, clock, looking
 from weft.train.report import write_report
 from weft.train.rundir import EpochRow, make_dir, refuse_taken, write_metrics, write_text, writing
 from weft.train.runtime import Runtime, StopSignals
@@ -118,13 +118,15 @@ def train(
     runtime = Runtime.of(plan.device, plan.precision)
     if out is not None:
         refuse_taken(Path(out), force=force)
-    splits = open_data(
-        plan.data.source,
-        val_fraction=plan.data.val_fraction,
-        seed=plan.seed,
-        max_bad=plan.data.max_bad,
-        limit=plan.data.limit,
-    )
+    with looking(quiet=quiet) as progress:
+        splits = open_data(
+            plan.data.source,
+            val_fraction=plan.data.val_fraction,
+            seed=plan.seed,
+            max_bad=plan.data.max_bad,
+            limit=plan.data.limit,
+            progress=progress,
+        )
     plan, decisions = fill_in(plan, image_size_hint(splits.train), len(splits.train))
     out = Path(out) if out is not None else Path("runs") / (plan.name or default_name(plan))
     run = _Run(plan, splits, out, runtime, Reporter(plan.epochs or 0, quiet=quiet))
@@ -156,9 +158,13 @@ class _Run:
             try:
                 for epoch in range(1, self.reporter.epochs + 1):
                     self._epoch(epoch, signals)
-            except (KeyboardInterrupt, SystemExit):
+            except (KeyboardInterrupt, SystemExit, RuntimeError) as error:
+                # Ctrl-C also reaches the processes that read images; their end may be noticed before the signal
+                if isinstance(error, RuntimeError) and signals.requested is None:
+                    raise
                 self._keep("last")
                 self.reporter.note(f"Stopped after step {self.learner.step}; its weights are in {self.out / 'last'}.")
+                signals.check()
                 raise
         result = self._result(time.perf_counter() - begun)
         self._report(result)

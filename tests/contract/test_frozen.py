@@ -1,0 +1,51 @@
+"""What others build on does not change by accident; a change that is meant changes the list beside this file."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from weft.cli.app import VERBS, verb_parser
+from weft.recipes.load import KEYS
+
+HERE = Path(__file__).parent
+ROOMS = ("weft", "weft.checkpoints", "weft.data", "weft.models", "weft.recipes", "weft.train")
+
+
+def public_names() -> list[str]:
+    return [f"{room}.{name}" for room in ROOMS for name in sorted(importlib.import_module(room).__all__)]
+
+
+def options() -> list[str]:
+    lines = []
+    for verb in VERBS:
+        parser = verb_parser(verb)
+        places = [action.dest for action in parser._actions if not action.option_strings]
+        lines.append(f"weft {' '.join([verb, *places])}")
+        lines += [f"  {name}" for name in parser.option_names()]
+    return lines
+
+
+FROZEN = {"public_names.txt": public_names, "options.txt": options, "recipe_keys.txt": lambda: sorted(KEYS)}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_the_list_is_as_written(name: str) -> None:
+    written = (HERE / name).read_text(encoding="utf-8").splitlines()
+    now = FROZEN[name]()
+    gone, new = sorted(set(written) - set(now)), sorted(set(now) - set(written))
+    assert now == written, (
+        f"gone: {gone}; new: {new}. If this is meant, write it into tests/contract/{name} and CHANGELOG."
+    )
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_name_is_there(room: str) -> None:
+    module = importlib.import_module(room)
+    for name in module.__all__:
+        assert getattr(module, name) is not None, name
+    assert set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = module.no_such_name

@@ -1,0 +1,75 @@
+"""The README tells the truth: its Python runs, its commands exist, its table is the models' own, its links lead on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from weft.cli import main
+from weft.cli.app import VERBS, verb_parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "CONTRIBUTING.md")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    lines: list[str] = []
+    for page in PAGES:
+        for block in blocks((ROOT / page).read_text(encoding="utf-8"), "sh"):
+            lines += [line.partition("  #")[0].strip() for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_there_are_commands_to_check() -> None:
+    assert {"make demo", "make test"} <= set(commands())
+    assert {command.split()[1] for command in commands() if command.startswith("weft ")} >= set(VERBS)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_exists(command: str) -> None:
+    words = shlex.split(command)
+    if words[0] == "weft":
+        parser = verb_parser(words[1])
+        known = set(parser.option_names())
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+        end = words.index(">") if ">" in words else len(words)
+        parser.parse_args(words[2:end])  # raises UsageError where it does not fit
+    elif words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    else:
+        assert words[0] in ("git", "cd", "pip", ".venv/bin/pre-commit", ".ci/run"), f"what is {words[0]}?"
+
+
+def test_the_first_python_ends_in_the_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    first = blocks(README, "python")[0]
+    lines = first.strip().splitlines()
+    assert len(lines) == 6
+    expression, _, promised = lines[-1].partition("  # ")
+    assert promised == "(1, 1000)"
+    exec(first, {})
+    assert capsys.readouterr().out.strip() == promised
+    assert expression.startswith("print(")
+
+
+def test_the_other_python_compiles() -> None:
+    for block in blocks(README, "python")[1:]:
+        compile(block, "README.md", "exec")
+
+
+def test_the_table_is_that_of_weft_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--markdown"]) == 0
+    assert capsys.readouterr().out in README, "weft models --markdown, and paste it into the README"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", (ROOT / page).read_text(encoding="utf-8")):
+        assert (ROOT / target).exists(), target

@@ -167,9 +167,8 @@ def test_gradients_are_clipped() -> None:
     images, labels = batches(1)[0]
     steps = {}
     for clip in (0, 1e-3):
-        one = learner(
-            optim__opt="sgd", optim__momentum=0, optim__clip_grad=clip, optim__lr=1, schedule__warmup_epochs=0
-        )
+        plain = dict(optim__opt="sgd", optim__momentum=0, optim__lr=1, optim__weight_decay=0, schedule__warmup_epochs=0)
+        one = learner(**plain, optim__clip_grad=clip)
         one.model.eval()
         before, lr = parameters_to_vector(one.model.parameters()).detach(), one.lr
         one.learn(images, labels)

@@ -374,6 +374,14 @@ def test_the_typical_size(photos):
     assert image_size_hint(open_data(photos).train) == (24, 32)
 
 
+def test_the_typical_size_of_pictures_that_have_gone(photos):
+    splits = open_data(photos)
+    key = splits.train.read(0).key
+    (photos / key).write_bytes(b"<html>")
+    with pytest.raises(DataError, match=rf"{key} cannot be used: its content is none of .* It was good when"):
+        image_size_hint(splits.train)
+
+
 def test_names_are_stable_whatever_lists_the_folder(photos, monkeypatch):
     expected = keys(open_data(photos).train)
     scandir = os.scandir

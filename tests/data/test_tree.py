@@ -107,6 +107,16 @@ def test_pipes_and_sockets_are_never_opened(tmp_path, monkeypatch):
     assert inventory.skipped == Counter({"special": 1})
 
 
+def test_links_to_pipes_are_not_opened_either(tmp_path):
+    class_folders(tmp_path / "data", 1)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "data" / "a" / "x.jpg").symlink_to("../../pipe")
+    (tmp_path / "data" / "a" / "x").symlink_to("../../pipe")
+    inventory = inspect(tmp_path / "data")
+    assert [(bad.key, bad.reason) for bad in inventory.bad] == [("a/x.jpg", "not-a-file")]
+    assert inventory.skipped == Counter({"special": 1})
+
+
 def test_hidden_folders_and_junk_are_no_classes(tmp_path):
     class_folders(tmp_path, 1)
     for name in (".ipynb_checkpoints", "__MACOSX", ".git", "@eaDir"):
@@ -156,6 +166,17 @@ def test_a_folder_that_may_not_be_listed():
         (root / "b").chmod(0o755)
     assert [(bad.key, bad.reason) for bad in inventory.bad] == [("b", "unreadable")]
     assert "b cannot be used: the system does not let it be read (Permission denied)." == inventory.bad[0].message
+
+
+def test_a_root_that_may_not_be_listed():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0)
+        with (
+            unprivileged(),
+            pytest.raises(DataError, match=rf"must be readable; '{folder}' is not \(Permission denied\)"),
+        ):
+            inspect(folder)
+        os.chmod(folder, 0o700)
 
 
 def test_only_some_of_the_root(tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from weft.cli.options import add_common, example
@@ -21,10 +23,10 @@ weft data check photos
 bad   cats/IMG_7.jpg: truncated (it ends too early)
 bad   cats/page.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, TIFF, GIF, whatever its name says)
 
- 98 good images in 2 classes (cats 48, dogs 50)
-  2 bad files: 1 not-an-image, 1 truncated
-  3 ignored files, neither named nor made like images: 2 .txt, 1 .heic
- 12 exif-rotated: turned upright by its EXIF orientation
+98 good, classes 2: cats 48, dogs 50
+ 2 bad: 1 not-an-image, 1 truncated
+ 3 ignored, neither named nor made like an image: 2 .txt, 1 .heic
+12 exif-rotated: turned upright by its EXIF orientation
 """
 
 
@@ -48,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
     from weft.data import inspect
     from weft.data.image import MAX_PIXELS
 
+    if args.data == "digits" and not os.path.lexists(args.data):
+        raise UsageError(
+            "DATA must be a directory; got digits, which comes with scikit-learn and has no files to check."
+        )
     inventory = inspect(
         args.data,
         decode=not args.no_decode,
@@ -85,30 +91,24 @@ def _report(inventory: Inventory) -> str:
 
     facts = inventory.as_dict()
     lines = [f"bad   {printable(bad.key)}: {bad.reason} ({REASONS[bad.reason]})" for bad in inventory.bad]
+    lines += [""] * bool(lines)
     rows = []
     for split, counts in facts["classes"].items():
         place = f" in {inventory.val_name if split == 'val' else split}/" if split else ""
-        each = ", ".join(f"{printable(name)} {count:,}" for name, count in counts.items())
-        rows.append(
-            (sum(counts.values()), f"good images{place} in {len(counts)} classes{f' ({each})' if each else ''}")
-        )
+        each = some(f"{name} {count:,}" for name, count in counts.items())
+        rows.append((sum(counts.values()), f"good{place}, classes {len(counts):,}{f': {each}' if each else ''}"))
     if facts["outside_classes"]:
-        rows.append((facts["outside_classes"], "good images outside all class folders, which training does not use"))
-    rows.append((len(inventory.bad), f"bad files{f': {_reasons(inventory)}' if inventory.bad else ''}"))
+        rows.append((facts["outside_classes"], "good outside all class folders, which training does not use"))
+    reasons = tally(Counter(bad.reason for bad in inventory.bad))
+    rows.append((len(inventory.bad), f"bad{f': {reasons}' if reasons else ''}"))
     if ignored := extensions(inventory.ignored):
-        rows.append((sum(ignored.values()), f"ignored files, neither named nor made like images: {tally(ignored)}"))
+        rows.append((sum(ignored.values()), f"ignored, neither named nor made like an image: {tally(ignored)}"))
     rows += [(number, f"{kind}: {NOTES[kind]}") for kind, number in facts["notes"].items()]
     rows += [(number, f"{kind}, passed over: {SKIPPED[kind]}") for kind, number in facts["skipped"].items()]
     width = max(len(f"{number:,}") for number, _ in rows)
-    lines += [""] * bool(lines) + [f"{number:>{width},} {text}" for number, text in rows]
+    lines += [f"{number:>{width},} {text}" for number, text in rows]
     if inventory.unread:
         lines.append(f"Not read, since train/ is there: {some(f'{name}/' for name in inventory.unread)}.")
+    if inventory.classes_outside:
+        lines.append(f"Not entered, links to outside: {some(inventory.classes_outside)}. See --follow-links.")
     return "\n".join(lines)
-
-
-def _reasons(inventory: Inventory) -> str:
-    from collections import Counter
-
-    from weft.data.checks import tally
-
-    return tally(Counter(bad.reason for bad in inventory.bad))

@@ -13,10 +13,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from weft.data.folder import lost
 from weft.data.image import MAX_PIXELS, BadImage, open_image
 from weft.data.seeding import randomness_of
-from weft.data.source import Source
+from weft.data.source import Source, lost
 
 Transform = Callable[[Image.Image], Float[Tensor, "c h w"]]
 Key = tuple[int, int]  # (epoch, index)

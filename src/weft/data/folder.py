@@ -8,10 +8,9 @@ from pathlib import Path
 
 from weft.data.checks import check_bad, check_empty, check_numbers, check_sides, class_list, count, survey_notes
 from weft.data.digits import open_digits
-from weft.data.image import MAX_PIXELS, BadImage, open_regular, printable
+from weft.data.image import MAX_PIXELS, BadImage, open_regular
 from weft.data.inventory import Inventory, Picture, Progress, examine, survey
-from weft.data.source import BadFile, Sample, Splits, stratified_split, stratified_subset
-from weft.errors import DataError
+from weft.data.source import BadFile, Sample, Splits, lost, stratified_split, stratified_subset
 
 BUILT_IN = ("digits",)
 
@@ -39,12 +38,6 @@ class FolderSource:
             raise lost(key, err) from err
         except OSError as err:
             raise lost(key, BadImage("", "unreadable", err.strerror or "")) from err
-
-
-def lost(key: str, err: BadImage) -> DataError:
-    """The error for a picture that was good when the data was opened."""
-    now = BadImage(printable(key), err.reason, err.detail)
-    return DataError(f"{now} It was good when the data was opened: restore it, or start again without it.")
 
 
 def open_data(

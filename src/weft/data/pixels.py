@@ -145,8 +145,9 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 def _to_eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     """Gray pixels of more than 8 bits: black to 0, white to 255, by what the file declares; never clamped."""
     low, high, _ = _value_range(image)
-    values = np.asarray(image).astype(np.float64)
-    levels = np.nan_to_num((values - low) * (255 / (high - low)), nan=0.0).clip(0, 255)
+    with np.errstate(all="ignore"):  # a stranger's floats may be anything; what is no number becomes black
+        values = np.asarray(image).astype(np.float64)
+        levels = np.nan_to_num((values - low) * (255 / (high - low)), nan=0.0).clip(0, 255)
     alpha = None
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):

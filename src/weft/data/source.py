@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
-from weft.data.image import image_size
+from weft.data.image import BadImage, image_size, printable
+from weft.errors import DataError
 
 
 class Sample(NamedTuple):
@@ -87,6 +88,12 @@ class Splits:
     is_given: bool = False
 
 
+def lost(key: str, err: BadImage) -> DataError:
+    """The error for a picture that was good when the data was opened."""
+    now = BadImage(printable(key), err.reason, err.detail)
+    return DataError(f"{now} It was good when the data was opened: restore it, or start again without it.")
+
+
 def rank(key: str, seed: int) -> bytes:
     """Where `key` stands in the queue that `seed` makes: uniform, and the same for ever."""
     return hashlib.blake2b(f"{seed}/{key}".encode(errors="surrogateescape"), digest_size=8).digest()
@@ -121,8 +128,18 @@ def _by_class(keys: Sequence[str], labels: Sequence[int], seed: int) -> dict[int
 
 
 def image_size_hint(source: Source, num_samples: int = 32) -> tuple[int, int]:
-    """The typical (height, width) in pixels: medians over pictures spread over the source, from their headers."""
+    """The typical (height, width) in pixels: medians over pictures spread over the source, from their headers.
+
+    Raises:
+        DataError: one of them cannot be read any more.
+    """
     step = max(len(source) // num_samples, 1)
-    sizes = [image_size(source.read(i).data) for i in range(0, len(source), step)]
+    sizes = []
+    for i in range(0, len(source), step):
+        sample = source.read(i)
+        try:
+            sizes.append(image_size(sample.data))
+        except BadImage as err:
+            raise lost(sample.key, err) from err
     heights, widths = zip(*sizes, strict=True)
     return median_low(heights), median_low(widths)

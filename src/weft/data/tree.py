@@ -2,7 +2,7 @@
 
 Links to folders that leave the root are not followed unless asked: one link to `/` would be the whole machine. Links
 to files are, wherever they point (hub caches and deduplicated stores are made of them), unless the file is in the
-tree already.
+tree already. Hard links cannot be told from files, and count as files.
 """
 
 from __future__ import annotations

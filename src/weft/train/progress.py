@@ -1,8 +1,9 @@
-"""What a person sees while a run goes on: a bar on a terminal, one line per epoch anywhere, all of it on stderr."""
+"""What a person sees while a run goes on: a bar on a terminal, lines anywhere, all of it on stderr."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
@@ -12,6 +13,8 @@ from rich.text import Text
 
 from weft.train.loop import Meter
 from weft.train.rundir import EpochRow
+
+SILENCE_S = 60  # where there is no bar, as in a log, something is said at least this often
 
 
 class _TimeLeft(ProgressColumn):
@@ -77,6 +80,7 @@ class Reporter:
             disable=quiet or not self.console.is_terminal,
         )
         self._task = self._bar.add_task("starting", total=None, state="")
+        self._said = time.monotonic()
 
     def __enter__(self) -> Reporter:
         self._bar.start()
@@ -87,19 +91,22 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """A line above the bar."""
+        self._said = time.monotonic()
         if not self.quiet:
             self.console.print(text, markup=False)
 
     def step(self, epoch: int, meter: Meter) -> None:
         """After every step."""
-        done = (epoch - 1) * meter.steps + meter.step
+        state = f"loss {meter.loss:.3f}  top-1 {meter.top1:.1f} %  {meter.images_per_second:,.0f} images/s"
         self._bar.update(
             self._task,
             description=f"epoch {epoch}/{self.epochs}",
             total=self.epochs * meter.steps,
-            completed=done,
-            state=f"loss {meter.loss:.3f}  top-1 {meter.top1:.1f} %  {meter.images_per_second:,.0f} images/s",
+            completed=(epoch - 1) * meter.steps + meter.step,
+            state=state,
         )
+        if not self.console.is_terminal and time.monotonic() - self._said > SILENCE_S:
+            self.note(f"epoch {epoch}/{self.epochs}  step {meter.step}/{meter.steps}  {state}")
 
     def epoch(self, row: EpochRow, is_best: bool) -> None:
         """After every epoch."""

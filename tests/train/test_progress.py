@@ -1,0 +1,59 @@
+"""What a person sees: a bar where there is a terminal, lines where there is a log, nothing where they asked for it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from weft.train import progress
+from weft.train.loop import Meter
+from weft.train.progress import Reporter, clock
+from weft.train.rundir import EpochRow
+
+METER = Meter(5, 10, 1.5, 42.0, 1234.5)
+ROW = EpochRow(2, 20, 1e-3, 1.25, 61.5, 0.9, 70.125, 99.0, 1234.5, 8.0)
+
+
+def reported(*, terminal: bool, quiet: bool = False) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=160, soft_wrap=True, highlight=False)
+    with Reporter(3, quiet=quiet, console=console) as reporter:
+        reporter.note("A note [with brackets].")
+        reporter.step(2, METER)
+        reporter._bar.refresh()
+        reporter.epoch(ROW, True)
+    return console.file.getvalue()
+
+
+def test_a_log_gets_lines() -> None:
+    assert reported(terminal=False) == (
+        "A note [with brackets].\n"
+        "epoch 2/3  loss 1.250  training top-1  61.5 %  held out  70.12 %  1,234 images/s  (best)\n"
+    )
+
+
+def test_a_terminal_gets_a_bar_as_well() -> None:
+    shown = reported(terminal=True)
+    assert "epoch 2/3" in shown
+    assert "15/30" in shown
+    assert "loss 1.500  top-1 42.0 %  1,234 images/s" in shown
+    assert " left" in shown
+    assert "A note [with brackets]." in shown
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_quiet_is_quiet(terminal: bool) -> None:
+    shown = reported(terminal=terminal, quiet=True)
+    assert "epoch" not in shown
+    assert "note" not in shown
+
+
+def test_a_long_epoch_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SILENCE_S", -1)
+    assert "epoch 2/3  step 5/10  loss 1.500" in reported(terminal=False)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, "-:--"), (5.4, "0:05"), (61, "1:01"), (3725, "1:02:05")])
+def test_clock(seconds: float | None, text: str) -> None:
+    assert clock(seconds) == text

@@ -55,7 +55,7 @@ def test_a_path_a_string_and_bytes_are_one(tmp_path):
         (lambda path: os.mkfifo(path), "not-a-file"),
         (lambda path: path.symlink_to("/dev/zero"), "not-a-file"),
         (lambda path: path.write_bytes(b""), "zero-byte"),
-        (lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), (1 << 30) + 1), "too-many-bytes"),
+        (lambda path: (path.touch(), os.truncate(path, (1 << 30) + 1)), "too-many-bytes"),
         (lambda path: path.write_bytes(b"hello"), "not-an-image"),
     ],
 )

@@ -210,7 +210,7 @@ def digest(root: Path) -> str:
             state.update(
                 f"{path} {status.st_mode} {status.st_mtime_ns} {status.st_size}".encode(errors="surrogateescape")
             )
-            if os.path.isfile(path) and not os.path.islink(path):
+            if os.path.isfile(path) and not os.path.islink(path) and os.access(path, os.R_OK):
                 with open(path, "rb") as file:
                     state.update(file.read())
     return state.hexdigest()

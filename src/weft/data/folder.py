@@ -72,7 +72,8 @@ def open_data(
 
     Raises:
         DataError: no usable data there, or more than `max_bad` of it bad; classes that are empty, only in val, or
-            only one. UsageError: a number out of its range.
+            only one.
+        UsageError: a number out of its range.
     """
     check_numbers(val_fraction, max_bad, limit)
     if data in BUILT_IN:

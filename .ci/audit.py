@@ -1,4 +1,4 @@
-"""Known vulnerabilities in what is installed: fails where there are some; says so and passes where nobody can be asked."""
+"""Known vulnerabilities in what is installed: fails where there are some, says so where nobody could be asked."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from timm.layers import get_act_layer
 from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -237,6 +238,7 @@ class Backbone(nn.Module, ABC):
     def record_input_size(self, img_size: Grid) -> None:
         """Notes a changed size where whoever rebuilds this model or prepares its images will look."""
         self.model_args = {**self.model_args, "img_size": tuple(img_size)}
+        update_model_input_size(self, img_size)  # timm's own note
         for name in ("pretrained_cfg", "default_cfg"):
             if hasattr(self, name):
                 setattr(self, name, {**getattr(self, name), "input_size": (self.in_chans, *img_size)})

@@ -1,0 +1,192 @@
+"""A model directory: weights and everything that is needed to use them, in the form that timm's `local-dir:` reads.
+
+model.safetensors   the state dict
+config.json         architecture, constructor values, classes, preprocessing, the sha256 of the weights
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+from safetensors.torch import save
+from timm.models._hub import save_config_for_hf
+from torch import nn
+
+from weft.checkpoints.files import read_state_dict
+from weft.checkpoints.load import load_checkpoint
+from weft.errors import CheckpointError, StorageError, UsageError, nearest
+from weft.models.registry import create_model
+from weft.models.zoo import ZOO
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+MAX_CONFIG_BYTES = 16 << 20
+PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
+
+
+def save_model_dir(
+    model: nn.Module, path: str | Path, *, label_names: Sequence[str] | None = None, force: bool = False
+) -> Path:
+    """Writes a model directory; it is whole, or not there.
+
+    Args:
+        model: one that `weft.create_model` built.
+        path: the directory.
+        label_names: one name per class, in the order of the logits.
+        force: take the place of a model directory that is there.
+
+    Raises:
+        UsageError: `path` is taken, or the names do not fit the classes.
+        StorageError: the disk did not take it.
+    """
+    path = Path(path)
+    names = _checked_names(label_names, getattr(model, "num_classes", None))
+    if path.exists() and not force:
+        raise UsageError(f"A model directory must be new; {path} is there already. Pass force=True or another path.")
+    if path.exists() and any(path.iterdir()) and not (path / CONFIG).is_file():
+        raise UsageError(f"force replaces a model directory and nothing else; {path} has no {CONFIG}.")
+    beside, before = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("part", "old"))
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        weights = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+        _write(beside / WEIGHTS, weights)
+        extra = {"label_names": names} if names else {}
+        config = _config(model, beside, {**extra, "weights_sha256": hashlib.sha256(weights).hexdigest()})
+        _write(beside / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+        if path.exists():
+            os.replace(path, before)
+        os.replace(beside, path)
+        _flush_folder(path.parent)
+    except OSError as err:
+        raise StorageError(
+            f"{path} must be writable; {err.strerror or err}. Free some space or choose another."
+        ) from err
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(before, ignore_errors=True)
+    return path
+
+
+def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
+    """The model of a directory, in evaluation mode, and the names of its classes if it has any.
+
+    Raises:
+        CheckpointError: something is missing, damaged, or names what does not exist.
+    """
+    path = Path(path)
+    config = _read_config(path)
+    name = config["architecture"].removeprefix("weft_")
+    if name not in ZOO and not timm.is_model(name):
+        likely = ", ".join(nearest(name, ZOO))
+        raise CheckpointError(f"{path / CONFIG} must name a model that exists; got {name!r}. Nearest: {likely}.")
+    weights = path / WEIGHTS
+    expected = config.get("weights_sha256")
+    if expected is not None and weights.is_file():
+        found = _sha256(weights)
+        if found != expected:
+            raise CheckpointError(
+                f"{weights} must have the sha256 that {CONFIG} states, {expected[:12]}...; got {found[:12]}..."
+                " The file is damaged or not the one that was saved."
+            )
+    state = read_state_dict(weights)
+    cfg = config["pretrained_cfg"]
+    arguments = {**config["model_args"], "num_classes": config["num_classes"]}
+    if "input_size" in cfg:
+        arguments["in_chans"] = cfg["input_size"][0]
+    try:
+        model: Any = create_model(name, **arguments)
+    except (UsageError, TypeError, ValueError) as err:
+        raise CheckpointError(f"{path / CONFIG} does not describe a {name}: {err}") from err
+    load_checkpoint(model, state, switches="ignore")
+    model.pretrained_cfg = model.default_cfg = {
+        **dict(model.pretrained_cfg),
+        **{key: cfg[key] for key in PREPROCESSING if key in cfg},
+        "num_classes": config["num_classes"],
+    }
+    return model.eval(), config.get("label_names")
+
+
+def _config(model: Any, folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
+    """What timm writes about a model, with the constructor values as `create_model` was given them."""
+    file = folder / CONFIG
+    given = dict(getattr(model, "model_args", {}))
+    save_config_for_hf(model, str(file), model_config=dict(extra), model_args=given)
+    config = json.loads(file.read_text())
+    not_switches = ("num_classes", "in_chans", "features_only", "cache_dir")
+    config["model_args"] = {k: v for k, v in config.get("model_args", {}).items() if k not in not_switches}
+    if len(getattr(model, "pretrained_cfg", {})):
+        config["pretrained_cfg"] |= {k: model.pretrained_cfg[k] for k in PREPROCESSING if k in model.pretrained_cfg}
+    return config
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """config.json, with everything in it of the kind that it must be."""
+    file = path / CONFIG
+    if not file.is_file():
+        raise CheckpointError(f"A model directory must hold {CONFIG} and {WEIGHTS}; {path} has no {CONFIG}.")
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise CheckpointError(f"{file} must be smaller than {MAX_CONFIG_BYTES >> 20} MiB; it is not a model's.")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as err:
+        raise CheckpointError(f"{file} must be JSON: {err}.") from err
+    kinds = dict(architecture=str, num_classes=int, pretrained_cfg=dict, model_args=dict)
+    config = {"pretrained_cfg": {}, "model_args": {}, **config} if isinstance(config, dict) else {}
+    for key, kind in kinds.items():
+        if not isinstance(config.get(key), kind):
+            raise CheckpointError(f"{file} must hold '{key}', a {kind.__name__}; got {config.get(key)!r}.")
+    config["label_names"] = config.get("label_names") or config["pretrained_cfg"].get("label_names")
+    try:
+        _checked_names(config["label_names"], config["num_classes"])
+    except UsageError as err:
+        raise CheckpointError(f"{file}: {err}") from err
+    return config
+
+
+def _checked_names(names: Any, num_classes: int | None) -> list[str] | None:
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"label_names must be a list of texts; got {names!r}.")
+    names = list(names)
+    if num_classes is not None and len(names) != num_classes:
+        raise UsageError(f"label_names must have one name per class, {num_classes}; got {len(names)}.")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"label_names must differ from each other; {twice!r} comes twice.")
+    for name in names:
+        if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
+            raise UsageError(f"label_names must hold no control characters; got {name!r}.")
+    return names
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_folder(path: Path) -> None:
+    """A rename is on the disk once its folder is; Windows cannot flush one."""
+    if hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()  # hashlib.file_digest came with Python 3.11
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,170 @@
+import errno
+import json
+import os
+
+import pytest
+import timm
+import torch
+
+import weft
+from tests.helpers import NANO, images, lively
+from weft.checkpoints import load_model_dir, model_dir, save_model_dir
+from weft.errors import CheckpointError, StorageError, UsageError
+
+SWITCHED = {
+    "ceit_nano_32": dict(stem_chans=16, leff_kernel=5, img_size=(40, 48)),
+    "cvt_nano_32": dict(act_layer="gelu", kv_stride=(1, 2, 2), pos_embed=True),
+    "levit_nano_32": dict(attn_bias=False, pos_embed=True, distilled=False),
+}
+
+
+def saved(tmp_path, name="levit_nano_32", **switches):
+    model = lively(name, num_classes=3, **switches)
+    save_model_dir(model, tmp_path / "m", label_names=["a", "b", "c"])
+    return model, tmp_path / "m"
+
+
+@pytest.mark.parametrize("switched", [False, True])
+@pytest.mark.parametrize("name", NANO)
+def test_what_was_saved_is_loaded(tmp_path, name, switched):
+    model, path = saved(tmp_path, name, **(SWITCHED[name] if switched else {}))
+    again, names = load_model_dir(path)
+    x = images(model)
+    assert names == ["a", "b", "c"]
+    assert not again.training
+    assert torch.equal(again(x), model(x))
+    for key in ("input_size", "mean", "std", "crop_pct", "interpolation"):
+        assert tuple_of(again.pretrained_cfg[key]) == tuple_of(model.pretrained_cfg[key])
+
+
+def tuple_of(value):
+    return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_timm_reads_it(tmp_path, name):
+    model, path = saved(tmp_path, name, **SWITCHED[name])
+    theirs = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+    x = images(model)
+    assert torch.equal(theirs(x), model(x))
+    assert theirs.pretrained_cfg["label_names"] == ["a", "b", "c"]
+
+
+def test_a_resized_model_comes_back_at_its_size(tmp_path):
+    model = lively("levit_nano_32", num_classes=3)
+    model.set_input_size((64, 40))
+    save_model_dir(model, tmp_path / "m")
+    again, names = load_model_dir(tmp_path / "m")
+    assert names is None
+    assert again.pretrained_cfg["input_size"] == (3, 64, 40) or again.pretrained_cfg["input_size"] == [3, 64, 40]
+    x = torch.randn(1, 3, 64, 40)
+    assert torch.equal(again(x), model(x))
+
+
+def test_other_models_of_timm_too(tmp_path):
+    model = weft.create_model("resnet18", num_classes=3).eval()
+    save_model_dir(model, tmp_path / "m", label_names=["a", "b", "c"])
+    again, _ = load_model_dir(tmp_path / "m")
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(again(x), model(x))
+
+
+def test_one_channel(tmp_path):
+    model = lively("cvt_nano_32", num_classes=3, in_chans=1)
+    save_model_dir(model, tmp_path / "m")
+    assert load_model_dir(tmp_path / "m")[0].in_chans == 1
+
+
+def test_nothing_is_overwritten_without_force(tmp_path):
+    model, path = saved(tmp_path)
+    with pytest.raises(UsageError, match=r"A model directory must be new; .*/m is there already"):
+        save_model_dir(model, path)
+    save_model_dir(model, path, force=True)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "x.jpg").write_bytes(b"x")
+    with pytest.raises(
+        UsageError, match=r"force replaces a model directory and nothing else; .*/photos has no config.json"
+    ):
+        save_model_dir(model, tmp_path / "photos", force=True)
+    assert (tmp_path / "photos" / "x.jpg").exists()
+
+
+def test_readable_as_the_umask_says(tmp_path):
+    before = os.umask(0o027)
+    try:
+        _, path = saved(tmp_path)
+    finally:
+        os.umask(before)
+    assert {oct((path / name).stat().st_mode & 0o777) for name in ("model.safetensors", "config.json")} == {"0o640"}
+
+
+@pytest.mark.parametrize("offset", [8, -1, -5000])
+def test_a_changed_byte_is_noticed(tmp_path, offset):
+    _, path = saved(tmp_path)
+    data = bytearray((path / "model.safetensors").read_bytes())
+    data[offset] ^= 1
+    (path / "model.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"must have the sha256 that config.json states"):
+        load_model_dir(path)
+
+
+def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
+    model, path = saved(tmp_path)
+    before = (path / "model.safetensors").read_bytes()
+
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(model_dir, "_write", full)
+    with pytest.raises(StorageError, match=r"/m must be writable; No space left on device"):
+        save_model_dir(model, path, force=True)
+    assert (path / "model.safetensors").read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "b"], "label_names must have one name per class, 3; got 2"),
+        (["a", "b", "a"], "label_names must differ from each other; 'a' comes twice"),
+        (["a", "b", "c\n"], r"label_names must hold no control characters; got 'c\\n'"),
+        ("abc", "label_names must be a list of texts; got 'abc'"),
+    ],
+)
+def test_names_that_do_not_fit(tmp_path, names, message):
+    with pytest.raises(UsageError, match=message):
+        save_model_dir(lively("cvt_nano_32", num_classes=3), tmp_path / "m", label_names=names)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(architecture="weft_levit_nan_32"), r"got 'levit_nan_32'. Nearest: levit_nano_32"),
+        (lambda c: c.pop("architecture"), "must hold 'architecture', a str; got None"),
+        (lambda c: c.update(num_classes="3"), "must hold 'num_classes', a int; got '3'"),
+        (lambda c: c["model_args"].update(_target_="os.system"), r"Unknown argument of levit_nano_32 '_target_'"),
+        (lambda c: c["model_args"].update(embed_dim=[8, 8]), "must have one value per stage"),
+        (lambda c: c["model_args"].update(depth=[1, 1, 1]), "unexpected"),
+        (lambda c: c.update(label_names=["a", "b", "\x1b[2J"]), "no control characters"),
+    ],
+)
+def test_a_lying_config_is_refused(tmp_path, change, message):
+    _, path = saved(tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    change(config)
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        load_model_dir(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_no_config_at_all(tmp_path, content):
+    _, path = saved(tmp_path)
+    (path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config.json must"):
+        load_model_dir(path)
+
+
+def test_missing_directory(tmp_path):
+    with pytest.raises(CheckpointError, match=r"A model directory must hold config.json and model.safetensors"):
+        load_model_dir(tmp_path / "nothing")

@@ -59,7 +59,7 @@ def test_the_directory_is_as_promised(trained: RunResult) -> None:
 def test_model_directories_are_timms(trained: RunResult) -> None:
     config = json.loads((trained.out / "best" / "config.json").read_text())
     assert config["architecture"] == "weft_levit_nano_32"
-    assert config["pretrained_cfg"]["label_names"] == list(COLOURS)
+    assert config["label_names"] == list(COLOURS)
     model = timm.create_model(f"local-dir:{trained.out / 'best'}", pretrained=True)
     assert model.num_classes == len(COLOURS)
     for key, value in weights(trained.out, "best").items():

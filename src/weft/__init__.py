@@ -13,10 +13,10 @@ from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.checkpoints import load_checkpoint as load_checkpoint
-    from weft.models import create_model as create_model
+    from weft.hub import create_model as create_model
     from weft.models import list_models as list_models
 
-_HOMES = {"create_model": "weft.models", "list_models": "weft.models", "load_checkpoint": "weft.checkpoints"}
+_HOMES = {"create_model": "weft.hub", "list_models": "weft.models", "load_checkpoint": "weft.checkpoints"}
 
 __all__ = ["__version__", "create_model", "list_models", "load_checkpoint"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weft.checkpoints.load import load_checkpoint as load_checkpoint
     from weft.checkpoints.model_dir import load_model_dir as load_model_dir
     from weft.checkpoints.model_dir import save_model_dir as save_model_dir
-    from weft.checkpoints.public import load_pretrained as load_pretrained
+    from weft.checkpoints.public import fetch_pretrained as fetch_pretrained
 
 _HOMES = {
     "read_state_dict": "files",
@@ -22,14 +22,14 @@ _HOMES = {
     "load_checkpoint": "load",
     "load_model_dir": "model_dir",
     "save_model_dir": "model_dir",
-    "load_pretrained": "public",
+    "fetch_pretrained": "public",
 }
 
 __all__ = [
     "LoadReport",
+    "fetch_pretrained",
     "load_checkpoint",
     "load_model_dir",
-    "load_pretrained",
     "read_state_dict",
     "save_model_dir",
 ]

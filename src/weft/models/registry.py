@@ -106,6 +106,10 @@ def _feature_levels(variant: dict[str, Any]) -> tuple[int, ...]:
     return tuple((i + 1) * depth // 4 - 1 for i in range(4))
 
 
+# What timm's factory takes beside a network's own values.
+FACTORY = ("features_only", "out_indices", "feature_cls", "device", "dtype", "pretrained_cfg_overlay")
+
+
 def switches(name: str) -> list[str]:
     """The constructor values that `create_model(name)` takes."""
     family = next(family for family, variants in FAMILIES.items() if name in variants)
@@ -113,14 +117,7 @@ def switches(name: str) -> list[str]:
 
 
 def create_model(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Builds a model by name.
-
-    Args:
-        name: one of `list_models()`, or any model name of timm.
-        pretrained: load the public weights.
-        **kwargs: constructor values of the network, such as `num_classes`, `img_size` (int or (height, width)),
-            `in_chans`, `drop_path_rate`, and every ablation switch; and timm's `features_only`, `out_indices`,
-            `device`, `dtype`.
+    """Builds a model by name; `weft.create_model` is this with public weights.
 
     Raises:
         UsageError: an unknown name or argument, or sizes that do not fit.
@@ -129,10 +126,10 @@ def create_model(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Mo
         if timm.is_model(name.split(".")[0]):
             return timm.create_model(name, pretrained=pretrained, **kwargs)
         raise unknown("model", name, ZOO, "weft models")
-    offered = [*switches(name), "features_only", "out_indices", "feature_cls", "device", "dtype", "cache_dir"]
+    offered = [*switches(name), *FACTORY]
     for key in kwargs:
         if key not in offered:
-            raise unknown(f"argument of {name}", key, offered, f"help(weft.models) or {', '.join(offered)}")
+            raise unknown(f"argument of {name}", key, offered, ", ".join(offered))
     return timm.create_model(f"weft_{name}", pretrained=pretrained, **kwargs)
 
 

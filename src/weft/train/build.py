@@ -15,7 +15,7 @@ from torch import nn
 from weft.data import ImageDataset, Source, Splits, eval_transform, make_loader, train_transform
 from weft.data.loader import ImageLoader
 from weft.grid import Grid
-from weft.models import create_model
+from weft.hub import create_model
 from weft.models.zoo import ZOO
 from weft.recipes import Recipe
 from weft.train.runtime import Runtime

@@ -16,6 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.train.conftest import COLOURS, PER_CLASS, SHORT, paint
+from weft.cli import main
 from weft.errors import DataError, DivergedError, StorageError, UsageError
 from weft.recipes import load_recipe
 from weft.train import RunResult, loop, run, train
@@ -125,6 +126,7 @@ def test_bad_data_leaves_no_directory(tmp_path: Path) -> None:
     [
         ({"model": "levit_nano_23"}, r"Unknown model 'levit_nano_23'\. Nearest: levit_nano_32"),
         ({"settings": {"model_args.depht": 3}}, r"Unknown argument of levit_nano_32 'depht'\. Nearest: depth"),
+        ({"batch_size": 1}, "levit_nano_32 must see at least 2 images at a time to learn .* got batch_size 1"),
         ({"epochs": 0}, "epochs must be a number at least 1"),
         ({"precision": "fp16"}, "precision must be one of fp32, bf16; got 'fp16'"),
     ],
@@ -220,3 +222,17 @@ def test_bad_files_are_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureF
     assert "empty.png" in capsys.readouterr().err
     assert result.count == 6
     assert "1 excluded" in (result.out / "report" / "report.md").read_text()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="file names are text there")
+def test_names_that_are_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = paint(tmp_path / "photos", per_class=6)
+    (folder / "red").rename(folder / os.fsdecode(b"caf\xe9 $x^2$"))
+    (folder / "blue" / "00.png").rename(folder / "blue" / os.fsdecode(b"\xff\xfe.png"))
+    (folder / "green" / os.fsdecode(b"bad\xff.png")).touch()
+    result = train(folder, out=tmp_path / "run", **{**SHORT, "epochs": 1, "quiet": False})
+    assert "caf" in (result.out / "report" / "report.html").read_text(encoding="utf-8")
+    again = train(recipe=result.out / "recipe.yaml", out=tmp_path / "again", quiet=True)
+    same_weights(result.out, again.out)
+    assert main(["evaluate", str(result.out), str(folder), "--split", "all"]) == 0
+    assert main(["predict", str(result.out), str(folder), "--json"]) == 3

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -49,6 +50,9 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; errors that are the input's fault become one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fall over
+            stream.reconfigure(errors="backslashreplace")
     try:
         with _sigterm_as_exit():
             return _run(list(sys.argv[1:] if argv is None else argv))

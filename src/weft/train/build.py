@@ -14,6 +14,7 @@ from torch import nn
 
 from weft.data import ImageDataset, Source, Splits, eval_transform, make_loader, train_transform
 from weft.data.loader import ImageLoader
+from weft.errors import UsageError
 from weft.grid import Grid
 from weft.hub import create_model
 from weft.models.zoo import ZOO
@@ -81,8 +82,14 @@ def training_images(recipe: Recipe, source: Source, model: nn.Module) -> ImageDa
     return ImageDataset(source, transform, recipe.seed)
 
 
-def training_batches(recipe: Recipe, dataset: ImageDataset) -> ImageLoader:
-    """Shuffled batches. One that is not full is left out: BatchNorm cannot learn from a single image."""
+def training_batches(recipe: Recipe, dataset: ImageDataset, model: nn.Module) -> ImageLoader:
+    """Shuffled batches. One that is not full is left out: BatchNorm cannot learn from a single image.
+
+    Raises:
+        UsageError: the recipe asks for single images where that is so.
+    """
+    if recipe.batch_size == 1 and any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
+        raise UsageError(f"{recipe.model} must see at least 2 images at a time to learn (BatchNorm); got batch_size 1.")
     return make_loader(
         dataset, recipe.batch_size, shuffle=True, seed=recipe.seed, workers=recipe.workers, drop_last=True
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.checkpoints import save_model_dir
 from weft.data import Splits, image_size_hint, open_data
+from weft.data.image import printable
 from weft.errors import UsageError
 from weft.recipes import Recipe, dump, load_recipe
 from weft.train.build import (
@@ -143,7 +144,7 @@ class _Run:
         self.recipe, self.splits, self.out, self.runtime, self.reporter = recipe, splits, out, runtime, reporter
         model = build_model(recipe, len(splits.classes)).to(runtime.device)
         self.train_images = training_images(recipe, splits.train, model)
-        self.train_batches = training_batches(recipe, self.train_images)
+        self.train_batches = training_batches(recipe, self.train_images, model)
         self.val_batches = evaluation_batches(splits.val, model, recipe.batch_size, recipe.workers)
         self.learner = Learner(model, recipe, runtime, len(self.train_batches), reporter.epochs)
         self.history: list[EpochRow] = []
@@ -185,8 +186,8 @@ class _Run:
             self.val_batches,
             self.splits.classes,
             self.runtime,
-            key_of=lambda place: self.splits.val.read(place).key,
-            excluded=[(bad.key, bad.reason) for bad in self.splits.bad if bad.split != "train"],
+            key_of=lambda place: printable(self.splits.val.read(place).key),
+            excluded=[(printable(bad.key), bad.reason) for bad in self.splits.bad if bad.split != "train"],
             on_batch=lambda count: signals.check(),
         )
         seconds = time.perf_counter() - begun

@@ -108,7 +108,8 @@ def write_text(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     with writing(path):
         try:
-            with beside.open("w", encoding="utf-8", newline="") as file:
+            # backslashreplace: names of files and classes may hold bytes that are no text
+            with beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -23,7 +23,7 @@ def test_train(photos: Path, tmp_path: Path, capsys: Shown) -> None:
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
     assert lines[0].startswith(f"levit_nano_32 on {photos}: held-out top-1 ")
-    assert lines[0].endswith("% of 9 images (best of 1 epochs: number 1)")
+    assert lines[0].endswith("% of 9 images (epoch 1 of 1, the best)")
     assert lines[1] == f"model:  {out / 'best'}"
     assert lines[2] == f"report: {out / 'report' / 'report.html'}"
     assert Path(lines[2].split()[1]).is_file()

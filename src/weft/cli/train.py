@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(
             f"{result.model} on {result.data}: held-out top-1 {result.top1:.2f} % of {result.count} images"
-            f" (best of {result.epochs} epochs: number {result.best_epoch})\n"
+            f" (epoch {result.best_epoch} of {result.epochs}, the best)\n"
             f"model:  {result.out / 'best'}\nreport: {result.out / 'report' / 'report.html'}"
         )
     return 0

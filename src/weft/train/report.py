@@ -134,7 +134,7 @@ def _class_rows(result: Evaluation) -> list[tuple[str, ...]]:
 def _pair_rows(result: Evaluation, most: int = 10) -> list[tuple[str, ...]]:
     wrong = result.confusion.copy()
     np.fill_diagonal(wrong, 0)
-    order = np.argsort(wrong, axis=None, kind="stable")[::-1][:most]
+    order = np.argsort(-wrong, axis=None, kind="stable")[:most]
     pairs = [divmod(int(place), len(result.classes)) for place in order]
     totals = result.confusion.sum(axis=1)
     return [

@@ -227,7 +227,10 @@ class _Run:
         best = self.best[1]
         params = sum(parameter.numel() for parameter in self.learner.model.parameters())
         facts = [
-            ("held-out images", f"{best.count}, and {len(best.excluded)} excluded because they cannot be read"),
+            (
+                "held-out images",
+                str(best.count) + (f", {len(best.excluded)} excluded as unreadable" if best.excluded else ""),
+            ),
             ("best epoch", f"{result.best_epoch} of {result.epochs}"),
             ("top-1, top-5", f"{best.top1:.2f} %, {best.top5:.2f} %"),
             ("training images", f"{len(self.splits.train)}"),

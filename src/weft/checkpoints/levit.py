@@ -229,7 +229,7 @@ def built(model: LeViT) -> dict[str, Any]:
     block = next(module for module in model.modules() if isinstance(module, Block))
     attn = cast("Attention", block.attn)
     return dict(
-        act_layer=name_of_activation(block.mlp.act),
+        act_layer=name_of_activation(cast("nn.Module", block.mlp.act)),
         attn_act_layer=name_of_activation(cast("nn.Module", attn.proj.act)),
         key_dim=attn.widths[0],
     )

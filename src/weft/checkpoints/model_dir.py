@@ -137,7 +137,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as err:
         raise CheckpointError(f"{file} must be JSON: {err}.") from err
-    kinds = dict(architecture=str, num_classes=int, pretrained_cfg=dict, model_args=dict)
+    kinds: dict[str, type] = {"architecture": str, "num_classes": int, "pretrained_cfg": dict, "model_args": dict}
     config = {"pretrained_cfg": {}, "model_args": {}, **config} if isinstance(config, dict) else {}
     for key, kind in kinds.items():
         if not isinstance(config.get(key), kind):

@@ -90,7 +90,7 @@ def load_pickle(path: Path, *, import_foreign: bool = False) -> Any:
     foreign = sorted(found - TENSORS - BYSTANDERS)
     if foreign and not import_foreign:
         raise CheckpointError(refusal(path, foreign))
-    stand_ins = [(_InertDict if name in _DICT_LIKE else Inert, name) for name in sorted(found - TENSORS)]
+    stand_ins: list[Any] = [(_InertDict if name in _DICT_LIKE else Inert, name) for name in sorted(found - TENSORS)]
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):
             warnings.simplefilter("ignore")  # about pickle protocols and storages; what matters is an error

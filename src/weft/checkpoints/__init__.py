@@ -39,3 +39,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'weft.checkpoints' has no attribute '{name}'; it offers {', '.join(__all__)}.")
     return getattr(importlib.import_module(f"weft.checkpoints.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

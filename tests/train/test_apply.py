@@ -32,6 +32,12 @@ def test_other_data_is_measured_whole(trained: RunResult, tmp_path: Path) -> Non
     assert evaluate(trained.out, other, quiet=True).count == 12
 
 
+def test_one_picture_per_class_is_enough(trained: RunResult, tmp_path: Path) -> None:
+    assert evaluate(trained.out, paint(tmp_path / "few", per_class=1), quiet=True).count == 3
+    with pytest.raises(DataError, match="at least one image; got none"):
+        evaluate(trained.out, tmp_path / "few", split="val", quiet=True)
+
+
 def test_classes_are_matched_by_name(trained: RunResult, tmp_path: Path) -> None:
     some = paint(tmp_path / "some", classes=("red", "green"), per_class=5)
     result = evaluate(trained.out, some, quiet=True)

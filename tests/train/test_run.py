@@ -121,6 +121,12 @@ def test_bad_data_leaves_no_directory(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_nothing_to_hold_out(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="3 for training, 0 held out"):
+        train(paint(tmp_path / "photos", per_class=1), out=tmp_path / "run", **SHORT)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

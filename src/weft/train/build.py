@@ -14,7 +14,7 @@ from torch import nn
 
 from weft.data import ImageDataset, Source, Splits, eval_transform, make_loader, train_transform
 from weft.data.loader import ImageLoader
-from weft.errors import UsageError
+from weft.errors import DataError, UsageError
 from weft.grid import Grid
 from weft.hub import create_model
 from weft.models.zoo import ZOO
@@ -96,7 +96,13 @@ def training_batches(recipe: Recipe, dataset: ImageDataset, model: nn.Module) ->
 
 
 def evaluation_batches(source: Source, model: nn.Module, batch_size: int, workers: int) -> ImageLoader:
-    """All images in their order, as the model wants to see them."""
+    """All images in their order, as the model wants to see them.
+
+    Raises:
+        DataError: there are none.
+    """
+    if len(source) == 0:
+        raise DataError("An evaluation needs at least one image; got none. Give every class two images or more.")
     return make_loader(
         ImageDataset(source, eval_transform(preprocessing(model))), batch_size, shuffle=False, workers=workers
     )

@@ -1,13 +1,13 @@
-# Everything a fresh machine needs is Python 3.10 or later with venv. `make demo` and `make test` do the rest.
+# Everything a fresh machine needs is Python 3.11 or later with venv. `make demo` and `make test` do the rest.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The environment is made again when, and only when, what it is made from changes.
-STAMP := $(VENV)/made-from-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
+STAMP := $(VENV)/made-from-$(shell cat pyproject.toml requirements.lock | cksum | cut -d ' ' -f 1)
 DEMO := runs/demo
 
-.PHONY: help install demo test check clean
+.PHONY: help install demo test check lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,15 +15,17 @@ help:
 	@echo "make test     the tests"
 	@echo "make check    style, types, layers, known vulnerabilities"
 	@echo "make install  the environment alone, in $(VENV)"
+	@echo "make lock     write requirements.lock anew: the newest versions that pyproject.toml allows"
 	@echo "make clean    remove $(VENV) and $(DEMO)"
 
 install: $(STAMP)
 
 $(STAMP):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "weft needs Python 3.10 or later: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "weft needs Python 3.11 or later: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (PyTorch is large; once, a few minutes) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/made-from-*
 	@touch $@
 
@@ -44,6 +46,11 @@ check: $(STAMP)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/audit.py
+
+lock: $(STAMP)
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --upgrade --extra dev \
+		pyproject.toml --output-file requirements.lock
+	sed -i '1i # Every package that development installs, with hashes: `make lock` writes this from pyproject.toml.' requirements.lock
 
 clean:
 	rm -rf $(VENV) $(DEMO) $(DEMO)-pictures

@@ -111,7 +111,7 @@ def evaluation_batches(source: Source, model: nn.Module, batch_size: int, worker
 def environment(runtime: Runtime, splits: Splits) -> dict[str, Any]:
     """What a run ran on, for the record in its recipe."""
     return {
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "weft": __version__,
         "python": platform.python_version(),
         **{name: version(name) for name in RECORDED},

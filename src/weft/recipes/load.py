@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
     def complaint(self, text: object) -> UsageError:
         """An error that says where."""
-        return UsageError(f"{self.line}: {text}" if self.line else str(text))
+        return UsageError(_one_line(f"{self.line}: {text}" if self.line else str(text)))
 
 
 def _keys(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -154,7 +154,7 @@ def _flatten(key: str, node: yaml.Node, origin: str, line: str) -> Iterator[Sett
             raise Setting(key, node, at).complaint(f"a key must be a plain word; got {_shown(key_node)}.")
         inner = prefix + key_node.value
         if inner in seen:
-            raise Setting(key, node, at).complaint(f"every key stands once; got '{inner}' again.")
+            raise Setting(key, node, at).complaint(f"every key stands once; got '{_cut(inner)}' again.")
         seen.add(inner)
         yield from _flatten(inner, value_node, origin, at)
 
@@ -175,7 +175,7 @@ def _put(values: dict[str, Any], setting: Setting) -> None:
     if key not in KEYS and not is_open:
         leaf = key.rpartition(".")[2]
         same_leaf = [known for known in KEYS if known.rpartition(".")[2] == leaf]
-        raise setting.complaint(unknown("setting", key, same_leaf or KEYS, _ALL_KEYS))
+        raise setting.complaint(unknown("setting", _cut(key), same_leaf or KEYS, _ALL_KEYS))
     try:
         values[key] = _untyped(setting.node) if is_open else _typed(setting.node, KEYS[key])
     except _Misfit as misfit:
@@ -276,7 +276,16 @@ def _shown(node: yaml.Node) -> str:
         text = f"[{', '.join(_shown(item) for item in node.value)}]"
     else:
         text = f"{{{', '.join(f'{_shown(key)}: ...' for key, _ in node.value)}}}"
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _one_line(text: str) -> str:
+    """A message with what is not printable escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _build(values: Mapping[str, Any]) -> Recipe:

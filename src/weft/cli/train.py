@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains, and says where everything is."""
-    settings = dict(_setting(text) for text in args.set)
+    settings = dict(setting(text) for text in args.set)
     given = {name: getattr(args, name) for name in SETTINGS}
     if args.print_config:
         from weft.recipes import dump, load_recipe
@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def setting(text: str) -> tuple[str, Any]:
+    """Reads one KEY=VALUE of `--set`."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"--set takes KEY=VALUE; got '{text}'. See: weft train --print-config")

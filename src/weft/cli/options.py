@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from weft.errors import UsageError
+
 COMMON: dict[str, dict[str, Any]] = {
     "--model": dict(metavar="NAME", help="a name from `weft models`, or any timm model"),
     "--recipe": dict(metavar="NAME|FILE", help="a recipe that comes with weft, or a YAML file"),
@@ -35,6 +37,14 @@ def add_common(parser: argparse.ArgumentParser, *names: str, **extra: str) -> No
         if more := extra.get(name.lstrip("-").replace("-", "_")):
             settings["help"] = f"{settings['help']} ({more})"
         parser.add_argument(name, **settings)
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """Reads one KEY=VALUE of `--set`."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--set takes KEY=VALUE; got '{text}'. As in --set optim.lr=3e-4.")
+    return key, value
 
 
 def example(parser: argparse.ArgumentParser, text: str) -> None:

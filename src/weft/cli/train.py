@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from weft.cli.options import add_common, example, print_json
-from weft.errors import UsageError
+from weft.cli.options import add_common, example, print_json, setting
 
 HELP = "train a classifier on a folder of images"
 
@@ -64,11 +62,3 @@ def run(args: argparse.Namespace) -> int:
             f"model:  {result.out / 'best'}\nreport: {result.out / 'report' / 'report.html'}"
         )
     return 0
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """Reads one KEY=VALUE of `--set`."""
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UsageError(f"--set takes KEY=VALUE; got '{text}'. See: weft train --print-config")
-    return key, value

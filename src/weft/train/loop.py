@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -16,9 +15,12 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.data import mix_seed
 from weft.errors import DivergedError
 from weft.recipes import Recipe
 from weft.train.runtime import Runtime
+
+STEP = -1  # stands where a sample has its index, so that steps and samples draw from different streams
 
 
 class Meter(NamedTuple):
@@ -82,7 +84,7 @@ class Learner:
         Raises:
             DivergedError: loss or gradient is not finite; the weights are as they were before the step.
         """
-        torch.manual_seed(_step_seed(self.recipe.seed, self.step))  # for drop-path and dropout
+        torch.manual_seed(mix_seed(self.recipe.seed, self.step, STEP))  # for drop-path and dropout
         with self.runtime.autocast():
             logits = self.model(images)
             loss = classification_loss(logits, labels, self.recipe.loss.label_smoothing)
@@ -131,11 +133,6 @@ def train_epoch(learner: Learner, batches: Iterable[tuple[Tensor, Tensor]], on_s
         meter = Meter(number, learner.steps_per_epoch, loss_sum / seen, 100 * right / seen, speed)
         on_step(meter)
     return meter
-
-
-def _step_seed(seed: int, step: int) -> int:
-    """What a step draws depends on (seed, step) alone, not on how many numbers were drawn before."""
-    return int.from_bytes(hashlib.blake2b(f"step/{seed}/{step}".encode(), digest_size=7).digest(), "little")
 
 
 def classification_loss(logits: Tensor | tuple[Tensor, ...], labels: Tensor, label_smoothing: float = 0.0) -> Tensor:

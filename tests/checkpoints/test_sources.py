@@ -1,0 +1,161 @@
+"""Every public layout against the network that wrote it: random weights, through our map, equal outputs."""
+
+import pytest
+import timm
+import torch
+
+import weft
+from tests.helpers import enliven, lively
+from weft.checkpoints.load import LAYOUTS, recognise
+from weft.errors import CheckpointError, UsageError
+
+transformers = pytest.importorskip("transformers")
+vit_cvt = pytest.importorskip("vit_pytorch.cvt")
+vit_levit = pytest.importorskip("vit_pytorch.levit")
+
+
+def assert_equal_outputs(theirs, name, answer=lambda outputs: outputs, **switches):
+    """Loads their state dict into ours, built with the switches that its layout asks for; compares in float64."""
+    theirs = enliven(theirs).double().eval()
+    state = theirs.state_dict()
+    asked = recognise(state).switches(state)
+    ours = weft.create_model(name, **{**asked, **switches}).double()
+    report = weft.load_checkpoint(ours, state)
+    x = torch.randn(2, 3, 224, 224, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(x), answer(theirs(x)), rtol=1e-9, atol=1e-9)
+        theirs.train().eval()  # some keep what they computed in the other precision until they are trained again
+        torch.testing.assert_close(ours.float()(x.float()), answer(theirs.float()(x.float())), rtol=1e-5, atol=2e-5)
+    return report
+
+
+@pytest.mark.parametrize("size", ["128s", "192"])
+@pytest.mark.parametrize("form", ["levit_", "levit_conv_"])
+def test_timm_levit(form, size):
+    theirs = timm.create_model(f"{form}{size}", num_classes=11)
+    assert "timm" in assert_equal_outputs(theirs, f"levit_{size}", num_classes=11).source
+
+
+def levit_config(**changes):
+    return transformers.LevitConfig(
+        hidden_sizes=[128, 256, 384], num_attention_heads=[4, 6, 8], depths=[2, 3, 4], key_dim=[16, 16, 16],
+        down_ops=[["Subsample", 16, 8, 4, 2, 2], ["Subsample", 16, 16, 4, 2, 2]], num_labels=11, **changes,
+    )  # fmt: skip
+
+
+def test_transformers_levit_with_both_heads():
+    theirs = transformers.LevitForImageClassificationWithTeacher(levit_config())
+    report = assert_equal_outputs(theirs, "levit_128s", lambda out: out.logits, num_classes=11)
+    assert "transformers" in report.source
+
+
+def test_transformers_levit_with_one_head():
+    theirs = transformers.LevitForImageClassification(levit_config())
+    assert_equal_outputs(theirs, "levit_128s", lambda out: out.logits, num_classes=11, distilled=False)
+
+
+def test_transformers_cvt():
+    theirs = transformers.CvtForImageClassification(transformers.CvtConfig(num_labels=11))
+    report = assert_equal_outputs(theirs, "cvt_13", lambda out: out.logits, num_classes=11)
+    assert "transformers" in report.source
+
+
+def test_vit_pytorch_cvt():
+    theirs = vit_cvt.CvT(num_classes=11, s3_heads=6)
+    widths = dict(embed_dim=(64, 192, 384), depth=(1, 2, 10), num_heads=(1, 3, 6))
+    assert "vit-pytorch" in assert_equal_outputs(theirs, "cvt_13", num_classes=11, **widths).source
+
+
+def test_vit_pytorch_levit():
+    theirs = vit_levit.LeViT(
+        image_size=224,
+        num_classes=11,
+        dim=(128, 256, 384),
+        depth=2,
+        heads=(4, 6, 8),
+        mlp_mult=2,
+        dim_key=16,
+        dim_value=32,
+    )
+    report = assert_equal_outputs(theirs, "levit_128s", num_classes=11, depth=(2, 2, 2), distilled=False)
+    assert "vit-pytorch" in report.source
+
+
+@pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])
+def test_our_own(name):
+    theirs = lively(name, num_classes=11)
+    ours = weft.create_model(name, num_classes=11).eval()
+    weft.load_checkpoint(ours, theirs.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(ours(x), theirs(x))
+
+
+def test_a_network_that_computes_otherwise_is_refused_with_the_switch():
+    state = transformers.CvtForImageClassification(transformers.CvtConfig(num_labels=1000)).state_dict()
+    ours = weft.create_model("cvt_13")
+    before = {key: value.clone() for key, value in ours.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"act_layer='gelu'"):
+        weft.load_checkpoint(ours, state)
+    assert all(torch.equal(value, before[key]) for key, value in ours.state_dict().items())
+    weft.load_checkpoint(ours, state, switches="ignore")
+
+
+def test_weights_of_another_family_are_refused():
+    state = timm.create_model("levit_128s").state_dict()
+    with pytest.raises(CheckpointError, match=r"LeViT.*cvt_nano_32|cvt_nano_32.*LeViT"):
+        weft.load_checkpoint(weft.create_model("cvt_nano_32"), state)
+
+
+def fresh():
+    return weft.create_model("levit_nano_32", num_classes=5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("stem.conv1.bn.weight"), r"1 missing.*stem.conv1.bn.weight"),
+        (lambda s: s.update(extra=torch.zeros(3)), r"1 unexpected.*extra"),
+        (lambda s: s.update({"head.linear.weight": torch.zeros(7, 128)}), r"head.linear.weight.*7x128.*5x128"),
+        (lambda s: s.update({"stem.conv1.linear.weight": torch.zeros(2)}), r"different shape"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(change, message):
+    model, state = fresh(), fresh().state_dict()
+    change(state)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=message) as caught:
+        weft.load_checkpoint(model, state)
+    assert "Nothing was loaded" in str(caught.value)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_another_number_of_classes_is_an_error_with_a_way_out():
+    state = weft.create_model("levit_nano_32", num_classes=9).state_dict()
+    with pytest.raises(CheckpointError, match=r"num_classes=9, or head='drop'"):
+        weft.load_checkpoint(fresh(), state)
+    model = fresh()
+    head = model.head.linear.weight.clone()
+    report = weft.load_checkpoint(model, state, head="drop")
+    assert torch.equal(model.head.linear.weight, head)
+    assert torch.equal(model.stem.conv1.linear.weight, state["stem.conv1.linear.weight"])
+    assert "head.linear.weight" in report.dropped
+    with pytest.raises(UsageError, match="head must be 'keep' or 'drop'; got 'lose'"):
+        weft.load_checkpoint(model, state, head="lose")
+
+
+@pytest.mark.parametrize("name", ["ceit_nano_32", "levit_nano_32"])
+@pytest.mark.parametrize("size", [(48, 48), (32, 56)])
+def test_positions_of_another_size_are_resized_as_set_input_size_does(name, size):
+    trained = lively(name, num_classes=5)
+    state = trained.state_dict()
+    loaded = weft.create_model(name, num_classes=5, img_size=size).eval()
+    report = weft.load_checkpoint(loaded, state)
+    trained.set_input_size(size)
+    x = torch.randn(1, 3, *size)
+    torch.testing.assert_close(loaded(x), trained(x))
+    assert report.resized
+    assert all(name.endswith(("pos_embed", "attention_biases")) for name in report.resized)
+
+
+def test_layouts_are_told_apart():
+    assert len({layout.name for layout in LAYOUTS}) == len(LAYOUTS) >= 9

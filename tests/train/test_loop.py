@@ -91,6 +91,12 @@ def test_a_short_run_warms_up_for_a_fifth() -> None:
     assert lrs.index(max(lrs)) == 2
 
 
+def test_a_single_step_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    one = learner(epochs=1, steps=1)
+    one.learn(*batches(1)[0])
+    assert caplog.records == []
+
+
 def test_the_no_decay_list_of_the_model_is_kept() -> None:
     model = weft.create_model("ceit_nano_32", num_classes=3)
     one = learner(model=model, optim__weight_decay=0.3)

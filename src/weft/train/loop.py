@@ -161,7 +161,7 @@ def _scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe, steps_per_epoch
     warmup = min(round(recipe.schedule.warmup_epochs * steps_per_epoch), steps // 5)
     scheduler = CosineLRScheduler(
         optimizer,
-        t_initial=steps - warmup,
+        t_initial=max(steps - warmup, 2),  # of a single step timm would warn that it is no schedule
         lr_min=min(recipe.schedule.min_lr, recipe.optim.lr),
         warmup_t=warmup,
         warmup_lr_init=min(recipe.schedule.warmup_lr, recipe.optim.lr),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import re
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch._utils import IMPORT_MAPPING, NAME_MAPPING
 
 from weft.errors import CheckpointError
 
@@ -37,6 +39,7 @@ TENSORS = frozenset(
         *(f"torch.{dtype}" for dtype in _DTYPES),
         "_codecs.encode",  # how Python 3 writes bytes for protocol 2
         "collections.Counter",  # milestones of a learning-rate schedule
+        "builtins.set",
     ]
 )
 
@@ -45,6 +48,8 @@ BYSTANDERS = frozenset(
     [
         "argparse.Namespace",
         "collections.defaultdict",
+        "copyreg._reconstructor",
+        *(f"builtins.{kind}" for kind in ("object", "list", "dict", "int", "float", "str")),
         "numpy.dtype",
         "numpy.ndarray",
         *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
@@ -97,6 +102,10 @@ def load_pickle(path: Path, *, import_foreign: bool = False) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except MemoryError:
         raise CheckpointError(f"{path} asks for more memory than there is. It is damaged or made to do so.") from None
+    except RuntimeError:
+        raise CheckpointError(
+            f"{path} must hold whole tensors; one does not fit the data that is there. Download or copy it again."
+        ) from None
     except Exception as error:  # a hostile pickle can end in any exception; torch's text advises to open the gates
         raise CheckpointError(
             f"{path} must hold tensors that weft can read; its pickle does not ({_cause(error)}). "
@@ -106,6 +115,7 @@ def load_pickle(path: Path, *, import_foreign: bool = False) -> Any:
 
 def refusal(path: Path, names: list[str]) -> str:
     """Why a file with these names is not opened."""
+    names = [re.sub(r"^commands\.", "subprocess.", name) for name in names]  # as Python 2 called it
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return (
         f"{path} must hold tensors and plain values only; its pickle names {shown}. Nothing was loaded or run. Ask its "
@@ -117,12 +127,12 @@ def refusal(path: Path, names: list[str]) -> str:
 def _cause(error: Exception) -> str:
     """The first words of an error, without what follows them: advice, and lines of other libraries."""
     first = str(error).partition("\n")[0].partition(". ")[0]
-    safe = "blocked" in first or "Unsupported operand" in first or "out of bounds" in first
+    safe = "blocked" in first or "Unsupported operand" in first
     return first if safe else type(error).__name__
 
 
 def _names_in(path: Path) -> set[str]:
-    """Every name that the pickles of a file mention, as `module.name`."""
+    """Every name that the pickles of a file mention, as `module.name`, and as torch's reader will look it up."""
     with path.open("rb") as file:
         if file.read(4) == b"PK\x03\x04":  # by its first bytes, as torch decides: a zip may hide behind a pickle
             return _scan(io.BytesIO(_zip_pickle(path)), path, 1)
@@ -170,6 +180,12 @@ def _check_kind(path: Path, names: list[str]) -> None:
         )
 
 
+def _modern_name(module: str, name: str) -> str:
+    """Protocol 2 writes names as Python 2 had them; torch's reader turns some of them back."""
+    module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+    return f"{module}.{name}"
+
+
 def _scan(file: BinaryIO, path: Path, pickles: int) -> set[str]:
     found: set[str] = set()
     is_torch = True
@@ -178,7 +194,7 @@ def _scan(file: BinaryIO, path: Path, pickles: int) -> set[str]:
             strings: list[str] = []
             for opcode, argument, _ in pickletools.genops(file):
                 if opcode.name in ("GLOBAL", "INST"):
-                    found.add(str(argument).replace(" ", "."))
+                    found.add(_modern_name(*str(argument).split(" ", 1)))
                 elif opcode.name == "STACK_GLOBAL":
                     found.add(".".join(strings[-2:]))
                 elif opcode.name.startswith("EXT"):

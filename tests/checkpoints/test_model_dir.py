@@ -83,10 +83,55 @@ def test_nothing_is_overwritten_without_force(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "x.jpg").write_bytes(b"x")
     with pytest.raises(
-        UsageError, match=r"force replaces a model directory and nothing else; .*/photos has no config.json"
+        UsageError, match=r"force replaces a model directory and nothing else; .*/photos also holds 'x.jpg'"
     ):
         save_model_dir(model, tmp_path / "photos", force=True)
     assert (tmp_path / "photos" / "x.jpg").exists()
+    with pytest.raises(UsageError, match=r"force replaces a model directory and nothing else; .*/x.jpg is a file"):
+        save_model_dir(model, tmp_path / "photos" / "x.jpg", force=True)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"/m also holds 'notes.txt'"):
+        save_model_dir(model, path, force=True)
+
+
+def test_a_move_that_fails_brings_the_old_one_back(tmp_path, monkeypatch):
+    model, path = saved(tmp_path)
+    before, replace = (path / "model.safetensors").read_bytes(), os.replace
+
+    def refuse_the_new_one(source, target):
+        if str(source).endswith(".part"):
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse_the_new_one)
+    with pytest.raises(StorageError, match="Input/output error"):
+        save_model_dir(model, path, force=True)
+    assert (path / "model.safetensors").read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("name", ["ceit_nano_32", "levit_nano_32"])
+def test_other_classes_and_pooling_after_building(tmp_path, name):
+    model = lively(name, num_classes=3)
+    model.reset_classifier(5, "avg")
+    save_model_dir(model.eval(), tmp_path / "m")
+    again, _ = load_model_dir(tmp_path / "m")
+    assert torch.equal(again(images(model)), model(images(model)))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "first"),
+    [
+        ("ceit_nano_32", lambda m: m.prune_intermediate_layers([1]), "blocks.2"),
+        ("cvt_nano_32", lambda m: m.reset_classifier(3, "avg"), "stages.2.cls_token"),
+    ],
+)
+def test_a_network_that_was_changed_is_not_saved_under_its_name(tmp_path, name, change, first):
+    model = lively(name, num_classes=3)
+    change(model)
+    with pytest.raises(UsageError, match=rf"able to build its model again; this {name} .*\({first}"):
+        save_model_dir(model, tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_readable_as_the_umask_says(tmp_path):
@@ -128,6 +173,9 @@ def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
         (["a", "b"], "label_names must have one name per class, 3; got 2"),
         (["a", "b", "a"], "label_names must differ from each other; 'a' comes twice"),
         (["a", "b", "c\n"], r"label_names must hold no control characters; got 'c\\n'"),
+        (["a", "b", "c\x9b"], "no control characters"),
+        (["a", "b", "c\u2028"], "no control characters"),
+        (["a", "b", "\u202ec"], "no control characters"),
         ("abc", "label_names must be a list of texts; got 'abc'"),
     ],
 )
@@ -142,7 +190,9 @@ def test_names_that_do_not_fit(tmp_path, names, message):
         (lambda c: c.update(architecture="weft_levit_nan_32"), r"got 'levit_nan_32'. Nearest: levit_nano_32"),
         (lambda c: c.pop("architecture"), "must hold 'architecture', a str; got None"),
         (lambda c: c.update(num_classes="3"), "must hold 'num_classes', a int; got '3'"),
-        (lambda c: c["model_args"].update(_target_="os.system"), r"Unknown argument of levit_nano_32 '_target_'"),
+        (lambda c: c["model_args"].update(_target_="os.system"), r"levit_nano_32 has no constructor value '_target_'"),
+        (lambda c: c["model_args"].update(pretrained=True), "no constructor value 'pretrained'. Nearest: "),
+        (lambda c: c["model_args"].update(features_only=True), "no constructor value 'features_only'"),
         (lambda c: c["model_args"].update(embed_dim=[8, 8]), "must have one value per stage"),
         (lambda c: c["model_args"].update(depth=[1, 1, 1]), "unexpected"),
         (lambda c: c.update(label_names=["a", "b", "\x1b[2J"]), "no control characters"),
@@ -155,6 +205,26 @@ def test_a_lying_config_is_refused(tmp_path, change, message):
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=message):
         load_model_dir(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("pretrained", True), ("checkpoint_path", "/etc/hostname"), ("pretrained_cfg_overlay", {"url": "https://x"})],
+)
+def test_a_config_cannot_make_timm_fetch_or_read(tmp_path, key, value):
+    save_model_dir(weft.create_model("resnet18", num_classes=3), tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    config["model_args"][key] = value
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"resnet18 has no constructor value '{key}'"):
+        load_model_dir(tmp_path / "m")
+
+
+def test_a_network_of_timm_at_another_size(tmp_path):
+    model = weft.create_model("vit_tiny_patch16_224", num_classes=3, img_size=64, drop_path_rate=0.1).eval()
+    save_model_dir(model, tmp_path / "m")
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(load_model_dir(tmp_path / "m")[0](x), model(x))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000])

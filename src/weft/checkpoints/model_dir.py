@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,17 @@ from torch import nn
 from weft.checkpoints.files import read_state_dict
 from weft.checkpoints.load import load_checkpoint
 from weft.errors import CheckpointError, StorageError, UsageError, nearest
-from weft.models.registry import create_model
+from weft.models.registry import create_model, switches
 from weft.models.zoo import ZOO
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 MAX_CONFIG_BYTES = 16 << 20
+# What a file may say about a network of timm; nothing that makes timm fetch, read or return something else.
+TIMM_SWITCHES = frozenset(
+    "img_size in_chans global_pool patch_size embed_dim depth num_heads mlp_ratio qkv_bias class_token reg_tokens "
+    "dynamic_img_size strict_img_size window_size act_layer norm_layer output_stride init_values distilled drop_rate "
+    "drop_path_rate drop_block_rate proj_drop_rate attn_drop_rate pos_drop_rate patch_drop_rate".split()
+)
 PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 
 
@@ -47,10 +54,7 @@ def save_model_dir(
     """
     path = Path(path)
     names = _checked_names(label_names, getattr(model, "num_classes", None))
-    if path.exists() and not force:
-        raise UsageError(f"A model directory must be new; {path} is there already. Pass force=True or another path.")
-    if path.exists() and any(path.iterdir()) and not (path / CONFIG).is_file():
-        raise UsageError(f"force replaces a model directory and nothing else; {path} has no {CONFIG}.")
+    _check_place(path, force)
     beside, before = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("part", "old"))
     try:
         shutil.rmtree(beside, ignore_errors=True)
@@ -59,19 +63,56 @@ def save_model_dir(
         _write(beside / WEIGHTS, weights)
         extra = {"label_names": names} if names else {}
         config = _config(model, beside, {**extra, "weights_sha256": hashlib.sha256(weights).hexdigest()})
+        _check_rebuilds(model, config)
         _write(beside / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
-        if path.exists():
-            os.replace(path, before)
-        os.replace(beside, path)
-        _flush_folder(path.parent)
+        _swap(beside, path, before)
     except OSError as err:
         raise StorageError(
             f"{path} must be writable; {err.strerror or err}. Free some space or choose another."
         ) from err
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-        shutil.rmtree(before, ignore_errors=True)
     return path
+
+
+def _check_place(path: Path, force: bool) -> None:
+    """`path` is free, or holds a model directory and nothing else that could be lost."""
+    if not path.exists():
+        return
+    if not force:
+        raise UsageError(f"A model directory must be new; {path} is there already. Pass force=True or another path.")
+    if not path.is_dir():
+        raise UsageError(f"force replaces a model directory and nothing else; {path} is a file.")
+    foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in (WEIGHTS, CONFIG))
+    if foreign:
+        raise UsageError(f"force replaces a model directory and nothing else; {path} also holds {foreign[0]!r}.")
+
+
+def _swap(beside: Path, path: Path, before: Path) -> None:
+    """Puts a finished directory in its place; what was there goes once the new one stands, or comes back."""
+    if path.exists():
+        os.replace(path, before)
+    try:
+        os.replace(beside, path)
+    except OSError:
+        if before.exists():
+            os.replace(before, path)
+        raise
+    _flush_folder(path.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _check_rebuilds(model: nn.Module, config: dict[str, Any]) -> None:
+    """A network that was changed after it was built (pruned, folded ...) cannot be described by its name."""
+    name = config["architecture"].removeprefix("weft_")
+    again = create_model(name, device="meta", **_arguments(config))
+    want, have = ({n: t.shape for n, t in m.state_dict().items()} for m in (again, model))
+    if want != have:
+        changed = sorted(set(want.items()) ^ set(have.items()))[0][0]
+        raise UsageError(
+            f"A model directory must be able to build its model again; this {name} has been changed since it was built"
+            f" ({changed}). Build it with create_model as it should be, and load the weights into it."
+        )
 
 
 def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
@@ -97,11 +138,13 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
             )
     state = read_state_dict(weights)
     cfg = config["pretrained_cfg"]
-    arguments = {**config["model_args"], "num_classes": config["num_classes"]}
-    if "input_size" in cfg:
-        arguments["in_chans"] = cfg["input_size"][0]
+    offered = switches(name) if name in ZOO else TIMM_SWITCHES
+    for key in config["model_args"]:
+        if key not in offered:
+            likely = ", ".join(nearest(key, offered))
+            raise CheckpointError(f"{path / CONFIG}: {name} has no constructor value {key!r}. Nearest: {likely}.")
     try:
-        model: Any = create_model(name, **arguments)
+        model: Any = create_model(name, **_arguments(config))
     except (UsageError, TypeError, ValueError) as err:
         raise CheckpointError(f"{path / CONFIG} does not describe a {name}: {err}") from err
     load_checkpoint(model, state, switches="ignore")
@@ -113,10 +156,19 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
     return model.eval(), config.get("label_names")
 
 
+def _arguments(config: dict[str, Any]) -> dict[str, Any]:
+    """What `create_model` needs to build the model of a config again."""
+    arguments = {**config["model_args"], "num_classes": config["num_classes"]}
+    if "input_size" in config["pretrained_cfg"]:
+        arguments["in_chans"] = config["pretrained_cfg"]["input_size"][0]
+    return arguments
+
+
 def _config(model: Any, folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
     """What timm writes about a model, with the constructor values as `create_model` was given them."""
     file = folder / CONFIG
-    given = dict(getattr(model, "model_args", {}))
+    may_have_changed = ("num_classes", "in_chans", "global_pool")  # timm looks at the model itself for these
+    given = {k: v for k, v in getattr(model, "model_args", {}).items() if k not in may_have_changed}
     save_config_for_hf(model, str(file), model_config=dict(extra), model_args=given)
     config = json.loads(file.read_text())
     not_switches = ("num_classes", "in_chans", "features_only", "cache_dir")
@@ -150,6 +202,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+_CONTROL = ("Cc", "Zl", "Zp")  # controls, line and paragraph separators
+_DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they reorder the text that follows
+
+
 def _checked_names(names: Any, num_classes: int | None) -> list[str] | None:
     if names is None:
         return None
@@ -162,7 +218,7 @@ def _checked_names(names: Any, num_classes: int | None) -> list[str] | None:
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"label_names must differ from each other; {twice!r} comes twice.")
     for name in names:
-        if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
+        if any(unicodedata.category(letter) in _CONTROL or letter in _DIRECTIONS for letter in name):
             raise UsageError(f"label_names must hold no control characters; got {name!r}.")
     return names
 

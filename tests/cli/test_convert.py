@@ -46,6 +46,34 @@ def test_the_switches_of_a_layout_are_applied_and_kept(tmp_path, capsys):
     torch.testing.assert_close(ours(x), theirs(x).logits, rtol=1e-4, atol=1e-5)
 
 
+def test_a_switch_that_is_given_wins(tmp_path, capsys):
+    """The weights of microsoft/cvt-* were trained with another activation than transformers computes with."""
+    theirs = enliven(transformers.CvtForImageClassification(transformers.CvtConfig(num_labels=4)))
+    save_file(theirs.state_dict(), tmp_path / "x.safetensors")
+    words = ("--set", "act_layer=quick_gelu", "--json")
+    code, out, _ = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *words)
+    assert (code, json.loads(out)["switches"]["act_layer"]) == (0, "quick_gelu")
+    ours = weft.create_model("cvt_13", num_classes=4).eval()
+    weft.load_checkpoint(ours, theirs.state_dict(), switches="ignore")
+    x = torch.randn(1, 3, 224, 224)
+    assert torch.equal(load_model_dir(tmp_path / "m")[0](x), ours(x))
+
+
+def test_several_state_dicts_in_one_file(tmp_path, capsys):
+    model, average = lively("cvt_nano_32", num_classes=3), enliven(weft.create_model("cvt_nano_32", num_classes=3), 1)
+    torch.save({"model": model.state_dict(), "model_ema": average.state_dict(), "epoch": 3}, tmp_path / "x.pth")
+    code, out, err = convert(capsys, tmp_path / "x.pth", tmp_path / "m", "--json")
+    assert code == 0
+    assert (
+        err == f"{tmp_path / 'x.pth'} holds several state dicts; took 'model', left model_ema. Another: --which NAME.\n"
+    )
+    assert (json.loads(out)["part"], json.loads(out)["others"]) == ("model", ["model_ema"])
+    assert convert(capsys, tmp_path / "x.pth", tmp_path / "n", "--which", "model_ema")[0] == 0
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(load_model_dir(tmp_path / "m")[0](x), model(x))
+    assert torch.equal(load_model_dir(tmp_path / "n")[0](x), average.eval()(x))
+
+
 def test_another_size_and_another_head(tmp_path, capsys):
     model = lively("levit_nano_32", num_classes=5)
     save_file(model.state_dict(), tmp_path / "x.safetensors")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from weft.checkpoints.files import read_state_dict
+from weft.checkpoints.files import read_contents
 from weft.checkpoints.layout import convert
 from weft.checkpoints.load import LoadReport, load_checkpoint, recognise
 from weft.checkpoints.model_dir import save_model_dir
@@ -76,7 +76,7 @@ def convert_checkpoint(
     out = Path(out)
     if out.exists() and not force:
         raise UsageError(f"A model directory must be new; {out} is there already. Pass --force or another path.")
-    state = read_state_dict(source, which=which, import_foreign=import_foreign)
+    state, part, others = read_contents(source, which=which, import_foreign=import_foreign)
     layout = recognise(state)
     asked = {k: v for k, v in (layout.switches(state) if layout else {}).items() if v is not None}
     switches = {**asked, **(settings or {})}
@@ -87,9 +87,11 @@ def convert_checkpoint(
     if img_size is not None:
         switches["img_size"] = img_size
     network = create_model(model, num_classes=classes, **_fitting(model, ours, switches))
-    report = load_checkpoint(network, state, head=head)
+    # A value that was given against the layout's own is meant: the weights may have been trained with it.
+    against = any(asked.get(key, value) != value for key, value in (settings or {}).items())
+    report = load_checkpoint(network, state, head=head, switches="ignore" if against else "check")
     save_model_dir(network, out, force=force)
-    return Conversion(out, model, switches, report)
+    return Conversion(out, model, switches, replace(report, part=part, others=others))
 
 
 def guess_model(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from weft.cli.options import add_common, example, print_json
+from weft.cli.options import add_common, example, note, print_json
 from weft.cli.train import setting
 
 HELP = "turn a checkpoint in any known layout into a model directory"
@@ -58,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
         settings=checked.model_args,
         force=args.force,
     )
+    if made.report.others:
+        took, left = made.report.part, ", ".join(made.report.others)
+        note(f"{args.source} holds several state dicts; took {took!r}, left {left}. Another: --which NAME.")
     if args.json:
         print_json(made.as_dict())
         return 0

@@ -1,5 +1,9 @@
 """Public weights, from a hub's cache on this disk: nothing is fetched."""
 
+import hashlib
+import json
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -7,16 +11,22 @@ from safetensors.torch import save_file
 
 import weft
 from tests.helpers import enliven
+from tests.reference.deterministic import fill
 from weft.checkpoints.public import PUBLIC
 from weft.errors import CheckpointError
 from weft.models.zoo import ZOO
 
 transformers = pytest.importorskip("transformers")
+DOWNLOAD = torch.hub.download_url_to_file
 
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
+    def unreachable(url, *args, **kwargs):
+        raise OSError(f"nobody answers at {url}")
+
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("torch.hub.download_url_to_file", unreachable)
 
 
 def put_in_cache(cache, repo, file, state):
@@ -71,6 +81,47 @@ def test_cvt_from_transformers_repository_in_the_older_format(tmp_path):
     assert not torch.allclose(ours(x), theirs(x).logits)  # the activation that the weights were trained with
     same = weft.create_model("cvt_13", pretrained=True, cache_dir=tmp_path, act_layer="gelu").eval()
     torch.testing.assert_close(same(x), theirs(x).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def released(tmp_path, monkeypatch):
+    """A file in the released layout, served from this disk under a name that ends in its sha256."""
+    shapes = json.loads((Path(__file__).parent / "reference" / "official_state_dicts.json").read_text())["LeViT_128S"]
+    filled = {key: fill(key, tuple(shape)) for key, shape in shapes["state_dict"].items()}
+    state = {key: torch.from_numpy(value) for key, value in filled.items() if value is not None}
+    torch.save({"model": state}, tmp_path / "made.pth")
+    sha256 = hashlib.sha256((tmp_path / "made.pth").read_bytes()).hexdigest()
+    (tmp_path / "made.pth").rename(tmp_path / f"LeViT-128S-{sha256[:8]}.pth")
+    address = (tmp_path / f"LeViT-128S-{sha256[:8]}.pth").as_uri()
+    monkeypatch.setitem(PUBLIC, "levit_128s", PUBLIC["levit_128s"]._replace(file=address))
+    monkeypatch.setattr("torch.hub.download_url_to_file", DOWNLOAD)
+    return state, tmp_path / f"LeViT-128S-{sha256[:8]}.pth"
+
+
+def test_levit_from_its_authors_where_the_hub_fails(tmp_path, released):
+    state, file = released
+    ours = weft.create_model("levit_128s", pretrained=True, cache_dir=tmp_path / "cache")
+    expected = weft.create_model("levit_128s")
+    weft.load_checkpoint(expected, state)
+    torch.testing.assert_close(ours.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    file.unlink()  # from now on there is only what was kept
+    weft.create_model("levit_128s", pretrained=True, cache_dir=tmp_path / "cache")
+
+
+def test_a_file_with_another_hash_is_not_used(tmp_path, released):
+    _, file = released
+    file.write_bytes(file.read_bytes() + b"!")
+    with pytest.raises(CheckpointError, match="invalid hash value"):
+        weft.create_model("levit_128s", pretrained=True, cache_dir=tmp_path / "cache")
+    assert list((tmp_path / "cache").glob("*.pth")) == []
+
+
+def test_files_of_authors_carry_their_hash():
+    files = [source.file for source in PUBLIC.values() if source.file]
+    assert len(files) == 5
+    for file in files:
+        assert file.startswith("https://")
+        assert len(bytes.fromhex(file.removesuffix(".pth").rpartition("-")[2])) == 4
 
 
 def test_nothing_in_the_cache(tmp_path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from torch import Tensor
@@ -22,31 +24,34 @@ class Source(NamedTuple):
 
     Attributes:
         repo: repository on the Hugging Face hub; '' where there is none.
+        file: the authors' own file, tried where the hub fails; its name ends in the beginning of its sha256.
         by_hand: how a person gets the file, where no hub has it.
         size: image side that they were trained at, in pixels.
     """
 
     repo: str
+    file: str = ""
     by_hand: str = ""
     size: int = 224
 
 
-# transformers runs CvT with another activation than these weights were trained with; here they get their own back.
 _CEIT = "one archive for all CeiT on Google Drive, file 1S19SQUic9ILBGNkcJTOy74MGoj-JRM4x"
-PUBLIC: dict[str, Source] = {
-    "levit_128s": Source("timm/levit_128s.fb_dist_in1k"),
-    "levit_128": Source("timm/levit_128.fb_dist_in1k"),
-    "levit_192": Source("timm/levit_192.fb_dist_in1k"),
-    "levit_256": Source("timm/levit_256.fb_dist_in1k"),
-    "levit_384": Source("timm/levit_384.fb_dist_in1k"),
+_LEVIT = "https://dl.fbaipublicfiles.com/LeViT/LeViT-{}.pth"
+PUBLIC: dict[str, Source] = {  # licences: weft.models.zoo
+    "levit_128s": Source("timm/levit_128s.fb_dist_in1k", _LEVIT.format("128S-96703c44")),
+    "levit_128": Source("timm/levit_128.fb_dist_in1k", _LEVIT.format("128-b88c2750")),
+    "levit_192": Source("timm/levit_192.fb_dist_in1k", _LEVIT.format("192-92712e41")),
+    "levit_256": Source("timm/levit_256.fb_dist_in1k", _LEVIT.format("256-13b5763e")),
+    "levit_384": Source("timm/levit_384.fb_dist_in1k", _LEVIT.format("384-9bdaf2e2")),
+    # transformers runs CvT with another activation than these weights were trained with; here they get their own back.
     "cvt_13": Source("microsoft/cvt-13"),
     "cvt_21": Source("microsoft/cvt-21"),
     "cvt_w24": Source("microsoft/cvt-w24-384-22k", size=384),
-    "ceit_tiny_patch16_224": Source("", _CEIT),
-    "ceit_small_patch16_224": Source("", _CEIT),
-    "ceit_base_patch16_224": Source("", _CEIT),
-    "ceit_tiny_patch16_384": Source("", _CEIT, size=384),
-    "ceit_small_patch16_384": Source("", _CEIT, size=384),
+    "ceit_tiny_patch16_224": Source("", by_hand=_CEIT),
+    "ceit_small_patch16_224": Source("", by_hand=_CEIT),
+    "ceit_base_patch16_224": Source("", by_hand=_CEIT),
+    "ceit_tiny_patch16_384": Source("", by_hand=_CEIT, size=384),
+    "ceit_small_patch16_384": Source("", by_hand=_CEIT, size=384),
 }
 
 
@@ -69,24 +74,50 @@ def fetch_pretrained(name: str, cache_dir: str | Path | None = None) -> dict[str
             f"No hub has the weights of {name}: {source.by_hand}. Fetch the file by hand, then"
             f" `weft convert FILE DIR --model {name}`."
         )
-    path = _download(source.repo, cache_dir)
-    state = read_state_dict(path)
+    state = read_state_dict(_download(source, cache_dir))
     layout = recognise(state)
     return convert(layout, state).state if layout else state
 
 
-def _download(repo: str, cache_dir: str | Path | None) -> str:
+def _download(source: Source, cache_dir: str | Path | None) -> str | Path:
+    """A file of weights on this disk: from the hub, else from the authors' own place.
+
+    Raises:
+        CheckpointError: neither can be had; it says why.
+    """
     problems = []
     for file in FILES:
         try:
-            return hf_hub_download(repo, file, cache_dir=cache_dir)
+            return hf_hub_download(source.repo, file, cache_dir=cache_dir)
         except LocalEntryNotFoundError:  # offline, and not in the cache
             problems.append(f"{file}: not in the cache, and the hub cannot be reached")
         except (EntryNotFoundError, RepositoryNotFoundError):
             problems.append(f"{file}: not there")
         except (HfHubHTTPError, OSError) as err:
             problems.append(f"{file}: {str(err).splitlines()[0]}")
+    if source.file:
+        try:
+            return _fetch_file(source.file, cache_dir)
+        except (OSError, RuntimeError) as err:
+            problems.append(f"{source.file}: {str(err).splitlines()[0]}")
     raise CheckpointError(
-        f"The weights {repo} must be on the hub or in its cache; {'; '.join(problems)}. Go online once, or download the"
-        " file elsewhere and pass it to load_checkpoint."
+        f"The weights {source.repo} must be on the hub or in its cache; {'; '.join(problems)}. Go online once, or"
+        " download the file elsewhere and pass it to load_checkpoint."
     )
+
+
+def _fetch_file(url: str, cache_dir: str | Path | None) -> Path:
+    """A file by its address, kept under its name; it must have the sha256 that the name tells, fresh or kept.
+
+    Raises:
+        OSError: it cannot be fetched.
+        RuntimeError: it has another sha256.
+    """
+    folder = Path(cache_dir or Path(torch.hub.get_dir()) / "checkpoints")
+    path = folder / url.rpartition("/")[2]
+    sha256 = path.stem.rpartition("-")[2]
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest().startswith(sha256):
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.hub.download_url_to_file(url, str(path), hash_prefix=sha256, progress=False)
+    return path

@@ -46,7 +46,7 @@ RELEASED = Layout(
         "lca.feedforward": "lca.mlp",
     },
     linear=r"\.mlp\.fc[12]\.weight$",
-    switches=lambda state: dict(stem_padding=None, leff_final_act=False, leff_pass_cls=True, norm_eps=1e-6),
+    asks=lambda state: dict(stem_padding=None, leff_final_act=False, leff_pass_cls=True, norm_eps=1e-6),
 )
 
 CEIT_PYTORCH = Layout(
@@ -79,7 +79,7 @@ CEIT_PYTORCH = Layout(
         "mlp_head.0": "norm",
         "mlp_head.1": "head",
     },
-    switches=_pytorch_switches,
+    asks=_pytorch_switches,
 )
 
 LAYOUTS = (RELEASED, CEIT_PYTORCH)

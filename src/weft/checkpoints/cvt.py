@@ -51,7 +51,7 @@ RELEASED = Layout(
         **{f"attn.conv_proj_{x}": f"attn.conv_{x}" for x in "qkv"},
         **{f"attn.proj_{x}": f"attn.{x}" for x in "qkv"},
     },
-    switches=lambda state: dict(act_layer="quick_gelu", scale_by="embed_dim"),
+    asks=lambda state: dict(act_layer="quick_gelu", scale_by="embed_dim"),
 )
 
 _WORDS = {"q": "query", "k": "key", "v": "value"}
@@ -78,7 +78,7 @@ TRANSFORMERS = Layout(
         "layernorm": "norm",
         "classifier": "head",
     },
-    switches=lambda state: dict(act_layer="gelu", scale_by="embed_dim"),
+    asks=lambda state: dict(act_layer="gelu", scale_by="embed_dim"),
 )
 
 VIT_PYTORCH = Layout(
@@ -104,7 +104,7 @@ VIT_PYTORCH = Layout(
         "to_logits.2": "head",
     },
     linear=r"\.(mlp\.fc[12]|attn\.[qkv]|attn\.proj)\.weight$",
-    switches=_vit_switches,
+    asks=_vit_switches,
 )
 
 LAYOUTS = (RELEASED, TRANSFORMERS, VIT_PYTORCH)

@@ -6,9 +6,10 @@ A `Layout` is a table: words of their names, and ours. Rows apply in order, each
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ class Layout:
         rename: their words -> ours.
         drop: pattern of names that hold nothing learned.
         linear: pattern of our names whose weights are linear layers here and may be 1x1 convolutions there.
-        switches: from the state, the constructor values that make our network theirs.
+        asks: from the state, the constructor values that make our network theirs; see `switches`.
     """
 
     name: str
@@ -54,13 +55,37 @@ class Layout:
     rename: Mapping[str, str] = field(default_factory=dict)
     drop: str | None = None
     linear: str | None = None
-    switches: Callable[[State], dict[str, Any]] = _none
+    asks: Callable[[State], dict[str, Any]] = _none
 
     def recognises(self, state: State) -> bool:
         """Whether a state dict is in this layout."""
         signature = re.compile(self.signature)
         found = next((tensor for name, tensor in state.items() if signature.fullmatch(name)), None)
         return found is not None and (self.ndim is None or found.ndim == self.ndim)
+
+    def switches(self, state: State) -> dict[str, Any]:
+        """The constructor values that make our network the one that a state dict belongs to.
+
+        Raises:
+            CheckpointError: a tensor that would tell them is not there or not what the layout says.
+        """
+        with self._tensors_that_fit():
+            return self.asks(state)
+
+    def prepared(self, state: State) -> State:
+        """The state dict, ready for the table; raises as `switches` does."""
+        with self._tensors_that_fit():
+            return self.prepare(state)
+
+    @contextlib.contextmanager
+    def _tensors_that_fit(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as error:
+            raise CheckpointError(
+                f"The weights look like {self.name}, but their tensors do not fit together "
+                f"({str(error).partition(chr(10))[0]}). They are damaged or of another version. Nothing was loaded."
+            ) from None
 
 
 class Renamed(NamedTuple):
@@ -94,13 +119,8 @@ def convert(layout: Layout, state: State) -> Renamed:
     Raises:
         CheckpointError: two entries have one place, or their tensors are not what the layout says.
     """
-    try:
-        state = layout.prepare(state)
-    except (KeyError, IndexError, RuntimeError, ValueError) as error:
-        raise CheckpointError(
-            f"The weights look like {layout.name}, but their tensors do not fit together "
-            f"({str(error).partition(chr(10))[0]}). They are damaged or of another version."
-        ) from None
+    given = {id(tensor): name for name, tensor in state.items()}  # preparing may have moved some to other names
+    state = layout.prepared(state)
     renamed, origins = {}, {}
     for theirs, tensor in state.items():
         if layout.drop and re.search(layout.drop, theirs):
@@ -108,9 +128,10 @@ def convert(layout: Layout, state: State) -> Renamed:
         ours = translate(theirs, layout.rename)
         if ours in renamed:
             raise CheckpointError(f"{origins[ours]} and {theirs} are both {ours}; a checkpoint must have each once.")
+        origins[ours] = given.get(id(tensor), theirs)
         if layout.linear and tensor.ndim == 4 and tensor.shape[2:] == (1, 1) and re.search(layout.linear, ours):
             tensor = tensor[:, :, 0, 0]
-        renamed[ours], origins[ours] = tensor, theirs
+        renamed[ours] = tensor
     return Renamed(renamed, origins)
 
 

@@ -127,7 +127,7 @@ def _released(name: str, ndim: int) -> Layout:
         },
         drop=r"\.attention_bias_idxs$",
         linear=_IN_STAGES,
-        switches=_hard_swish,
+        asks=_hard_swish,
     )
 
 
@@ -143,7 +143,7 @@ def _timm(name: str, ndim: int) -> Layout:
         ndim=ndim,
         drop=r"\.attention_bias_idxs$",  # old files keep them
         linear=_IN_STAGES,
-        switches=lambda state: {} if "head_dist.linear.weight" in state else dict(distilled=False),
+        asks=lambda state: {} if "head_dist.linear.weight" in state else dict(distilled=False),
     )
 
 
@@ -166,7 +166,7 @@ TRANSFORMERS = Layout(
         "classifier_distill": "head_dist",
     },
     drop=r"\.attention_bias_idxs$",
-    switches=lambda state: (
+    asks=lambda state: (
         _hard_swish(state) | ({} if "classifier_distill.linear.weight" in state else dict(distilled=False))
     ),
 )
@@ -211,7 +211,7 @@ VIT_PYTORCH = Layout(
     },
     drop=r"\.pos_indices$",
     linear=_IN_STAGES,
-    switches=_vit_switches,
+    asks=_vit_switches,
 )
 
 LAYOUTS = (

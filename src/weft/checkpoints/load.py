@@ -218,7 +218,7 @@ def _hint(
         return "The file has no head: pass head='drop'. "
     if not missing and not reshaped and all(name.startswith(("head", "classifier", "mlp_head")) for name in unexpected):
         return "The model has fewer heads: pass head='drop'. "
-    switches = layout.switches(theirs) if layout else {}
-    if switches:
-        return f"Weights of {layout.name if layout else ''} need {_call(model, switches)}. "
-    return ""
+    if layout is None:
+        return ""
+    switches, checked = layout.switches(theirs), _BUILT[layout.family](model)
+    return f"Weights of {layout.name} need {_call(model, switches)}. " if set(switches) - set(checked) else ""

@@ -1,0 +1,225 @@
+"""Loading: what does not fit is said with its way out, and leaves the model as it was."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import weft
+from tests.helpers import lively
+from tests.reference.deterministic import fill
+from weft.checkpoints.layout import Layout, convert, translate
+from weft.checkpoints.load import LAYOUTS, recognise
+from weft.errors import CheckpointError, UsageError
+from weft.models.registry import switches as switches_of
+
+SHAPES = json.loads((Path(__file__).parents[1] / "reference" / "official_state_dicts.json").read_text())
+
+
+def released(name):
+    shapes = SHAPES[name]["state_dict"]
+    filled = {key: fill(key, tuple(shape)) for key, shape in shapes.items()}
+    return {key: torch.from_numpy(value) for key, value in filled.items() if value is not None}
+
+
+def assert_refused(model, checkpoint, message, **options):
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=message) as caught:
+        weft.load_checkpoint(model, checkpoint, **options)
+    text = str(caught.value)
+    assert text.endswith("Nothing was loaded.")
+    assert "\n" not in text
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "top"),
+    [
+        ("LeViT_128S", "levit_128s", "model"),
+        ("LeViT_c_128S", "levit_128s", "model"),
+        ("cvt-13-224x224", "cvt_13", None),
+        ("ceit_tiny_patch16_224", "ceit_tiny_patch16_224", "model"),
+    ],
+)
+def test_files_as_their_authors_save_them(tmp_path, theirs, ours, top):
+    state = released(theirs)
+    average = {name: tensor + 1 for name, tensor in state.items()}
+    content = state if top is None else {top: state, "model_ema": average, "epoch": 300}
+    torch.save(content, tmp_path / "x.pth")
+    from_file, from_dict = weft.create_model(ours), weft.create_model(ours)
+    report = weft.load_checkpoint(from_file, tmp_path / "x.pth")
+    weft.load_checkpoint(from_dict, state)
+    assert (report.part, report.others) == (("", []) if top is None else ("model", ["model_ema"]))
+    assert report.tensors == len(state)
+    torch.testing.assert_close(from_file.state_dict(), from_dict.state_dict(), rtol=0, atol=0)
+    if top:
+        assert weft.load_checkpoint(from_file, tmp_path / "x.pth", which="model_ema").part == "model_ema"
+
+
+CEIT_PYTORCH = dict(
+    stem_chans=32, stem_bias=True, stem_padding=(4, 0), qkv_bias=False, leff_bias=False, leff_final_act=True,
+    leff_pass_cls=False, norm_eps=1e-5, lca_num_heads=4, lca_mlp_ratio=2.0, lca_embed=False,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("switch", "value", "message"),
+    [
+        ("stem_padding", None, r"stem_padding=\(4, 0\) \(this model: None\)"),
+        ("leff_final_act", False, r"leff_final_act=True \(this model: False\)"),
+        ("leff_pass_cls", True, r"leff_pass_cls=False \(this model: True\)"),
+        ("lca_num_heads", 3, r"lca_num_heads=4 \(this model: 3\)"),
+        ("norm_eps", 1e-6, r"norm_eps=1e-05 \(this model: 1e-06\)"),
+    ],
+)
+def test_every_switch_that_no_tensor_shows_is_checked(switch, value, message):
+    """Each of these would load, and answer with other numbers."""
+    model = weft.create_model("ceit_tiny_patch16_224", **{**CEIT_PYTORCH, switch: value})
+    assert_refused(
+        model, released("CeiT-pytorch"), rf"which computes with {message}\. Build the model with weft\.create"
+    )
+    assert weft.load_checkpoint(model, released("CeiT-pytorch"), switches="ignore").source == "CeiT-pytorch"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "switch", "message"),
+    [
+        ("LeViT_128S", "levit_128s", dict(act_layer="gelu"), r"act_layer='hard_swish' \(this model: 'gelu'\)"),
+        ("LeViT_128S", "levit_128s", dict(attn_act_layer="identity"), "attn_act_layer='hard_swish'"),
+        ("cvt-13-224x224", "cvt_13", dict(scale_by="head_dim"), "scale_by='embed_dim'"),
+        ("ceit_tiny_patch16_224", "ceit_tiny_patch16_224", dict(leff_final_act=True), "leff_final_act=False"),
+        ("ceit_tiny_patch16_224", "ceit_tiny_patch16_224", dict(stem_padding=(3, 0)), "stem_padding=None"),
+    ],
+)
+def test_released_weights_need_the_released_network(theirs, ours, switch, message):
+    assert_refused(weft.create_model(ours, **switch), released(theirs), f"which computes with {message}")
+
+
+def test_switches_that_tensors_show_are_named_when_they_do_not_fit():
+    model = weft.create_model("ceit_tiny_patch16_224", **{**CEIT_PYTORCH, "qkv_bias": True})
+    assert_refused(
+        model,
+        released("CeiT-pytorch"),
+        r"fit ceit_tiny_patch16_224: 13 missing \(blocks\.0\.attn\.qkv\.bias, .*, \.\.\.\)\. "
+        r"Weights of CeiT-pytorch need weft\.create_model\('ceit_tiny_patch16_224', stem_chans=32, .*qkv_bias=False",
+    )
+
+
+def test_every_switch_is_one_of_the_constructor():
+    for theirs, ours in (("CeiT-pytorch", "ceit_nano_32"), ("LeViT_128S", "levit_nano_32")):
+        state = released(theirs)
+        assert set(recognise(state).switches(state)) <= set(switches_of(ours))
+
+
+def nano(**switches):
+    return weft.create_model("levit_nano_32", **{"num_classes": 5, **switches})
+
+
+def without(state, prefix):
+    return {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
+
+
+def test_ways_out_of_a_head_that_does_not_fit():
+    state = nano().state_dict()
+    assert_refused(
+        nano(num_classes=7), state, r"head\.linear\.weight: file 5x128, model 7x128.*Pass num_classes=5, or head='drop'"
+    )
+    assert_refused(nano(), nano(distilled=False).state_dict(), r"The file has one head: pass distilled=False")
+    assert_refused(nano(distilled=False), state, r"unexpected \(head_dist.*The model has fewer heads: pass head='drop'")
+    assert_refused(nano(), without(state, "head"), r"The file has no head: pass head='drop'")
+    assert_refused(nano(num_classes=0), state, r"The model has fewer heads: pass head='drop'")
+    assert weft.load_checkpoint(nano(), without(state, "head"), head="drop").dropped == []
+    report = weft.load_checkpoint(nano(num_classes=0), state, head="drop")
+    assert {name.split(".")[0] for name in report.dropped} == {"head", "head_dist"}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_numbers_of_another_kind(dtype):
+    state = {**nano().state_dict(), "stem.conv1.linear.weight": torch.zeros(16, 3, 3, 3, dtype=dtype)}
+    kind = str(dtype).removeprefix("torch.")
+    assert_refused(nano(), state, rf"1 of different type \(stem\.conv1\.linear\.weight: file {kind}, model float32\)")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_are_read_into_the_models_own(dtype):
+    source, model = lively("levit_nano_32", num_classes=5), nano()
+    weft.load_checkpoint(
+        model, {n: t.to(dtype) if t.is_floating_point() else t for n, t in source.state_dict().items()}
+    )
+    assert model.stem.conv1.linear.weight.dtype == torch.float32
+    expected = source.stem.conv1.linear.weight.to(dtype).float()
+    assert torch.equal(model.stem.conv1.linear.weight, expected)
+
+
+def test_counts_and_three_examples_of_each_kind():
+    state = nano().state_dict()
+    names = list(without(state, "head"))
+    changed = {name: tensor for name, tensor in state.items() if name not in names[:4]} | {
+        f"x.{i}": torch.ones(1) for i in range(5)
+    }
+    assert_refused(
+        nano(),
+        changed,
+        rf"fit levit_nano_32: 4 missing \({re.escape(', '.join(names[:3]))}, \.\.\.\), "
+        r"5 unexpected \(x\.0, x\.1, x\.2, \.\.\.\)\. Nothing",
+    )
+
+
+def test_what_is_unexpected_is_told_by_the_name_in_the_file():
+    state = {**released("LeViT_128S"), "blocks.0.m.qkv.c.extra": torch.ones(1)}
+    assert_refused(weft.create_model("levit_128s"), state, r"1 unexpected \(blocks\.0\.m\.qkv\.c\.extra\)")
+
+
+def test_any_timm_model_takes_its_own_names():
+    model, other = (weft.create_model("resnet18", num_classes=3) for _ in range(2))
+    report = weft.load_checkpoint(model, other.state_dict())
+    assert report.source == "the model's own names"
+    assert_refused(
+        model, weft.create_model("resnet18", num_classes=4).state_dict(), r"fc\.weight: file 4x512, model 3x512"
+    )
+    theirs = weft.create_model("levit_128s.fb_dist_in1k", num_classes=3)
+    assert weft.load_checkpoint(theirs, theirs.state_dict()).tensors == len(theirs.state_dict())
+
+
+def test_state_dicts_of_something_else():
+    assert_refused(nano(), {"a": 3}, r"A state dict must hold names and tensors; got 'a': int")
+    assert_refused(nano(), {}, r"fit levit_nano_32: \d+ missing")
+    with pytest.raises(UsageError, match="switches must be 'check' or 'ignore'; got 'off'"):
+        weft.load_checkpoint(nano(), {}, switches="off")
+
+
+def test_safetensors_and_wrapped_names(tmp_path):
+    source = lively("cvt_nano_32", num_classes=3)
+    save_file({f"module.{name}": tensor for name, tensor in source.state_dict().items()}, tmp_path / "x.safetensors")
+    model = weft.create_model("cvt_nano_32", num_classes=3)
+    weft.load_checkpoint(model, tmp_path / "x.safetensors")
+    torch.testing.assert_close(model.state_dict(), source.state_dict(), rtol=0, atol=0)
+
+
+def test_damaged_weights_of_a_known_layout():
+    state = released("CeiT-pytorch")
+    del state["conv.0.weight"]
+    model = weft.create_model("ceit_tiny_patch16_224", **CEIT_PYTORCH)
+    assert_refused(model, state, r"The weights look like CeiT-pytorch, but their tensors do not fit together")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("stage2.blocks.10.attn.conv_proj_q.bn.weight", "stages.2.blocks.10.attn.conv_q.bn.weight"),
+        ("stage0.blocks.0.attn.proj.bias", "stages.0.blocks.0.attn.proj.bias"),
+        ("backstage0.x", "backstage0.x"),
+        ("stagex.0", "stagex.0"),
+    ],
+)
+def test_tables_change_whole_words_only(name, expected):
+    assert translate(name, next(row for row in LAYOUTS if row.name == "the released CvT").rename) == expected
+
+
+def test_two_names_for_one_place():
+    layout = Layout("a test", "CvT", "a", rename={"a": "c", "b": "c"})
+    with pytest.raises(CheckpointError, match="a and b are both c; a checkpoint must have each once"):
+        convert(layout, {"a": torch.zeros(1), "b": torch.zeros(1)})

@@ -57,7 +57,7 @@ def test_train_in_ultralytics_words(photos: Path, tmp_path: Path, capsys: Shown)
         (["no/such/folder"], 3, "no/such/folder"),
         (["digits", "--model", "ceit_nano"], 2, "Unknown model 'ceit_nano'. Nearest: ceit_nano_32"),
         (["digits", "--epochs", "ten"], 2, "epochs must be a whole number or null; got 'ten'"),
-        (["digits", "--set", "optim.lr=-1"], 2, "optim.lr must be a number above 0 and at most 10; got '-1'"),
+        (["digits", "--set", "optim.lr=-1"], 2, "optim.lr must be a number above 0 and at most 10 or null; got '-1'"),
         (["digits", "--recipe", "digit"], 2, "Unknown recipe 'digit'. Nearest: digits"),
         (["digits", "--img-size", "4"], 2, "img_size must be a number at least 8"),
         ([], 2, "Training needs images; got none."),

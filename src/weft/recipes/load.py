@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from weft.errors import UsageError, unknown
-from weft.recipes.schema import Matching, Recipe, Within
+from weft.recipes.schema import EXCLUSIVE, Matching, Recipe, Within
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
@@ -75,10 +75,9 @@ def load_recipe(recipe: str | Path | None = None, overrides: Iterable[tuple[str,
             outside its range.
     """
     values: dict[str, Any] = {}
-    written = [_read(recipe), *(_from_override(*override) for override in overrides)]
-    for setting in itertools.chain.from_iterable(written):
-        if setting.key != "environment" and not setting.key.startswith("environment."):
-            _put(values, setting)
+    over = itertools.chain.from_iterable(_from_override(*override) for override in overrides)
+    for place in (_read(recipe), over):
+        _lay_over(values, place)
     return _build(values)
 
 
@@ -167,6 +166,26 @@ def _from_override(key: str, value: Any) -> Iterator[Setting]:
     return _flatten(key, compose(text, key) or yaml.ScalarNode("", ""), "", "")
 
 
+def _lay_over(values: dict[str, Any], place: Iterable[Setting]) -> None:
+    """Writes what stands in one place over what stood in earlier ones.
+
+    Raises:
+        UsageError: a setting that does not fit, or two in this place of which only one can hold.
+    """
+    here: dict[str, Setting] = {}
+    for setting in place:
+        if setting.key != "environment" and not setting.key.startswith("environment."):
+            _put(values, setting)
+            here[setting.key] = setting
+    for pair in EXCLUSIVE:
+        given = [key for key in pair if key in here and values[key] is not None]
+        if len(given) == 2:
+            text = f"{pair[0]} and {pair[1]} say the same in two ways; got {values[pair[0]]} and {values[pair[1]]}."
+            raise here[pair[1]].complaint(f"{text} Keep one of them.")
+        if given:
+            values.pop(pair[given[0] == pair[0]], None)
+
+
 def _put(values: dict[str, Any], setting: Setting) -> None:
     """Checks one setting and writes it into the flat table."""
     key = setting.key
@@ -200,7 +219,7 @@ def _typed(node: yaml.Node, hint: Any) -> Any:
     if origin is Literal:
         if isinstance(node, yaml.ScalarNode) and node.value in arguments:
             return node.value
-        raise _Misfit(f"one of {', '.join(arguments)}")
+        raise _Misfit(f"one of {', '.join(arguments)}" if len(arguments) > 1 else arguments[0])
     if origin is tuple:
         return _pair(node, arguments)
     return _scalar(node, hint)
@@ -302,6 +321,8 @@ def _build(values: Mapping[str, Any]) -> Recipe:
         if dataclasses.is_dataclass(hints[section]):
             nested[section] = hints[section](**inner)
     recipe = Recipe(**nested)
+    if recipe.optim.freeze == "backbone" and not (recipe.pretrained or recipe.start_from):
+        raise UsageError("optim.freeze: backbone needs weights worth keeping; got none. Set pretrained or start_from.")
     for key, pair in (("augment.scale", recipe.augment.scale), ("augment.ratio", recipe.augment.ratio)):
         if pair[0] > pair[1]:
             raise UsageError(f"{key} must be [smallest, largest]; got {list(pair)}.")

@@ -19,6 +19,7 @@ from weft.data import mix_seed
 from weft.errors import DivergedError
 from weft.recipes import Recipe
 from weft.train.runtime import Runtime
+from weft.train.schedule import peak_lr
 
 STEP = -1  # stands where a sample has its index, so that steps and samples draw from different streams
 
@@ -108,7 +109,7 @@ class Learner:
                 f"The {what} must be finite; got {value} at step {self.step + 1}"
                 f" (epoch {self.step // self.steps_per_epoch + 1}) with learning rate {self.lr:.3g}."
                 " This step did not change the weights."
-                f" Lower optim.lr (now {self.recipe.optim.lr:g}) or lengthen schedule.warmup_epochs."
+                f" Lower optim.lr (now {peak_lr(self.recipe):g}) or lengthen schedule.warmup_epochs."
             )
 
 
@@ -149,7 +150,7 @@ def mean_logits(logits: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     optim = recipe.optim
-    words: dict[str, Any] = dict(opt=optim.opt, lr=optim.lr, weight_decay=optim.weight_decay)
+    words: dict[str, Any] = dict(opt=optim.opt, lr=peak_lr(recipe), weight_decay=optim.weight_decay)
     if optim.opt == "sgd":
         words |= dict(momentum=optim.momentum, nesterov=optim.momentum > 0)
     else:
@@ -162,9 +163,9 @@ def _scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe, steps_per_epoch
     scheduler = CosineLRScheduler(
         optimizer,
         t_initial=max(steps - warmup, 2),  # of a single step timm would warn that it is no schedule
-        lr_min=min(recipe.schedule.min_lr, recipe.optim.lr),
+        lr_min=min(recipe.schedule.min_lr, peak_lr(recipe)),
         warmup_t=warmup,
-        warmup_lr_init=min(recipe.schedule.warmup_lr, recipe.optim.lr),
+        warmup_lr_init=min(recipe.schedule.warmup_lr, peak_lr(recipe)),
         warmup_prefix=True,
         t_in_epochs=False,
     )

@@ -1,4 +1,4 @@
-"""Batches in an order that is a pure function of (seed, epoch)."""
+"""Batches in an order that is a pure function of (seed, epoch), from any step on."""
 
 from __future__ import annotations
 
@@ -8,31 +8,43 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from weft.data.dataset import ImageDataset, Key
-from weft.data.seeding import epoch_order
+from weft.data.dataset import ImageDataset
+from weft.data.image import printable
+from weft.data.order import Key, Order, Share
 from weft.errors import DataError, UsageError
+
+TIMEOUT_S = 60  # for one batch
 
 
 class EpochBatches(Sampler[list[Key]]):
-    """The batches of the dataset's epoch, as (epoch, index) pairs: workers that live on need not be told the epoch."""
+    """The batches of the dataset's epoch, as keys: workers that live on need not be told the epoch."""
 
-    def __init__(self, dataset: ImageDataset, batch_size: int, *, shuffle: bool, seed: int, drop_last: bool):
-        self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
-        self.drop_last = drop_last
+    def __init__(self, dataset: ImageDataset, order: Order):
+        self.dataset, self.order, self.start = dataset, order, 0
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.dataset), self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
+        return (self.order.steps_per_epoch - self.start) * self.order.share.accumulate
 
     def __iter__(self) -> Iterator[list[Key]]:
-        epoch, num_samples = self.dataset.epoch, len(self.dataset)
-        order = epoch_order(num_samples, self.seed, epoch) if self.shuffle else range(num_samples)
-        for batch in range(len(self)):
-            yield [(epoch, index) for index in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
+        for step in range(self.start, self.order.steps_per_epoch):
+            yield from filter(None, self.order.parts(self.dataset.epoch, step))
 
 
 class ImageLoader(DataLoader):
-    """A `DataLoader` that names a lost picture in one line, also from a worker process."""
+    """A `DataLoader` that can begin in the middle of an epoch, and names a picture that is lost or hangs in one line."""
+
+    batch_sampler: EpochBatches
+    dataset: ImageDataset
+
+    @property
+    def order(self) -> Order:
+        """Which images each step sees."""
+        return self.batch_sampler.order
+
+    def start_at(self, epoch: int, step: int = 0) -> None:
+        """The next loop begins with this step of this epoch, both counted from 0."""
+        self.dataset.set_epoch(epoch)
+        self.batch_sampler.start = step
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own, narrower type is private
         try:
@@ -43,39 +55,69 @@ class ImageLoader(DataLoader):
             # its frames hold the workers in a cycle, and collected from there they take five seconds each to end
             err.__traceback__ = None
             raise DataError(message) from None
+        except RuntimeError as err:
+            if "timed out" not in str(err):
+                raise
+            err.__traceback__ = None
+            self._iterator = None  # ends the workers that still answer
+            raise DataError(self._hanging()) from None
+
+    def _hanging(self) -> str:
+        assert self.dataset.reading is not None, "only workers can be waited for in vain"
+        names = []
+        for index in self.dataset.reading.tolist():
+            key = getattr(self.dataset.source, "keys", None)
+            names += [] if index < 0 else [printable(key[index]) if key else f"image {index}"]
+        return (
+            f"Every batch must be read within {self.timeout:g} s; one was not. The workers are at {', '.join(names)}."
+            " Is this file, or the disk it is on, out of reach?"
+        )
 
 
 def make_loader(
-    dataset: ImageDataset, batch_size: int, *, shuffle: bool, seed: int = 0, workers: int = 0, drop_last: bool = False
+    dataset: ImageDataset,
+    batch_size: int,
+    *,
+    shuffle: bool,
+    seed: int = 0,
+    workers: int = 0,
+    drop_last: bool = False,
+    repeats: int = 1,
+    share: Share = Share(),
+    timeout_s: float = TIMEOUT_S,
 ) -> ImageLoader:
     """Batches of (images, labels): float32 (b c h w) and int64 (b).
 
-    Call `dataset.set_epoch` before each loop. Equal seeds and epochs give equal bits with any number of workers.
+    Call `start_at` (or `dataset.set_epoch`) before each loop. Equal seeds and epochs give equal bits with any number
+    of workers, from whatever step.
 
     Args:
         dataset: what to read.
-        batch_size: images in a batch, at least 1.
+        batch_size: images of a step, at least 1; a batch is this process's part of it, or, accumulating, a part of that.
         shuffle: a new order each epoch; else the source's.
         seed: of the order.
         workers: processes that read and decode; 0 does it here.
         drop_last: leave out a last batch that is not full.
+        repeats: repeated augmentation, as in `Order`.
+        share: which part of every step this process computes.
+        timeout_s: how long a batch from the workers may take.
 
     Raises:
         UsageError: a number out of its range, or `drop_last` would leave no batch.
     """
     if batch_size < 1 or workers < 0:
         raise UsageError(f"batch_size must be at least 1 and workers at least 0; got {batch_size} and {workers}.")
-    batches = EpochBatches(dataset, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
-    if len(batches) == 0:
-        raise UsageError(
-            f"There must be at least one batch; {len(dataset)} images do not fill one of {batch_size}. "
-            f"Lower batch_size."
-        )
+    order = Order(
+        len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, repeats=repeats, share=share
+    )
+    if workers:
+        dataset.watch(workers)
     return ImageLoader(
         dataset,
-        batch_sampler=batches,
+        batch_sampler=EpochBatches(dataset, order),
         num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=torch.cuda.is_available(),
+        timeout=timeout_s if workers else 0,
         generator=torch.Generator(),  # else every loop would draw from the global generator, and shift the model's
     )

@@ -20,6 +20,7 @@ from torchvision.transforms import InterpolationMode
 from weft.errors import UsageError
 
 SMALL_SIZE = 48  # pixels; up to here pictures are shifted, not zoomed
+CUT_MARGIN = 32  # pixels
 PADDED_RATIO = 1 / 8  # of the side, on each side: 4 pixels of 32, as is usual for CIFAR
 
 
@@ -37,6 +38,8 @@ def train_transform(
     color_jitter: float = 0.0,
     rand_augment: str | None = None,
     erase_prob: float = 0.0,
+    crop_pct: float | None = None,
+    crop_mode: str = "center",
 ) -> transforms.Compose:
     """Augmentation: crop, mirror, colours, RandAugment, erasing, in this order.
 
@@ -47,13 +50,16 @@ def train_transform(
         interpolation: `bicubic`, `bilinear`, `lanczos`, `nearest`, or `random` (bilinear or bicubic).
         in_chans: 3, or 1 for gray.
         crop: `resized` cuts out a random part and resizes it; `shift` resizes the whole, pads and cuts out `size`;
-            `auto` shifts up to 48 pixels, where a zoom would blur what there is.
+            `cut` resizes both sides to 32 pixels more and cuts out `size` (the fine-tuning that CvT's released
+            configuration hints at); `none` leaves nothing to chance and prepares as `eval_transform` does; `auto`
+            shifts up to 48 pixels, where a zoom would blur what there is.
         scale: for `resized`, the part's area, as a fraction.
         ratio: for `resized`, the part's width over its height.
         hflip: mirror half of the pictures. Off for digits, characters and everything else that has a direction.
         color_jitter: strength for brightness, contrast and saturation, 0 to 1.
         rand_augment: a policy in timm's words, such as `rand-m9-mstd0.5-inc1`; it may turn and shear pictures, too.
         erase_prob: how likely a rectangle is replaced by noise, 0 to 1.
+        crop_pct, crop_mode: for `none`, as in `eval_transform`.
 
     Returns:
         A transform from a PIL picture to a float32 tensor (in_chans, height, width).
@@ -64,7 +70,11 @@ def train_transform(
     height_width = (size, size) if isinstance(size, int) else size
     mean, std = _per_channel(mean, in_chans), _per_channel(std, in_chans)
     _check_interpolation(interpolation)
-    steps: list[Any] = [_crop(crop, height_width, scale, ratio, interpolation)]
+    if crop == "none":
+        whole = dict(input_size=(in_chans, *height_width), interpolation=interpolation, mean=mean, std=std)
+        steps: list[Any] = _resized_and_cut({**whole, "crop_pct": crop_pct, "crop_mode": crop_mode})
+    else:
+        steps = [_crop(crop, height_width, scale, ratio, interpolation)]
     if hflip:
         steps.append(transforms.RandomHorizontalFlip())
     if color_jitter:
@@ -94,20 +104,25 @@ def eval_transform(cfg: Mapping[str, Any] | Any) -> transforms.Compose:
     given = dict(cfg) if isinstance(cfg, Mapping) else asdict(cfg)
     resolved = resolve_data_config(pretrained_cfg=given)
     _check_interpolation(resolved["interpolation"])
-    if resolved["crop_mode"] not in ("center", "squash", "border"):
-        raise UsageError(f"crop_mode must be center, squash or border; got '{resolved['crop_mode']}'.")
     in_chans = resolved["input_size"][0]
     mean, std = _per_channel(resolved["mean"], in_chans), _per_channel(resolved["std"], in_chans)
+    finish = [transforms.ToTensor(), transforms.Normalize(mean, std)]
+    return transforms.Compose([_Channels(in_chans), *_resized_and_cut(resolved), *finish])
+
+
+def _resized_and_cut(cfg: Mapping[str, Any]) -> list[Any]:
+    """timm's steps of an evaluation from a picture to a picture of `input_size`."""
+    if cfg["crop_mode"] not in ("center", "squash", "border"):
+        raise UsageError(f"crop_mode must be center, squash or border; got '{cfg['crop_mode']}'.")
     theirs = create_transform(
-        resolved["input_size"],
+        cfg["input_size"],
         is_training=False,
-        interpolation="bicubic" if resolved["interpolation"] == "random" else resolved["interpolation"],
-        mean=mean,
-        std=std,
-        crop_pct=resolved["crop_pct"],
-        crop_mode=resolved["crop_mode"],
+        interpolation="bicubic" if cfg["interpolation"] == "random" else cfg["interpolation"],
+        mean=_per_channel(cfg["mean"], cfg["input_size"][0]),  # a border is filled with it
+        crop_pct=cfg["crop_pct"],
+        crop_mode=cfg["crop_mode"],
     )
-    return transforms.Compose([_Channels(in_chans), theirs])
+    return theirs.transforms[:-2]  # the last two make a tensor and normalise it
 
 
 class _Channels:
@@ -132,8 +147,12 @@ def _crop(
         crop = "shift" if max(size) <= SMALL_SIZE else "resized"
     if crop == "resized":
         return RandomResizedCropAndInterpolation(size, scale=scale, ratio=ratio, interpolation=interpolation)
+    if crop == "cut":
+        larger = (size[0] + CUT_MARGIN, size[1] + CUT_MARGIN)
+        mode = InterpolationMode("bicubic" if interpolation == "random" else interpolation)
+        return transforms.Compose([transforms.Resize(larger, mode), transforms.RandomCrop(size)])
     if crop != "shift":
-        raise UsageError(f"crop must be auto, resized or shift; got '{crop}'.")
+        raise UsageError(f"crop must be auto, resized, shift, cut or none; got '{crop}'.")
     margin = max(round(min(size) * PADDED_RATIO), 1)
     return transforms.Compose(
         [

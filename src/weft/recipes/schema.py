@@ -75,9 +75,9 @@ class Data:
 class Augment:
     """How training images are varied. Each choice is a function of (seed, epoch, index) alone."""
 
-    crop: Literal["auto", "resized", "shift", "cut"] = "auto"
+    crop: Literal["auto", "resized", "shift", "cut", "none"] = "auto"
     """resized cuts out a random part and resizes it; shift pads and cuts; cut resizes both sides to 32 pixels more and
-    cuts (CvT's fine-tuning); auto shifts up to 48 pixels and resizes above."""
+    cuts (CvT's fine-tuning); none prepares as for evaluation; auto shifts up to 48 pixels and resizes above."""
 
     scale: tuple[Annotated[float, Within(0, 1, above=True)], Annotated[float, Within(0, 1, above=True)]] = (0.35, 1.0)
     """For resized: smallest and largest share of the image's area that is kept. The papers' is [0.08, 1]."""

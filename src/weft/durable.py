@@ -1,0 +1,109 @@
+"""Files that are whole or not there, whatever happens to the process or the machine meanwhile.
+
+A file is written beside its place, flushed to the disk, read back, moved into its place, and its folder flushed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from weft.errors import StorageError
+
+_CHUNK = 1 << 22
+_OURS = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(part|old)")
+
+
+def reached(point: str) -> None:
+    """Called at every point where a kill could matter; does nothing. Tests put something here that kills."""
+
+
+def write_whole(path: Path, data: bytes) -> str:
+    """Writes a file.
+
+    Returns:
+        The sha256 of what is now on the disk, in hexadecimal digits.
+
+    Raises:
+        StorageError: the disk did not take it, or gave back something else. What stood there before stands there still.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with writing(path, len(data)):
+        try:
+            with beside.open("wb") as file:
+                reached("opened")
+                for start in range(0, len(data), _CHUNK):
+                    file.write(data[start : start + _CHUNK])
+                    file.flush()
+                    reached("half written")
+                reached("before fsync")
+                os.fsync(file.fileno())
+            reached("after fsync")
+            digest = sha256_of(beside)
+            if digest != hashlib.sha256(data).hexdigest():
+                raise StorageError(f"{path} must come back from the disk as it was written; it does not. Is it failing?")
+            reached("before replace")
+            os.replace(beside, path)
+            reached("after replace")
+            flush_folder(path.parent)
+        finally:
+            beside.unlink(missing_ok=True)
+    return digest
+
+
+@contextlib.contextmanager
+def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
+    """Turns what the disk says into a `StorageError` that names the path, and how much was to be written."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        needs = f" for {num_bytes:,} bytes" if num_bytes and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+        raise StorageError(
+            f"{path} must be writable; {reason}{needs}. Free some space or choose another --out."
+        ) from error
+
+
+def flush_folder(path: Path) -> None:
+    """A rename is on the disk once its folder is; Windows cannot flush one."""
+    if hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def sha256_of(path: Path) -> str:
+    """In hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sweep(folder: Path, remove: Callable[[Path], None]) -> None:
+    """Removes what processes that are no more left half done in a folder; what they had moved aside comes back."""
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if (match := _OURS.fullmatch(entry.name)) is None or _is_alive(int(match["pid"])):
+            continue
+        place = folder / match["name"]
+        if entry.name.endswith(".old") and not place.exists():
+            os.replace(entry, place)
+        else:
+            remove(entry)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # another user's; a number that no process can have is not ours to touch
+        return True
+    return True

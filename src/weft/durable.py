@@ -46,7 +46,9 @@ def write_whole(path: Path, data: bytes) -> str:
             reached("after fsync")
             digest = sha256_of(beside)
             if digest != hashlib.sha256(data).hexdigest():
-                raise StorageError(f"{path} must come back from the disk as it was written; it does not. Is it failing?")
+                raise StorageError(
+                    f"{path} must come back from the disk as it was written; it does not. Is it failing?"
+                )
             reached("before replace")
             os.replace(beside, path)
             reached("after replace")
@@ -65,7 +67,11 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        needs = f" for {num_bytes:,} bytes" if num_bytes and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+        needs = (
+            f" for {num_bytes:,} bytes"
+            if num_bytes and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            else ""
+        )
         raise StorageError(
             f"{path} must be writable; {reason}{needs}. Free some space or choose another --out."
         ) from error

@@ -51,6 +51,12 @@ class VerificationError(WeftError):
     exit_code = 7
 
 
+class StoppedError(WeftError):
+    """A run reached its time limit; it is saved and can be resumed."""
+
+    exit_code = 143
+
+
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     """The `count` names most like `name`, best first; always some, so that a message has a way out."""
     by_likeness = sorted(set(names), key=lambda known: (-difflib.SequenceMatcher(None, name, known).ratio(), known))

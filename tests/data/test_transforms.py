@@ -181,7 +181,10 @@ def test_chance_comes_from_the_seeds_alone():
     ("make", "message"),
     [
         (lambda: train_transform(32, MEAN, STD, "cubic"), r"interpolation must be bicubic, .*; got 'cubic'"),
-        (lambda: train_transform(32, MEAN, STD, crop="zoom"), r"crop must be auto, resized, shift, cut or none; got 'zoom'"),
+        (
+            lambda: train_transform(32, MEAN, STD, crop="zoom"),
+            r"crop must be auto, resized, shift, cut or none; got 'zoom'",
+        ),
         (lambda: train_transform(32, MEAN, STD, in_chans=4), r"one value per channel \(4\); got \(0\.485"),
         (lambda: train_transform(32, (0.5,) * 4, (0.5,) * 4, in_chans=4), r"in_chans must be 3 \(RGB\) or 1 .*; got 4"),
         (lambda: train_transform(32, (0.5,), STD), r"one value per channel \(3\); got \(0\.5,\)"),

@@ -63,8 +63,14 @@ STRANGE = {
     "unknown key": ("optim:\n  lrr: 0.1", r"line 2: Unknown setting 'optim\.lrr'\. Nearest: optim\.lr, "),
     "key in the wrong place": ("lr: 0.1", r"line 1: Unknown setting 'lr'\. Nearest: optim\.lr\."),
     "nan": ("optim:\n  lr: .nan", r"line 2: optim\.lr must be a number or null; got '\.nan'"),
-    "not a number": ("optim:\n  lr: nan", r"line 2: optim\.lr must be a number above 0 and at most 10 or null; got 'nan'"),
-    "out of range": ("batch_size: 0", "line 1: batch_size must be a number at least 1 and at most 65536 or auto; got '0'"),
+    "not a number": (
+        "optim:\n  lr: nan",
+        r"line 2: optim\.lr must be .* at most 10 or null; got 'nan'",
+    ),
+    "out of range": (
+        "batch_size: 0",
+        "line 1: batch_size must be .* at most 65536 or auto; got '0'",
+    ),
     "path in the name": (
         "name: ../../etc/passwd",
         r"line 1: name must be letters.*no path.*got '\.\./\.\./etc/passwd'",

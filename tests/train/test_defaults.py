@@ -37,7 +37,7 @@ def test_every_decision_is_said() -> None:
     assert notes == [
         "Model levit_128s, for 40 images of about 480x640 pixels; another: --model NAME.",
         "100 epochs, for 40 images; another number: --epochs N.",
-        "Batch size 40: there are no more images.",
+        "Batch size 40: there are no more than 40 images.",
     ]
 
 

@@ -12,8 +12,8 @@ from weft.train.loop import Meter
 from weft.train.progress import Reporter, clock
 from weft.train.rundir import EpochRow
 
-METER = Meter(5, 10, 1.5, 42.0, 1234.5)
-ROW = EpochRow(2, 20, 1e-3, 1.25, 61.5, 0.9, 70.125, 99.0, 1234.5, 8.0)
+METER = Meter(5, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469)
+ROW = EpochRow(2, 20, 1e-3, 1.25, 61.5, 0.9, 70.125, 99.0, 1234.5, 12.4, 8.0)
 
 
 def reported(*, terminal: bool, quiet: bool = False) -> str:

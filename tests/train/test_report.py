@@ -13,7 +13,9 @@ from weft.train.metrics import Evaluation, Mistake, class_scores
 from weft.train.report import MAX_NAMES, MAX_VALUES, confusion_figure, curves_figure, write_report
 from weft.train.rundir import EpochRow
 
-HISTORY = [EpochRow(n, 10 * n, 1e-3, 2.0 / n, 30.0 + n, 1.8 / n, 40.0 + n % 3, 90.0, 100.0, 5.0) for n in range(1, 8)]
+HISTORY = [
+    EpochRow(n, 10 * n, 1e-3, 2.0 / n, 30.0 + n, 1.8 / n, 40.0 + n % 3, 90.0, 100.0, 2.0, 5.0) for n in range(1, 8)
+]
 
 
 def evaluation(classes: list[str], seed: int = 0) -> Evaluation:

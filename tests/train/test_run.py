@@ -19,7 +19,7 @@ from tests.train.conftest import COLOURS, PER_CLASS, SHORT, paint
 from weft.cli import main
 from weft.errors import DataError, DivergedError, StorageError, UsageError
 from weft.recipes import load_recipe
-from weft.train import RunResult, loop, run, train
+from weft.train import RunResult, loop, run, session, train
 from weft.train.rundir import CONTENTS, EpochRow
 
 
@@ -165,23 +165,21 @@ def test_the_average_of_the_weights_is_kept(photos: Path, tmp_path: Path) -> Non
 def poisoned(at_step: int):
     """The loss, but not a number at one step."""
     calls = []
+    objective = loop.Objective.__call__
 
-    def loss(*args, **kwargs):
+    def loss(self, *args, **kwargs):
         calls.append(1)
-        return loop_loss(*args, **kwargs) * (float("nan") if len(calls) == at_step else 1)
+        return objective(self, *args, **kwargs) * (float("nan") if len(calls) == at_step else 1)
 
     return loss
-
-
-loop_loss = loop.classification_loss
 
 
 def test_divergence_stops_at_the_step_and_keeps_what_was_good(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = train(photos, out=tmp_path / "good", **{**SHORT, "epochs": 2})
-    monkeypatch.setattr(loop, "classification_loss", poisoned(at_step=5))
-    with pytest.raises(DivergedError, match=r"must be finite; got nan at step 5 \(epoch 2\)"):
+    monkeypatch.setattr(loop.Objective, "__call__", poisoned(at_step=5))
+    with pytest.raises(DivergedError, match=r"must be finite; got nan at step 5 \(epoch 2\).* images \w+/\d\d.png, "):
         train(photos, out=tmp_path / "bad", **SHORT)
     assert metrics(tmp_path / "bad")[0]["val_loss"] == metrics(reference.out)[0]["val_loss"]
     assert len(metrics(tmp_path / "bad")) == 1
@@ -199,25 +197,32 @@ def test_a_signal_stops_between_two_steps_and_keeps_the_weights(
 ) -> None:
     learn = loop.Learner.learn
 
-    def signalled(self: loop.Learner, *args: torch.Tensor) -> tuple[float, int]:
+    def signalled(self: loop.Learner, *args: object) -> loop.StepResult:
         if self.step == 1:
             signal.raise_signal(number)
         return learn(self, *args)
 
     monkeypatch.setattr(loop.Learner, "learn", signalled)
-    with pytest.raises(error):
-        train(photos, out=tmp_path / "run", **{**SHORT, "quiet": False})
-    assert "Stopped after step 2; its weights are in" in capsys.readouterr().err.replace("\n", " ")
+    with pytest.raises(error) as caught:
+        train(photos, out=tmp_path / "run", **SHORT)
+    said = f"{caught.value} {capsys.readouterr().err}".replace("\n", " ")
+    assert "Stopped after step 2 of 6: " in said
+    assert "go on with: weft train --resume" in said
     assert weights(tmp_path / "run")
     assert not (tmp_path / "run" / "best").exists()
+    monkeypatch.setattr(loop.Learner, "learn", learn)
+    resumed = train(resume=tmp_path / "run", quiet=True)
+    whole = train(photos, out=tmp_path / "whole", **SHORT)
+    same_weights(resumed.out, whole.out)
+    assert (resumed.out / "steps.csv").read_text() == (whole.out / "steps.csv").read_text()
 
 
 def test_a_full_disk_is_a_storage_error(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(run, "save_model_dir", full)
-    with pytest.raises(StorageError, match=r"run/last must be writable; No space left on device\. Free some space"):
+    monkeypatch.setattr(session, "save_model_dir", full)
+    with pytest.raises(StorageError, match=r"run/best must be writable; No space left on device\. Free some space"):
         train(photos, out=tmp_path / "run", **SHORT)
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from weft.durable import writing
 from weft.errors import StorageError, UsageError
-from weft.train.rundir import CONTENTS, EpochRow, make_dir, write_metrics, write_text, writing
+from weft.train.rundir import CONTENTS, EpochRow, make_dir, write_metrics, write_text
 
-ROW = EpochRow(1, 22, 1e-6, 2.2279612, 18.3949, 1.5, 40.39, 84.67, 89.8, 16.2)
+ROW = EpochRow(1, 22, 1e-6, 2.2279612, 18.3949, 1.5, 40.39, 84.67, 89.8, 3.1, 16.2)
 
 
 def test_a_new_directory_with_its_parents(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_force_replaces_a_run(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "old").write_text("old")
     make_dir(tmp_path, force=True)
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_force_removes_nothing_else(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from weft.cli.options import add_common, example, print_json, setting
 
@@ -13,10 +14,16 @@ weft train photos/ --model levit_128s --epochs 30 --set optim.lr=5e-4 --out runs
 
 photos/ holds one folder of images per class; with train/ and val/ inside, that split is used.
 Left in runs/photos: best/ and last/ (model directories), metrics.csv, recipe.yaml, report/report.html.
+Stopped or killed, it goes on to the same result: weft train --resume runs/photos
+On other classes, starting from its weights: weft train birds/ --from runs/photos
 The same run again: weft train --config runs/photos/recipe.yaml --out runs/again
+Two processes: torchrun --nproc-per-node 2 -m weft train photos/
 """
 
-SETTINGS = ("model", "epochs", "batch_size", "img_size", "seed", "device", "precision", "workers", "limit")
+SETTINGS = (
+    "model", "epochs", "batch_size", "img_size", "seed", "device", "precision", "workers", "limit", "skip_nonfinite",
+    "start_from",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe", "--config", metavar="NAME|FILE", help="a recipe that comes with weft, or a YAML file"
     )
+    parser.add_argument(
+        "--from", dest="start_from", metavar="CKPT", help="start from the weights of a run, model directory or file"
+    )
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped, to the same bits")
+    parser.add_argument("--override", action="store_true", help="with --resume: let other settings change the run")
     add_common(parser, "--set", "--epochs", "--batch-size", "--img-size")
     add_common(parser, "--out", out="default: runs/MODEL-DATA")
     add_common(parser, "--seed", "--device", "--precision", "--workers", "--limit")
+    parser.add_argument("--max-time", metavar="TIME", help="stop, saved, after 90s, 45m or 1h30m (exit code 143)")
+    parser.add_argument("--skip-nonfinite", metavar="N", help="tolerate N steps whose loss or gradient is not finite")
+    parser.add_argument("--track", metavar="NAMES", help="tensorboard, wandb, or both with a comma between")
     parser.add_argument("--print-config", action="store_true", help="print the recipe as it stands, and do nothing")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
@@ -51,8 +66,20 @@ def run(args: argparse.Namespace) -> int:
     from weft.train import train
 
     result = train(
-        args.data, recipe=args.recipe, settings=settings, out=args.out, force=args.force, quiet=args.quiet, **given
+        args.data,
+        recipe=args.recipe,
+        settings=settings,
+        resume=args.resume,
+        override=args.override,
+        out=args.out,
+        max_time=args.max_time,
+        track=args.track.split(",") if args.track else (),
+        force=args.force,
+        quiet=args.quiet,
+        **given,
     )
+    if os.environ.get("RANK", "0") != "0":  # one of several processes speaks
+        return 0
     if args.json:
         print_json(result.as_dict())
     else:

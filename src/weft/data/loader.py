@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
 from weft.data.dataset import ImageDataset
 from weft.data.image import printable
-from weft.data.order import Key, Order, Share
+from weft.data.order import WHOLE, Key, Order, Share
 from weft.errors import DataError, UsageError
 
 TIMEOUT_S = 60  # for one batch
@@ -31,15 +32,21 @@ class EpochBatches(Sampler[list[Key]]):
 
 
 class ImageLoader(DataLoader):
-    """A `DataLoader` that can begin in the middle of an epoch, and names a picture that is lost or hangs in one line."""
+    """A `DataLoader` that can begin within an epoch, and names a picture that is lost or hangs in one line."""
 
     batch_sampler: EpochBatches
-    dataset: ImageDataset
+    dataset: ImageDataset  # type: ignore[assignment]  # torch's own type is wider
 
     @property
     def order(self) -> Order:
         """Which images each step sees."""
         return self.batch_sampler.order
+
+    def places(self) -> np.ndarray:
+        """Of this process's images of an epoch, in its order, the indices in the source."""
+        steps = range(self.order.steps_per_epoch)
+        parts = [part for step in steps for part in self.order.parts(self.dataset.epoch, step)]
+        return np.array([index for part in parts for _, index, _ in part], dtype=np.int64)
 
     def start_at(self, epoch: int, step: int = 0) -> None:
         """The next loop begins with this step of this epoch, both counted from 0."""
@@ -83,7 +90,7 @@ def make_loader(
     workers: int = 0,
     drop_last: bool = False,
     repeats: int = 1,
-    share: Share = Share(),
+    share: Share = WHOLE,
     timeout_s: float = TIMEOUT_S,
 ) -> ImageLoader:
     """Batches of (images, labels): float32 (b c h w) and int64 (b).
@@ -93,7 +100,7 @@ def make_loader(
 
     Args:
         dataset: what to read.
-        batch_size: images of a step, at least 1; a batch is this process's part of it, or, accumulating, a part of that.
+        batch_size: images of a step, at least 1; a batch is this process's part of it, or a part of that.
         shuffle: a new order each epoch; else the source's.
         seed: of the order.
         workers: processes that read and decode; 0 does it here.

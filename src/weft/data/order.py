@@ -1,4 +1,4 @@
-"""Which images a step of training sees: a pure function of (seed, epoch, step), whoever computes it and in how many parts."""
+"""Which images a step of training sees: a pure function of (seed, epoch, step), in however many parts and processes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class Share:
         return self.world * self.accumulate
 
 
+WHOLE = Share()
+"""One process that computes every step at once."""
+
+
 class Order:
     """The images of every step.
 
@@ -56,7 +60,7 @@ class Order:
         seed: int = 0,
         drop_last: bool = False,
         repeats: int = 1,
-        share: Share = Share(),
+        share: Share = WHOLE,
     ):
         self.num_images, self.batch_size, self.seed, self.shuffle = num_images, batch_size, seed, shuffle
         self.repeats, self.share = repeats, share

@@ -114,7 +114,7 @@ def _resized_and_cut(cfg: Mapping[str, Any]) -> list[Any]:
     """timm's steps of an evaluation from a picture to a picture of `input_size`."""
     if cfg["crop_mode"] not in ("center", "squash", "border"):
         raise UsageError(f"crop_mode must be center, squash or border; got '{cfg['crop_mode']}'.")
-    theirs = create_transform(
+    theirs: Any = create_transform(  # a Compose, without prefetching and splits
         cfg["input_size"],
         is_training=False,
         interpolation="bicubic" if cfg["interpolation"] == "random" else cfg["interpolation"],

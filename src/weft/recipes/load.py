@@ -219,7 +219,7 @@ def _typed(node: yaml.Node, hint: Any) -> Any:
     if origin is Literal:
         if isinstance(node, yaml.ScalarNode) and node.value in arguments:
             return node.value
-        raise _Misfit(f"one of {', '.join(arguments)}" if len(arguments) > 1 else arguments[0])
+        raise _Misfit(f"{'one of ' if len(arguments) > 1 else ''}{', '.join(arguments)}")
     if origin is tuple:
         return _pair(node, arguments)
     return _scalar(node, hint)

@@ -177,7 +177,7 @@ class Schedule:
     """Learning rate of the last step. Not scaled with the batch, in the released trainings neither."""
 
     update: Literal["step", "epoch", "epoch_late"] = "step"
-    """When the rate moves. step: at every step, smoothly from the warm-up's end to the run's end. epoch: once per epoch,
+    """When the rate moves. step: at every step, smoothly from the warm-up's end to the run's end. epoch: once an epoch,
     on a cosine that began with the warm-up, as CvT's released code. epoch_late: the same one epoch late, as in the
     released code of DeiT, CeiT and LeViT, which trains both of the first two epochs at `warmup_lr`."""
 
@@ -258,8 +258,8 @@ class Recipe:
     classes begins anew, positions are resized. The command line's --from."""
 
     train_mode: Literal["train", "eval"] = "train"
-    """eval: BatchNorm keeps its statistics, and drop-path and dropout rest. So do the released fine-tunings of DeiT, CeiT
-    and LeViT, whose author calls it needed for the reported numbers; the papers do not mention it."""
+    """eval: BatchNorm keeps its statistics, and drop-path and dropout rest. So do the released fine-tunings of DeiT,
+    CeiT and LeViT, whose author calls it needed for the reported numbers; the papers do not mention it."""
 
     epochs: Annotated[int, Within(1, 100_000)] | None = None
     """Times that as many images are seen as there are; None to choose by their number."""
@@ -322,4 +322,4 @@ class Recipe:
 
 
 EXCLUSIVE = (("epochs", "steps"), ("optim.lr", "optim.lr_per_512"))
-"""Two ways to say one thing. Together in one place they contradict each other; a later place wins over an earlier one."""
+"""Two ways to say one thing. In one place they contradict each other; a later place wins over an earlier one."""

@@ -20,8 +20,8 @@ from weft.errors import CheckpointError, DataError, UsageError
 from weft.recipes import Recipe, load_recipe
 from weft.train.build import evaluation_batches, preprocessing, resized
 from weft.train.defaults import DIGITS, overrides_of
-from weft.train.loop import mean_logits
 from weft.train.metrics import Evaluation, measure
+from weft.train.objective import mean_logits
 from weft.train.progress import counting, looking, say
 from weft.train.report import write_report
 from weft.train.rundir import make_dir, refuse_taken, write_text
@@ -90,7 +90,7 @@ def evaluate(
     source, excluded, words = _chosen(splits, split, data, trained_with)
     if not quiet:
         say(f"Evaluating {words}: {len(source):,} images.")
-    batches = evaluation_batches(source, model, options.batch_size, options.workers)
+    batches = evaluation_batches(source, model, int(options.batch_size), options.workers)
     with counting(len(source), quiet=quiet) as count:
         result = measure(
             model,
@@ -148,8 +148,9 @@ def predict(
     transform = eval_transform(preprocessing(model))
     paths = list(_expanded([images] if isinstance(images, (str, Path)) else images))[: options.data.limit]
     answers: list[Answer] = []
-    for start in range(0, len(paths), options.batch_size):
-        read = [_read(path, transform) for path in paths[start : start + options.batch_size]]
+    size = int(options.batch_size)
+    for start in range(0, len(paths), size):
+        read = [_read(path, transform) for path in paths[start : start + size]]
         tensors = [item for item in read if isinstance(item, torch.Tensor)]
         tops = iter(_tops(model, torch.stack(tensors), names, top_k, runtime) if tensors else ())
         for path, item in zip(paths[start:], read, strict=False):
@@ -162,7 +163,10 @@ def _options(batch_size: Any, img_size: Any, device: Any, precision: Any, worker
     given = dict(
         batch_size=batch_size, img_size=img_size, device=device, precision=precision, workers=workers, limit=limit
     )
-    return load_recipe(None, overrides_of(None, {}, given))
+    options = load_recipe(None, overrides_of(None, {}, given))
+    if options.batch_size == "auto":
+        raise UsageError("batch_size auto is for training; give a number of images, or leave it out.")
+    return options
 
 
 def _opened(run: str | Path, options: Recipe) -> tuple[Any, list[str] | None, Runtime]:

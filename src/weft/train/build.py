@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import datetime
+import json
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
+from weft.checkpoints import load_checkpoint
+from weft.checkpoints.model_dir import CONFIG, WEIGHTS
 from weft.data import ImageDataset, Source, Splits, eval_transform, make_loader, train_transform
+from weft.data.image import printable
 from weft.data.loader import ImageLoader
-from weft.errors import DataError, UsageError
+from weft.data.order import WHOLE, Share
+from weft.errors import CheckpointError, DataError, UsageError
 from weft.grid import Grid
 from weft.hub import create_model
 from weft.models.zoo import ZOO
 from weft.recipes import Recipe
+from weft.train.objective import check_mixing
 from weft.train.runtime import Runtime
 from weft.version import __version__
 
+OnLost = Literal["stop", "exclude"]
 RECORDED = ("torch", "torchvision", "timm", "numpy", "pillow")
 
 
@@ -38,7 +46,43 @@ def build_model(recipe: Recipe, num_classes: int) -> nn.Module:
         arguments["img_size"] = recipe.img_size
     torch.manual_seed(recipe.seed)
     model = create_model(name, pretrained=recipe.pretrained, num_classes=num_classes, **arguments)
-    return model if recipe.img_size is None else resized(model, recipe.img_size)
+    if recipe.img_size is not None:
+        model = resized(model, recipe.img_size)
+    if recipe.grad_checkpointing:
+        network: Any = model  # torch types every attribute of a module as tensor or module
+        network.set_grad_checkpointing(True)
+    return model
+
+
+def begin_from(model: nn.Module, source: str | Path, classes: Sequence[str] | None = None) -> str:
+    """Loads weights to start from: positions resized, a head of other classes left as it is.
+
+    Args:
+        model: the network, built.
+        source: a run directory (its best model), a model directory, or a checkpoint of any layout that weft reads.
+        classes: what the model is to tell apart.
+
+    Returns:
+        What was loaded, in a sentence.
+
+    Raises:
+        CheckpointError: there is nothing there, or it does not fit.
+    """
+    folders = (Path(source) / "best", Path(source))
+    path = next((folder / WEIGHTS for folder in folders if (folder / WEIGHTS).is_file()), Path(source))
+    if path.is_dir() or not path.exists():
+        raise CheckpointError(
+            f"--from must name a run, a model directory or a checkpoint file; {source} is none of these."
+        )
+    config = path.parent / CONFIG
+    theirs = json.loads(config.read_text()).get("label_names") if path.name == WEIGHTS and config.is_file() else None
+    try:
+        load_checkpoint(model, path, head="drop" if theirs and theirs != classes else "keep")
+    except CheckpointError:
+        load_checkpoint(model, path, head="drop")
+        theirs = theirs or ["others"]
+    has_own_head = bool(theirs) and theirs != classes
+    return f"Weights from {path}" + (", but for the head, whose classes are others." if has_own_head else ".")
 
 
 def resized(model: nn.Module, img_size: int | tuple[int, int]) -> nn.Module:
@@ -69,7 +113,7 @@ def training_images(recipe: Recipe, source: Source, model: nn.Module) -> ImageDa
         (size[0], size[1]),
         cfg["mean"],
         cfg["std"],
-        cfg["interpolation"],
+        cfg["interpolation"] if augment.interpolation == "auto" else augment.interpolation,
         in_chans=in_chans,
         crop=augment.crop,
         scale=augment.scale,
@@ -78,45 +122,88 @@ def training_images(recipe: Recipe, source: Source, model: nn.Module) -> ImageDa
         color_jitter=augment.color_jitter,
         rand_augment=augment.rand_augment,
         erase_prob=augment.erase_prob,
+        crop_pct=cfg["crop_pct"],
+        crop_mode=cfg["crop_mode"],
     )
-    return ImageDataset(source, transform, recipe.seed)
+    return ImageDataset(source, transform, recipe.seed, on_lost=recipe.data.on_lost)
 
 
-def training_batches(recipe: Recipe, dataset: ImageDataset, model: nn.Module) -> ImageLoader:
-    """Shuffled batches. One that is not full is left out: BatchNorm cannot learn from a single image.
+def training_batches(recipe: Recipe, dataset: ImageDataset, model: nn.Module, runtime: Runtime) -> ImageLoader:
+    """Shuffled batches. A step that is not full is left out: BatchNorm cannot learn from a single image.
 
     Raises:
-        UsageError: the recipe asks for single images where that is so.
+        UsageError: the recipe asks for single images where that is so, for parts of a step that are not equal, or for
+            pairs of an odd number of images.
     """
-    if recipe.batch_size == 1 and any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
-        raise UsageError(f"{recipe.model} must see at least 2 images at a time to learn (BatchNorm); got batch_size 1.")
-    return make_loader(
-        dataset, recipe.batch_size, shuffle=True, seed=recipe.seed, workers=recipe.workers, drop_last=True
+    assert isinstance(recipe.batch_size, int), "an automatic batch size is decided first"
+    share = Share(runtime.rank, runtime.world, recipe.accumulate)
+    size = recipe.batch_size // share.parts
+    learns_statistics = recipe.train_mode == "train" and any(isinstance(m, nn.BatchNorm1d) for m in model.modules())
+    if size <= 1 and recipe.batch_size % share.parts == 0 and learns_statistics:
+        of = f" in {share.parts} parts" if share.parts > 1 else ""
+        raise UsageError(
+            f"{recipe.model} must see at least 2 images at a time to learn (BatchNorm); got batch_size "
+            f"{recipe.batch_size}{of}."
+        )
+    loader = make_loader(
+        dataset,
+        recipe.batch_size,
+        shuffle=True,
+        seed=recipe.seed,
+        workers=recipe.workers,
+        drop_last=True,
+        repeats=recipe.augment.repeats,
+        share=share,
     )
+    check_mixing(recipe, size, share.parts)
+    return loader
 
 
-def evaluation_batches(source: Source, model: nn.Module, batch_size: int, workers: int) -> ImageLoader:
-    """All images in their order, as the model wants to see them.
+def evaluation_batches(
+    source: Source, model: nn.Module, batch_size: int, workers: int, *, share: Share = WHOLE, on_lost: OnLost = "stop"
+) -> ImageLoader:
+    """All images in their order, as the model wants to see them; of several processes, this one's part.
 
     Raises:
         DataError: there are none.
     """
     if len(source) == 0:
         raise DataError("An evaluation needs at least one image; got none. Give every class two images or more.")
-    return make_loader(
-        ImageDataset(source, eval_transform(preprocessing(model))), batch_size, shuffle=False, workers=workers
-    )
+    images = ImageDataset(source, eval_transform(preprocessing(model)), on_lost=on_lost)
+    return make_loader(images, batch_size, shuffle=False, workers=workers, share=share)
+
+
+def batch_arithmetic(recipe: Recipe, world: int) -> str:
+    """How the images of a step are spread, as `256 images per step = 64 per device x 2 devices x 2 in turn`."""
+    assert isinstance(recipe.batch_size, int)
+    each = recipe.batch_size // (world * recipe.accumulate)
+    devices = f"{world} device{'s' if world > 1 else ''}"
+    return f"{recipe.batch_size} images per step = {each} per device x {devices} x {recipe.accumulate} accumulated"
+
+
+def name_of(source: Source, index: int) -> str:
+    """The name of an image, printable, also where the image itself is gone."""
+    keys = getattr(source, "keys", None)
+    return printable(keys[index] if keys is not None else source.read(index).key)
+
+
+def machine(runtime: Runtime) -> dict[str, Any]:
+    """All that the bits of a run depend on beside recipe and data."""
+    return {
+        "weft": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in RECORDED},
+        "device": torch.cuda.get_device_name() if runtime.device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "processes": runtime.world,
+    }
 
 
 def environment(runtime: Runtime, splits: Splits) -> dict[str, Any]:
     """What a run ran on, for the record in its recipe."""
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "weft": __version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in RECORDED},
-        "device": torch.cuda.get_device_name() if runtime.device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
+        **machine(runtime),
         "train_images": len(splits.train),
         "val_images": len(splits.val),
         "excluded_images": len(splits.bad),

@@ -37,13 +37,14 @@ def default_recipe(data: str | Path | None) -> str | None:
     return DIGITS if str(data) == DIGITS else None
 
 
-def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int) -> tuple[Recipe, list[str]]:
+def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int, world: int = 1) -> tuple[Recipe, list[str]]:
     """Decides what the recipe leaves open.
 
     Args:
         recipe: what was asked for.
         image_size: typical (height, width) of the images in pixels.
         num_images: images to learn from.
+        world: processes that share the work.
 
     Returns:
         The whole recipe, and a sentence for each decision.
@@ -54,13 +55,15 @@ def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int) -> tup
         model, img_size = choose_model(min(image_size), num_images)
         recipe = dataclasses.replace(recipe, model=model, img_size=recipe.img_size or img_size)
         notes.append(f"Model {model}, for {num_images:,} {seen}; another: --model NAME.")
-    if recipe.epochs is None:
+    if recipe.epochs is None and recipe.steps is None:
         epochs = min(max(round(IMAGES_SEEN / num_images), EPOCHS[0]), EPOCHS[1])
         recipe = dataclasses.replace(recipe, epochs=epochs)
         notes.append(f"{epochs} epochs, for {num_images:,} images; another number: --epochs N.")
-    if recipe.batch_size > num_images:
-        recipe = dataclasses.replace(recipe, batch_size=num_images)
-        notes.append(f"Batch size {num_images}: there are no more images.")
+    if isinstance(recipe.batch_size, int) and recipe.batch_size > num_images:
+        parts = world * recipe.accumulate * (2 if recipe.augment.mixup or recipe.augment.cutmix else 1)
+        fitting = max(num_images // parts * parts, 1)
+        recipe = dataclasses.replace(recipe, batch_size=fitting)
+        notes.append(f"Batch size {fitting}: there are no more than {num_images} images.")
     return recipe, notes
 
 

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.train.loop import mean_logits
+from weft.data.dataset import LOST
+from weft.data.loader import ImageLoader
+from weft.train.objective import mean_logits
 from weft.train.runtime import Runtime
 
 MOST_MISTAKES = 20
@@ -76,6 +78,23 @@ class Evaluation:
         }
 
 
+class Answers(NamedTuple):
+    """What a model said of some images, one entry each: place in the order, class, answer, its probability ..."""
+
+    place: np.ndarray
+    true: np.ndarray
+    taken: np.ndarray
+    sure: np.ndarray
+    loss: np.ndarray
+    among_five: np.ndarray
+
+    @classmethod
+    def none(cls) -> Answers:
+        """Of no images."""
+        whole, real = np.empty(0, np.int64), np.empty(0, np.float64)
+        return cls(whole, whole, whole, real.astype(np.float32), real, whole.astype(bool))
+
+
 def measure(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
@@ -86,71 +105,73 @@ def measure(
     excluded: Sequence[tuple[str, str]] = (),
     on_batch: Callable[[int], None] = lambda count: None,
 ) -> Evaluation:
-    """Runs a model over images.
+    """Runs a model over images. With several processes each runs over its part, and every image counts once.
 
     Args:
         model: put into evaluation mode, and left in the mode it came in.
-        batches: (images (b c h w), labels (b)) pairs.
+        batches: (images (b c h w), labels (b)) pairs; of several processes, an `ImageLoader` that knows its share.
         classes: names of the model's outputs.
         runtime: where and how.
         key_of: the name of an image from its place in the order of `batches`.
         excluded: images that are not in `batches`, with the reason; passed on.
         on_batch: told the number of images of every batch; it may raise to stop.
     """
-    was_training = model.training
+    was_training = [module.training for module in model.modules()]
     model.eval()
-    true, taken, sure, loss_sum, among_five = [], [], [], 0.0, 0
+    mine, start = [Answers.none()], 0
     with torch.inference_mode():
         for images, labels in batches:
             with runtime.autocast():
                 logits = mean_logits(model(runtime.put(images))).float().cpu()
-            loss_sum += F.cross_entropy(logits, labels, reduction="sum").item()
-            probability, prediction = logits.softmax(dim=1).max(dim=1)
-            five = logits.topk(min(5, logits.shape[1]), dim=1).indices
-            among_five += int((five == labels[:, None]).any(dim=1).sum())
-            true.append(labels.numpy())
-            taken.append(prediction.numpy())
-            sure.append(probability.numpy())
+            mine.append(_answers(logits, labels, start))
+            start += len(labels)
             on_batch(len(labels))
-    model.train(was_training)
-    return _summary(
-        np.concatenate(true),
-        np.concatenate(taken),
-        np.concatenate(sure),
-        loss_sum,
-        among_five,
-        classes,
-        key_of,
-        excluded,
-    )
+    for module, mode in zip(model.modules(), was_training, strict=True):
+        module.training = mode
+    answers = Answers(*(np.concatenate(column) for column in zip(*mine, strict=True)))
+    if isinstance(batches, ImageLoader):
+        places = batches.places()
+        gone = [(key_of(int(place)), "lost") for place in np.delete(places, answers.place)]
+        excluded = [*excluded, *(item for items in runtime.gather(gone) for item in items)]
+        answers = answers._replace(place=places[answers.place])
+    whole = Answers(*(np.concatenate(column) for column in zip(*runtime.gather(answers), strict=True)))
+    order = np.argsort(whole.place)
+    return _summary(Answers(*(column[order] for column in whole)), classes, key_of, excluded)
+
+
+def _answers(logits: Tensor, labels: Tensor, start: int) -> Answers:
+    probability, prediction = logits.softmax(dim=1).max(dim=1)
+    five = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    is_there = labels != LOST
+    loss = F.cross_entropy(logits, labels.clamp(min=0), reduction="none")
+    columns = (labels, prediction, probability, loss.double(), (five == labels[:, None]).any(dim=1))
+    place = np.arange(start, start + len(labels))
+    return Answers(place[is_there.numpy()], *(column[is_there].numpy() for column in columns))
 
 
 def _summary(
-    true: np.ndarray,
-    taken: np.ndarray,
-    sure: np.ndarray,
-    loss_sum: float,
-    among_five: int,
+    answers: Answers,
     classes: Sequence[str],
     key_of: Callable[[int], str],
     excluded: Sequence[tuple[str, str]],
 ) -> Evaluation:
+    place, true, taken, sure, loss, among_five = answers
     count = len(true)
     confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
     np.add.at(confusion, (true, taken), 1)
-    wrong = heapq.nlargest(MOST_MISTAKES, np.flatnonzero(true != taken), key=lambda place: (sure[place], -place))
+    wrong = heapq.nlargest(MOST_MISTAKES, np.flatnonzero(true != taken), key=lambda at: (sure[at], -at))
     return Evaluation(
         classes=list(classes),
         count=count,
         excluded=list(excluded),
-        loss=loss_sum / count,
+        loss=float(loss.sum()) / count,
         top1=100 * float((true == taken).mean()),
-        top5=100 * among_five / count,
+        top5=100 * float(among_five.mean()),
         confusion=confusion,
         per_class=class_scores(classes, confusion),
         mistakes=[
-            Mistake(key_of(int(place)), classes[int(true[place])], classes[int(taken[place])], float(sure[place]))
-            for place in wrong
+            Mistake(key_of(int(place[at])), classes[int(true[at])], classes[int(taken[at])], float(sure[at]))
+            for at in wrong
         ],
     )
 

@@ -15,8 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from weft.durable import writing
 from weft.train.metrics import Evaluation
-from weft.train.rundir import EpochRow, write_text, writing
+from weft.train.rundir import EpochRow, write_text
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 MAX_VALUES = 20  # with more classes than this, a cell is too small to hold its value

@@ -2,7 +2,10 @@
 
 recipe.yaml    everything that was decided, and what it ran on; repeats the run
 metrics.csv    one line per epoch
+steps.csv      one line per step
 best/ last/    model directories
+state/         what a run that was killed goes on from
+images.csv.gz  what it learns from, with a hash of every image
 report/        pictures and tables
 """
 
@@ -18,16 +21,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.errors import StorageError, UsageError
+from weft.durable import write_whole, writing
+from weft.errors import UsageError
 
-CONTENTS = ("recipe.yaml", "metrics.csv", "best", "last", "report")
+try:
+    import fcntl
+except ImportError:  # Windows has none, and there runs are not locked
+    fcntl = None
+
+CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", "images.csv.gz", "report")
+LOCK = Path("state") / "lock"
 
 
 class EpochRow(NamedTuple):
     """One line of `metrics.csv`.
 
     Steps are counted over the whole run, the learning rate is that of the epoch's first step, losses are in nats and
-    accuracies in percent, `images_per_second` is of training alone, and `seconds` of the epoch with its evaluation.
+    accuracies in percent, `images_per_second` is of training alone, `data_wait` the percentage of that time in which no
+    batch was ready, and `seconds` of the epoch with its evaluation. Without an evaluation its results are nan.
     """
 
     epoch: int
@@ -39,6 +50,7 @@ class EpochRow(NamedTuple):
     val_top1: float
     val_top5: float
     images_per_second: float
+    data_wait: float
     seconds: float
 
 
@@ -49,22 +61,27 @@ def refuse_taken(path: Path, contents: Sequence[str] = CONTENTS, *, force: bool)
         UsageError: it is taken.
     """
     with writing(path):
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-            return
-        if not force:
-            raise UsageError(
-                f"The output directory must be new or empty; {path} is neither. Pass --force or another --out."
-            )
-        foreign = sorted(set(path.iterdir()) - {path / name for name in contents}) if path.is_dir() else [path]
-    if foreign:
+        entries = _entries(path)
+    if entries and not force:
+        raise UsageError(
+            f"The output directory must be new or empty; {path} is neither. Pass --force or another --out."
+        )
+    if foreign := sorted(set(entries) - {path / name for name in contents}):
         raise UsageError(
             f"--force replaces what weft wrote and nothing else; {path} also holds '{foreign[0].name}'."
             " Choose another --out."
         )
 
 
+def _entries(path: Path) -> list[Path]:
+    """What is in a directory (or the file itself), a lock that nobody need hold aside."""
+    if not path.is_dir():
+        return [path] if path.exists() else []
+    return [entry for entry in path.iterdir() if entry != path / LOCK.parent or set(entry.iterdir()) - {path / LOCK}]
+
+
 def make_dir(path: Path, contents: Sequence[str] = CONTENTS, *, force: bool) -> None:
-    """Makes an empty directory for `contents`.
+    """Makes an empty directory for `contents`, but for the lock in it.
 
     Args:
         path: where; parents are made.
@@ -77,45 +94,54 @@ def make_dir(path: Path, contents: Sequence[str] = CONTENTS, *, force: bool) -> 
     """
     refuse_taken(path, contents, force=force)
     with writing(path):
-        for name in contents:
-            _remove(path / name)
+        for entry in _entries(path):
+            for inside in entry.iterdir() if entry == path / LOCK.parent else (entry,):
+                if inside != path / LOCK:
+                    remove(inside)
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):  # whether it can be written to, before hours of work
             pass
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns what the disk says into a `StorageError` that names the path."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageError(f"{path} must be writable; {reason}. Free some space or choose another --out.") from error
-
-
 def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all: beside it, flushed to the disk, then moved into its place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Writes a file whole or not at all."""
+    # backslashreplace: names of files and classes may hold bytes that are no text
+    write_whole(path, text.encode("utf-8", "backslashreplace"))
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a run directory for this process. The lock of a process that is dead is no lock.
+
+    Raises:
+        UsageError: another process holds it.
+    """
     with writing(path):
-        try:
-            # backslashreplace: names of files and classes may hold bytes that are no text
-            with beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
+        (path / LOCK).parent.mkdir(parents=True, exist_ok=True)
+        file = (path / LOCK).open("a+")
+    with file:
+        if fcntl is not None:
+            try:
+                # lockf, not flock: processes that read images are forked, and would hold it on after a kill
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise UsageError(
+                    f"A run directory belongs to one run at a time; {path} is in use by process {holder}."
+                    " Wait for it, stop it, or choose another --out."
+                ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
 
 
 def write_metrics(path: Path, history: Sequence[EpochRow]) -> None:
@@ -125,3 +151,37 @@ def write_metrics(path: Path, history: Sequence[EpochRow]) -> None:
     writer.writerow(EpochRow._fields)
     writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in history)
     write_text(path, buffer.getvalue())
+
+
+class StepLog:
+    """`steps.csv`: loss, rate and gradient of every step, once each, also of a run that was killed and went on.
+
+    Args:
+        path: the file.
+        step: the steps done so far; what is there of later ones is cut off, for they will be done again.
+    """
+
+    FIELDS = ("step", "epoch", "lr", "loss", "grad_norm")
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        lines = path.read_text().splitlines() if step and path.exists() else []
+        kept = [line for line in lines[1:] if line.count(",") == 4 and int(line.split(",", 1)[0]) <= step]
+        write_text(path, "\n".join([",".join(self.FIELDS), *kept]) + "\n")
+        with writing(path):
+            self.file = path.open("a")
+
+    def add(self, step: int, epoch: int, lr: float, loss: float, grad_norm: float) -> None:
+        """One step; both numbers counted from 1."""
+        self.file.write(f"{step},{epoch},{lr!r},{loss!r},{grad_norm!r}\n")
+
+    def flush(self) -> None:
+        """To the disk, before the state that counts on it."""
+        with writing(self.path):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """What is still in memory is written."""
+        with contextlib.suppress(OSError):  # it may be a full disk that ends the run
+            self.file.close()

@@ -1,35 +1,47 @@
-"""The machine under a run: device, number format, randomness, and how a person or a scheduler stops it."""
+"""The machine under a run: devices, processes, number format, and how a person or a scheduler stops it.
+
+The only place that speaks to Hugging Face Accelerate, which finds the device, joins the processes that torchrun or
+SLURM started, and wraps a model for several of them. The loader never goes to it: it would deal out the batches anew.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import os
 import signal
 import threading
+import time
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import torch
-from torch import Tensor
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import InitProcessGroupKwargs, gather_object
+from torch import Tensor, nn
 
-from weft.errors import UsageError
+from weft.errors import StoppedError, UsageError
+
+PATIENCE = datetime.timedelta(minutes=30)  # of processes that wait for each other, as for the first one's evaluation
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where and in which number format a model runs.
+    """Where, with whom and in which number format a model runs.
 
     Attributes:
-        device: where.
+        accelerator: the engine.
         precision: 'fp32', or 'bf16' for autocast of matrix products and convolutions.
     """
 
-    device: torch.device
+    accelerator: Accelerator
     precision: str
 
     @classmethod
-    def of(cls, device: str = "auto", precision: str = "fp32") -> Runtime:
-        """Reads the options of the command line.
+    def of(cls, device: str = "auto", precision: str = "fp32", *, deterministic: bool = False) -> Runtime:
+        """Reads the options of the command line, and joins the other processes of a run that has several.
 
         Raises:
             UsageError: an unknown word, or `cuda` on a machine without one.
@@ -41,7 +53,31 @@ class Runtime:
         has_gpu = torch.cuda.is_available()
         if device == "cuda" and not has_gpu:
             raise UsageError("device cuda needs a GPU that this PyTorch can see; it sees none. Pass --device cpu.")
-        return cls(torch.device("cuda" if has_gpu and device != "cpu" else "cpu"), precision)
+        on_cpu = device == "cpu" or not has_gpu
+        if deterministic and not on_cpu:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        return cls(_accelerator(on_cpu), precision)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return self.accelerator.device
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+        return self.accelerator.process_index
+
+    @property
+    def world(self) -> int:
+        """How many processes there are."""
+        return self.accelerator.num_processes
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the files."""
+        return self.accelerator.is_main_process
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The number format as a context."""
@@ -51,19 +87,64 @@ class Runtime:
         """A tensor on the device; copies from pinned memory do not wait."""
         return tensor.to(self.device, non_blocking=True)
 
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model as training calls it: with several processes, one that averages gradients."""
+        return model if self.world == 1 else self.accelerator.prepare_model(model)
 
-class StopSignals:
-    """Turns the first Ctrl-C or SIGTERM into a request that a loop can meet between two steps.
+    def without_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Gradients of a wrapped model stay in their process: for all parts of a step but the last."""
+        return self.accelerator.no_sync(model)
 
-    The second one acts at once, as if this were not here. Outside the main thread, where Python allows no handlers,
-    nothing is caught.
+    def sum(self, values: list[float]) -> list[float]:
+        """Numbers added up over all processes."""
+        if self.world == 1:
+            return values
+        device = self.device if self.device.type == "cuda" else "cpu"
+        total = self.accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=device), "sum")
+        assert isinstance(total, Tensor)
+        return total.tolist()
+
+    def max(self, values: list[float]) -> list[float]:
+        """The greatest of all processes, number by number."""
+        return [max(column) for column in zip(*self.gather(values), strict=True)]
+
+    def gather(self, value: Any) -> list[Any]:
+        """One object of every process, in their order."""
+        return [value] if self.world == 1 else gather_object([value])
+
+    def wait(self) -> None:
+        """Until every process has come here."""
+        self.accelerator.wait_for_everyone()
+
+
+def _accelerator(on_cpu: bool) -> Accelerator:
+    # Accelerate keeps one state per Python process and refuses another device; a notebook may well ask for one
+    if "WORLD_SIZE" not in os.environ and AcceleratorState._shared_state:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    return Accelerator(
+        cpu=on_cpu, step_scheduler_with_optimizer=False, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)]
+    )
+
+
+class Stop:
+    """What may end a run between two steps: Ctrl-C, SIGTERM, a time limit.
+
+    The second signal acts at once, as if this were not here. Outside the main thread, where Python allows no handlers,
+    no signal is caught. With several processes the word of one is the word of all.
+
+    Args:
+        max_seconds: length of the time limit; None for none.
     """
 
-    def __init__(self) -> None:
+    TIME, SIGTERM, SIGINT = 1, 2, 3
+    REASONS: ClassVar = {TIME: "the time limit is reached", SIGTERM: "SIGTERM", SIGINT: "Ctrl-C"}
+
+    def __init__(self, max_seconds: float | None = None) -> None:
         self.requested: signal.Signals | None = None
+        self.deadline = None if max_seconds is None else time.monotonic() + max_seconds
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
@@ -80,9 +161,18 @@ class StopSignals:
             signal.signal(number, handler)
         self._before = {}
 
-    def check(self) -> None:
-        """Raises what the signal means: KeyboardInterrupt, or SystemExit(143) for SIGTERM."""
-        if self.requested is signal.SIGINT:
-            raise KeyboardInterrupt
-        if self.requested is signal.SIGTERM:
+    @property
+    def reason(self) -> int:
+        """Why to stop now: 0 for going on, else a key of `REASONS`; of several reasons the greatest counts."""
+        if self.requested is not None:
+            return self.SIGINT if self.requested is signal.SIGINT else self.SIGTERM
+        return self.TIME if self.deadline is not None and time.monotonic() > self.deadline else 0
+
+    @staticmethod
+    def leave(reason: int, message: str) -> NoReturn:
+        """Raises what a reason means: KeyboardInterrupt, SystemExit(143) for SIGTERM, StoppedError at the limit."""
+        if reason == Stop.SIGINT:
+            raise KeyboardInterrupt(message)
+        if reason == Stop.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
+        raise StoppedError(message)

@@ -1,0 +1,67 @@
+"""Other programs that follow a run: TensorBoard, Weights & Biases. The CSV files of the run are there in any case."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.errors import UsageError, unknown
+from weft.recipes import Recipe
+
+TRACKERS = ("tensorboard", "wandb")
+
+
+class Tracker:
+    """Passes numbers on.
+
+    Args:
+        names: of `TRACKERS`.
+        recipe: what the run does, for the record.
+        out: the directory of the run; TensorBoard's files go into `out/tensorboard`.
+
+    Raises:
+        UsageError: an unknown name, or a library that is not installed.
+    """
+
+    def __init__(self, names: Sequence[str], recipe: Recipe, out: Path) -> None:
+        self.trackers = [_opened(name, recipe, out) for name in names]
+
+    def step(self, step: int, **values: float) -> None:
+        """Numbers of one step, counted from 1."""
+        for tracker in self.trackers:
+            tracker.log(values, step=step)
+
+    def finish(self) -> None:
+        """Nothing more will come."""
+        for tracker in self.trackers:
+            tracker.finish()
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuses an unknown name.
+
+    Raises:
+        UsageError: it is not of `TRACKERS`.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            raise unknown("tracker", name, TRACKERS, ", ".join(TRACKERS))
+
+
+def _opened(name: str, recipe: Recipe, out: Path) -> Any:
+    from accelerate import tracking
+
+    values = {key: json.dumps(value) for key, value in dataclasses.asdict(recipe).items() if key != "environment"}
+    try:
+        if name == "tensorboard":
+            tracker: Any = tracking.TensorBoardTracker("tensorboard", out)
+        else:
+            tracker = tracking.WandBTracker("weft", name=out.name, dir=str(out))
+        tracker.start()
+    except ImportError as error:
+        raise UsageError(f"--track {name} needs its library; {error}. Install it: pip install weft[track].") from error
+    tracker.store_init_configuration(values)
+    return tracker

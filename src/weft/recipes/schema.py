@@ -288,9 +288,6 @@ class Recipe:
     grad_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, a third more time."""
 
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    """With several processes: ddp keeps the whole model on each device, fsdp (FSDP2) a share of it."""
-
     sync_bn: bool = False
     """With several processes: BatchNorm takes its statistics over all of them. One process has nothing to share."""
 

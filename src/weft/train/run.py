@@ -38,6 +38,7 @@ from weft.train.resume import Resumed, check_data, record_data, resumed
 from weft.train.rundir import locked, make_dir, refuse_taken, remove, write_text
 from weft.train.runtime import Runtime, Stop
 from weft.train.session import Session
+from weft.train.shared_norm import share_batchnorm
 from weft.train.state import State
 from weft.train.track import Tracker, check_trackers
 
@@ -198,6 +199,8 @@ class _Job:
         self.recipe, self.splits, self.out, self.runtime, self.stop = recipe, splits, out, runtime, stop
         self.track, self.quiet = track, quiet
         self.model = build_model(recipe, len(splits.classes)).to(runtime.device)
+        if recipe.sync_bn and runtime.world > 1:
+            self.model = share_batchnorm(self.model, runtime.device)
         images = training_images(recipe, splits.train, self.model)
         self.batches = training_batches(recipe, images, self.model, runtime)
         self.val_batches = evaluation_batches(

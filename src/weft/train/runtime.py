@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, NoReturn
@@ -89,7 +90,11 @@ class Runtime:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model as training calls it: with several processes, one that averages gradients."""
-        return model if self.world == 1 else self.accelerator.prepare_model(model)
+        if self.world == 1:
+            return model
+        # of depth-wise kernels, for which two layouts are one; true, harmless, and once per process
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
+        return self.accelerator.prepare_model(model)
 
     def without_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """Gradients of a wrapped model stay in their process: for all parts of a step but the last."""

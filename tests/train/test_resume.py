@@ -1,0 +1,329 @@
+"""A run that is killed, stopped or damaged goes on to the very bits that it would have come to, or says why it cannot."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train import tiny
+from weft.errors import CheckpointError, DataError, UsageError
+from weft.recipes import load_recipe
+from weft.train import loop, session, train
+from weft.train.state import load_state
+
+MODELS = tuple(tiny.ARGUMENTS)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
+
+
+@pytest.fixture(scope="session")
+def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """For each family a run that nothing disturbed, in a process of its own."""
+    folder = tmp_path_factory.mktemp("whole")
+    for model in MODELS:
+        done = tiny.finish(tiny.command(pictures, folder / model, model))
+        assert done.returncode == 0, done.stderr
+    return {model: folder / model for model in MODELS}
+
+
+def started(pictures: Path, out: Path, model: str) -> subprocess.Popen[bytes]:
+    """The run in a process, once it has done a step; it does nothing else until it is looked at."""
+    process = subprocess.Popen(
+        tiny.command(pictures, out, model, workers=2),
+        env=tiny.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until = time.monotonic() + 120
+    while not list(out.glob("state/step-*.json")) and time.monotonic() < until and process.poll() is None:
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_killed_again_and_again(model: str, pictures: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+    """`kill -9` at random moments, with worker processes; on with another number of them."""
+    out, chance = tmp_path / "run", random.Random(model)
+    process = started(pictures, out, model)
+    for kill in range(3):
+        time.sleep(chance.uniform(0, 0.4))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = subprocess.Popen(
+            tiny.command(None, out, workers=(kill + 1) % 3),
+            env=tiny.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(chance.uniform(3, 5))
+    process.kill()
+    process.wait()
+    done = tiny.finish(tiny.command(None, out))
+    assert done.returncode == 0, done.stderr
+    tiny.assert_same_run(whole[model], out)
+    steps = [int(line.split(",")[0]) for line in (out / "steps.csv").read_text().splitlines()[1:]]
+    assert steps == list(range(1, tiny.STEPS + 1))
+
+
+class Killed(BaseException):
+    """Stands for `kill -9`: nothing in weft catches it."""
+
+
+def run_here(pictures: Path, out: Path, model: str = "levit_nano_32", **more: object) -> None:
+    settings = {**tiny.EVERYTHING, **tiny.ARGUMENTS[model], **more}
+    train(pictures, model, settings=settings, out=out, quiet=True)
+
+
+def killed_at(step: int, pictures: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **more: object) -> None:
+    """A run that ends after so many steps, as if the process had vanished."""
+    learn = loop.Learner.learn
+
+    def fatal(self: loop.Learner, *args: object) -> loop.StepResult:
+        if self.step == step:
+            raise Killed
+        return learn(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Learner, "learn", fatal)
+        with pytest.raises(Killed):
+            run_here(pictures, out, **more)
+
+
+@pytest.fixture(scope="session")
+def whole_here(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run in this process."""
+    out = tmp_path_factory.mktemp("here") / "run"
+    run_here(pictures, out)
+    return out
+
+
+@pytest.mark.parametrize("step", range(1, tiny.STEPS))
+def test_from_every_step(
+    step: int, pictures: Path, whole_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_at(step, pictures, tmp_path / "run", monkeypatch)
+    train(resume=tmp_path / "run", workers=step % 3, quiet=True)
+    tiny.assert_same_run(whole_here, tmp_path / "run")
+
+
+def _skip_a_batch(one: session.Session) -> None:
+    one.meter.step += 1
+
+
+def _repeat_a_batch(one: session.Session) -> None:
+    one.meter.step -= 1
+
+
+def _forget_the_average(one: session.Session) -> None:
+    one.learner.ema.module.load_state_dict(one.learner.model.state_dict())
+
+
+def _forget_the_moments(one: session.Session) -> None:
+    one.learner.optimizer.state.clear()
+
+
+def _wrong_step(one: session.Session) -> None:
+    one.learner.step += 1
+
+
+def _wrong_epoch(one: session.Session) -> None:
+    one.epoch, one.meter.step = 0, one.meter.step
+
+
+def _forget_batchnorm(one: session.Session) -> None:
+    for module in one.learner.model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
+            module.reset_running_stats()
+
+
+def _stale_best(one: session.Session) -> None:
+    one.best = session.Best(1, 0.0, 101.0, 100.0, 1)
+
+
+def _forget_the_meter(one: session.Session) -> None:
+    one.meter.loss_sum, one.meter.count = 0.0, 0
+
+
+def _forget_the_history(one: session.Session) -> None:
+    one.history.clear()
+
+
+def _random_augmentation(one: session.Session) -> None:
+    one.train_batches.dataset.seed += 1
+
+
+def _random_step(one: session.Session) -> None:
+    one.learner._seed = lambda number, parts: random.randrange(2**31)
+
+
+FAULTS = (
+    _skip_a_batch, _repeat_a_batch, _forget_the_average, _forget_the_moments, _wrong_step, _wrong_epoch,
+    _forget_batchnorm, _stale_best, _forget_the_meter, _forget_the_history, _random_augmentation, _random_step,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_resume_with_a_fault_is_noticed(
+    fault: object, pictures: Path, whole_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the tests above: each way to resume wrongly makes the comparison fail."""
+    killed_at(4, pictures, tmp_path / "run", monkeypatch)
+    restore = session.Session.restore
+
+    def faulty(self: session.Session, state: object) -> None:
+        restore(self, state)
+        fault(self)
+
+    monkeypatch.setattr(session.Session, "restore", faulty)
+    with pytest.raises((AssertionError, UsageError, IndexError)):
+        train(resume=tmp_path / "run", quiet=True)
+        tiny.assert_same_run(whole_here, tmp_path / "run")
+
+
+def test_a_finished_run_is_finished(whole_here: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole_here, tmp_path / "run")
+    result = train(resume=tmp_path / "run", quiet=True)
+    tiny.assert_same_run(whole_here, tmp_path / "run")
+    assert result.epochs == 2
+    assert (tmp_path / "run" / "report" / "report.html").is_file()
+
+
+def test_time_runs_out(pictures: Path, whole_here: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from weft.cli import main
+
+    words = tiny.command(pictures, tmp_path / "run")[3:]
+    assert main([*words, "--max-time", "0.01", "--quiet"]) == 143
+    assert "Stopped after step 1 of 6: the time limit is reached." in capfd.readouterr().err
+    train(resume=tmp_path / "run", quiet=True)
+    tiny.assert_same_run(whole_here, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("soon", "such as 90s, 45m or 1h30m; got 'soon'"), ("0", "longer than nothing; got '0'"), ("", "got ''")],
+)
+def test_times_that_are_none(text: str, message: str, pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        train(pictures, max_time=text, out=tmp_path / "run")
+
+
+@pytest.fixture
+def stopped(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the data, and a run on it that was killed."""
+    shutil.copytree(pictures, tmp_path / "data")
+    killed_at(3, tmp_path / "data", tmp_path / "run", monkeypatch)
+    return tmp_path / "run"
+
+
+def test_another_model_is_refused(stopped: Path) -> None:
+    with pytest.raises(UsageError, match=r"keeps its model; in .* was levit_nano_32, and now ceit_nano_32 is asked"):
+        train(resume=stopped, model="ceit_nano_32", quiet=True)
+
+
+def test_another_rate_only_when_meant(stopped: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=r"optim.lr was 0.001, and now 0.5 is asked for. Pass --override"):
+        train(resume=stopped, settings={"optim.lr": 0.5}, quiet=True)
+    assert load_recipe(stopped / "recipe.yaml").optim.lr == 1e-3
+    train(resume=stopped, settings={"optim.lr": 0.5}, override=True)
+    assert "optim.lr was 0.001 and is 0.5 from here on." in capfd.readouterr().err
+    assert load_recipe(stopped / "recipe.yaml").optim.lr == 0.5
+    assert "torch:" in (stopped / "recipe.yaml").read_text()
+
+
+def test_data_that_changed_is_refused(stopped: Path) -> None:
+    state = sorted((stopped / "state").iterdir())
+    (stopped.parent / "data" / "class1" / "003.png").unlink()
+    with pytest.raises(DataError, match=r"needs the data that it began with; .*class1/003.png"):
+        train(resume=stopped, quiet=True)
+    assert sorted((stopped / "state").iterdir()) == state
+
+
+def test_other_data_is_refused(stopped: Path, tmp_path: Path) -> None:
+    other = tiny.paint(tmp_path / "other", classes=2)
+    with pytest.raises(DataError, match=r"needs the data that it began with; .*other differs"):
+        train(other, resume=stopped, quiet=True)
+
+
+def test_data_may_move(stopped: Path, whole_here: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    train(tmp_path / "elsewhere", resume=stopped, quiet=True)
+    tiny.assert_same_run(whole_here, stopped)
+
+
+@pytest.mark.parametrize("words", [{"recipe": "digits"}, {"out": "x"}, {"force": True}])
+def test_what_does_not_go_with_resume(words: dict[str, object], stopped: Path) -> None:
+    with pytest.raises(UsageError, match="has its recipe and its directory"):
+        train(resume=stopped, quiet=True, **words)
+
+
+def test_no_run_to_go_on_with(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"must name the directory of a run that was begun; .*nowhere has no"):
+        train(resume=tmp_path / "nowhere", quiet=True)
+
+
+def test_another_version_is_told(stopped: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+    from weft.train import resume
+
+    now = resume.machine
+    monkeypatch.setattr(resume, "machine", lambda runtime: {**now(runtime), "torch": "1.0"})
+    train(resume=stopped)
+    assert "and is 1.0: the last bits of the result may differ." in capfd.readouterr().err
+
+
+def test_the_number_of_threads_comes_back(stopped: Path) -> None:
+    before = torch.get_num_threads()
+    recorded = load_state(stopped / "state")[0].facts["machine"]["threads"]
+    try:
+        torch.set_num_threads(recorded + 1)
+        train(resume=stopped, quiet=True)
+        assert torch.get_num_threads() == recorded
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_two_runs_in_one_directory(stopped: Path) -> None:
+    from weft.train.rundir import LOCK
+
+    holder = subprocess.Popen(
+        [
+            *("python3", "-c"),
+            f"import fcntl, time; f = open({str(stopped / LOCK)!r}, 'a+'); fcntl.lockf(f, fcntl.LOCK_EX); f.truncate(0);"
+            "import os; f.write(str(os.getpid())); f.flush(); print('held', flush=True); time.sleep(60)",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(UsageError, match=rf"in use by process {holder.pid}\. Wait for it"):
+            train(resume=stopped, quiet=True)
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    train(resume=stopped, quiet=True)  # the lock of the dead is no lock
+
+
+def test_half_written_files_are_swept(stopped: Path, whole_here: Path) -> None:
+    import os
+
+    dead, alive = subprocess.Popen(["true"]), os.getpid()
+    dead.wait()
+    leftovers = [stopped / "state" / f".step-0000000009.json.{dead.pid}.part", stopped / f".best.{dead.pid}.part"]
+    kept = [stopped / "state" / f".x.{alive}.part", stopped / "state" / "notes.txt"]
+    leftovers[1].mkdir()
+    for path in [leftovers[0], *kept]:
+        path.write_text("half")
+    train(resume=stopped, quiet=True)
+    assert not any(path.exists() for path in leftovers)
+    assert all(path.exists() for path in kept)
+    tiny.assert_same_run(whole_here, stopped)

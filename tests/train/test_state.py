@@ -1,0 +1,274 @@
+"""States: whole or not there, checked to the bit, and the one before where the newest is damaged."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft import durable
+from weft.errors import CheckpointError, StorageError
+from weft.train import state
+from weft.train.state import load_state, save_state, tidy
+
+TENSORS = {"model.weight": torch.arange(12.0).view(3, 4), "optimizer.0.step": torch.tensor(3.0)}
+
+
+def saved(folder: Path, steps: int = 3, keep: int = 2) -> Path:
+    for step in range(1, steps + 1):
+        save_state(folder, step, {name: tensor + step for name, tensor in TENSORS.items()}, {"epoch": step}, keep)
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_newest_comes_back_and_the_oldest_go(tmp_path: Path) -> None:
+    found, skipped = load_state(saved(tmp_path))
+    assert skipped == []
+    assert (found.facts["step"], found.facts["epoch"]) == (3, 3)
+    for name, tensor in TENSORS.items():
+        assert torch.equal(found.tensors[name], tensor + 3)
+    assert names(tmp_path) == [f"step-000000000{n}.{end}" for n in (2, 3) for end in ("json", "safetensors")]
+
+
+def test_it_is_readable_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = save_state(tmp_path / "state", 1, TENSORS, {}, 2)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def _cut(path: Path, where: int) -> None:
+    os.truncate(path, where)
+
+
+def _nul(path: Path, where: int) -> None:
+    path.write_bytes(b"\0" * path.stat().st_size)
+
+
+def _foreign(path: Path, where: int) -> None:
+    path.write_bytes(b"PK\x03\x04 something else altogether")
+
+
+def _folder(path: Path, where: int) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _gone(path: Path, where: int) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".json"])
+@pytest.mark.parametrize("damage", [_cut, _nul, _foreign, _folder, _gone])
+@pytest.mark.parametrize("where", [0, 1, 40])
+def test_a_damaged_state_is_passed_over(
+    suffix: str, damage: Callable[[Path, int], None], where: int, tmp_path: Path
+) -> None:
+    damage(saved(tmp_path) / f"step-0000000003{suffix}", where)
+    found, skipped = load_state(tmp_path)
+    assert found.facts["step"] == 2
+    is_unknown = damage is _gone and suffix == ".json"  # tensors without a manifest do not exist
+    assert [item.path.name for item in skipped] == ([] if is_unknown else ["step-0000000003"])
+    assert all(item.reason for item in skipped)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".json"])
+def test_no_bit_may_flip(suffix: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, 2) / f"step-0000000002{suffix}"
+    good, chance = path.read_bytes(), random.Random(0)
+    places = range(len(good)) if len(good) < 400 else sorted(chance.sample(range(len(good)), 400))
+    for place in places:
+        bad = bytearray(good)
+        bad[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(bad)
+        found, skipped = load_state(tmp_path)
+        assert (found.facts["step"], len(skipped)) == (1, 1), place
+    path.write_bytes(good)
+    assert load_state(tmp_path)[0].facts["step"] == 2
+
+
+def test_where_none_is_good_all_are_named(tmp_path: Path) -> None:
+    saved(tmp_path)
+    for path in tmp_path.glob("*.safetensors"):
+        _cut(path, 10)
+    with pytest.raises(CheckpointError, match=r"holds none that can be used") as caught:
+        load_state(tmp_path)
+    for step in (2, 3):
+        assert f"step-000000000{step}: step-000000000{step}.safetensors should have" in str(caught.value)
+    with pytest.raises(CheckpointError, match="holds none that can be used"):
+        load_state(tmp_path / "empty")
+
+
+def test_another_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "FORMAT", 99)
+    saved(tmp_path, 1)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="it has format 99, of another version of weft; this one reads 1"):
+        load_state(tmp_path)
+
+
+POINTS = (
+    "opened", "half written", "before fsync", "after fsync", "before replace", "after replace",
+    "before manifest", "before rotate", "in rotate", "after rotate",
+)  # fmt: skip
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("time", [1, 2])
+def test_a_kill_at_every_point_leaves_the_old_or_the_new(
+    point: str, time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 2)
+    passed = []
+
+    def fatal(name: str) -> None:
+        passed.append(name)
+        if passed.count(point) == time and name == point:
+            monkeypatch.setattr(Path, "unlink", lambda *args, **kwargs: None)  # a dead process sweeps nothing up
+            raise Killed
+
+    monkeypatch.setattr(durable, "reached", fatal)
+    monkeypatch.setattr(state, "reached", fatal)
+    if point in ("before manifest", "before rotate", "in rotate", "after rotate") and time == 2:
+        save_state(tmp_path, 3, TENSORS, {}, 2)  # passes these once only
+        assert passed.count(point) == 1
+    else:
+        with pytest.raises(Killed):
+            save_state(tmp_path, 3, TENSORS, {}, 2)
+    monkeypatch.undo()
+    found, skipped = load_state(tmp_path)
+    assert found.facts["step"] in (2, 3)
+    assert skipped == []
+    monkeypatch.setattr(durable, "_is_alive", lambda pid: False)
+    tidy(tmp_path)
+    assert not [name for name in names(tmp_path) if name.startswith(".")]
+    assert load_state(tmp_path)[0].facts["step"] == found.facts["step"]
+
+
+def test_a_writer_in_place_would_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above: written over what is there, a kill half-way leaves neither."""
+    saved(tmp_path, 1)
+    path = tmp_path / "step-0000000001.safetensors"
+
+    def in_place(target: Path, data: bytes) -> str:
+        target.write_bytes(data[: len(data) // 2])
+        raise Killed
+
+    monkeypatch.setattr(state, "write_whole", in_place)
+    with pytest.raises(Killed):
+        save_state(tmp_path, 1, TENSORS, {}, 2)
+    assert path.stat().st_size > 0
+    with pytest.raises(CheckpointError, match="holds none that can be used"):
+        load_state(tmp_path)
+
+
+def test_the_order_of_what_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is flushed before it is moved, its folder after; the manifest comes last; then the oldest go."""
+    saved(tmp_path, 2)
+    calls: list[str] = []
+    names_of: dict[int, str] = {}
+    real = {"fsync": os.fsync, "replace": os.replace, "open": os.open, "unlink": Path.unlink}
+
+    def fsync(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        calls.append(f"fsync {'folder' if Path(path) == tmp_path else Path(path).name.split('.')[2]}")
+        real["fsync"](descriptor)
+
+    def replace(source: Path, target: Path) -> None:
+        calls.append(f"replace {Path(target).suffix[1:]}")
+        real["replace"](source, target)
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if not path.name.startswith("."):
+            calls.append(f"unlink {path.suffix[1:]}")
+        real["unlink"](path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    save_state(tmp_path, 3, TENSORS, {}, 2)
+    assert names_of == {}
+    assert calls == [
+        *("fsync safetensors", "replace safetensors", "fsync folder"),
+        *("fsync json", "replace json", "fsync folder"),
+        *("unlink json", "unlink safetensors", "fsync folder"),
+    ]
+
+
+def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real limit on the size of files, as a quota sets one."""
+    import resource
+    import signal
+
+    saved(tmp_path, 2)
+    before = names(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        with pytest.raises(StorageError, match=r"step-0000000003\.safetensors must be writable; .* for [\d,]+ bytes"):
+            save_state(tmp_path, 3, {"big": torch.zeros(10_000)}, {}, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert names(tmp_path) == before
+    assert load_state(tmp_path)[0].facts["step"] == 2
+
+
+def test_no_space_left_is_said_with_what_was_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, 2)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"No space left on device for [\d,]+ bytes\. Free some space"):
+        save_state(tmp_path, 3, TENSORS, {}, 2)
+    assert load_state(tmp_path)[0].facts["step"] == 2
+
+
+def test_a_folder_that_vanished(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"gone/state must be writable; No such file or directory"):
+        save_state(tmp_path / "gone" / "state", 1, TENSORS, {}, 2)
+
+
+def test_a_disk_that_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "sha256_of", lambda path: "0" * 64)
+    with pytest.raises(StorageError, match="must come back from the disk as it was written; it does not"):
+        save_state(tmp_path, 1, TENSORS, {}, 2)
+    assert names(tmp_path) == []
+
+
+def test_no_code_is_in_a_state(tmp_path: Path) -> None:
+    """Tensors without a pickle, facts as JSON."""
+    saved(tmp_path, 1)
+    body = (tmp_path / "step-0000000001.json").read_text().split("\n", 1)[1]
+    assert json.loads(body)["epoch"] == 1
+    assert re.match(rb".{8}\{", (tmp_path / "step-0000000001.safetensors").read_bytes(), re.S)
+
+
+def test_tidy_keeps_what_is_good(tmp_path: Path) -> None:
+    saved(tmp_path, 2)
+    shutil.copy(tmp_path / "step-0000000002.safetensors", tmp_path / "step-0000000007.safetensors")
+    (tmp_path / "mine.txt").write_text("mine")
+    tidy(tmp_path)
+    assert names(tmp_path) == [
+        "mine.txt", *(f"step-000000000{n}.{end}" for n in (1, 2) for end in ("json", "safetensors"))
+    ]  # fmt: skip

@@ -1,0 +1,96 @@
+"""A run of a few seconds with everything in it that could be forgotten over a kill, and ways to look at what it left.
+
+Every picture differs from every other, so an order that is not the same shows.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+PER_CLASS = 16
+EVERYTHING = {
+    "epochs": 2,
+    "batch_size": 12,
+    "accumulate": 2,
+    "optim.ema_decay": 0.9,
+    "optim.lr": 1e-3,
+    "schedule.warmup_epochs": 0.5,
+    "augment.mixup": 0.8,
+    "augment.cutmix": 1.0,
+    "augment.repeats": 3,
+    "augment.rand_augment": "rand-m9-mstd0.5-inc1",
+    "augment.erase_prob": 0.25,
+    "save.every_steps": 1,
+    "device": "cpu",
+}
+ARGUMENTS = {
+    "ceit_nano_32": {"model_args.depth": 2, "model_args.embed_dim": 48, "model_args.drop_path_rate": 0.2},
+    "cvt_nano_32": {"model_args.depth": [1, 1, 1], "model_args.drop_path_rate": 0.2},
+    "levit_nano_32": {"model_args.depth": [1, 1, 1], "model_args.drop_path_rate": 0.2},
+}
+STEPS = 6  # 3 classes of 16 images, a fifth held out: 39 to learn from, in steps of 12, twice
+
+
+def paint(folder: Path, per_class: int = PER_CLASS, classes: int = 3) -> Path:
+    """Pictures of noise, 20x24 pixels; the mean says which class."""
+    random = np.random.default_rng(0)
+    for number in range(classes):
+        (folder / f"class{number}").mkdir(parents=True)
+        for index in range(per_class):
+            pixels = random.integers(0, 120, (20, 24, 3)) + 60 * number
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"class{number}" / f"{index:03}.png")
+    return folder
+
+
+def command(data: Path | None, out: Path, model: str = "levit_nano_32", **more: Any) -> list[str]:
+    """`weft train` as the words of a process; with data None, the run in `out` goes on."""
+    if data is None:
+        return [sys.executable, "-m", "weft", "train", "--resume", str(out), *_settings(more)]
+    settings = {**EVERYTHING, **ARGUMENTS[model], **more}
+    return [sys.executable, "-m", "weft", "train", str(data), "--model", model, "--out", str(out), *_settings(settings)]
+
+
+def _settings(values: dict[str, Any]) -> list[str]:
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """One thread, so that two runs at once do not disturb each other, and no warning that hides a result."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **more}
+
+
+def finish(words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs a process to its end."""
+    return subprocess.run(words, env=environment(**more), capture_output=True, text=True, timeout=300)
+
+
+def state_of(out: Path) -> dict[str, torch.Tensor]:
+    """Everything that training changed: weights, their average, moments."""
+    return load_file(sorted((out / "state").glob("*.safetensors"))[-1])
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Both ended with the same bits: state, models, metrics, and every step's loss."""
+    first, second = state_of(one), state_of(other)
+    assert first.keys() == second.keys()
+    different = [name for name in first if not torch.equal(first[name], second[name])]
+    assert not different, f"{len(different)} of {len(first)} tensors differ, such as {different[:3]}"
+    for name in ("best", "last"):
+        for file in ("model.safetensors", "config.json"):
+            assert (one / name / file).read_bytes() == (other / name / file).read_bytes(), (name, file)
+    assert (one / "steps.csv").read_text() == (other / "steps.csv").read_text()
+    assert metrics(one) == metrics(other)
+
+
+def metrics(out: Path) -> list[list[str]]:
+    """`metrics.csv` without the columns that a clock made."""
+    return [line.split(",")[:8] for line in (out / "metrics.csv").read_text().splitlines()]

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over all processes. What it leads to in any of them depends on every summand, so gradients add up, too."""
+    """The sum over all processes. Every loss depends on every summand, so gradients add up, too."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:

@@ -62,6 +62,28 @@ def recipe_names() -> list[str]:
     )
 
 
+def recipe_text(recipe: str | Path) -> str:
+    """The text of a recipe.
+
+    Args:
+        recipe: name of one that comes with weft, or a path to a YAML file.
+
+    Raises:
+        UsageError: an unknown name, or a file that cannot be read.
+    """
+    path = Path(recipe)
+    is_file = isinstance(recipe, Path) or path.suffix in (".yaml", ".yml") or path.exists() or len(path.parts) != 1
+    if not is_file and str(recipe) not in recipe_names():
+        raise unknown("recipe", str(recipe), recipe_names(), "weft recipes, or give a path ending in .yaml")
+    source = path if is_file else resources.files("weft.recipes") / f"{recipe}.yaml"
+    try:
+        return source.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"A recipe must be a file that can be read; {recipe}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{recipe}: a recipe must be UTF-8 text; byte {error.start} is not.") from error
+
+
 def load_recipe(recipe: str | Path | None = None, overrides: Iterable[tuple[str, Any]] = ()) -> Recipe:
     """Reads a recipe and lays overrides over it, later ones over earlier ones.
 
@@ -114,22 +136,7 @@ def compose(text: str, origin: str) -> yaml.Node | None:
 
 
 def _read(recipe: str | Path | None) -> list[Setting]:
-    if recipe is None:
-        return []
-    path = Path(recipe)
-    is_file = isinstance(recipe, Path) or path.suffix in (".yaml", ".yml") or path.exists() or len(path.parts) != 1
-    if not is_file and str(recipe) not in recipe_names():
-        raise unknown(
-            "recipe", str(recipe), recipe_names(), "the YAML files in weft/recipes, or give a path ending in .yaml"
-        )
-    source = path if is_file else resources.files("weft.recipes") / f"{recipe}.yaml"
-    try:
-        raw = source.read_bytes()
-        root = compose(raw.decode("utf-8"), str(recipe))
-    except OSError as error:
-        raise UsageError(f"A recipe must be a file that can be read; {recipe}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{recipe}: a recipe must be UTF-8 text; byte {error.start} is not.") from error
+    root = None if recipe is None else compose(recipe_text(recipe), str(recipe))
     if root is None:
         return []
     return list(_flatten("", root, str(recipe), f"{recipe} line {root.start_mark.line + 1}"))

@@ -1,0 +1,92 @@
+"""`weft recipes`: which trainings weft knows by name, what is in one, and a copy to edit."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from weft.cli.options import add_common, example, print_json, setting, table
+from weft.errors import UsageError
+
+HELP = "list, show and copy the trainings that weft knows by name"
+
+EXAMPLE = """
+weft recipes
+weft recipes show levit_pretrain --set batch_size=2048
+weft recipes show cvt_21_pretrain --source
+weft recipes copy ceit_pretrain mine.yaml
+weft train photos/ --recipe mine.yaml
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.usage = "weft recipes [list | show NAME | copy NAME [FILE]] [options]"
+    parser.add_argument("action", nargs="?", default="list", choices=("list", "show", "copy"), help="default: list")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe, or a YAML file")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="where to copy to; default: NAME.yaml")
+    parser.add_argument("--source", action="store_true", help="with show: the file as it is, with its comments")
+    add_common(parser, "--set", "--force", "--json")
+    example(parser, EXAMPLE)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Lists, shows or copies."""
+    if args.action == "list":
+        return _list(args.json)
+    if args.name is None:
+        raise UsageError(f"weft recipes {args.action} needs the name of a recipe; got none. All names: weft recipes.")
+    return _show(args) if args.action == "show" else _copy(args)
+
+
+def _list(as_json: bool) -> int:
+    from weft.recipes import load_recipe, recipe_names, recipe_text
+    from weft.train.schedule import peak_lr
+
+    rows = []
+    for name in recipe_names():
+        recipe, text = load_recipe(name), recipe_text(name)
+        epochs = f"{recipe.epochs} epochs" if recipe.epochs else "by the images"
+        length = f"{recipe.steps} steps" if recipe.steps else epochs
+        rows.append((name, recipe.model, length, recipe.batch_size, f"{peak_lr(recipe):g}", _first_line(text)))
+    if as_json:
+        print_json(
+            [dict(zip(("name", "model", "length", "batch_size", "lr", "what"), row, strict=True)) for row in rows]
+        )
+    else:
+        print(table(("name", "model", "length", "batch", "lr", "what"), rows))
+    return 0
+
+
+def _first_line(text: str) -> str:
+    """What the file says that it is."""
+    return re.split(r"\.(\s|$)", text.splitlines()[0].removeprefix("# "))[0]
+
+
+def _show(args: argparse.Namespace) -> int:
+    from weft.recipes import dump, load_recipe, recipe_text
+    from weft.train.schedule import peak_lr
+
+    if args.source:
+        print(recipe_text(args.name), end="")
+        return 0
+    recipe = load_recipe(args.name, [setting(text) for text in args.set])
+    if isinstance(recipe.batch_size, int):
+        print(f"# {recipe.batch_size} images per step = per device x devices x accumulate ({recipe.accumulate});")
+        print(f"# highest learning rate {peak_lr(recipe):g}")
+    print(dump(recipe), end="")
+    return 0
+
+
+def _copy(args: argparse.Namespace) -> int:
+    from weft.durable import write_whole
+    from weft.recipes import recipe_text
+
+    text = recipe_text(args.name)
+    path = Path(args.file or f"{Path(args.name).stem}.yaml")
+    if path.exists() and not args.force:
+        raise UsageError(f"The copy must not take the place of a file; {path} is there. Pass --force or another name.")
+    write_whole(path, text.encode())
+    print(path)
+    return 0

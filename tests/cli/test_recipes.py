@@ -1,0 +1,61 @@
+"""`weft recipes`: lists, shows, copies, and overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.cli import main
+from weft.recipes import load_recipe, recipe_names
+
+Shown = pytest.CaptureFixture[str]
+
+
+def test_the_list(capsys: Shown) -> None:
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == recipe_names()
+    assert any(line.split()[:5] == ["levit_pretrain", "levit_256", "1000", "epochs", "8192"] for line in lines)
+    assert main(["recipes", "list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["ceit_pretrain"]["lr"] == "0.001"
+
+
+def test_what_is_shown_can_be_read_again(capsys: Shown, tmp_path: Path) -> None:
+    assert main(["recipes", "show", "levit_pretrain", "--set", "batch_size=2048"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# 2048 images per step = per device x devices x accumulate (1);")
+    assert "# highest learning rate 0.002\n" in text
+    (tmp_path / "shown.yaml").write_text(text)
+    assert load_recipe(tmp_path / "shown.yaml") == load_recipe("levit_pretrain", [("batch_size", 2048)])
+    assert main(["recipes", "show", "levit_pretrain", "--source"]) == 0
+    assert "# source:  LeViT, arXiv 2104.01136" in capsys.readouterr().out
+
+
+def test_a_copy_to_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "copy", "digits"]) == 0
+    assert capsys.readouterr().out == "digits.yaml\n"
+    assert load_recipe(tmp_path / "digits.yaml") == load_recipe("digits")
+    (tmp_path / "digits.yaml").write_text("epochs: 3")
+    assert main(["recipes", "copy", "digits"]) == 2
+    assert "must not take the place of a file; digits.yaml is there" in capsys.readouterr().err
+    assert (tmp_path / "digits.yaml").read_text() == "epochs: 3"
+    assert main(["recipes", "copy", "digits", "--force"]) == 0
+    assert main(["recipes", "copy", "digits", "other.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["show"], "weft recipes show needs the name of a recipe; got none."),
+        (["show", "levit_pretrian"], "Unknown recipe 'levit_pretrian'. Nearest: levit_pretrain"),
+        (["show", "digits", "--set", "optim.lrr=1"], "Unknown setting 'optim.lrr'. Nearest: optim.lr"),
+        (["copy", "no/such.yaml"], "A recipe must be a file that can be read; no/such.yaml"),
+    ],
+)
+def test_wrong_input(words: list[str], message: str, capsys: Shown) -> None:
+    assert main(["recipes", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""The recipes that come with weft: each parses, builds its model, and says what its source says."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from weft.hub import create_model
+from weft.recipes import Recipe, load_recipe, recipe_names, recipe_text
+from weft.recipes.load import KEYS
+from weft.train.schedule import peak_lr
+
+ROOT = Path(__file__).parents[2]
+HEAD = ("source:", "run:", "cost:", "reached:")
+DEIT = {  # DeiT, table 9; the defaults of the released main.py of DeiT, CeiT and LeViT
+    "augment.crop": "resized", "augment.scale": (0.08, 1.0), "augment.ratio": (3 / 4, 4 / 3), "augment.hflip": True,
+    "augment.color_jitter": 0.0, "augment.rand_augment": "rand-m9-mstd0.5-inc1", "augment.erase_prob": 0.25,
+    "augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.mix_prob": 1.0, "augment.mix_switch": 0.5,
+    "loss.label_smoothing": 0.1,
+}  # fmt: skip
+ADAMW = {"optim.opt": "adamw", "optim.eps": 1e-8, "optim.momentum": 0.9, "optim.beta2": 0.999}
+COSINE = {"schedule.kind": "cosine", "schedule.warmup_lr": 1e-6, "schedule.min_lr": 1e-5, "schedule.warmup_epochs": 5}
+LEVIT = {**DEIT, **ADAMW, **COSINE, "augment.repeats": 3, "optim.weight_decay": 0.025, "optim.clip_grad": 0.01}
+LEVIT |= {"optim.clip_mode": "agc", "distill.teacher": "regnety_160", "distill.kind": "hard", "distill.alpha": 0.5}
+LEVIT |= {"distill.temperature": 1.0, "precision": "fp32", "evaluate_every": 20}
+PRETRAIN = {**DEIT, **ADAMW, **COSINE, "augment.repeats": 3, "optim.weight_decay": 0.05, "optim.clip_grad": 0}
+PRETRAIN |= {"batch_size": 1024, "lr": 1e-3, "model_args.drop_path_rate": 0.1}
+CVT = {**DEIT, **ADAMW, **COSINE, "augment.repeats": 1, "optim.clip_grad": 0, "epochs": 300}
+CVT_SGD = {"optim.opt": "sgd", "optim.momentum": 0.9, "batch_size": 512, "img_size": 384, "augment.crop": "cut"}
+CVT_SGD |= {"lr": 3e-3}
+
+STATED: dict[str, dict[str, Any]] = {
+    "ceit_pretrain": {**PRETRAIN, "epochs": 300},
+    "ceit_base_pretrain": {**PRETRAIN, "epochs": 100},
+    "ceit_finetune_384": {
+        **DEIT, **ADAMW, "epochs": 30, "batch_size": 1024, "lr": 5e-6, "schedule.kind": "constant",
+        "schedule.warmup_epochs": 0, "optim.weight_decay": 1e-8, "augment.repeats": 3, "train_mode": "train",
+    },
+    "ceit_transfer": {
+        **DEIT, **ADAMW, "epochs": 100, "batch_size": 512, "lr": 5e-4, "schedule.kind": "cosine",
+        "schedule.warmup_epochs": 2, "optim.weight_decay": 1e-8, "augment.repeats": 1,
+    },
+    "cvt_13_pretrain": {**CVT, "batch_size": 2048, "lr": 2e-3, "optim.weight_decay": 0.05},
+    "cvt_21_pretrain": {**CVT, "batch_size": 2048, "lr": 2e-3, "optim.weight_decay": 0.1},
+    "cvt_w24_384": {**CVT, "lr": 1e-3, "optim.weight_decay": 0.1, "model_args.drop_path_rate": 0.3, "img_size": 384},
+    "cvt_finetune_imagenet": {**CVT_SGD, "steps": 20_000},
+    "cvt_finetune_cifar": {**CVT_SGD, "steps": 10_000},
+    "cvt_finetune_small": {**CVT_SGD, "steps": 500},
+    "levit_pretrain": {**LEVIT, "epochs": 1000, "batch_size": 8192, "lr": 8e-3},
+    "levit_ablation": {**LEVIT, "epochs": 100, "batch_size": 2048, "lr": 2e-3, "model": "levit_128s"},
+    "deit_pretrain": {**PRETRAIN, "epochs": 300},
+    "deit_distilled": {**PRETRAIN, "epochs": 300, "distill.teacher": "regnety_160", "distill.kind": "hard"},
+    "deit_finetune_384": {
+        **DEIT, "epochs": 30, "batch_size": 512, "lr": 5e-6, "schedule.min_lr": 5e-6, "optim.weight_decay": 1e-8,
+        "augment.repeats": 3,
+    },
+}  # fmt: skip
+
+
+def value_of(recipe: Recipe, key: str) -> Any:
+    if key == "lr":
+        return peak_lr(recipe)
+    value: Any = dataclasses.asdict(recipe)
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_it_says_what_its_source_says(name: str) -> None:
+    recipe = load_recipe(name)
+    for key, stated in STATED[name].items():
+        assert value_of(recipe, key) == pytest.approx(stated), key
+
+
+def test_every_paper_recipe_is_in_the_table() -> None:
+    assert set(STATED) == {name for name in recipe_names() if name.split("_")[0] in ("ceit", "cvt", "levit", "deit")}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_it_builds_its_model(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.model is not None
+    with torch.device("meta"):
+        model = create_model(recipe.model, num_classes=10, device="meta", **recipe.model_args)
+    if recipe.distill.teacher is not None:
+        assert model.head_dist is not None
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_it_holds_only_differences(name: str) -> None:
+    recipe, default = load_recipe(name), Recipe()
+    written = yaml.safe_load(recipe_text(name))
+    keys = [
+        f"{section}.{key}" if f"{section}.{key}" in KEYS else section
+        for section, values in written.items()
+        for key in (values if isinstance(values, dict) else [""])
+    ]
+    for key in keys:
+        assert value_of(recipe, key) != value_of(default, key), f"{key} is the default"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_its_head_says_where_it_is_from(name: str) -> None:
+    lines = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
+    for field in HEAD if name != "digits" else HEAD[1:]:
+        assert any(line.startswith(f"# {field}") for line in lines), field
+    run = next(line for line in lines if line.startswith("# run:"))
+    assert f"--recipe {name}" in run or name == "digits"
+    for option in re.findall(r"--set (\S+?)=([^\s;,]+)", " ".join(lines)):
+        load_recipe(name, [option])  # what a comment offers can be set
+
+
+def test_the_page_names_every_recipe_and_every_key() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    for name in recipe_names():
+        assert f"`{name}`" in page, name
+    default = Recipe()
+    for key in KEYS:
+        if key != "environment":
+            shown = value_of(default, key)
+            assert re.search(rf"^\| `{re.escape(key)}` \| `{re.escape(str(shown))}` \|", page, re.M), (key, shown)

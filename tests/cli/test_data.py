@@ -114,6 +114,9 @@ def test_links(tmp_path: Path, capsys: Capture) -> None:
         (["check", "digits"], 2, "DATA must be a directory; got digits, which comes with scikit-learn"),
         (["check", ".", "--max-pixels", "0"], 2, "--max-pixels must be a whole number from 1 on; got '0'."),
         (["check", ".", "--max-pixels", "1e8"], 2, "--max-pixels must be a whole number from 1 on; got '1e8'."),
+        (["check"], 2, "weft data check is called as: weft data check DATA."),
+        (["prepare", "x"], 2, "weft data prepare is called as: weft data prepare DATA OUT."),
+        (["prepare", "x", "y", "--size", "big"], 2, "--size must be a whole number of pixels; got 'big'."),
         (["chek", "."], 2, "invalid choice: 'chek'"),
     ],
 )
@@ -123,6 +126,22 @@ def test_refusals(
     monkeypatch.chdir(tmp_path)
     assert main(["data", *words]) == code
     assert message in capsys.readouterr().err
+
+
+def test_the_papers_data_sets(capsys: Capture) -> None:
+    assert main(["data", "list"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["flowers", "102", "2,040", "6,149", "torchvision:Flowers102"] in [row[:5] for row in rows]
+    assert main(["data", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["train"] == 1_281_167
+
+
+def test_prepare(tmp_path: Path, capsys: Capture) -> None:
+    class_folders(tmp_path / "data", 5)
+    assert main(["data", "prepare", str(tmp_path / "data"), str(tmp_path / "packed"), "--size", "16"]) == 0
+    assert "8 images for training and 2 held out, in 2 shards" in capsys.readouterr().out
+    assert main(["data", "prepare", str(tmp_path / "data"), str(tmp_path / "packed"), "--json", "--force"]) == 0
+    assert json.loads(capsys.readouterr().out)["shards"] == 2
 
 
 def test_it_never_imports_torch(tmp_path: Path) -> None:

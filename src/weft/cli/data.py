@@ -1,4 +1,4 @@
-"""`weft data`: what is wrong with a data directory, before anyone trains on it."""
+"""`weft data`: what is wrong with data before anyone trains on it, data made ready once, and data sets by name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from weft.cli.options import add_common, example
+from weft.cli.options import add_common, example, print_json, table
 from weft.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from weft.data import Inventory
 
-HELP = "look through a data directory: bad files, conversions, ignored files"
+HELP = "look through data, make it ready, list the papers' data sets"
 
 EXAMPLE = """
 weft data check photos
@@ -27,25 +27,72 @@ bad   cats/page.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, 
  2 bad: 1 not-an-image, 1 truncated
  3 ignored, neither named nor made like an image: 2 .txt, 1 .heic
 12 exif-rotated: turned upright by its EXIF orientation
+
+weft data prepare photos packed --size 320        # resized once, in tar shards; then: weft train packed
+weft data list                                    # the papers' data sets
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
+    parser.usage = "weft data check DATA | prepare DATA OUT [--size N] | list"
     parser.add_argument(
-        "action", choices=("check",), help="list bad files with reasons; nothing is ever written to DATA"
+        "action", choices=("check", "prepare", "list"), help="nothing is ever written to DATA, whatever the action"
     )
-    parser.add_argument("data", metavar="DATA", help="a directory of images")
+    parser.add_argument("data", nargs="?", metavar="DATA", help="a directory of images; for prepare any data")
+    parser.add_argument("out", nargs="?", metavar="OUT", help="prepare: the folder to write")
+    parser.add_argument("--size", metavar="N", default="320", help="prepare: pixels of the short side (default: 320)")
     parser.add_argument("--max-pixels", metavar="N", help="pictures that claim more are bad (default: 100 million)")
     parser.add_argument(
         "--no-decode", action="store_true", help="read only the first bytes of each file: quick, sees less"
     )
     parser.add_argument("--follow-links", action="store_true", help="enter linked folders outside DATA, too")
-    add_common(parser, "--json", "--quiet")
+    add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Checks, prepares or lists."""
+    if args.action == "list":
+        return _list(args.json)
+    if args.data is None or (args.out is None) != (args.action == "check"):
+        words = "check DATA" if args.action == "check" else "prepare DATA OUT"
+        raise UsageError(f"weft data {args.action} is called as: weft data {words}.")
+    return _check(args) if args.action == "check" else _prepare(args)
+
+
+def _list(as_json: bool) -> int:
+    from weft.data.catalog import CATALOG
+
+    if as_json:
+        print_json([{"name": name, **known._asdict()} for name, known in CATALOG.items()])
+        return 0
+    rows = [
+        (name, *(f"{count:,}" if count else "-" for count in known[:3]), known.source or "-", known.note)
+        for name, known in CATALOG.items()
+    ]
+    print(table(("name", "classes", "train", "held out", "source", "note"), rows))
+    return 0
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    from weft.data.prepare import prepare_data
+
+    if not args.size.isdecimal():
+        raise UsageError(f"--size must be a whole number of pixels; got '{args.size}'.")
+    show = None if args.quiet or not sys.stderr.isatty() else _show
+    done = prepare_data(args.data, args.out, int(args.size), force=args.force, progress=show)
+    if args.json:
+        print_json(done._asdict())
+    else:
+        print(
+            f"{done.train:,} images for training and {done.val:,} held out, in {done.shards} shards: {args.out}\n"
+            f"{done.bytes_before / 2**20:,.1f} MiB before, {done.bytes_after / 2**20:,.1f} MiB after"
+        )
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
     """Prints what there is; 3 if something is bad."""
     from weft.data import inspect
     from weft.data.image import MAX_PIXELS

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from weft.data.catalog import CATALOG
 from weft.data.checks import check_bad, check_empty, check_numbers, check_sides, class_list, count, survey_notes
 from weft.data.digits import open_digits
-from weft.data.image import MAX_PIXELS, BadImage, open_regular
+from weft.data.image import MAX_PIXELS, BadImage
 from weft.data.inventory import Inventory, Picture, Progress, examine, survey
+from weft.data.library import open_hf, open_torchvision
+from weft.data.shards import is_shards, open_shards
+from weft.data.shelf import Reader, Shelf
 from weft.data.source import BadFile, Sample, Splits, lost, stratified_split, stratified_subset
+from weft.data.table import SUFFIXES, FileReader, open_table
+from weft.errors import DataError
 
 BUILT_IN = ("digits",)
 
 
-class FolderSource:
-    """Pictures of a folder, by their keys (paths below it)."""
+class KeyedSource:
+    """Pictures by their keys, from wherever a reader reads them."""
 
-    def __init__(self, root: str | Path, classes: list[str], keys: list[str], labels: list[int]):
-        self.root, self.classes, self.keys, self.labels = os.fspath(root), classes, keys, labels
+    def __init__(self, reader: Reader, classes: list[str], keys: list[str], labels: list[int]):
+        self.reader, self.classes, self.keys, self.labels = reader, classes, keys, labels
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -32,8 +39,7 @@ class FolderSource:
         """
         key = self.keys[i]
         try:
-            with open_regular(os.path.join(self.root, key)) as file:
-                return Sample(file.read(), self.labels[i], key)
+            return Sample(self.reader(key), self.labels[i], key)
         except BadImage as err:
             raise lost(key, err) from err
         except OSError as err:
@@ -57,8 +63,10 @@ def open_data(
 
     Args:
         data: a folder of class folders; or one with `train/` and perhaps `val/` (`valid/`, `validation/`, `test/`:
-            the first that exists) in it, each holding class folders; or `digits`, scikit-learn's handwriting. (A
-            folder of that name is `./digits`.)
+            the first that exists) in it, each holding class folders; a table (`x.csv`, `x.tsv`, `x.parquet`); tar
+            shards (`x.tar`, `train-{000..009}.tar`, https URLs of such, a folder of such); `torchvision:NAME`;
+            `hf:NAME`; a name of `weft.data.catalog`; or `digits`, scikit-learn's handwriting. (A folder of that name is
+            `./digits`.)
         val_fraction: what part of each class is held out where the data has no split, between 0 and 1. `digits` has
             its own.
         seed: decides that split, and what `limit` takes.
@@ -78,15 +86,23 @@ def open_data(
     check_numbers(val_fraction, max_bad, limit)
     if data in BUILT_IN:
         return open_digits(limit=limit, seed=seed, classes=classes)
-    inventory, pictures = survey(data, follow_links=follow_links)
+    shelf = _shelf(data)
+    if shelf is None:
+        inventory, pictures = survey(data, follow_links=follow_links)
+        reader: Reader = FileReader(inventory.root)
+    else:
+        inventory, pictures, reader = shelf.inventory(), shelf.pictures, shelf.read
     is_given = "val" in inventory.classes
     names = class_list(inventory, pictures, classes)
+    if shelf is not None and classes is None:
+        names = shelf.classes  # in the order of the data itself
     inside = [picture for picture in pictures if picture.class_name]
     parts = _given(inside) if is_given else _made(inside, val_fraction, seed)
     if limit is not None:
         parts = [_limited(part, limit, seed) for part in parts]
     bad_before, chosen = len(inventory.bad), parts[0] + parts[1]
-    examine(inventory, sorted(chosen), max_pixels=max_pixels, progress=progress)
+    read = None if shelf is None else shelf.read
+    examine(inventory, sorted(chosen), max_pixels=max_pixels, progress=progress, read=read)
     # with a limit only some are decoded: what these show holds for the rest
     rate_before = bad_before / (bad_before + len(pictures))
     rate_decoded = (len(inventory.bad) - bad_before) / max(len(chosen), 1)
@@ -102,8 +118,45 @@ def open_data(
     notes = [_split_note(train, val, names, val_fraction, seed, inventory), *survey_notes(inventory, names, val)]
     if len(inside) < len(pictures):
         notes.append(f"Not used, since outside all class folders: {count(len(pictures) - len(inside), 'image')}.")
-    train_source, val_source = (_source(inventory, part, names) for part in (train, val))
+    notes += [] if shelf is None else shelf.notes
+    train_source, val_source = (_source(reader, part, names) for part in (train, val))
     return Splits(train_source, val_source, names, notes, _attributed(inventory.bad, parts), is_given)
+
+
+def _shelf(data: str | Path) -> Shelf | None:
+    """What `data` names, if it is not a folder of pictures."""
+    text = os.fspath(data)
+    kind, _, address = text.partition(":")
+    if Path(text).is_dir() and not is_shards(text):
+        return None
+    if kind == "torchvision":
+        return open_torchvision(address)
+    if kind == "hf":
+        return open_hf(address)
+    if text.endswith(SUFFIXES) and (Path(text).is_file() or not Path(text).exists()):
+        return open_table(Path(text))
+    if is_shards(text):
+        return open_shards(text)
+    if text in CATALOG:
+        return _known(text)
+    return None
+
+
+def _known(name: str) -> Shelf:
+    """A data set of the papers."""
+    known = CATALOG[name]
+    if not known.source:
+        raise DataError(f"weft knows {name} by name, but not where it lies: {known.note}. Give that as DATA.")
+    shelf = open_torchvision(known.source.partition(":")[2])
+    counts = Counter(picture.split for picture in shelf.pictures)
+    found = (len(shelf.classes), counts["train"], counts["val"])
+    if found != (stated := (known.classes, known.train, known.val)):
+        said = " / ".join(f"{number:,}" for number in stated)
+        shelf.notes.append(
+            f"{name} has {' / '.join(f'{number:,}' for number in found)} classes / images for training / held out;"
+            f" the papers have {said}."
+        )
+    return shelf
 
 
 def _given(pictures: list[Picture]) -> list[list[Picture]]:
@@ -132,10 +185,10 @@ def _spared(train: list[Picture], val: list[Picture]) -> tuple[list[Picture], li
     return sorted(train + spared), [picture for picture in val if picture.class_name in learnt]
 
 
-def _source(inventory: Inventory, pictures: list[Picture], names: list[str]) -> FolderSource:
+def _source(reader: Reader, pictures: list[Picture], names: list[str]) -> KeyedSource:
     number = {name: i for i, name in enumerate(names)}
     keys, labels = [p.key for p in pictures], [number[p.class_name] for p in pictures]
-    return FolderSource(inventory.root, names, keys, labels)
+    return KeyedSource(reader, names, keys, labels)
 
 
 def _attributed(bad: list[BadFile], parts: list[list[Picture]]) -> tuple[BadFile, ...]:

@@ -45,6 +45,7 @@ REASONS = {
     "metadata-bomb": "its text unpacks to far more than it should",
     "float-pixels": f"its pixels are floating point and {NO_RANGE}",
     "integer-pixels": f"its pixels are wide or signed integers and {NO_RANGE}",
+    "no-class": "nothing says what it shows",
     "out-of-memory": "there is not enough memory to decode it",
 }
 

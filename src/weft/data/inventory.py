@@ -158,9 +158,13 @@ def examine(
     max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
     progress: Progress | None = None,
+    read: Callable[[str], bytes] | None = None,
 ) -> None:
-    """The second half of `inspect`: decodes `pictures` and files each under good or bad, with notes."""
-    results = _in_threads(lambda picture: _full_look(inventory.root, picture, max_pixels), pictures, workers)
+    """The second half of `inspect`: decodes `pictures` and files each under good or bad, with notes.
+
+    `read` gives the bytes of a picture by its key, where they are not those of a file below the root.
+    """
+    results = _in_threads(lambda picture: _full_look(inventory.root, picture, max_pixels, read), pictures, workers)
     for done, (picture, verdict) in enumerate(results, 1):
         if isinstance(verdict, BadFile):
             inventory.bad.append(verdict)
@@ -230,11 +234,13 @@ def _first_look(root: Path, picture: Picture) -> bool | BadFile:
     return _bad(picture, problem) if extension(picture.key) in EXTENSIONS else False
 
 
-def _full_look(root: Path, picture: Picture, max_pixels: int) -> Look | BadFile:
+def _full_look(root: Path, picture: Picture, max_pixels: int, read: Callable[[str], bytes] | None) -> Look | BadFile:
     try:
-        return look(os.path.join(root, picture.key), max_pixels=max_pixels)
+        return look(os.path.join(root, picture.key) if read is None else read(picture.key), max_pixels=max_pixels)
     except BadImage as err:
         return _bad(picture, err)
+    except OSError as err:  # the disk
+        return _bad(picture, BadImage("", "unreadable", err.strerror or ""))
 
 
 def _bad(picture: Picture, err: BadImage) -> BadFile:

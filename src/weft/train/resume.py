@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.data import Splits
-from weft.durable import write_whole
+from weft.data.fingerprint import Fingerprint, difference, fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import KEYS
 from weft.train.build import machine
-from weft.train.rundir import remove, write_text
+from weft.train.rundir import DATA, remove, write_text
 from weft.train.runtime import Runtime
 from weft.train.state import Skipped, State, load_state, tidy, told
 
@@ -106,7 +105,7 @@ def load_environment(out: Path) -> dict[str, Any]:
 
 def record_data(out: Path, splits: Splits) -> None:
     """Leaves in a run directory which images it learns from."""
-    write_whole(out / "images.csv.gz", gzip.compress("\n".join(_listing(splits)).encode("utf-8", "surrogateescape")))
+    fingerprint(splits).write(out / DATA)
 
 
 def check_data(out: Path, splits: Splits, source: str) -> None:
@@ -115,26 +114,12 @@ def check_data(out: Path, splits: Splits, source: str) -> None:
     Raises:
         DataError: it is not; the message names what differs.
     """
-    was = gzip.decompress((out / "images.csv.gz").read_bytes()).decode("utf-8", "surrogateescape").split("\n")
-    now = _listing(splits)
-    if was == now:
-        return
-    gone, new = sorted(set(was) - set(now)), sorted(set(now) - set(was))
-    differs = f"{len(gone)} gone ({', '.join(gone[:5])}), {len(new)} new ({', '.join(new[:5])})"
-    raise DataError(
-        f"A run that is resumed needs the data that it began with; {source} differs from what {out} learned from: "
-        f"{differs}. Put it back, or begin another run: weft train {source} --from {out}."
-    )
-
-
-def _listing(splits: Splits) -> list[str]:
-    sides = (("train", splits.train), ("val", splits.val))
-    rows = [
-        f"{side}/{splits.classes[source.labels[i]]}/{getattr(source, 'keys', range(len(source)))[i]}"
-        for side, source in sides
-        for i in range(len(source))
-    ]
-    return [*splits.classes, *rows]
+    differs = difference(Fingerprint.read(out / DATA), fingerprint(splits))
+    if differs is not None:
+        raise DataError(
+            f"A run that is resumed needs the data that it began with; {source} differs from what {out} learned from: "
+            f"{differs} Put it back, or begin another run: weft train {source} --from {out}."
+        )
 
 
 def _value(recipe: Recipe, key: str) -> Any:

@@ -5,7 +5,7 @@ metrics.csv    one line per epoch
 steps.csv      one line per step
 best/ last/    model directories
 state/         what a run that was killed goes on from
-images.csv.gz  what it learns from, with a hash of every image
+images.tsv.gz  what it learns from, with size and hash of every image
 report/        pictures and tables
 """
 
@@ -29,7 +29,8 @@ try:
 except ImportError:  # Windows has none, and there runs are not locked
     fcntl = None
 
-CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", "images.csv.gz", "report")
+CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", "images.tsv.gz", "report")
+DATA = "images.tsv.gz"
 LOCK = Path("state") / "lock"
 
 

@@ -62,6 +62,6 @@ def _opened(name: str, recipe: Recipe, out: Path) -> Any:
             tracker = tracking.WandBTracker("weft", name=out.name, dir=str(out))
         tracker.start()
     except ImportError as error:
-        raise UsageError(f"--track {name} needs its library; {error}. Install it: pip install weft[track].") from error
+        raise UsageError(f"--track {name} needs its library; {error}. Install it: pip install {name}.") from error
     tracker.store_init_configuration(values)
     return tracker

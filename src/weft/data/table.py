@@ -1,0 +1,127 @@
+"""A table of paths and labels, one row per picture: CSV, TSV or Parquet.
+
+Columns: `image` (or path, file, filename, filepath), `label` (or class, target), and perhaps `split`. Paths are
+relative to the table's folder, or absolute.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.data.image import open_regular, printable
+from weft.data.inventory import VAL_NAMES, Picture
+from weft.data.shelf import Shelf, in_order
+from weft.errors import DataError, UsageError
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+IMAGE = ("image", "path", "file", "filename", "filepath", "file_name")
+LABEL = ("label", "class", "target", "class_name")
+SPLIT = ("split", "subset", "fold")
+
+
+class FileReader:
+    """Reads files by path, relative to a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = os.fspath(folder)
+
+    def __call__(self, key: str) -> bytes:
+        """The bytes of a file."""
+        with open_regular(os.path.join(self.folder, key)) as file:
+            return file.read()
+
+    def size(self, key: str) -> int:
+        """How many bytes it has."""
+        return os.stat(os.path.join(self.folder, key)).st_size
+
+
+def open_table(path: Path) -> Shelf:
+    """The pictures that a table lists.
+
+    Raises:
+        DataError: it cannot be read, lacks a column, or a row lacks a value.
+        UsageError: it is Parquet, and no library for that is installed.
+    """
+    name = printable(str(path))
+    try:
+        header, rows = _parquet(path) if path.suffix == ".parquet" else _text(path)
+        image, label, split = (_column(header, words, name) for words in (IMAGE, LABEL, SPLIT))
+        pictures = list(_pictures(rows, image, label, split, name))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"A table of pictures must be readable; '{name}' is not ({reason}).") from error
+    return Shelf(name, pictures, FileReader(path.parent), in_order({picture.class_name for picture in pictures}))
+
+
+def _text(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
+    """Header and rows of a CSV or TSV file."""
+
+    def rows() -> Iterator[Sequence[str]]:
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            yield from csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+
+    lines = rows()
+    return list(next(lines, [])), (line for line in lines if line)
+
+
+def _parquet(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
+    """Header and rows of a Parquet file, a batch of rows at a time."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise UsageError(f"{path} needs pyarrow. Install it: pip install weft[data].") from error
+    try:
+        file = parquet.ParquetFile(path)
+    except ValueError as error:  # pyarrow's own errors are ValueErrors
+        raise DataError(f"A table of pictures must be Parquet where its name says so; '{path}': {error}.") from error
+    header = list(file.schema_arrow.names)
+    return header, (tuple(row.values()) for batch in file.iter_batches() for row in batch.to_pylist())
+
+
+def _column(header: Sequence[str], words: Sequence[str], name: str) -> int | None:
+    """Where a column is; None for a split that is not there."""
+    lowered = [str(word).strip().lower() for word in header]
+    place = next((lowered.index(word) for word in words if word in lowered), None)
+    if place is None and words is not SPLIT:
+        raise DataError(
+            f"A table of pictures must have a column '{words[0]}' (or {', '.join(words[1:])}); '{name}' has "
+            f"{', '.join(map(str, header)) or 'none'}. Give it a first line with the names of its columns."
+        )
+    return place
+
+
+def _pictures(
+    rows: Iterator[Sequence[Any]], image: int | None, label: int | None, split: int | None, name: str
+) -> Iterator[Picture]:
+    assert image is not None
+    assert label is not None
+    seen: set[str] = set()
+    for number, row in enumerate(rows, start=2):
+        if len(row) <= max(image, label) or row[image] in (None, "") or row[label] in (None, ""):
+            raise DataError(
+                f"Every row of a table must name a picture and its class; row {number} of '{name}' does not."
+            )
+        key = str(row[image])
+        if key in seen:
+            raise DataError(
+                f"A table must list every picture once; row {number} of '{name}' lists '{printable(key)}' again."
+            )
+        seen.add(key)
+        yield Picture(key, str(row[label]), _split(row, split, number, name))
+
+
+def _split(row: Sequence[Any], place: int | None, number: int, name: str) -> str:
+    if place is None:
+        return ""
+    word = str(row[place]).strip().lower() if place < len(row) else ""
+    if word == "train":
+        return "train"
+    if word in VAL_NAMES:
+        return "val"
+    raise DataError(
+        f"The column of splits must say train or {', '.join(VAL_NAMES)}; row {number} of '{name}' says '{word}'."
+    )

@@ -49,9 +49,10 @@ class SharedBatchNorm(_BatchNorm):
         if not self.training or not dist.is_initialized():
             return super().forward(input)
         self._check_input_dim(input)
-        values, others = input.float(), [place for place in range(input.dim()) if place != 1]
+        values = input if input.dtype == torch.float64 else input.float()
+        others = [place for place in range(input.dim()) if place != 1]
         shape = [1, -1, *[1] * (input.dim() - 2)]
-        count = _sum(torch.tensor(float(values.numel() // values.shape[1]), device=values.device))
+        count = _sum(values.new_tensor(values.numel() // values.shape[1]))
         mean = _sum(values.sum(others)) / count
         centered = values - mean.view(shape)
         variance = _sum(centered.square().sum(others)) / count

@@ -1,0 +1,160 @@
+"""Two processes compute what one does, step by step; they may become one, and two again; one that dies is noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.train import tiny
+from weft.errors import UsageError
+from weft.recipes import load_recipe
+from weft.train.build import batch_arithmetic
+from weft.train.shared_norm import SharedBatchNorm, share_batchnorm
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+SHARED = {"sync_bn": True, "accumulate": 1}
+STILL = {"model_args.drop_path_rate": 0}  # chance inside the network is drawn by each process for itself
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
+
+
+def losses(out: Path) -> list[float]:
+    return [float(line.split(",")[3]) for line in (out / "steps.csv").read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize("model", ["ceit_nano_32", "levit_nano_32"])
+def test_two_processes_compute_what_one_does(model: str, pictures: Path, tmp_path: Path) -> None:
+    """With mixup, cutmix, repeated augmentation and averaging; statistics of BatchNorm shared."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    done = tiny.finish(tiny.command(pictures, one, model, **SHARED, **STILL))
+    assert done.returncode == 0, done.stderr
+    done = tiny.finish([*TORCHRUN, *tiny.command(pictures, two, model, **SHARED, **STILL)])
+    assert done.returncode == 0, done.stderr
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    first, second = (
+        [row.split(",") for row in (out / "metrics.csv").read_text().splitlines()[1:]] for out in (one, two)
+    )
+    for row, other in zip(first, second, strict=True):
+        assert [float(cell) for cell in row[:8]] == pytest.approx([float(cell) for cell in other[:8]], rel=1e-4)
+    best = (two / "report" / "report.md").read_text()
+    assert "held-out images: 9" in best  # nine there are, and nine are counted
+
+
+def test_two_then_one_then_two(pictures: Path, tmp_path: Path) -> None:
+    """The same images in the same order, and weights equal but for rounding."""
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert tiny.finish(tiny.command(pictures, whole, **SHARED, **STILL)).returncode == 0
+    stopped = tiny.finish([*TORCHRUN, *tiny.command(pictures, out, **SHARED, **STILL), "--max-time", "0.01"])
+    assert stopped.returncode != 0
+    assert "Stopped after step 1 of 6: the time limit is reached." in stopped.stderr
+    stopped = tiny.finish([*tiny.command(None, out), "--max-time", "0.01"])
+    assert stopped.returncode == 143
+    assert "processes was 2 and is 1: the last bits of the result may differ." in stopped.stderr
+    assert tiny.finish([*TORCHRUN, *tiny.command(None, out)]).returncode == 0
+    assert losses(out) == pytest.approx(losses(whole), rel=1e-4)
+    first, second = (torch.cat([v.flatten().double() for v in tiny.state_of(path).values()]) for path in (whole, out))
+    assert (first - second).norm() < 1e-4 * first.norm()
+
+
+def test_a_process_that_dies_is_noticed_and_the_run_goes_on(pictures: Path, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert tiny.finish([*TORCHRUN, *tiny.command(pictures, whole, accumulate=1)]).returncode == 0
+    process = subprocess.Popen(
+        [*TORCHRUN, *tiny.command(pictures, out, accumulate=1)],
+        env=tiny.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 120
+    while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
+        time.sleep(0.02)
+    workers = children(process.pid)
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+    begun = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    if process.returncode == 0:
+        pytest.skip("the run had ended before its process was killed")
+    assert time.monotonic() - begun < 40
+    assert "rank" in said
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    assert tiny.finish([*TORCHRUN, *tiny.command(None, out)]).returncode == 0
+    tiny.assert_same_run(whole, out)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started, in their order."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_steps_that_do_not_divide(pictures: Path, tmp_path: Path) -> None:
+    done = tiny.finish([*TORCHRUN, *tiny.command(pictures, tmp_path / "run", batch_size=9, **SHARED)])
+    assert done.returncode != 0
+    assert "batch_size 9 does not over 2 processes x accumulate 1" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_arithmetic_of_a_batch_is_stated() -> None:
+    recipe = load_recipe(overrides=[("batch_size", 1024), ("accumulate", 2)])
+    assert batch_arithmetic(recipe, 4) == "1024 images per step = 128 per device x 4 devices x 2 accumulated"
+
+
+def test_alone_it_is_batchnorm() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.BatchNorm1d(5 * 36))
+    shared = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.BatchNorm1d(5 * 36))
+    shared.load_state_dict(plain.state_dict())
+    share_batchnorm(shared, torch.device("cpu"))
+    assert [type(layer) for layer in shared][1::2] == [SharedBatchNorm, SharedBatchNorm]
+    assert shared.state_dict().keys() == plain.state_dict().keys()
+    images = torch.randn(4, 3, 8, 8)
+    torch.testing.assert_close(shared(images), plain(images))
+    torch.testing.assert_close(shared[1].running_var, plain[1].running_var)
+
+
+def test_of_one_process_it_is_still_batchnorm(tmp_path: Path) -> None:
+    """Through its own arithmetic, forward and backward, against torch's."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        plain, images = nn.BatchNorm2d(5).double(), torch.randn(4, 5, 3, 3, dtype=torch.float64)
+        nn.init.normal_(plain.weight)
+        shared = share_batchnorm(nn.Sequential(nn.BatchNorm2d(5).double()), torch.device("cpu"))[0]
+        shared.load_state_dict(plain.state_dict())
+        results = []
+        for layer in (plain, shared):
+            inputs = images.clone().requires_grad_()
+            output = layer(inputs)
+            (output * torch.arange(180.0).view_as(output).sin()).sum().backward()
+            results.append(
+                (output, inputs.grad, layer.weight.grad, layer.bias.grad, layer.running_mean, layer.running_var)
+            )
+        for ours, theirs in zip(results[1], results[0], strict=True):
+            torch.testing.assert_close(
+                ours,
+                theirs,
+            )
+        with pytest.raises(ValueError, match=r"needs \(b, c, \.\.\.\); got 1 dimensions"):
+            shared(torch.zeros(3))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_odd_parts_cannot_be_mixed(pictures: Path, tmp_path: Path) -> None:
+    from weft.train import train
+
+    settings = {**tiny.EVERYTHING, **tiny.ARGUMENTS["levit_nano_32"], "batch_size": 6}
+    with pytest.raises(UsageError, match=r"a batch of 3 \(batch_size 6 in 2 parts\) has one left over"):
+        train(pictures, "levit_nano_32", settings=settings, out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()

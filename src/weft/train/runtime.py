@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import InitProcessGroupKwargs, gather_object
+from accelerate.utils import InitProcessGroupKwargs, broadcast, gather_object
 from torch import Tensor, nn
 
 from weft.errors import StoppedError, UsageError
@@ -116,6 +116,13 @@ class Runtime:
     def gather(self, value: Any) -> list[Any]:
         """One object of every process, in their order."""
         return [value] if self.world == 1 else gather_object([value])
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Gives every process the buffers of the first: each has run BatchNorm over images of its own."""
+        for buffer in model.buffers() if self.world > 1 else ():
+            shared = broadcast(buffer)
+            assert isinstance(shared, Tensor)
+            buffer.copy_(shared)
 
     def wait(self) -> None:
         """Until every process has come here."""

@@ -158,6 +158,7 @@ class Session:
         self.epoch += 1
         result = None
         if self._is_measured_after(self.epoch):
+            self.runtime.share_buffers(self.learner.best_guess)
             result = self._measured(self.learner.best_guess, self._between_evaluated)
         self._add_row(begun, lr, result)
         self._keep_models(result)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
-from weft.cli.options import add_common, example, print_json, setting
+from weft.cli.options import add_common, example, print_json, setting, table
 
 HELP = "train a classifier on a folder of images"
 
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, "--seed", "--device", "--precision", "--workers", "--limit")
     parser.add_argument("--max-time", metavar="TIME", help="stop, saved, after 90s, 45m or 1h30m (exit code 143)")
     parser.add_argument("--skip-nonfinite", metavar="N", help="tolerate N steps whose loss or gradient is not finite")
+    parser.add_argument("--find-lr", action="store_true", help="try learning rates and suggest one; leaves nothing")
     parser.add_argument("--track", metavar="NAMES", help="tensorboard, wandb, or both with a comma between")
     parser.add_argument("--print-config", action="store_true", help="print the recipe as it stands, and do nothing")
     add_common(parser, "--force", "--json", "--quiet")
@@ -63,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         recipe = load_recipe(args.recipe or default_recipe(args.data), overrides_of(args.data, settings, given))
         print(dump(recipe), end="")
         return 0
+    if args.find_lr:
+        return _find_lr(args, settings, given)
     from weft.train import train
 
     result = train(
@@ -88,4 +92,18 @@ def run(args: argparse.Namespace) -> int:
             f" (epoch {result.best_epoch} of {result.epochs}, the best)\n"
             f"model:  {result.out / 'best'}\nreport: {result.out / 'report' / 'report.html'}"
         )
+    return 0
+
+
+def _find_lr(args: argparse.Namespace, settings: dict[str, Any], given: dict[str, Any]) -> int:
+    """Prints a sweep over learning rates, and what it suggests."""
+    from weft.train import find_lr
+
+    found = find_lr(args.data, recipe=args.recipe, settings=settings, quiet=args.quiet, **given)
+    if args.json:
+        print_json(found.as_dict())
+        return 0
+    rows = [(f"{point.lr:.1e}", f"{point.loss:.3f}", f"{point.smoothed:.3f}") for point in found.points[::5]]
+    print(table(("lr", "loss", "smoothed"), rows))
+    print(f"suggested: --set optim.lr={found.lr:.1e}")
     return 0

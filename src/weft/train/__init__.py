@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from weft.train.apply import predict as predict
     from weft.train.metrics import Evaluation as Evaluation
     from weft.train.run import RunResult as RunResult
+    from weft.train.run import find_lr as find_lr
     from weft.train.run import train as train
 
 _HOMES = {
@@ -18,11 +19,12 @@ _HOMES = {
     "Evaluation": "metrics",
     "RunResult": "run",
     "evaluate": "apply",
+    "find_lr": "run",
     "predict": "apply",
     "train": "run",
 }
 
-__all__ = ["Answer", "Evaluation", "RunResult", "evaluate", "predict", "train"]
+__all__ = ["Answer", "Evaluation", "RunResult", "evaluate", "find_lr", "predict", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -134,6 +134,7 @@ class Learner:
         self.model, self.recipe, self.runtime, self.teacher = model, recipe, runtime, teacher
         self.steps_per_epoch, self.steps = steps_per_epoch, steps
         self.step, self.skipped = 0, 0
+        self.rate: Callable[[int], float] = lambda step: lr_at(recipe, step, steps_per_epoch, steps)
         _freeze(model, recipe)
         self.optimizer = _optimizer(model, recipe)
         self.ema = ModelEmaV3(model, decay=recipe.optim.ema_decay, use_warmup=True) if recipe.optim.ema_decay else None
@@ -150,7 +151,7 @@ class Learner:
 
     def lr_at(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
-        return lr_at(self.recipe, step, self.steps_per_epoch, self.steps)
+        return self.rate(step)
 
     def begin(self) -> None:
         """Puts the model into the mode in which this recipe trains."""

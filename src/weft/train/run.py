@@ -29,6 +29,7 @@ from weft.train.build import (
 )
 from weft.train.defaults import default_recipe, fill_in, overrides_of
 from weft.train.distillation import answers_are_fixed, open_teacher
+from weft.train.finder import LrFinding, find_batch_size, sweep_lr
 from weft.train.loop import Learner
 from weft.train.metrics import Evaluation
 from weft.train.objective import balanced_weights
@@ -160,9 +161,49 @@ def train(
     quiet = quiet or not runtime.is_main
     splits = _opened(plan, quiet)
     plan, decisions = fill_in(plan, image_size_hint(splits.train), len(splits.train), runtime.world)
+    if plan.batch_size == "auto":
+        size, said = find_batch_size(plan, len(splits.classes), len(splits.train), runtime)
+        plan, decisions = dataclasses.replace(plan, batch_size=size), [*decisions, said]
     folder = Path(out) if out is not None else Path("runs") / (plan.name or default_name(plan))
     refuse_taken(folder, force=force)
     return _Job(plan, splits, folder, runtime, stop, names, quiet).begin([*splits.notes, *decisions], force=force)
+
+
+def find_lr(
+    data: str | Path | None = None,
+    model: str | None = None,
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    steps: int = 100,
+    quiet: bool = False,
+    **given: Any,
+) -> LrFinding:
+    """Tries learning rates from 1e-7 to 1 on the training images, and suggests one. Leaves nothing behind.
+
+    Args:
+        data, model, recipe, settings, quiet: as in `train`.
+        steps: how many to try.
+        given: further arguments of `train` that are settings, such as `batch_size`.
+
+    Raises:
+        UsageError, DataError, CheckpointError: as in `train`.
+    """
+    plan = load_recipe(recipe or default_recipe(data), overrides_of(data, settings or {}, {"model": model, **given}))
+    if plan.data.source is None:
+        raise UsageError("Training needs images; got none. Name a folder or `digits`: weft train DATA --find-lr.")
+    runtime = Runtime.of(plan.device, plan.precision)
+    splits = _opened(plan, quiet)
+    plan, _ = fill_in(plan, image_size_hint(splits.train), len(splits.train), runtime.world)
+    if plan.batch_size == "auto":
+        size, _ = find_batch_size(plan, len(splits.classes), len(splits.train), runtime)
+        plan = dataclasses.replace(plan, batch_size=size)
+    network = build_model(plan, len(splits.classes)).to(runtime.device)
+    if plan.start_from is not None:
+        begin_from(network, plan.start_from, splits.classes)
+    batches = training_batches(plan, training_images(plan, splits.train, network), network, runtime)
+    plan = dataclasses.replace(plan, distill=dataclasses.replace(plan.distill, teacher=None))
+    return sweep_lr(network, plan, batches, runtime, len(splits.classes), steps)
 
 
 def _go_on(

@@ -1,0 +1,83 @@
+"""What is found by trying: a batch that is fast, a rate at which the loss falls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.train.conftest import SHORT
+from weft.cli import main
+from weft.recipes import load_recipe
+from weft.train import find_lr, finder, train
+from weft.train.finder import LrPoint, _steepest, find_batch_size
+from weft.train.runtime import Runtime
+
+CPU = Runtime.of("cpu")
+
+
+def found(speeds: dict[int, float], monkeypatch: pytest.MonkeyPatch, device: str = "cpu", **settings: object) -> int:
+    """The batch size where a step of so many images takes that long."""
+    tried = []
+
+    def seconds(recipe: object, size: int, num_classes: int, runtime: Runtime) -> float:
+        tried.append(size)
+        return size / speeds[size] if size in speeds else float("inf")
+
+    class Pretended(Runtime):
+        device = property(lambda self: type("Device", (), {"type": device}))
+
+    monkeypatch.setattr(finder, "_seconds_of_step", seconds)
+    recipe = load_recipe(overrides=[(key.replace("__", "."), value) for key, value in settings.items()])
+    size, said = find_batch_size(recipe, 10, 1000, Pretended(CPU.accelerator, "fp32"))
+    assert f"Batch size {size}: " in said
+    return size
+
+
+def test_a_cpu_takes_the_smallest_that_is_about_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found({8: 50, 16: 90, 32: 98, 64: 100, 128: 99, 256: 90, 512: 80}, monkeypatch) == 32
+
+
+def test_a_gpu_takes_the_largest_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found({8: 50, 16: 90, 32: 98, 64: 100, 128: 99}, monkeypatch, "cuda") == 128
+
+
+def test_where_nothing_fits_the_smallest_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found({}, monkeypatch, "cuda") == 8
+
+
+def test_accumulating_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found({8: 100, 16: 100, 32: 100, 64: 100, 128: 100}, monkeypatch, accumulate=4) == 32
+
+
+def test_training_with_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = train(photos, out=tmp_path / "run", **{**SHORT, "batch_size": "auto", "epochs": 1, "quiet": False})
+    size = load_recipe(result.out / "recipe.yaml").batch_size
+    assert size in (8, 16, 32)
+    assert f"Batch size {size}: {size} per device, about as fast as any" in capsys.readouterr().err
+
+
+def test_a_rate_is_suggested(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    finding = find_lr(photos, "levit_nano_32", batch_size=12, steps=60, quiet=True)
+    assert 1e-5 < finding.lr < 0.3
+    rates = [point.lr for point in finding.points]
+    assert rates == sorted(rates)
+    assert rates[0] == pytest.approx(1e-7)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_steepest_fall_before_the_lowest_point() -> None:
+    losses = [3.0, 2.99, 2.9, 2.0, 1.9, 1.85, 5.0]
+    points = [LrPoint(10.0**place, loss, loss) for place, loss in enumerate(losses)]
+    assert _steepest(points) == 1e3 or _steepest(points) == 1e2
+    assert _steepest([LrPoint(1.0, 2.0, 2.0), LrPoint(10.0, 9.0, 9.0)]) == pytest.approx(0.1)
+
+
+def test_on_the_command_line(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", str(photos), "--model", "levit_nano_32", "--batch-size", "12", "--find-lr", "--quiet"]
+    assert main(words) == 0
+    assert "suggested: --set optim.lr=" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["points"]

@@ -7,13 +7,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/made-from-$(shell cat pyproject.toml requirements.lock | cksum | cut -d ' ' -f 1)
 DEMO := runs/demo
 
-.PHONY: help install demo test check lock clean
+.PHONY: help install demo test check torture lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     train on handwritten digits, evaluate, predict; leaves $(DEMO)"
 	@echo "make test     the tests"
 	@echo "make check    style, types, layers, known vulnerabilities"
+	@echo "make torture  kills training 100 times per family and at every point of writing; 20 minutes"
 	@echo "make install  the environment alone, in $(VENV)"
 	@echo "make lock     write requirements.lock anew: the newest versions that pyproject.toml allows"
 	@echo "make clean    remove $(VENV) and $(DEMO)"
@@ -46,6 +47,9 @@ check: $(STAMP)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/audit.py
+
+torture: $(STAMP)
+	$(BIN)/python benchmarks/torture/torture.py --kills 100 --csv benchmarks/torture/results.csv
 
 lock: $(STAMP)
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --upgrade --extra dev \

@@ -96,13 +96,20 @@ def sha256_of(path: Path) -> str:
 def sweep(folder: Path, remove: Callable[[Path], None]) -> None:
     """Removes what processes that are no more left half done in a folder; what they had moved aside comes back."""
     for entry in folder.iterdir() if folder.is_dir() else ():
-        if (match := _OURS.fullmatch(entry.name)) is None or _is_alive(int(match["pid"])):
+        match = _OURS.fullmatch(entry.name)
+        if match is None or not is_leftover(entry):
             continue
         place = folder / match["name"]
         if entry.name.endswith(".old") and not place.exists():
             os.replace(entry, place)
         else:
             remove(entry)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a process that is no more left this half done."""
+    match = _OURS.fullmatch(path.name)
+    return match is not None and not _is_alive(int(match["pid"]))
 
 
 def _is_alive(pid: int) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from weft.data import mix_seed
 from weft.data.dataset import LOST
 from weft.data.order import Key
+from weft.errors import DataError
 from weft.recipes import Recipe
 from weft.train.objective import Mixing, Objective, mean_logits
 from weft.train.runtime import Runtime
@@ -267,6 +268,9 @@ def in_steps(
         batches: of one epoch, from step `first` on.
         keys_of: from the number of a step to which images its parts hold.
         on_lost: told of every image that was left out.
+
+    Raises:
+        DataError: all images of a step are lost.
     """
     parts: list[Batch] = []
     keys: list[Sequence[Key]] = []
@@ -278,7 +282,10 @@ def in_steps(
         parts.append((runtime.put(images), runtime.put(labels)))
         keys.append(part_keys)
         if len(parts) == accumulate:
-            yield parts, keys
+            there = [place for place, part in enumerate(keys) if part]
+            if not there:
+                raise DataError(f"A step must have images; all of step {step + 1} of this epoch are lost.")
+            yield [parts[place] for place in there], [keys[place] for place in there]
             parts, keys, step = [], [], step + 1
 
 

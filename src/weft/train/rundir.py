@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.durable import write_whole, writing
+from weft.durable import is_leftover, write_whole, writing
 from weft.errors import UsageError
 
 try:
@@ -67,7 +67,8 @@ def refuse_taken(path: Path, contents: Sequence[str] = CONTENTS, *, force: bool)
         raise UsageError(
             f"The output directory must be new or empty; {path} is neither. Pass --force or another --out."
         )
-    if foreign := sorted(set(entries) - {path / name for name in contents}):
+    own = {path / name for name in contents}
+    if foreign := sorted(entry for entry in entries if entry not in own and not is_leftover(entry)):
         raise UsageError(
             f"--force replaces what weft wrote and nothing else; {path} also holds '{foreign[0].name}'."
             " Choose another --out."

@@ -1,0 +1,104 @@
+"""What the loop costs beside a bare forward, backward and step of the optimiser.
+
+    python benchmarks/training/overhead.py --csv benchmarks/training/overhead.csv
+
+Epochs of both run in turns, over the same batches in memory, with the same model, optimiser and loss. What the loop
+adds is all that `weft train` does at every step: seeding, targets, the norm of the gradient, the check that everything
+is finite, the rate, counting, the line for `steps.csv`. Reading images is not part of it, nor is saving states.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import platform
+import statistics
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+import weft
+from weft.recipes import load_recipe
+from weft.train.loop import Learner, Meter, StepResult, train_epoch
+from weft.train.rundir import StepLog
+from weft.train.runtime import Runtime, Stop
+
+CASES = {"ceit_nano_32": (64, 10), "levit_nano_32": (64, 20), "ceit_tiny_patch16_224": (16, 3)}  # batch, steps an epoch
+
+
+def measure(name: str, rounds: int) -> dict[str, object]:
+    """One line of the table."""
+    batch_size, steps = CASES[name]
+    recipe = load_recipe(None, [("batch_size", batch_size), ("optim.clip_grad", 0), ("loss.label_smoothing", 0)])
+    runtime, stop = Runtime.of("cpu"), Stop()
+    torch.manual_seed(0)
+    model = weft.create_model(name, num_classes=10)
+    learner = Learner(model, recipe, runtime, steps, 1000 * steps, 10)
+    size = model.pretrained_cfg["input_size"]
+    batches = [(torch.randn(batch_size, *size), torch.randint(10, (batch_size,))) for _ in range(steps)]
+
+    def bare() -> None:
+        model.train()
+        for images, labels in batches:
+            logits = model(images)
+            heads = logits if isinstance(logits, tuple) else (logits,)
+            loss = torch.stack([F.cross_entropy(head, labels) for head in heads]).mean()
+            learner.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            learner.optimizer.step()
+
+    def looped(log: StepLog) -> None:
+        def on_step(meter: Meter, result: StepResult) -> None:
+            log.add(learner.step, 1, learner.lr_at(learner.step - 1), result.loss, result.grad_norm)
+            assert runtime.max([stop.reason]) == [0]
+
+        train_epoch(learner, [([batch], ()) for batch in batches], Meter(steps=steps), on_step)
+
+    times: dict[str, list[float]] = {"bare": [], "loop": []}
+    with tempfile.TemporaryDirectory() as folder:
+        log = StepLog(Path(folder) / "steps.csv", 0)
+        for number in range(rounds + 1):
+            for which, work in (("bare", bare), ("loop", lambda: looped(log))):
+                begun = time.perf_counter()
+                work()
+                if number:  # the first round warms up
+                    times[which].append((time.perf_counter() - begun) / steps)
+        log.close()
+    medians = {which: statistics.median(seconds) for which, seconds in times.items()}
+    return {
+        "model": name,
+        "batch_size": batch_size,
+        "bare_ms": round(1e3 * medians["bare"], 2),
+        "loop_ms": round(1e3 * medians["loop"], 2),
+        "overhead_percent": round(100 * (medians["loop"] / medians["bare"] - 1), 2),
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "torch": version("torch"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--csv", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rows = [measure(name, args.rounds) for name in CASES]
+    for row in rows:
+        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

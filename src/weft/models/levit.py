@@ -22,7 +22,6 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from timm.layers import DropPath
 from torch import Tensor, nn
@@ -121,6 +120,18 @@ class BiasedAttention(nn.Module, ABC):
         """The table, looked up for every pair of query and key."""
         return None if self.attention_biases is None else self.attention_biases[:, self.offsets]
 
+    def attend(
+        self,
+        q: Float[Tensor, "b heads n d"],
+        k: Float[Tensor, "b heads m d"],
+        v: Float[Tensor, "b heads m e"],
+    ) -> Float[Tensor, "b heads n e"]:
+        """softmax(q k / sqrt(d) + bias) v, written out: values are wider than keys, for which torch's fused attention
+        has no kernel, and its fallback looks at every score for rows that are masked altogether."""
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        bias = self.bias()
+        return (scores if bias is None else scores + bias.to(scores.dtype)).softmax(dim=-1) @ v
+
     def set_grid(self, grid: Grid) -> None:
         """Takes keys on another grid; the table is resized."""
         if self.attention_biases is not None and grid != self.grid:
@@ -164,7 +175,7 @@ class Attention(BiasedAttention):
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
         # Per head, q, k and v stand side by side: the released layout.
         q, k, v = split_heads(self.qkv(tokens), self.num_heads).split(self.widths, dim=-1)
-        return self.proj(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias())))
+        return self.proj(join_heads(self.attend(q, k, v)))
 
 
 class AttentionDownsample(BiasedAttention):
@@ -197,7 +208,7 @@ class AttentionDownsample(BiasedAttention):
         k, v = split_heads(self.kv(tokens), self.num_heads).split(self.widths, dim=-1)
         every_second = to_map(tokens, self.grid)[:, :, :: self.stride, :: self.stride]
         q = split_heads(self.q(to_tokens(every_second)), self.num_heads)
-        return self.proj(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias())))
+        return self.proj(join_heads(self.attend(q, k, v)))
 
 
 class MLP(nn.Sequential):

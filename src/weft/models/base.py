@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError, unknown
 from weft.grid import Grid
+from weft.layers.activation import QuickGELU
 
 
 def per_stage(value: Any, count: int, what: str) -> tuple:
@@ -40,7 +41,7 @@ def activation(name: str) -> type[nn.Module]:
     known = ("gelu", "quick_gelu", "hard_swish", "relu", "silu", "identity")
     if name not in known:
         raise unknown("activation", name, known, ", ".join(known))
-    return cast("type[nn.Module]", get_act_layer(name))
+    return QuickGELU if name == "quick_gelu" else cast("type[nn.Module]", get_act_layer(name))
 
 
 def linear_head(num_features: int, num_classes: int) -> nn.Linear:

@@ -20,7 +20,8 @@ def test_the_list(capsys: Shown) -> None:
     assert any(line.split()[:5] == ["levit_pretrain", "levit_256", "1000", "epochs", "8192"] for line in lines)
     assert main(["recipes", "list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["ceit_pretrain"]["lr"] == "0.001"
+    assert rows["ceit_pretrain"]["lr"] == pytest.approx(1e-3)
+    assert rows["cvt_finetune_small"]["source"].endswith("which no released program reads")
 
 
 def test_what_is_shown_can_be_read_again(capsys: Shown, tmp_path: Path) -> None:

@@ -109,10 +109,12 @@ def test_it_holds_only_differences(name: str) -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_its_head_says_where_it_is_from(name: str) -> None:
     lines = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
-    for field in HEAD if name != "digits" else HEAD[1:]:
+    for field in HEAD:
         assert any(line.startswith(f"# {field}") for line in lines), field
     run = next(line for line in lines if line.startswith("# run:"))
     assert f"--recipe {name}" in run or name == "digits"
+    for file in re.findall(r"benchmarks/\S+\.csv", recipe_text(name)):
+        assert (ROOT / file).is_file(), file  # no number of ours without a file behind it
     for option in re.findall(r"--set (\S+?)=([^\s;,]+)", " ".join(lines)):
         load_recipe(name, [option])  # what a comment offers can be set
 

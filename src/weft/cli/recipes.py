@@ -59,6 +59,30 @@ def _list(as_json: bool) -> int:
     return 0
 
 
+def _facts(name: str) -> dict[str, object]:
+    """What `--json` prints of a recipe."""
+    from weft.recipes import load_recipe, recipe_text
+    from weft.train.schedule import peak_lr
+
+    recipe, text = load_recipe(name), recipe_text(name)
+    return {
+        "name": name,
+        "model": recipe.model,
+        "epochs": recipe.epochs,
+        "steps": recipe.steps,
+        "batch_size": recipe.batch_size,
+        "lr": peak_lr(recipe),
+        "what": _first_line(text),
+        "source": _source(text),
+    }
+
+
+def _source(text: str) -> str:
+    """Where the numbers are from, as the file's head says it."""
+    found = re.search(r"^# source:\s*(.*(?:\n#  +.*)*)", text, re.MULTILINE)
+    return re.sub(r"\s*\n#\s+", " ", found[1]) if found else ""
+
+
 def _first_line(text: str) -> str:
     """What the file says that it is."""
     return re.split(r"\.(\s|$)", text.splitlines()[0].removeprefix("# "))[0]

@@ -28,7 +28,7 @@ from weft.train.loop import Learner, Meter, StepResult, train_epoch
 from weft.train.rundir import StepLog
 from weft.train.runtime import Runtime, Stop
 
-CASES = {"ceit_nano_32": (64, 10), "levit_nano_32": (64, 20), "ceit_tiny_patch16_224": (16, 3)}  # batch, steps an epoch
+CASES = {"ceit_nano_32": (64, 4), "levit_nano_32": (64, 8), "ceit_tiny_patch16_224": (16, 1)}  # batch, steps an epoch
 
 
 def measure(name: str, rounds: int) -> dict[str, object]:

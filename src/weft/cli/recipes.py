@@ -51,9 +51,7 @@ def _list(as_json: bool) -> int:
         length = f"{recipe.steps} steps" if recipe.steps else epochs
         rows.append((name, recipe.model, length, recipe.batch_size, f"{peak_lr(recipe):g}", _first_line(text)))
     if as_json:
-        print_json(
-            [dict(zip(("name", "model", "length", "batch_size", "lr", "what"), row, strict=True)) for row in rows]
-        )
+        print_json([_facts(name) for name in recipe_names()])
     else:
         print(table(("name", "model", "length", "batch", "lr", "what"), rows))
     return 0

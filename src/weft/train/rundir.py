@@ -31,6 +31,7 @@ except ImportError:  # Windows has none, and there runs are not locked
 
 CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", "images.tsv.gz", "report")
 DATA = "images.tsv.gz"
+REPLACEABLE = (*CONTENTS, "tensorboard", "wandb")  # by --force
 LOCK = Path("state") / "lock"
 
 
@@ -55,7 +56,7 @@ class EpochRow(NamedTuple):
     seconds: float
 
 
-def refuse_taken(path: Path, contents: Sequence[str] = CONTENTS, *, force: bool) -> None:
+def refuse_taken(path: Path, contents: Sequence[str] = REPLACEABLE, *, force: bool) -> None:
     """Refuses a directory that holds something, unless `force` allows to replace it and all in it is in `contents`.
 
     Raises:
@@ -82,7 +83,7 @@ def _entries(path: Path) -> list[Path]:
     return [entry for entry in path.iterdir() if entry != path / LOCK.parent or set(entry.iterdir()) - {path / LOCK}]
 
 
-def make_dir(path: Path, contents: Sequence[str] = CONTENTS, *, force: bool) -> None:
+def make_dir(path: Path, contents: Sequence[str] = REPLACEABLE, *, force: bool) -> None:
     """Makes an empty directory for `contents`, but for the lock in it.
 
     Args:

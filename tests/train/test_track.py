@@ -27,6 +27,6 @@ def test_tensorboard_gets_every_step(photos: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_tracker(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Unknown tracker 'tensorbord'. Nearest: tensorboard"):
+    with pytest.raises(UsageError, match=r"Unknown tracker 'tensorbord'\. Nearest: tensorboard"):
         train(photos, out=tmp_path / "run", track="tensorbord", **SHORT)
     assert not (tmp_path / "run").exists()

@@ -2,16 +2,16 @@
 
     python benchmarks/training/step.py --pairs cvt levit ceit --modes eager --precisions fp32 bf16 --csv results.csv
 
-Both sides of a pair run in turns within one process (A B A B ...), on the same random pictures, with the same fused
-optimiser, so that a busy machine is busy for both. Told are the median of either side's images per second and the ratio
-of the medians; memory is the high-water mark of a child process that does three steps of one side alone.
+Each side of a pair has a process of its own, and they take steps in turns (A B A B ...), on the same random pictures,
+with the same fused optimiser, so that a busy machine is busy for both. Told are the median of either side's images per
+second, the ratio of the medians, and the high-water mark of memory. On a CPU, ours runs twice: in a plain process, and
+as `weft train` runs it, with freed memory kept for the next step (weft/heap.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import platform
 import resource
@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from weft.heap import keep_memory
 
 
 class Logits(nn.Module):
@@ -105,51 +107,76 @@ class Side:
             torch.cuda.synchronize()
 
 
-def compare(name: str, mode: str, precision: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One line of the table."""
-    sides = [Side(build, mode, precision, args.device, args.batch_size) for _, build in PAIRS[name]]
-    for side in sides:
+class Child:
+    """A side in a process of its own, which does a step when told."""
+
+    def __init__(self, name: str, place: int, mode: str, precision: str, keeps: bool, args: argparse.Namespace) -> None:
+        words = [sys.executable, __file__, "--side", name, str(place), mode, precision, "--device", args.device]
+        words += ["--batch-size", str(args.batch_size), "--threads", str(args.threads)] + ["--keep"] * keeps
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(args.warmup):
-            side.step()
-    times: list[list[float]] = [[], []]
+            self.ask("step")
+
+    def ask(self, word: str) -> float:
+        """Seconds of a step ('step'), or the high-water mark of memory in MiB ('memory')."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(word, file=self.process.stdin, flush=True)
+        return float(self.process.stdout.readline())
+
+    def end(self) -> float:
+        """Memory, the last word."""
+        memory = self.ask("memory")
+        self.process.kill()
+        self.process.wait()
+        return memory
+
+
+def serve(side: Side) -> None:
+    """The child's end: an answer for every line."""
+    for line in sys.stdin:
+        if line.strip() == "step":
+            answer = side.step()
+        elif side.device == "cuda":
+            answer = torch.cuda.max_memory_allocated() / 2**20
+        else:
+            answer = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        print(answer, flush=True)
+
+
+def compare(name: str, mode: str, precision: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Lines of the table: both in a plain process, and ours as `weft train` runs it."""
+    children = [Child(name, 0, mode, precision, False, args), Child(name, 1, mode, precision, False, args)]
+    if args.device == "cpu":
+        children.append(Child(name, 0, mode, precision, True, args))
+    times: list[list[float]] = [[] for _ in children]
     for _ in range(args.rounds):
-        for side, seconds in zip(sides, times, strict=True):
-            seconds.append(side.step())
+        for child, seconds in zip(children, times, strict=True):
+            seconds.append(child.ask("step"))
     speeds = [args.batch_size / statistics.median(seconds) for seconds in times]
-    memory = [peak_mib(name, place, mode, precision, args) for place in (0, 1)] if args.memory else [None, None]
-    return {
-        "ours": PAIRS[name][0][0],
-        "peer": PAIRS[name][1][0],
-        "mode": mode,
-        "precision": precision,
-        "ours_img_s": round(speeds[0], 2),
-        "peer_img_s": round(speeds[1], 2),
-        "ratio": round(speeds[0] / speeds[1], 3),
-        "ours_peak_mib": memory[0],
-        "peer_peak_mib": memory[1],
-        "batch_size": args.batch_size,
-        "rounds": args.rounds,
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
-        **{package: version(package) for package in ("torch", "timm", "transformers")},
-    }
-
-
-def peak_mib(name: str, place: int, mode: str, precision: str, args: argparse.Namespace) -> float:
-    """Memory of three steps in a process of their own, above what it had with the network built."""
-    words = [sys.executable, __file__, "--alone", name, str(place), mode, precision, "--device", args.device]
-    words += ["--batch-size", str(args.batch_size), "--threads", str(torch.get_num_threads())]
-    return json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-
-
-def alone(name: str, place: int, mode: str, precision: str, args: argparse.Namespace) -> float:
-    """High-water mark in MiB, in this process."""
-    side = Side(PAIRS[name][place][1], mode, precision, args.device, args.batch_size)
-    for _ in range(3):
-        side.step()
-    if args.device == "cuda":
-        return round(torch.cuda.max_memory_allocated() / 2**20, 1)
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, 1)
+    memory = [child.end() for child in children]
+    lines = []
+    for place, process in ((0, "plain"), (2, "as weft train"))[: len(children) - 1]:
+        lines.append(
+            {
+                "ours": PAIRS[name][0][0],
+                "peer": PAIRS[name][1][0],
+                "mode": mode,
+                "precision": precision,
+                "process": process,
+                "ours_img_s": round(speeds[place], 2),
+                "peer_img_s": round(speeds[1], 2),
+                "ratio": round(speeds[place] / speeds[1], 3),
+                "ours_peak_mib": round(memory[place]),
+                "peer_peak_mib": round(memory[1]),
+                "batch_size": args.batch_size,
+                "rounds": args.rounds,
+                "threads": args.threads,
+                "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
+                **{package: version(package) for package in ("torch", "timm", "transformers")},
+            }
+        )
+    return lines
 
 
 def main() -> None:
@@ -162,27 +189,29 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--memory", action="store_true", help="measure peak memory, too")
     parser.add_argument("--csv", type=Path, help="add the lines to this file")
-    parser.add_argument("--alone", nargs=4, metavar="X", help=argparse.SUPPRESS)
+    parser.add_argument("--side", nargs=4, metavar="X", help=argparse.SUPPRESS)
+    parser.add_argument("--keep", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    if args.alone:
-        name, place, mode, precision = args.alone
-        print(json.dumps(alone(name, int(place), mode, precision, args)))
+    if args.side:
+        torch.set_num_threads(args.threads)
+        if args.keep:
+            assert keep_memory()
+        name, place, mode, precision = args.side
+        serve(Side(PAIRS[name][int(place)][1], mode, precision, args.device, args.batch_size))
         return
     for mode in args.modes:
         for precision in args.precisions:
             for name in args.pairs:
-                row = compare(name, mode, precision, args)
-                print("  ".join(f"{key} {row[key]}" for key in list(row)[:9]), flush=True)
-                if args.csv:
-                    is_new = not args.csv.exists()
-                    with args.csv.open("a", newline="") as file:
-                        writer = csv.DictWriter(file, row, lineterminator="\n")
-                        if is_new:
-                            writer.writeheader()
-                        writer.writerow(row)
+                for row in compare(name, mode, precision, args):
+                    print("  ".join(f"{key} {row[key]}" for key in list(row)[:10]), flush=True)
+                    if args.csv:
+                        is_new = not args.csv.exists()
+                        with args.csv.open("a", newline="") as file:
+                            writer = csv.DictWriter(file, row, lineterminator="\n")
+                            if is_new:
+                                writer.writeheader()
+                            writer.writerow(row)
 
 
 if __name__ == "__main__":

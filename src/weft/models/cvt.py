@@ -18,13 +18,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
+from weft.layers.activation import QuickMlp
+from weft.layers.attention import attend
 from weft.layers.position import guess_grid, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
 from weft.models.base import Backbone, activation, check_heads, per_stage
@@ -58,7 +59,7 @@ class TokenEmbed(nn.Module):
         return before.conv(self.proj.kernel_size[0], self.proj.stride[0], int(self.proj.padding[0]))
 
     def forward(self, fmap: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b c h w"]:
-        fmap = self.proj(fmap)
+        fmap = self.proj(fmap.contiguous(memory_format=torch.channels_last))  # tokens are then a view of the map
         return to_map(self.norm(to_tokens(fmap)), (fmap.shape[2], fmap.shape[3]))
 
 
@@ -121,7 +122,7 @@ class ConvAttention(nn.Module):
     def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         q, k, v = self.project(tokens, grid)
         q, k, v = (split_heads(part, self.num_heads) for part in (self.q(q), self.k(k), self.v(v)))
-        gathered = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        gathered = attend(q, k, v, self.scale)
         return self.proj_drop(self.proj(join_heads(gathered)))
 
     def project(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -291,7 +292,9 @@ class CvT(Backbone):
                     dim, row["num_heads"], row["conv_proj"], proj_kernel, row["kv_stride"], shared_kv, qkv_bias, scale,
                     num_prefix, drop_rate,
                 )  # fmt: skip
-                mlp = Mlp(dim, int(dim * row["mlp_ratio"]), act_layer=activation(act_layer), drop=drop_rate)
+                mlp: nn.Module = QuickMlp(dim, int(dim * row["mlp_ratio"]), drop_rate)
+                if act_layer != "quick_gelu":
+                    mlp = Mlp(dim, int(dim * row["mlp_ratio"]), act_layer=activation(act_layer), drop=drop_rate)
                 blocks.append(Block(dim, attn, mlp, drop_path))
             pos_grid = grid if row["pos_embed"] else None
             self.stages.append(Stage(patch_embed, blocks, dim, num_prefix > 0, pos_grid, drop_rate))

@@ -206,8 +206,9 @@ class AttentionDownsample(BiasedAttention):
 
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b m out"]:
         k, v = split_heads(self.kv(tokens), self.num_heads).split(self.widths, dim=-1)
-        every_second = to_map(tokens, self.grid)[:, :, :: self.stride, :: self.stride]
-        q = split_heads(self.q(to_tokens(every_second)), self.num_heads)
+        # Cut with channels last: the gradient of a cut map would come channels first, and stay so through the blocks.
+        every_second = tokens.unflatten(1, self.grid)[:, :: self.stride, :: self.stride].flatten(1, 2)
+        q = split_heads(self.q(every_second), self.num_heads)
         return self.proj(join_heads(self.attend(q, k, v)))
 
 
@@ -420,7 +421,7 @@ class LeViT(Backbone):
     def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
         """Tokens of the stages."""
         self.check_image_size(image)
-        tokens = to_tokens(self.stem(image))
+        tokens = to_tokens(self.stem(image.contiguous(memory_format=torch.channels_last)))  # a view of the map
         if self.pos_embed is not None:
             tokens = tokens + self.pos_embed
         taps = []

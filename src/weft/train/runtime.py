@@ -24,6 +24,7 @@ from accelerate.utils import InitProcessGroupKwargs, broadcast, gather_object
 from torch import Tensor, nn
 
 from weft.errors import StoppedError, UsageError
+from weft.heap import keep_memory
 
 PATIENCE = datetime.timedelta(minutes=30)  # of processes that wait for each other, as for the first one's evaluation
 
@@ -55,6 +56,8 @@ class Runtime:
         if device == "cuda" and not has_gpu:
             raise UsageError("device cuda needs a GPU that this PyTorch can see; it sees none. Pass --device cpu.")
         on_cpu = device == "cpu" or not has_gpu
+        if on_cpu:
+            keep_memory()
         if deterministic and not on_cpu:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)

@@ -1,0 +1,36 @@
+"""Attention by whichever of torch's ways is fastest where it runs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+_PLAIN_SCORES = 1024 * 1024  # above this many scores per head, memory counts for more than time
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """softmax(scale q k^T) v.
+
+    Args:
+        q: queries (b heads n d).
+        k: keys (b heads m d).
+        v: values (b heads m d).
+        scale: factor of the scores.
+
+    Returns:
+        Values gathered per query (b heads n d).
+
+    torch's fused kernel never stores the scores, and is the fastest way on GPUs and, in float32, on CPUs. In bfloat16
+    its CPU kernel loses to plain matrix products: 5.7 to 3.5 ms forward and 14.9 to 4.6 ms backward for 16 pictures of
+    197 tokens in three heads (2 cores, AVX-512), so these are taken as long as the scores are small.
+    """
+    if _products_are_faster(q, k):
+        return torch.matmul(torch.matmul(q * scale, k.transpose(-2, -1)).softmax(dim=-1), v)
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+def _products_are_faster(q: Tensor, k: Tensor) -> bool:
+    if isinstance(q, fx.Proxy):  # a symbolic trace knows neither device nor sizes
+        return False
+    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[-2] * k.shape[-2] <= _PLAIN_SCORES

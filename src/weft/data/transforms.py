@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+import torch
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from timm.data.auto_augment import RandAugment, posterize, rand_augment_transform
@@ -153,14 +155,29 @@ def _crop(
         return transforms.Compose([transforms.Resize(larger, mode), transforms.RandomCrop(size)])
     if crop != "shift":
         raise UsageError(f"crop must be auto, resized, shift, cut or none; got '{crop}'.")
-    margin = max(round(min(size) * PADDED_RATIO), 1)
-    return transforms.Compose(
-        [
-            transforms.Resize(size, InterpolationMode("bicubic" if interpolation == "random" else interpolation)),
-            # edge: what lies beyond a picture is most likely what lies at its border, on white paper as on black
-            transforms.RandomCrop(size, padding=margin, padding_mode="edge"),
-        ]
-    )
+    mode = InterpolationMode("bicubic" if interpolation == "random" else interpolation)
+    return transforms.Compose([transforms.Resize(size, mode), _Shift(max(round(min(size) * PADDED_RATIO), 1))])
+
+
+class _Shift:
+    """Moves a picture by up to `margin` pixels either way, and draws its border out to where it was.
+
+    Border: what lies beyond a picture is most likely what lies at its edge, on white paper as on black. torchvision's
+    RandomCrop with padding does the same, draw for draw, in ten times the time.
+    """
+
+    def __init__(self, margin: int):
+        self.margin = margin
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        pixels = np.asarray(image)
+        top, left = (int(torch.randint(2 * self.margin + 1, (1,))) - self.margin for _ in range(2))
+        rows = np.arange(top, top + image.height).clip(0, image.height - 1)
+        cols = np.arange(left, left + image.width).clip(0, image.width - 1)
+        return Image.fromarray(pixels[rows[:, None], cols])
+
+    def __repr__(self) -> str:
+        return f"Shift({self.margin})"
 
 
 def _rand_augment(policy: str, size: tuple[int, int], mean: Sequence[float], interpolation: str) -> RandAugment:

@@ -132,6 +132,21 @@ def test_truncated_pictures_are_refused_whatever_the_program_allows(monkeypatch)
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
 
 
+@pytest.mark.parametrize(
+    ("at_least", "size"), [(None, (640, 480)), (300, (640, 480)), (240, (320, 240)), (1, (80, 60))]
+)
+def test_a_jpeg_may_be_decoded_smaller(at_least, size):
+    pixels = photo(480, 640)
+    image = open_image(encoded(pixels, "JPEG", quality=95), at_least=at_least)
+    assert image.size == size
+    shrunk = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BOX), dtype=float)
+    assert np.abs(np.asarray(image, dtype=float) - shrunk).mean() < 6
+
+
+def test_what_is_no_jpeg_keeps_its_size():
+    assert open_image(png(), at_least=1).size == open_image(png()).size
+
+
 def test_threads_with_different_limits_do_not_disturb_each_other():
     before = Image.MAX_IMAGE_PIXELS, list(warnings.filters)
     outcomes = {10: set(), 200_000_000: set()}

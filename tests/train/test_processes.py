@@ -67,6 +67,35 @@ def test_two_then_one_then_two(pictures: Path, tmp_path: Path) -> None:
     assert (first - second).norm() < 1e-4 * first.norm()
 
 
+def test_a_spread_model_computes_what_a_whole_one_does(pictures: Path, tmp_path: Path) -> None:
+    """FSDP2, with accumulation and averaging; then it goes on where it was stopped, and then in one process."""
+    words = {"sync_bn": True, "parallel": "fsdp", "batch_size": 8, **STILL}
+    one, two, three = tmp_path / "one", tmp_path / "two", tmp_path / "three"
+    assert tiny.finish([*TORCHRUN, *tiny.command(pictures, one, **words | {"parallel": "ddp"})]).returncode == 0
+    done = tiny.finish([*TORCHRUN, *tiny.command(pictures, two, **words)])
+    assert done.returncode == 0, done.stderr
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    stopped = tiny.finish([*TORCHRUN, *tiny.command(pictures, three, **words), "--max-time", "0.01"])
+    assert "Stopped after step 1 of" in stopped.stderr
+    stopped = tiny.finish([*TORCHRUN, *tiny.command(None, three), "--max-time", "0.01"])
+    assert "Stopped after step 2 of" in stopped.stderr
+    assert tiny.finish(tiny.command(None, three)).returncode == 0
+    assert losses(three) == pytest.approx(losses(one), rel=1e-4)
+    states = [tiny.state_of(path) for path in (one, two, three)]
+    assert states[0].keys() == states[1].keys() == states[2].keys()
+    whole, spread, resumed = (torch.cat([v.flatten().double() for v in state.values()]) for state in states)
+    assert (whole - spread).norm() < 1e-4 * whole.norm()
+    assert (whole - resumed).norm() < 1e-4 * whole.norm()
+
+
+def test_what_a_spread_model_does_not_allow(pictures: Path, tmp_path: Path) -> None:
+    words = {"parallel": "fsdp", "optim.opt": "lamb"}
+    done = tiny.finish([*TORCHRUN, *tiny.command(pictures, tmp_path / "run", accumulate=1, **words)])
+    assert done.returncode != 0
+    assert "parallel=fsdp needs an optimiser and a clipping that see one weight at a time" in done.stderr
+    assert "got lamb" in done.stderr
+
+
 def test_a_process_that_dies_is_noticed_and_the_run_goes_on(pictures: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert tiny.finish([*TORCHRUN, *tiny.command(pictures, whole, accumulate=1)]).returncode == 0

@@ -70,6 +70,10 @@ class Data:
     on_lost: Literal["stop", "exclude"] = "stop"
     """What to do when an image vanishes or breaks while training: stop, or go on without it and say so."""
 
+    draft: bool = True
+    """Decode large JPEGs for training at a half, a quarter or an eighth of their size while both sides keep twice the
+    model's input: several times as fast for a phone's photos; images of ImageNet's size are decoded whole."""
+
 
 @dataclass(frozen=True)
 class Augment:
@@ -287,6 +291,10 @@ class Recipe:
 
     grad_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, a third more time."""
+
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes: ddp keeps the whole model in each; fsdp spreads weights, gradients and moments over them
+    (FSDP2), for models that do not fit otherwise. One process has nothing to spread."""
 
     sync_bn: bool = False
     """With several processes: BatchNorm takes its statistics over all of them. One process has nothing to share."""

@@ -30,6 +30,7 @@ from weft.train.runtime import Runtime
 from weft.version import __version__
 
 OnLost = Literal["stop", "exclude"]
+DRAFTED = 2  # a JPEG may be decoded smaller for training while its sides keep this many times the input size
 RECORDED = ("torch", "torchvision", "timm", "numpy", "pillow")
 
 
@@ -125,7 +126,8 @@ def training_images(recipe: Recipe, source: Source, model: nn.Module) -> ImageDa
         crop_pct=cfg["crop_pct"],
         crop_mode=cfg["crop_mode"],
     )
-    return ImageDataset(source, transform, recipe.seed, on_lost=recipe.data.on_lost)
+    at_least = DRAFTED * max(size) if recipe.data.draft else None
+    return ImageDataset(source, transform, recipe.seed, at_least=at_least, on_lost=recipe.data.on_lost)
 
 
 def training_batches(recipe: Recipe, dataset: ImageDataset, model: nn.Module, runtime: Runtime) -> ImageLoader:

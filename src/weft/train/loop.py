@@ -14,6 +14,7 @@ from timm.optim import create_optimizer_v2
 from timm.utils import ModelEmaV3
 from timm.utils.clip_grad import dispatch_clip_grad
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from weft.data import mix_seed
 from weft.data.dataset import LOST
@@ -23,6 +24,7 @@ from weft.recipes import Recipe
 from weft.train.objective import Mixing, Objective, mean_logits
 from weft.train.runtime import Runtime
 from weft.train.schedule import lr_at
+from weft.train.sharded import Shards, gathered
 
 STEP = -1  # stands where a sample has its index, so that steps and samples draw from different streams
 
@@ -137,9 +139,12 @@ class Learner:
         self.step, self.skipped = 0, 0
         self.rate: Callable[[int], float] = lambda step: lr_at(recipe, step, steps_per_epoch, steps)
         _freeze(model, recipe)
-        self.optimizer = _optimizer(model, recipe)
         self.ema = ModelEmaV3(model, decay=recipe.optim.ema_decay, use_warmup=True) if recipe.optim.ema_decay else None
-        self.wrapped = runtime.wrap(model)
+        is_sharded = recipe.parallel == "fsdp" and runtime.world > 1
+        self.shards = Shards(model, recipe, runtime, self.ema is not None) if is_sharded else None
+        self.trained = model if self.shards is None else self.shards.network
+        self.optimizer = _optimizer(self.trained, recipe)
+        self.wrapped = runtime.wrap(model) if self.shards is None else self.shards.network
         if recipe.compile:
             self.wrapped = cast(nn.Module, torch.compile(self.wrapped))
         self.mixing = Mixing(recipe, num_classes)
@@ -156,11 +161,21 @@ class Learner:
 
     def begin(self) -> None:
         """Puts the model into the mode in which this recipe trains."""
-        self.model.train(self.recipe.train_mode == "train")
+        self.trained.train(self.recipe.train_mode == "train")
         if self.recipe.optim.freeze == "backbone":
-            self.model.eval()
-            for head in _heads(self.model):
+            self.trained.eval()
+            for head in _heads(self.trained):
                 head.train()
+
+    def gather(self) -> None:
+        """Brings `model` and `best_guess` up to date where they are spread over the processes, which all come here."""
+        if self.shards is not None:
+            self.shards.gather(self.model, None if self.ema is None else self.ema.module)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Of the optimiser, whole; for that, too, all processes come here."""
+        state = self.optimizer.state_dict()
+        return state if self.shards is None else gathered(state)
 
     def learn(self, parts: Sequence[Batch], keys: Sequence[Sequence[Key]] = ()) -> StepResult:
         """One step.
@@ -172,12 +187,14 @@ class Learner:
         Returns:
             What the step came to, before it moved the weights; whether it did.
         """
-        before = [buffer.clone() for buffer in self.model.buffers()] if self.recipe.skip_nonfinite else []
+        before = [buffer.clone() for buffer in self.trained.buffers()] if self.recipe.skip_nonfinite else []
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, hits, count = 0.0, 0.0, 0
         for number, (images, labels) in enumerate(parts):
             torch.manual_seed(self._seed(number, len(parts)))  # for drop-path and dropout
             is_last = number == len(parts) - 1
+            if self.shards is not None:
+                self.shards.hold_gradients(until_last=not is_last)
             with contextlib.nullcontext() if is_last else self.runtime.without_sync(self.wrapped):
                 loss, right = self._forward(images, labels, keys[number] if keys else ())
                 (loss / len(parts)).backward()
@@ -192,7 +209,7 @@ class Learner:
             self._move()
         else:
             self.skipped += 1
-            for buffer, value in zip(self.model.buffers(), before, strict=False):
+            for buffer, value in zip(self.trained.buffers(), before, strict=False):
                 buffer.copy_(value)  # BatchNorm has seen what is not finite
         self.step += 1
         return result._replace(is_skipped=not is_finite)
@@ -213,9 +230,10 @@ class Learner:
     def _clipped_norm(self) -> float:
         """Clips the gradient, and tells its norm from before."""
         optim = self.recipe.optim
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        parameters = [parameter for parameter in self.trained.parameters() if parameter.grad is not None]
         limit = optim.clip_grad if optim.clip_mode == "norm" and optim.clip_grad else math.inf
-        norm = float(nn.utils.clip_grad_norm_(parameters, limit))
+        total = nn.utils.clip_grad_norm_(parameters, limit)
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
         if optim.clip_grad and optim.clip_mode != "norm":
             dispatch_clip_grad(parameters, optim.clip_grad, mode=optim.clip_mode)
         return norm
@@ -225,7 +243,9 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.optimizer.step()
-        if self.ema is not None:
+        if self.ema is not None and self.shards is not None:
+            self.shards.update_average(self.ema.get_decay(self.step + 1))
+        elif self.ema is not None:
             self.ema.update(self.model, step=self.step + 1)
 
 

@@ -156,6 +156,7 @@ class Session:
         self.train_batches.start_at(self.epoch, first)
         train_epoch(self.learner, self._steps(first), self.meter, self._after_step)
         self.epoch += 1
+        self.learner.gather()
         result = None
         if self._is_measured_after(self.epoch):
             self.runtime.share_buffers(self.learner.best_guess)
@@ -287,11 +288,12 @@ class Session:
     def _save(self) -> None:
         """Writes the state of this step."""
         self._saved_at = time.monotonic()
+        self.learner.gather()
+        tensors, facts = learner_state(self.learner)
         if not self.runtime.is_main:
             return
         if self._log is not None:
             self._log.flush()
-        tensors, facts = learner_state(self.learner)
         facts |= {
             "epoch": self.epoch,
             "meter": self.meter.as_dict(),
@@ -330,11 +332,11 @@ class Session:
 
 
 def learner_state(learner: Learner) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All that training has changed: tensors, and plain values."""
+    """All that training has changed: tensors, and plain values. Asked of all processes at once, after a `gather`."""
     tensors = {f"model.{name}": tensor for name, tensor in learner.model.state_dict().items()}
     if learner.ema is not None:
         tensors |= {f"ema.{name}": tensor for name, tensor in learner.ema.module.state_dict().items()}
-    optimizer = learner.optimizer.state_dict()
+    optimizer = learner.optimizer_state()
     plain: dict[str, Any] = {}
     for number, moments in optimizer["state"].items():
         for name, value in moments.items():
@@ -357,6 +359,8 @@ def restore_learner(learner: Learner, state: State) -> None:
         learner.model.load_state_dict(parts["model"])
         if learner.ema is not None:
             learner.ema.module.load_state_dict(parts["ema"])
+        if learner.shards is not None:
+            learner.shards.spread(learner.model, None if learner.ema is None else learner.ema.module)
         _restore_optimizer(learner, parts["optimizer"], state.facts)
     except (RuntimeError, KeyError, ValueError) as error:
         detail = str(error).splitlines()[-1].strip()
@@ -371,5 +375,11 @@ def _restore_optimizer(learner: Learner, tensors: dict[str, Tensor], facts: dict
     for name, value in {**tensors, **plain}.items():
         number, _, moment = name.partition(".")
         moments.setdefault(int(number), {})[moment] = value
+    if learner.shards is not None:
+        weights = [weight for group in learner.optimizer.param_groups for weight in group["params"]]
+        for number, entry in moments.items():
+            for name, value in entry.items():
+                if isinstance(value, Tensor):
+                    entry[name] = learner.shards.part_of(value, weights[number])
     groups = [group | more for group, more in zip(own["param_groups"], facts["groups"], strict=True)]
     learner.optimizer.load_state_dict({"state": moments, "param_groups": groups})

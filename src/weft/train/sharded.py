@@ -1,0 +1,120 @@
+"""A model spread over the processes: each keeps a part of every weight, gradient, moment and average (FSDP2).
+
+torch's fully_shard gathers the weights of one block at a time while it computes. Accelerate would take another way on
+machines without a GPU without saying so, so torch is asked here. One whole copy of the weights stays in every process:
+it is what is evaluated and saved, and it is brought up to date only for that.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from weft.errors import UsageError
+from weft.recipes import Recipe
+from weft.train.runtime import Runtime
+
+OPTIMIZERS = ("adamw", "sgd")  # those that see one weight at a time, and so do not mind seeing a part of it
+
+
+class Shards:
+    """The spread twin of a model.
+
+    Args:
+        model: whole; the same in all processes.
+        recipe: what is to be done with it.
+        runtime: of at least two processes.
+        is_averaged: keep an average of the weights, too.
+
+    Attributes:
+        network: what training calls and the optimiser moves.
+
+    Raises:
+        UsageError: the recipe asks for what parts of weights do not allow.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe, runtime: Runtime, is_averaged: bool) -> None:
+        if recipe.optim.opt not in OPTIMIZERS or recipe.optim.clip_mode == "agc" or recipe.compile:
+            raise UsageError(
+                "parallel=fsdp needs an optimiser and a clipping that see one weight at a time, and no compilation: "
+                f"optim.opt {' or '.join(OPTIMIZERS)}, optim.clip_mode norm or value, compile=false; got "
+                f"{recipe.optim.opt}, {recipe.optim.clip_mode} and {str(recipe.compile).lower()}. Or set parallel=ddp."
+            )
+        self.network = copy.deepcopy(model)
+        self.mesh = init_device_mesh(runtime.device.type, (runtime.world,))
+        for module in self.network.modules():
+            if type(module).__name__ == "Block":  # as all of ours and timm's ViTs call it
+                fully_shard(module, mesh=self.mesh)
+        fully_shard(self.network, mesh=self.mesh)
+        self.average = {name: _part(value).clone() for name, value in self._state().items()} if is_averaged else {}
+
+    def hold_gradients(self, until_last: bool) -> None:
+        """Whether the gradients of the next backward pass stay where they are, to be added up later."""
+        cast(FSDPModule, self.network).set_requires_gradient_sync(not until_last)
+
+    def update_average(self, decay: float) -> None:
+        """average * decay + weights * (1 - decay), each process its part; integers are copied."""
+        for name, value in self._state().items():
+            if value.is_floating_point():
+                self.average[name].lerp_(_part(value), 1 - decay)
+            else:
+                self.average[name].copy_(_part(value))
+
+    def gather(self, model: nn.Module, average: nn.Module | None) -> None:
+        """Brings whole copies up to date. All processes must come here together."""
+        whole = model.state_dict()
+        averaged = average.state_dict() if average is not None else {}
+        for name, value in self._state().items():
+            whole[name].copy_(_whole(value))
+            if average is not None:
+                part = self.average[name]
+                averaged[name].copy_(_whole(_like(part, value) if isinstance(value, DTensor) else part))
+
+    def spread(self, model: nn.Module, average: nn.Module | None) -> None:
+        """The other way: parts of whole copies."""
+        whole = model.state_dict()
+        averaged = average.state_dict() if average is not None else {}
+        with torch.no_grad():
+            for name, value in self._state().items():
+                value.copy_(self.part_of(whole[name], value))
+                if average is not None:
+                    self.average[name].copy_(_part(self.part_of(averaged[name], value)))
+
+    def part_of(self, whole: Tensor, like: Tensor) -> Tensor:
+        """This process's part of a tensor, cut as another is."""
+        if not isinstance(like, DTensor) or whole.shape != like.shape:
+            return whole  # a counter of steps, a buffer
+        # src_data_rank None: every process cuts its own copy, and nothing is sent
+        return distribute_tensor(whole.to(like.device), self.mesh, like.placements, src_data_rank=None)
+
+    def _state(self) -> dict[str, Any]:
+        return self.network.state_dict()
+
+
+def gathered(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's state with whole moments. All processes must come here together."""
+    moments = {  # sorted: a state that was read may stand in another order in another process
+        number: {name: _whole(value) for name, value in sorted(entry.items())}
+        for number, entry in sorted(state["state"].items())
+    }
+    return state | {"state": moments}
+
+
+def _like(part: Tensor, value: DTensor) -> DTensor:
+    return DTensor.from_local(
+        part, value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
+    )
+
+
+def _part(value: Tensor) -> Tensor:
+    return value.to_local().detach() if isinstance(value, DTensor) else value.detach()
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value

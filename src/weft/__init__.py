@@ -13,12 +13,18 @@ from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.checkpoints import load_checkpoint as load_checkpoint
+    from weft.deploy import fold as fold
     from weft.hub import create_model as create_model
     from weft.models import list_models as list_models
 
-_HOMES = {"create_model": "weft.hub", "list_models": "weft.models", "load_checkpoint": "weft.checkpoints"}
+_HOMES = {
+    "create_model": "weft.hub",
+    "fold": "weft.deploy",
+    "list_models": "weft.models",
+    "load_checkpoint": "weft.checkpoints",
+}
 
-__all__ = ["__version__", "create_model", "list_models", "load_checkpoint"]
+__all__ = ["__version__", "create_model", "fold", "list_models", "load_checkpoint"]
 
 
 def __getattr__(name: str) -> Any:

@@ -52,6 +52,10 @@ def save_model_dir(
         UsageError: `path` is taken, or the names do not fit the classes.
         StorageError: the disk did not take it.
     """
+    if getattr(model, "is_folded", False):
+        raise UsageError(
+            f"{path} must get a model as it was trained; a folded one is for answering. Save the original."
+        )
     path = Path(path)
     names = _checked_names(label_names, getattr(model, "num_classes", None))
     _check_place(path, force)

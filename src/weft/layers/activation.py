@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from jaxtyping import Float
 from timm.layers import Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from weft.layers.norm import with_weights
 
 QUICK = 1.702
 
@@ -37,3 +41,12 @@ class QuickMlp(Mlp):
         bias = None if self.fc1.bias is None else self.fc1.bias * QUICK
         hidden = F.silu(F.linear(x, self.fc1.weight * QUICK, bias))
         return self.drop2(F.linear(self.drop1(hidden), self.fc2.weight / QUICK, self.fc2.bias))
+
+    def folded(self) -> nn.Module:
+        """A plain MLP with SiLU, the factors in its weights for good."""
+        mlp = Mlp(1, 1, act_layer=nn.SiLU)
+        bias = None if self.fc1.bias is None else self.fc1.bias.double() * QUICK
+        fc1, fc2 = cast("nn.Linear", self.fc1), cast("nn.Linear", self.fc2)  # timm's can be convolutions, too
+        mlp.fc1 = with_weights(fc1, fc1.weight.double() * QUICK, bias)
+        mlp.fc2 = with_weights(fc2, fc2.weight.double() / QUICK, fc2.bias)
+        return mlp

@@ -26,7 +26,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     197 tokens in three heads (2 cores, AVX-512), so these are taken as long as the scores are small.
     """
     if _products_are_faster(q, k):
-        return torch.matmul(torch.matmul(q * scale, k.transpose(-2, -1)).softmax(dim=-1), v)
+        q = q if scale == 1.0 else q * scale  # a folded network has it in its weights
+        return torch.matmul(torch.matmul(q, k.transpose(-2, -1)).softmax(dim=-1), v)
     return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
 

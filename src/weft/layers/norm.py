@@ -1,9 +1,61 @@
-"""BatchNorm joined to the linear map next to it, under timm's parameter names."""
+"""BatchNorm joined to the linear map next to it, under timm's parameter names, and how it is merged into that map.
+
+In evaluation BatchNorm is a factor and a term per channel, so it can be part of the weights before or behind it.
+Modules that can do without it have a method `folded`, which gives what stands in their place (see weft.deploy.fold).
+"""
 
 from __future__ import annotations
 
+import copy
+from typing import TypeVar
+
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Map = TypeVar("Map", nn.Linear, nn.Conv2d)
+
+
+def absorb(linear: Map, norm: nn.Module) -> Map:
+    """The linear map or convolution with the evaluation of the BatchNorm behind it in its weights; always with bias.
+
+    Returned as it is where `norm` is none (Identity).
+    """
+    if isinstance(norm, nn.Identity):
+        return linear
+    factor, term = affine_of(norm)
+    weight = linear.weight.double() * factor.reshape(-1, *[1] * (linear.weight.ndim - 1))
+    bias = term if linear.bias is None else linear.bias.double() * factor + term
+    return with_weights(linear, weight, bias)
+
+
+def affine_of(norm: nn.Module) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+    """What a BatchNorm does in evaluation, as factor and term of each channel, in float64."""
+    assert isinstance(norm, _BatchNorm), type(norm)
+    assert norm.running_mean is not None, "no statistics to fold"
+    assert norm.running_var is not None, "no statistics to fold"
+    factor = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        factor = factor * norm.weight.double()
+    term = -norm.running_mean.double() * factor
+    return factor, term if norm.bias is None else term + norm.bias.double()
+
+
+def with_weights(linear: Map, weight: Tensor, bias: Tensor | None) -> Map:
+    """A copy with other weights, cast to its dtype."""
+    other = copy.copy(linear)
+    other._parameters = dict(linear._parameters)
+    other.weight = nn.Parameter(weight.detach().to(linear.weight.dtype), requires_grad=False)
+    cast_bias = None if bias is None else nn.Parameter(bias.detach().to(linear.weight.dtype), requires_grad=False)
+    other.register_parameter("bias", cast_bias)
+    return other
+
+
+def scaled_rows(linear: nn.Linear, factor: Float[Tensor, " rows"]) -> nn.Linear:
+    """A linear layer whose outputs are multiplied by `factor`."""
+    factor = factor.double().to(linear.weight.device)
+    bias = None if linear.bias is None else linear.bias.double() * factor
+    return with_weights(linear, linear.weight.double() * factor[:, None], bias)
 
 
 class ConvNorm(nn.Module):
@@ -16,6 +68,10 @@ class ConvNorm(nn.Module):
 
     def forward(self, fmap: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h2 w2"]:
         return self.bn(self.linear(fmap))
+
+    def folded(self) -> nn.Module:
+        """The convolution alone."""
+        return absorb(self.linear, self.bn)
 
 
 class LinearNorm(nn.Module):
@@ -37,6 +93,10 @@ class LinearNorm(nn.Module):
         tokens = self.linear(tokens)
         return self.bn(tokens.flatten(0, 1)).reshape_as(tokens)
 
+    def folded(self) -> nn.Module:
+        """The linear layer alone."""
+        return absorb(self.linear, self.bn)
+
 
 class NormLinear(nn.Module):
     """BatchNorm, then a linear layer with bias: a head."""
@@ -50,3 +110,9 @@ class NormLinear(nn.Module):
 
     def forward(self, features: Float[Tensor, "b c"]) -> Float[Tensor, "b d"]:
         return self.linear(self.bn(features))
+
+    def folded(self) -> nn.Module:
+        """The linear layer alone: here BatchNorm comes first, so its term goes through the weights."""
+        factor, term = affine_of(self.bn)
+        weight = self.linear.weight.double()
+        return with_weights(self.linear, weight * factor, self.linear.bias.double() + weight @ term)

@@ -18,7 +18,7 @@ Everything off (`stem_convs=(), leff_kernel=0, lca=False`) is DeiT, under timm's
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.attention import attend
+from weft.layers.norm import absorb, scaled_rows
 from weft.layers.position import guess_grid, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
 from weft.models.base import Backbone, check_heads
@@ -100,13 +101,22 @@ class ImageToTokens(nn.Module):
             fmap = conv(fmap)
         return to_tokens(self.proj(self.pool(self.norm(fmap))))
 
+    def folded(self) -> nn.Module:
+        """BatchNorm in the last convolution."""
+        if len(self.convs):
+            last = self.convs[len(self.convs) - 1]
+            assert isinstance(last, nn.Conv2d)
+            self.convs[len(self.convs) - 1] = absorb(last, self.norm)
+        self.norm = nn.Identity()
+        return self
+
 
 class Attention(nn.Module):
     """Multi-head self-attention, as in ViT."""
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool, drop_rate: float) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(drop_rate)
@@ -114,7 +124,15 @@ class Attention(nn.Module):
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
         q, k, v = self.qkv(tokens).chunk(3, dim=-1)
         q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
-        return self.proj_drop(self.proj(join_heads(attend(q, k, v, self.head_dim**-0.5))))
+        return self.proj_drop(self.proj(join_heads(attend(q, k, v, self.scale))))
+
+    def of_class_token(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b 1 c"]:
+        """The first row of the result alone."""
+        return _attend_alone(self, tokens[:, :1], tokens)
+
+    def folded(self) -> nn.Module:
+        """The scale of the scores in the weights of the queries."""
+        return _with_scale_in_queries(self)
 
 
 class LeFF(nn.Module):
@@ -156,6 +174,13 @@ class LeFF(nn.Module):
         cls_token = cls_token if self.pass_cls else torch.zeros_like(cls_token)
         return torch.cat([cls_token, to_tokens(patches)], dim=1)
 
+    def folded(self) -> nn.Module:
+        """Each BatchNorm in the linear map in front of it."""
+        self.fc1, self.norm1 = absorb(self.fc1, self.norm1), nn.Identity()
+        self.dwconv, self.norm2 = absorb(self.dwconv, self.norm2), nn.Identity()
+        self.fc2, self.norm3 = absorb(self.fc2, self.norm3), nn.Identity()
+        return self
+
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x)); the feed-forward is LeFF, or a plain MLP without one."""
@@ -174,24 +199,30 @@ class Block(nn.Module):
         normed = self.norm2(tokens)
         return tokens + self.drop_path(self.mlp(normed, grid) if self.is_local else self.mlp(normed))
 
+    def class_token(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b 1 c"]:
+        """The first row of the result alone, in evaluation; LeFF's convolution never sees it."""
+        assert isinstance(self.attn, Attention)
+        cls_token = tokens[:, :1] + self.attn.of_class_token(self.norm1(tokens))
+        if isinstance(self.mlp, LeFF):
+            return cls_token + self.norm2(cls_token) if self.mlp.pass_cls else cls_token
+        return cls_token + self.mlp(self.norm2(cls_token))
+
 
 class LastTokenAttention(nn.Module):
     """Attention of the last token to all; one fused matrix, of which queries use only their rows for that token."""
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
         super().__init__()
-        self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
+        self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, tokens: Float[Tensor, "b l c"]) -> Float[Tensor, "b 1 c"]:
-        rows = [self.dim, 2 * self.dim]
-        q_weight, kv_weight = self.qkv.weight.split(rows)
-        q_bias, kv_bias = (None, None) if self.qkv.bias is None else self.qkv.bias.split(rows)
-        q = F.linear(tokens[:, -1:], q_weight, q_bias)
-        k, v = F.linear(tokens, kv_weight, kv_bias).chunk(2, dim=-1)
-        q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
-        return self.proj(join_heads(attend(q, k, v, self.head_dim**-0.5)))
+        return _attend_alone(self, tokens[:, -1:], tokens)
+
+    def folded(self) -> nn.Module:
+        """The scale of the scores in the weights of the queries."""
+        return _with_scale_in_queries(self)
 
 
 class LayerwiseClassAttention(nn.Module):
@@ -346,12 +377,31 @@ class CeiT(Backbone):
             )
         return grid
 
-    def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        if not self.is_lean or self.global_pool != "token":
+            return super().forward(x)
+        tokens, cls_tokens = self.embed(x), []
+        for block in self.blocks[:-1]:
+            tokens = block(tokens, self.grid)
+            cls_tokens.append(tokens[:, :1])
+        cls_tokens.append(cast("Block", self.blocks[-1]).class_token(tokens))
+        cls_token = cls_tokens[-1] if self.lca is None else self.lca(torch.cat(cls_tokens, dim=1))
+        return self.forward_head(self.norm(cls_token))
+
+    def folded(self) -> nn.Module:
+        """From now on only what the answer needs."""
+        self.is_lean = True
+        return self
+
+    def embed(self, image: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
+        """Tokens in front of the blocks, the class token first."""
         self.check_image_size(image)
         patches = self.patch_embed(image)
         tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
-        tokens = self.pos_drop(tokens + self.pos_embed)
-        taps = []
+        return self.pos_drop(tokens + self.pos_embed)
+
+    def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
+        tokens, taps = self.embed(image), []
         for block in self.blocks[:levels]:
             tokens = self.run_block(block, tokens, self.grid)
             taps.append(tokens)
@@ -404,6 +454,26 @@ class CeiT(Backbone):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         tail = (r"^(?:lca|norm|head)\.", (99999,))
         return dict(stem=r"^(?:cls_token|pos_embed|patch_embed)", blocks=[(r"^blocks\.(\d+)", None), tail])
+
+
+def _attend_alone(
+    attn: Attention | LastTokenAttention, token: Float[Tensor, "b 1 c"], tokens: Float[Tensor, "b n c"]
+) -> Float[Tensor, "b 1 c"]:
+    """Attention of one token to all."""
+    rows = [tokens.shape[-1], 2 * tokens.shape[-1]]
+    q_weight, kv_weight = attn.qkv.weight.split(rows)
+    q_bias, kv_bias = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split(rows)
+    q = F.linear(token, q_weight, q_bias)
+    k, v = F.linear(tokens, kv_weight, kv_bias).chunk(2, dim=-1)
+    q, k, v = (split_heads(part, attn.num_heads) for part in (q, k, v))
+    return attn.proj(join_heads(attend(q, k, v, attn.scale)))
+
+
+def _with_scale_in_queries(attn: Attention | LastTokenAttention) -> nn.Module:
+    dim = attn.qkv.in_features
+    attn.qkv = scaled_rows(attn.qkv, torch.tensor([attn.scale] * dim + [1.0] * (2 * dim), dtype=torch.float64))
+    attn.scale = 1.0
+    return attn
 
 
 def _side(value: int | tuple[int, ...]) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
+from weft.layers.norm import absorb
 from weft.layers.position import guess_grid, resize_embedding
 from weft.layers.tokens import to_map, to_tokens
 from weft.models.base import Backbone
@@ -143,6 +144,18 @@ class Grafted(Backbone):
         if pre_logits or self.num_classes == 0:
             return (cls_token + dist_token) / 2
         return self.join_answers(self.head(cls_token), self.head_dist(dist_token))
+
+    def folded(self) -> nn.Module:
+        """Each BatchNorm of ResNet in the convolution in front of it. The two heads see two tokens, and stay."""
+        for module in [self.stem, *self.stages.modules()]:
+            parts = dict(module.named_children())
+            pairs = [("0", "1"), *((f"conv{i}", f"bn{i}") for i in (1, 2, 3))]
+            for conv, norm in pairs:
+                if isinstance(parts.get(norm), nn.BatchNorm2d):
+                    module._modules[conv] = absorb(cast("nn.Conv2d", parts[conv]), parts[norm])
+                    module._modules[norm] = nn.Identity()
+        self.distilled_training = False
+        return self
 
     def _grid_of(self, img_size: Grid) -> Grid:
         if self.num_stages == 0:

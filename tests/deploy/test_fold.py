@@ -1,0 +1,130 @@
+"""A folded network gives the same answers, in every variant and with every switch, and holds no BatchNorm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+import weft
+from tests.helpers import NANO, images, lively
+from weft.checkpoints import save_model_dir
+from weft.errors import UsageError
+
+SWITCHES: list[tuple[str, dict[str, Any]]] = [
+    *[(name, {}) for name in NANO],
+    ("ceit_nano_32", dict(img_size=(40, 36))),
+    ("ceit_nano_32", dict(stem_convs=(), leff_kernel=0, lca=False)),
+    ("ceit_nano_32", dict(stem_norm=False, stem_bias=True)),
+    ("ceit_nano_32", dict(stem_convs=((3, 1), (3, 2)), stem_pool=False)),
+    ("ceit_nano_32", dict(leff_norm=False)),
+    ("ceit_nano_32", dict(leff_bias=False, leff_kernel=5, leff_final_act=True, leff_pass_cls=False)),
+    ("ceit_nano_32", dict(qkv_bias=False, lca_num_heads=2, lca_embed=False)),
+    ("ceit_nano_32", dict(global_pool="avg", drop_rate=0.2, drop_path_rate=0.2)),
+    ("ceit_nano_32", dict(num_classes=0)),
+    ("cvt_nano_32", dict(img_size=(40, 36))),
+    ("cvt_nano_32", dict(conv_proj=False)),
+    ("cvt_nano_32", dict(shared_kv=True, kv_stride=1)),
+    ("cvt_nano_32", dict(qkv_bias=False, scale_by="head_dim", act_layer="gelu")),
+    ("cvt_nano_32", dict(pos_embed=(True, False, False), global_pool="avg")),
+    ("levit_nano_32", dict(img_size=(48, 36))),
+    ("levit_nano_32", dict(norm="layer")),
+    ("levit_nano_32", dict(mlp_norm=False)),
+    ("levit_nano_32", dict(head_norm=False)),
+    ("levit_nano_32", dict(distilled=False)),
+    ("levit_nano_32", dict(distilled=False, head_norm=False, num_classes=0)),
+    ("levit_nano_32", dict(attn_bias=False, pos_embed=True)),
+    ("levit_nano_32", dict(stem="bare")),
+    ("levit_nano_32", dict(act_layer="gelu", attn_act_layer="identity")),
+    ("levit_nano_32", dict(num_classes=0)),
+]
+VARIANTS = [name for name in weft.list_models() if "base" not in name and "w24" not in name and "384" not in name]
+
+
+def check(model: nn.Module) -> nn.Module:
+    model = model.double()
+    folded = weft.fold(model)
+    batch = images(model, 3).double()
+    with torch.no_grad():
+        expected, answer = model(batch), folded(batch)
+    assert expected.std() > 1e-3
+    assert (answer - expected).abs().max() < 1e-10
+    assert not [module for module in folded.modules() if isinstance(module, _BatchNorm)]
+    return folded
+
+
+@pytest.mark.parametrize(("name", "switches"), SWITCHES, ids=str)
+def test_every_switch(name, switches):
+    check(lively(name, **switches))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant(name):
+    check(lively(name))
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_a_batchnorm_that_is_left_out_shows(name):
+    """The control: with one running mean moved after folding, the answers differ, by far more than is allowed."""
+    model = lively(name).double()
+    folded = weft.fold(model)
+    norm = next(module for module in model.modules() if isinstance(module, _BatchNorm))
+    norm.running_mean += 0.1
+    batch = images(model).double()
+    assert (model(batch) - folded(batch)).abs().max() > 1e-8
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_the_original_stays_as_it_is(name):
+    model = lively(name, drop_path_rate=0.1).train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    weft.fold(model)
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_nothing_to_remember(name):
+    """Training mode, another dtype and back, a copy by state dict: the same network."""
+    model = lively(name, drop_rate=0.3, drop_path_rate=0.3)
+    folded = weft.fold(model)
+    batch = images(model)
+    expected = folded(batch)
+    assert torch.equal(folded.train()(batch), expected)
+    other = weft.fold(lively(name, drop_rate=0.3).apply(_scramble))
+    other.load_state_dict(folded.state_dict())
+    assert torch.equal(other(batch), expected)
+    assert (folded.to(torch.bfloat16)(batch.bfloat16()).float() - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def _scramble(module: nn.Module) -> None:
+    for parameter in module.parameters(recurse=False):
+        nn.init.normal_(parameter)
+
+
+def test_two_heads_are_one():
+    model = lively("levit_nano_32", num_classes=7)
+    folded = weft.fold(model)
+    assert isinstance(folded.head, nn.Linear)
+    assert folded.head_dist is None
+    assert sum(parameter.numel() for parameter in folded.parameters()) < sum(p.numel() for p in model.parameters())
+
+
+def test_what_cannot_be_done_says_so(tmp_path: Path):
+    folded = weft.fold(lively("levit_nano_32"))
+    with pytest.raises(UsageError, match=r"can be folded once; this one has been\."):
+        weft.fold(folded)
+    with pytest.raises(UsageError, match=r"A folded network must keep its size"):
+        folded.set_input_size(64)
+    with pytest.raises(UsageError, match=r"a folded one is for answering\. Save the original\."):
+        save_model_dir(folded, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    with pytest.raises(UsageError, match=r"Sequential keeps 1, the first 1\."):
+        weft.fold(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))

@@ -13,18 +13,20 @@ from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.checkpoints import load_checkpoint as load_checkpoint
+    from weft.deploy import export as export
     from weft.deploy import fold as fold
     from weft.hub import create_model as create_model
     from weft.models import list_models as list_models
 
 _HOMES = {
     "create_model": "weft.hub",
+    "export": "weft.deploy",
     "fold": "weft.deploy",
     "list_models": "weft.models",
     "load_checkpoint": "weft.checkpoints",
 }
 
-__all__ = ["__version__", "create_model", "fold", "list_models", "load_checkpoint"]
+__all__ = ["__version__", "create_model", "export", "fold", "list_models", "load_checkpoint"]
 
 
 def __getattr__(name: str) -> Any:

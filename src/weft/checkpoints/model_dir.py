@@ -6,12 +6,13 @@ config.json         architecture, constructor values, classes, preprocessing, th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +58,34 @@ def save_model_dir(
             f"{path} must get a model as it was trained; a folded one is for answering. Save the original."
         )
     path = Path(path)
-    names = _checked_names(label_names, getattr(model, "num_classes", None))
-    _check_place(path, force)
+    with new_directory(path, (WEIGHTS, CONFIG), force=force) as beside:
+        weights = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+        _write(beside / WEIGHTS, weights)
+        config = describe(model, beside, label_names, {"weights_sha256": hashlib.sha256(weights).hexdigest()})
+        _check_rebuilds(model, config)
+        _write(beside / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    return path
+
+
+@contextlib.contextmanager
+def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterator[Path]:
+    """A directory to fill, which takes its place when all went well, and is gone when something did not.
+
+    Args:
+        path: its place.
+        contents: names that a directory in that place may hold if it is to be replaced.
+        force: take the place of one that is there.
+
+    Raises:
+        UsageError: `path` is taken.
+        StorageError: the disk did not take it.
+    """
+    _check_place(path, contents, force)
     beside, before = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("part", "old"))
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        weights = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
-        _write(beside / WEIGHTS, weights)
-        extra = {"label_names": names} if names else {}
-        config = _config(model, beside, {**extra, "weights_sha256": hashlib.sha256(weights).hexdigest()})
-        _check_rebuilds(model, config)
-        _write(beside / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+        yield beside
         _swap(beside, path, before)
     except OSError as err:
         raise StorageError(
@@ -76,10 +93,9 @@ def save_model_dir(
         ) from err
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return path
 
 
-def _check_place(path: Path, force: bool) -> None:
+def _check_place(path: Path, contents: Sequence[str], force: bool) -> None:
     """`path` is free, or holds a model directory and nothing else that could be lost."""
     if not path.exists():
         return
@@ -87,7 +103,7 @@ def _check_place(path: Path, force: bool) -> None:
         raise UsageError(f"A model directory must be new; {path} is there already. Pass force=True or another path.")
     if not path.is_dir():
         raise UsageError(f"force replaces a model directory and nothing else; {path} is a file.")
-    foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in (WEIGHTS, CONFIG))
+    foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in contents)
     if foreign:
         raise UsageError(f"force replaces a model directory and nothing else; {path} also holds {foreign[0]!r}.")
 
@@ -126,7 +142,12 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
         CheckpointError: something is missing, damaged, or names what does not exist.
     """
     path = Path(path)
-    config = _read_config(path)
+    config = read_config(path)
+    if "artefact" in config:
+        raise CheckpointError(
+            f"{path} must hold weights to go on with; it is an export for answering ({config['artefact']})."
+            " Take the run or model directory that it was made from; weft predict and evaluate take the export, too."
+        )
     name = config["architecture"].removeprefix("weft_")
     if name not in ZOO and not timm.is_model(name):
         likely = ", ".join(nearest(name, ZOO))
@@ -168,8 +189,14 @@ def _arguments(config: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _config(model: Any, folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
-    """What timm writes about a model, with the constructor values as `create_model` was given them."""
+def describe(model: Any, folder: Path, label_names: Sequence[str] | None, extra: dict[str, Any]) -> dict[str, Any]:
+    """What timm writes about a model, with the constructor values as `create_model` was given them.
+
+    Raises:
+        UsageError: the names do not fit the classes.
+    """
+    names = _checked_names(label_names, getattr(model, "num_classes", None))
+    extra = ({"label_names": names} if names else {}) | extra
     file = folder / CONFIG
     may_have_changed = ("num_classes", "in_chans", "global_pool")  # timm looks at the model itself for these
     given = {k: v for k, v in getattr(model, "model_args", {}).items() if k not in may_have_changed}
@@ -182,7 +209,7 @@ def _config(model: Any, folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """config.json, with everything in it of the kind that it must be."""
     file = path / CONFIG
     if not file.is_file():

@@ -16,6 +16,7 @@ from weft.checkpoints import load_model_dir
 from weft.data import BadImage, Sample, Source, Splits, eval_transform, open_data, open_image
 from weft.data.image import printable
 from weft.data.tree import EXTENSIONS, extension, walk
+from weft.deploy import ExportReport, export, open_model
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.recipes import Recipe, load_recipe
 from weft.train.build import evaluation_batches, preprocessing, resized
@@ -114,6 +115,47 @@ def evaluate(
     return result
 
 
+def export_run(
+    run: str | Path,
+    out: str | Path,
+    *,
+    format: str = "onnx",
+    precision: str = "fp32",
+    data: str | Path | None = None,
+    max_drop: float = 0.5,
+    limit: int | None = None,
+    force: bool = False,
+    quiet: bool = False,
+) -> ExportReport:
+    """`weft.export` for a run or model directory and for data by name.
+
+    Args:
+        run: a run directory, whose best model is taken, or a model directory.
+        out, format, precision, max_drop, limit, force: as in `weft.export`.
+        data: a folder of images, or 'digits'; split as the run split it.
+        quiet: no progress and no notes.
+
+    Raises:
+        UsageError, DataError, CheckpointError, VerificationError: as `weft.export` and `evaluate`.
+    """
+    options = _options(None, None, "cpu", None, None, None)
+    model, classes = load_model_dir(model_dir(run))
+    splits = None
+    if data is not None:
+        splits = _open_known(data, classes, model.num_classes, options, _recipe_of(Path(run)), quiet)
+    return export(
+        model,
+        out,
+        format=format,
+        precision=precision,
+        data=splits,
+        label_names=classes,
+        max_drop=max_drop,
+        limit=limit,
+        force=force,
+    )
+
+
 def predict(
     run: str | Path,
     images: str | Path | Sequence[str | Path],
@@ -172,7 +214,7 @@ def _options(batch_size: Any, img_size: Any, device: Any, precision: Any, worker
 def _opened(run: str | Path, options: Recipe) -> tuple[Any, list[str] | None, Runtime]:
     """The model of a run (timm's contract), ready to answer, with its class names if it has any."""
     runtime = Runtime.of(options.device, options.precision)
-    model, names = load_model_dir(model_dir(run))
+    model, names = open_model(model_dir(run))
     if options.img_size is not None:
         model = resized(model, options.img_size)
     return model.to(runtime.device).eval(), names, runtime

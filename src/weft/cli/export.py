@@ -1,0 +1,68 @@
+"""`weft export`: a model in, a directory that answers without it out, checked."""
+
+from __future__ import annotations
+
+import argparse
+
+from weft.cli.options import add_common, example, print_json
+from weft.errors import UsageError
+
+HELP = "write a model for ONNX Runtime or OpenVINO, and prove that it answers the same"
+
+EXAMPLE = """
+weft export runs/photos deploy/photos --format openvino --precision int8 --data photos/
+weft predict deploy/photos holiday/beach.jpg
+
+Formats: onnx (fp32), openvino (fp32, bf16, int8), torch (fp32, bf16: a .pt2, for others to load).
+int8 is calibrated on the training images of --data. What loses more than --max-drop points of top-1 on its held-out
+images is not kept, and the exit code is 7.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.usage = "weft export RUN OUT [options]"
+    parser.add_argument("run", metavar="RUN", help="a run, whose best model is taken, or a model directory")
+    parser.add_argument("out", metavar="OUT", help="the directory to write")
+    parser.add_argument("--format", default="onnx", choices=("onnx", "openvino", "torch"), help="default: onnx")
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "int8"), help="default: fp32")
+    parser.add_argument("--data", metavar="DATA", help="images with classes, to calibrate on and to compare with")
+    parser.add_argument(
+        "--max-drop", type=float, default=0.5, metavar="POINTS", help="of top-1 that may be lost (default: 0.5)"
+    )
+    add_common(parser, "--limit", "--force", "--json", "--quiet")
+    example(parser, EXAMPLE)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exports, and says how near it came."""
+    from weft.train.apply import export_run
+
+    limit = None
+    if args.limit is not None:
+        if not str(args.limit).isdigit() or int(args.limit) < 1:
+            raise UsageError(f"--limit must be a whole number of at least 1; got {args.limit}.")
+        limit = int(args.limit)
+    report = export_run(
+        args.run,
+        args.out,
+        format=args.format,
+        precision=args.precision,
+        data=args.data,
+        max_drop=args.max_drop,
+        limit=limit,
+        force=args.force,
+        quiet=args.quiet,
+    )
+    if args.json:
+        print_json(report.as_dict())
+        return 0
+    print(f"{report.out}: {report.format} {report.precision}, {report.bytes / 1e6:.1f} MB")
+    print(f"beside the model on {report.images:,} {report.compared_on}: {report.agreement:.2f} % equal top-1")
+    print(
+        f"logits differ by {report.max_difference:.2g} at most, {report.mean_difference:.2g} on average;"
+        f" the largest is {report.max_logit:.3g}"
+    )
+    if report.top1 is not None and report.top1_model is not None:
+        print(f"top-1: {report.top1:.2f} %, the model {report.top1_model:.2f} %")
+    return 0

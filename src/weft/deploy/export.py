@@ -1,0 +1,341 @@
+"""From a model to a directory that answers without weft's networks, and the proof that it answers the same.
+
+    out/config.json   as a model directory's, and what the export is
+    out/model.onnx    or model.xml and model.bin, or model.pt2
+    out/report.json   how far its answers are from the model's, on which images
+
+The network is folded first. Nothing is published that failed its check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, new_directory, read_config
+from weft.data import ImageDataset, Splits, eval_transform, make_loader
+from weft.deploy.fold import fold
+from weft.deploy.runtimes import FILES, Answer, need, run_file
+from weft.errors import UsageError, VerificationError
+from weft.version import __version__
+
+FORMATS = {"onnx": ("fp32",), "openvino": ("fp32", "bf16", "int8"), "torch": ("fp32", "bf16")}
+NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "onnx", "onnxscript"), "torch": ()}
+OPSET = 20
+REPORT = "report.json"
+CONTENTS = (CONFIG, REPORT, *(name for names in FILES.values() for name in names))
+BATCHES = (2, 1, 7)  # of the comparison; a graph that was specialised to one size fails on another
+CALIBRATION = 300  # images, NNCF's own number
+CLOSE, AGREEING = 1e-4, 99.9  # of fp32: difference of logits over the largest one; percent of equal top-1
+RANDOM_IMAGES = 60
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What came of an export.
+
+    Attributes:
+        out: the directory.
+        format, precision: of the export.
+        images: how many images were compared, and `compared_on` which.
+        max_difference, mean_difference: of logits.
+        max_logit: the largest of the model's, to judge them by.
+        agreement: percent of images with the same top-1.
+        top1, top1_model: percent right, where the images have classes.
+        bytes: size of the files.
+    """
+
+    out: str
+    format: str
+    precision: str
+    compared_on: str
+    images: int
+    max_difference: float
+    mean_difference: float
+    max_logit: float
+    agreement: float
+    top1: float | None
+    top1_model: float | None
+    bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def export(
+    model: nn.Module,
+    out: str | Path,
+    *,
+    format: str = "onnx",
+    precision: str = "fp32",
+    data: Splits | None = None,
+    label_names: Sequence[str] | None = None,
+    max_drop: float = 0.5,
+    limit: int | None = None,
+    force: bool = False,
+) -> ExportReport:
+    """Writes an export and checks it against the model.
+
+    Args:
+        model: in evaluation mode, as `weft.create_model` or `load_checkpoint` gave it; it stays as it is.
+        out: the directory to write.
+        format: `onnx` (opset 20), `openvino`, or `torch` (torch.export's .pt2, which weft itself does not load).
+        precision: `fp32`, `bf16` or `int8`; FORMATS says which format has which. int8 is made by NNCF from the training
+            images of `data`.
+        data: images with classes; the held-out ones are compared and counted. None: random images are compared.
+        label_names: one name per class.
+        max_drop: how many points of top-1 on the held-out images the export may lose, 0 to 100.
+        limit: compare at most this many images.
+        force: take the place of an export that is there.
+
+    Raises:
+        UsageError: words that do not fit, a model in training mode, something not installed, or `out` is taken.
+        VerificationError: the export's answers are not the model's; nothing is published.
+    """
+    _check(model, format, precision, data, max_drop)
+    network: Any = model
+    height_width = tuple(network.pretrained_cfg["input_size"])
+    path = Path(out)
+    with new_directory(path, CONTENTS, force=force) as beside:
+        names = FILES[format]
+        answer = _write(fold(model).cpu(), beside / names[0], format, precision, height_width, data, network)
+        artefact = {
+            "version": 1,
+            "format": format,
+            "precision": precision,
+            "input": list(height_width),
+            "batch": "any",
+            "sha256": {name: hashlib.sha256((beside / name).read_bytes()).hexdigest() for name in names},
+            "weft": __version__,
+            **({"opset": OPSET} if format == "onnx" else {}),
+        }
+        config = describe(model, beside, label_names, {"artefact": artefact})
+        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        _check_config(beside, model, label_names, data)
+        size = sum((beside / name).stat().st_size for name in names)
+        report = _compare(model, answer, path, format, precision, data, limit, height_width, size)
+        _judge(report, max_drop)
+        (beside / REPORT).write_text(json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n")
+    return report
+
+
+def _check(model: nn.Module, format: str, precision: str, data: Splits | None, max_drop: float) -> None:
+    if format not in FORMATS:
+        raise UsageError(f"format must be one of {', '.join(FORMATS)}; got {format!r}.")
+    if precision not in FORMATS[format]:
+        offered = "; ".join(f"{name}: {', '.join(words)}" for name, words in FORMATS.items())
+        raise UsageError(f"{format} has no {precision}. There are {offered}.")
+    if model.training:
+        raise UsageError("An export answers as a model does in evaluation; this one is in training mode. Call eval().")
+    if precision == "int8" and data is None:
+        raise UsageError("int8 is calibrated on images of the kind it will see; give data.")
+    if not 0 <= max_drop <= 100:
+        raise UsageError(f"max_drop is a number of points, 0 to 100; got {max_drop}.")
+    classes = getattr(model, "num_classes", None)
+    if data is not None and len(data.classes) != classes:
+        raise UsageError(f"data must have the model's {classes} classes; it has {len(data.classes)}.")
+    need(*NEEDS[format], *(("nncf",) if precision == "int8" else ()))
+
+
+def _check_config(folder: Path, model: nn.Module, label_names: Sequence[str] | None, data: Splits | None) -> None:
+    """The written file says what the model and the images are: preprocessing, and the order of classes."""
+    config, network = read_config(folder), cast(Any, model)
+    for key in PREPROCESSING:
+        want, have = (cfg.get(key) for cfg in (network.pretrained_cfg, config["pretrained_cfg"]))
+        if json.dumps(want) != json.dumps(have):
+            raise VerificationError(f"The export must prepare images as the model does; {key} is {have}, not {want}.")
+    names = config.get("label_names")
+    for who, want in (("model", label_names), ("folder of images", data.classes if data is not None else None)):
+        if names is not None and want is not None and list(want) != names:
+            first, second = next(pair for pair in zip(names, want, strict=False) if pair[0] != pair[1])
+            raise VerificationError(
+                f"The export must name the classes as the {who} does; it says {first!r} where that says {second!r}."
+                " Nothing is kept."
+            )
+
+
+def _write(
+    folded: nn.Module,
+    file: Path,
+    format: str,
+    precision: str,
+    size: tuple[int, ...],
+    data: Splits | None,
+    model: nn.Module,
+) -> Answer:
+    """The file, and what answers from it."""
+    if format == "torch":
+        return _write_torch(folded, file, precision, size)
+    onnx = file if format == "onnx" else file.with_name("between.onnx")
+    batch = torch.export.Dim("batch", min=1)
+    with _quietly():
+        program = torch.onnx.export(
+            folded,
+            (torch.zeros(2, *size),),  # two: a batch of one would be taken for a constant
+            dynamo=True,
+            dynamic_shapes=({0: batch},),
+            input_names=["images"],
+            output_names=["logits"],
+            opset_version=OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    program.save(str(onnx), external_data=False)
+    if format == "openvino":
+        openvino = importlib.import_module("openvino")
+        graph = openvino.Core().read_model(str(onnx))  # convert_model would report its use to its makers
+        onnx.unlink()
+        if precision == "int8":
+            assert data is not None
+            graph = _quantized(graph, data, model)
+        openvino.save_model(graph, str(file), compress_to_fp16=False)
+    return run_file(file, format, precision)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what exporters say about themselves: warnings, progress, a line for every constant left as it is."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+def _write_torch(folded: nn.Module, file: Path, precision: str, size: tuple[int, ...]) -> Answer:
+    example = torch.zeros(2, *size)
+    if precision == "bf16":
+        folded, example = folded.to(torch.bfloat16), example.bfloat16()
+    program = torch.export.export(folded, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    torch.export.save(program, str(file))
+    run = program.module()
+    return lambda images: run(torch.from_numpy(images).to(example.dtype)).float().numpy()
+
+
+def _quantized(graph: Any, data: Splits, model: nn.Module) -> Any:
+    """Post-training quantisation of products and convolutions by what the training images make them see."""
+    os.environ.setdefault("NNCF_CI", "1")  # it would report its use to its makers
+    nncf = importlib.import_module("nncf")
+    nncf.set_log_level(40)
+    images = [images.numpy() for images, _ in _batches(data, "train", model, 1, CALIBRATION)]
+    with _quietly():
+        return nncf.quantize(
+            graph,
+            nncf.Dataset(images),
+            model_type=nncf.ModelType.TRANSFORMER,
+            preset=nncf.QuantizationPreset.MIXED,  # activations behind HardSwish and GELU are not symmetric
+            subset_size=len(images),
+        )
+
+
+def _batches(
+    data: Splits, split: str, model: nn.Module, batch_size: int, limit: int | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images as the model's evaluation sees them, and their classes; a limited number is spread over all of them."""
+    source = getattr(data, split)
+    network: Any = model
+    dataset = ImageDataset(source, eval_transform(network.pretrained_cfg))
+    count = 0
+    for images, labels in make_loader(dataset, batch_size, shuffle=limit is not None and limit < len(source)):
+        left = len(images) if limit is None else limit - count
+        if left <= 0:
+            return
+        yield images[:left], labels[:left]
+        count += len(images[:left])
+
+
+def _compare(
+    model: nn.Module,
+    answer: Answer,
+    out: Path,
+    format: str,
+    precision: str,
+    data: Splits | None,
+    limit: int | None,
+    size: tuple[int, ...],
+    num_bytes: int,
+) -> ExportReport:
+    """The model in float32 beside the export, on the same images, in batches of several sizes."""
+    device = next(model.parameters()).device
+    theirs, ours, classes = [], [], []
+    for images, labels in _to_compare(model, data, limit, size):
+        with torch.inference_mode():
+            theirs.append(model(images.to(device)).float().cpu().numpy())
+        ours.append(np.asarray(answer(np.ascontiguousarray(images.numpy())), dtype=np.float32))
+        classes.append(labels.numpy())
+    expected, found, right = (np.concatenate(parts) for parts in (theirs, ours, classes))
+    if expected.shape != found.shape:
+        raise VerificationError(f"The export answers {found.shape} where the model answers {expected.shape}.")
+    difference = np.abs(expected - found)
+    top, top_model = found.argmax(1), expected.argmax(1)
+    is_labelled = data is not None
+    return ExportReport(
+        out=str(out),
+        format=format,
+        precision=precision,
+        compared_on="held-out images" if is_labelled else "random images",
+        images=len(expected),
+        max_difference=float(difference.max()),
+        mean_difference=float(difference.mean()),
+        max_logit=float(np.abs(expected).max()),
+        agreement=100 * float((top == top_model).mean()),
+        top1=100 * float((top == right).mean()) if is_labelled else None,
+        top1_model=100 * float((top_model == right).mean()) if is_labelled else None,
+        bytes=num_bytes,
+    )
+
+
+def _to_compare(
+    model: nn.Module, data: Splits | None, limit: int | None, size: tuple[int, ...]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    if data is None:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(RANDOM_IMAGES, *size, generator=generator)
+        chunks = iter([(images, torch.zeros(RANDOM_IMAGES, dtype=torch.int64))])
+    else:
+        chunks = _batches(data, "val", model, sum(BATCHES), limit)
+    for images, labels in chunks:
+        place = 0
+        while place < len(images):
+            for count in BATCHES:
+                if place < len(images):
+                    yield images[place : place + count], labels[place : place + count]
+                    place += count
+
+
+def _judge(report: ExportReport, max_drop: float) -> None:
+    """Raises a VerificationError where an export is not what it should be."""
+    if not np.isfinite(report.max_difference):
+        raise VerificationError(
+            f"The {report.format} export answers with numbers that are not finite. Nothing is kept."
+        )
+    relative = report.max_difference / max(report.max_logit, 1e-6)
+    if report.precision == "fp32" and (relative > CLOSE or report.agreement < AGREEING):
+        raise VerificationError(
+            f"The {report.format} export must answer as the model does, to {CLOSE:g} of the largest logit and"
+            f" {AGREEING} % equal top-1; it differs by {relative:.2g}, and {report.agreement:.2f} % are equal."
+            " Nothing is kept."
+        )
+    if report.top1 is not None and report.top1_model is not None and report.top1_model - report.top1 > max_drop:
+        raise VerificationError(
+            f"The {report.precision} export may lose {max_drop:g} points of top-1; of {report.images} held-out images"
+            f" the model has {report.top1_model:.2f} % right and it has {report.top1:.2f} %. Nothing is kept."
+            " Calibrate on more images, take bf16, or raise max_drop."
+        )

@@ -1,0 +1,156 @@
+"""What runs an export: one class for all, so that whoever has a model can have an export instead.
+
+Only formats that hold no code are opened: ONNX by ONNX Runtime, OpenVINO's own by OpenVINO. A `.pt2` is unpickled when
+it is loaded, so weft writes it and checks it, and leaves loading it to those who made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.checkpoints import load_model_dir
+from weft.checkpoints.model_dir import PREPROCESSING, read_config
+from weft.errors import CheckpointError, UsageError
+
+Answer = Callable[[np.ndarray], np.ndarray]
+FILES = {"onnx": ("model.onnx",), "openvino": ("model.xml", "model.bin"), "torch": ("model.pt2",)}
+RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
+
+
+class ExportedModel(nn.Module):
+    """An export that answers like the model it was made from: images (b c h w) in, logits (b num_classes) out.
+
+    Args:
+        answer: from an array of images to one of logits.
+        config: of the artefact's directory.
+
+    Attributes:
+        num_classes, pretrained_cfg, default_cfg: as those of the model.
+    """
+
+    def __init__(self, answer: Answer, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.answer = answer
+        self.num_classes = int(config["num_classes"])
+        cfg = {key: config["pretrained_cfg"][key] for key in PREPROCESSING if key in config["pretrained_cfg"]}
+        self.pretrained_cfg = self.default_cfg = {**cfg, "num_classes": self.num_classes}
+        self.size = tuple(config["artefact"]["input"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images on the CPU.
+
+        Raises:
+            UsageError: images of another size.
+        """
+        if tuple(x.shape[1:]) != self.size:
+            channels, height, width = self.size
+            raise UsageError(
+                f"This export takes images of {channels}x{height}x{width}; got {'x'.join(map(str, x.shape[1:]))}."
+                " Export once more for another size."
+            )
+        return torch.from_numpy(self.answer(np.ascontiguousarray(x.detach().cpu().float().numpy())))
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """An export has one size.
+
+        Raises:
+            UsageError: it is another.
+        """
+        height_width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        if height_width != self.size[1:]:
+            raise UsageError(
+                f"img_size must be that of the export, {self.size[1]}x{self.size[2]}; got {height_width[0]}x"
+                f"{height_width[1]}. Export once more for another size."
+            )
+
+
+def open_model(path: str | Path) -> tuple[Any, list[str] | None]:
+    """The model of a directory, whether of weights or an export, and the names of its classes if it has any.
+
+    Raises:
+        CheckpointError: something is missing, damaged, or of another version.
+        UsageError: what runs the export is not installed.
+    """
+    path = Path(path)
+    config = read_config(path)
+    if "artefact" not in config:
+        return load_model_dir(path)
+    facts = config["artefact"]
+    if not isinstance(facts, dict) or facts.get("format") not in FILES or facts.get("version") != 1:
+        raise CheckpointError(
+            f"{path / 'config.json'} must describe an export of version 1 in {', '.join(FILES)}; got {facts!r}."
+            " It is of another version of weft, or damaged. Export once more."
+        )
+    if facts["format"] not in RUNTIMES:
+        raise CheckpointError(
+            f"{path} holds a .pt2, which is unpickled when it is loaded, so weft does not. Load it with"
+            " torch.export.load if you trust it, or export to onnx or openvino."
+        )
+    for name in FILES[facts["format"]]:
+        if not (path / name).is_file() or _sha256(path / name) != facts["sha256"].get(name):
+            raise CheckpointError(
+                f"{path / name} must be there with the sha256 that config.json states; it is missing or damaged."
+                " Export once more."
+            )
+    answer = run_file(path / FILES[facts["format"]][0], facts["format"], facts["precision"])
+    return ExportedModel(answer, config).eval(), config.get("label_names")
+
+
+def run_file(path: Path, format: str, precision: str, threads: int | None = None) -> Answer:
+    """A runtime with an export in it.
+
+    Args:
+        path: the file, of OpenVINO the .xml.
+        format: `onnx` or `openvino`.
+        precision: in which to compute: `bf16` where the file has float32 and the runtime offers it.
+        threads: of the runtime; None for as many as torch has.
+    """
+    need(RUNTIMES[format])
+    threads = threads or torch.get_num_threads()
+    return _in_onnxruntime(path, threads) if format == "onnx" else _in_openvino(path, precision, threads)
+
+
+def need(*packages: str) -> None:
+    """Raises a UsageError that names the extra where one of these is not installed."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise UsageError(f"{missing[0]} is needed for this, and is not installed. Run: pip install 'weft[deploy]'")
+
+
+def _in_onnxruntime(path: Path, threads: int) -> Answer:
+    runtime = importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda images: session.run(None, {name: images})[0]
+
+
+def _in_openvino(path: Path, precision: str, threads: int) -> Answer:
+    openvino = importlib.import_module("openvino")
+    hints = {
+        "INFERENCE_PRECISION_HINT": "bf16" if precision in ("bf16", "int8") and _has_bf16() else "f32",
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    model = openvino.Core().compile_model(str(path), "CPU", hints)
+    return lambda images: np.array(model(images)[0])
+
+
+def _has_bf16() -> bool:
+    flags = Path("/proc/cpuinfo")
+    return flags.exists() and any(word in flags.read_text() for word in ("avx512_bf16", "amx_bf16"))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

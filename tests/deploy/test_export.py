@@ -1,0 +1,255 @@
+"""An export answers as its model does, through every door; one that does not is not kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import weft
+from tests.helpers import NANO, images, lively
+from weft.checkpoints import load_model_dir, save_model_dir
+from weft.data import open_data
+from weft.deploy import export, open_model, runtimes
+from weft.errors import CheckpointError, UsageError, VerificationError
+from weft.train import evaluate, predict
+
+making = sys.modules["weft.deploy.export"]
+CLASSES = ("left", "right", "up")
+WAYS = [("onnx", "fp32"), ("openvino", "fp32"), ("openvino", "bf16"), ("torch", "fp32"), ("torch", "bf16")]
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of noise, 24 pictures of each for training and 9 held out."""
+    root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for split, count in (("train", 24), ("val", 9)):
+        for name in CLASSES:
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(
+                    root / split / name / f"{i}.png"
+                )
+    return root
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Model directories."""
+    root = tmp_path_factory.mktemp("models")
+    return {name: save_model_dir(model(name), root / name, label_names=CLASSES) for name in NANO}
+
+
+def model(name: str) -> Any:
+    """Three classes, far enough apart that rounding does not swap them."""
+    network = lively(name, num_classes=3)
+    with torch.no_grad():
+        for head in network.head_modules():
+            (head.linear if hasattr(head, "linear") else head).weight.mul_(30)
+    return network
+
+
+@pytest.mark.parametrize(("format", "precision"), WAYS)
+@pytest.mark.parametrize("name", NANO)
+def test_it_answers_as_the_model_does(name, format, precision, tmp_path):
+    network = model(name)
+    report = export(network, tmp_path / "out", format=format, precision=precision)
+    assert report.images == making.RANDOM_IMAGES
+    assert report.agreement == 100 if precision == "fp32" else report.agreement > 90
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert files == {"config.json", "report.json", *runtimes.FILES[format]}
+    if format == "torch":
+        return
+    exported, _ = open_model(tmp_path / "out")
+    for batch in (1, 5):
+        x = images(network, batch, seed=7)
+        expected, found = network(x).detach(), exported(x)
+        tolerance = 1e-5 if precision == "fp32" else 0.1
+        assert (found - expected).abs().max() < tolerance * expected.abs().max()
+    report_file = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report_file["max_difference"] == report.max_difference
+
+
+def test_a_rectangle(tmp_path):
+    network = lively("levit_nano_32", img_size=(48, 32), num_classes=3)
+    assert export(network, tmp_path / "out").agreement == 100
+    exported, _ = open_model(tmp_path / "out")
+    with pytest.raises(UsageError, match=r"takes images of 3x48x32; got 3x32x48\."):
+        exported(torch.zeros(1, 3, 32, 48))
+
+
+def test_the_same_answer_through_every_door(models, pictures, tmp_path):
+    """Python, command line, ONNX, OpenVINO: equal classes, probabilities to 1e-4; whatever stands beside a picture."""
+    source = models["levit_nano_32"]
+    network, names = load_model_dir(source)
+    for format in ("onnx", "openvino"):
+        export(network, tmp_path / format, format=format, label_names=names)
+    files = sorted(str(path) for path in (pictures / "val").rglob("*.png"))
+    expected = predict(source, files, batch_size=27)
+    doors = [predict(tmp_path / format, files, batch_size=size) for format in ("onnx", "openvino") for size in (1, 4)]
+    command = [sys.executable, "-m", "weft", "predict", str(tmp_path / "onnx"), *files, "--json"]
+    said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    doors.append([{"top": [(top["class"], top["probability"]) for top in item["top"]]} for item in said])
+    for door in doors:
+        for answer, other in zip(expected, door, strict=True):
+            top = other["top"] if isinstance(other, dict) else other.top
+            assert [name for name, _ in answer.top] == [name for name, _ in top]
+            assert [share for _, share in answer.top] == pytest.approx([share for _, share in top], abs=1e-4)
+
+
+def test_int8_by_the_command_line(models, pictures, tmp_path):
+    """Calibrated on the training images, measured on the held-out ones, and what `evaluate` then says."""
+    out = tmp_path / "out"
+    words = ["export", str(models["ceit_nano_32"]), str(out), "--format", "openvino", "--precision", "int8"]
+    words += ["--data", str(pictures), "--max-drop", "30", "--json"]
+    done = subprocess.run([sys.executable, "-m", "weft", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["images"], report["compared_on"]) == (27, "held-out images")
+    assert evaluate(out, pictures, quiet=True).top1 == pytest.approx(report["top1"])
+    assert evaluate(models["ceit_nano_32"], pictures, quiet=True).top1 == pytest.approx(report["top1_model"])
+    fp32 = export(load_model_dir(models["ceit_nano_32"])[0], tmp_path / "fp32", format="openvino")
+    assert report["bytes"] < 0.6 * fp32.bytes
+    assert 0 < report["max_difference"] < report["max_logit"]
+
+
+def test_making_int8_speaks_to_nobody(models, pictures, tmp_path):
+    """OpenVINO and NNCF both count their users, unless they are asked in the right way."""
+    code = """
+import socket, sys
+def refuse(*words, **more): raise SystemExit("a connection was tried")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+from weft.cli import main
+code = main(sys.argv[1:])
+from nncf.telemetry.wrapper import NNCFTelemetry, telemetry
+assert not isinstance(telemetry, NNCFTelemetry)
+raise SystemExit(code)
+"""
+    words = ["export", str(models["levit_nano_32"]), str(tmp_path / "out"), "--format", "openvino"]
+    words += ["--precision", "int8", "--data", str(pictures), "--max-drop", "100", "--quiet"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def refused(tmp_path: Path, match: str, **words: Any) -> None:
+    with pytest.raises(VerificationError, match=match):
+        export(model("levit_nano_32"), tmp_path / "out", **words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_changed_weight_is_noticed(tmp_path, monkeypatch):
+    def spoiled(network):
+        folded = weft.fold(network)
+        with torch.no_grad():
+            folded.head.weight[0, 0] += 0.01
+        return folded
+
+    monkeypatch.setattr(making, "fold", spoiled)
+    refused(tmp_path, r"must answer as the model does, to 0\.0001 of the largest logit")
+
+
+def test_swapped_classes_are_noticed(tmp_path, monkeypatch, pictures):
+    swapped = ("right", "left", "up")
+    describe = making.describe
+    monkeypatch.setattr(making, "describe", lambda net, folder, names, extra: describe(net, folder, swapped, extra))
+    refused(tmp_path, r"must name the classes as the model does; it says 'right' where", label_names=CLASSES)
+    data = open_data(pictures)
+    refused(tmp_path, r"must name the classes as the folder of images does; it says 'right' where", data=data)
+
+
+def test_other_preprocessing_is_noticed(tmp_path, monkeypatch):
+    describe = making.describe
+
+    def other(*words):
+        config = describe(*words)
+        config["pretrained_cfg"]["mean"] = [0.0, 0.0, 0.0]
+        return config
+
+    monkeypatch.setattr(making, "describe", other)
+    refused(tmp_path, r"must prepare images as the model does; mean is \[0\.0, 0\.0, 0\.0\], not")
+
+
+class Relabelled:
+    """Pictures of which the model is always right."""
+
+    def __init__(self, source: Any, answers: list[int]) -> None:
+        self.source, self.labels, self.classes = source, answers, source.classes
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, i: int) -> Any:
+        return self.source.read(i)._replace(label=self.labels[i])
+
+
+def test_lost_accuracy_is_refused_with_its_own_code(models, pictures, tmp_path, monkeypatch):
+    network, _ = load_model_dir(models["levit_nano_32"])
+    data = open_data(pictures)
+    answers = [int(network(batch).argmax()) for batch, _ in making._batches(data, "val", network, 1, None)]
+    data = dataclasses.replace(data, val=Relabelled(data.val, answers))
+
+    def inverted(*words, **more):
+        answer = runtimes.run_file(*words, **more)
+        return lambda batch: -answer(batch)
+
+    monkeypatch.setattr(making, "run_file", inverted)
+    with pytest.raises(
+        VerificationError, match=r"of 27 held-out images the model has 100\.00 % right and it"
+    ) as caught:
+        export(network, tmp_path / "out", format="openvino", precision="bf16", data=data, max_drop=99)
+    assert caught.value.exit_code == 7
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_does_not_fit_says_so(models, pictures, tmp_path, monkeypatch):
+    network = model("levit_nano_32")
+    cases = [
+        (dict(format="tflite"), r"format must be one of onnx, openvino, torch; got 'tflite'\."),
+        (dict(precision="int8"), r"onnx has no int8\. There are onnx: fp32; openvino: fp32, bf16, int8"),
+        (dict(format="openvino", precision="int8"), r"int8 is calibrated on images"),
+        (dict(max_drop=-1), r"max_drop is a number of points, 0 to 100; got -1"),
+        (dict(label_names=["a", "b"]), r"one name per class, 3; got 2"),
+    ]
+    for words, message in cases:
+        with pytest.raises(UsageError, match=message):
+            export(network, tmp_path / "out", **words)
+    with pytest.raises(UsageError, match=r"this one is in training mode\. Call eval\(\)\."):
+        export(network.train(), tmp_path / "out")
+    with pytest.raises(UsageError, match=r"data must have the model's 5 classes; it has 3\."):
+        export(lively("levit_nano_32", num_classes=5), tmp_path / "out", data=open_data(pictures))
+    monkeypatch.setattr(runtimes.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"onnx is needed for this, and is not installed\. Run: pip install 'weft"):
+        export(network.eval(), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_artefacts_that_cannot_be_used(tmp_path):
+    out = tmp_path / "out"
+    export(model("levit_nano_32"), out)
+    with pytest.raises(UsageError, match=r"is there already"):
+        export(model("levit_nano_32"), out)
+    export(model("levit_nano_32"), out, format="openvino", force=True)
+    assert not (out / "model.onnx").exists()
+    with pytest.raises(CheckpointError, match=r"it is an export for answering"):
+        load_model_dir(out)
+    with pytest.raises(UsageError, match=r"img_size must be that of the export, 32x32; got 64x64\."):
+        predict(out, [], img_size=64)
+    (out / "model.bin").write_bytes(b"\0" * 100)
+    with pytest.raises(CheckpointError, match=r"model\.bin must be there with the sha256 that config\.json states"):
+        open_model(out)
+    config = json.loads((out / "config.json").read_text())
+    config["artefact"]["version"] = 2
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"must describe an export of version 1"):
+        open_model(out)
+    export(model("levit_nano_32"), out, format="torch", force=True)
+    with pytest.raises(CheckpointError, match=r"a \.pt2, which is unpickled when it is loaded, so weft does not\."):
+        open_model(out)

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import weft
-from tests.helpers import NANO, images, lively
+from tests.helpers import NANO, enliven, images, lively
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import open_data
 from weft.deploy import export, open_model, runtimes
@@ -84,6 +84,13 @@ def test_a_rectangle(tmp_path):
     exported, _ = open_model(tmp_path / "out")
     with pytest.raises(UsageError, match=r"takes images of 3x48x32; got 3x32x48\."):
         exported(torch.zeros(1, 3, 32, 48))
+
+
+def test_a_network_of_timm(tmp_path):
+    """With BatchNorm that weft does not know; the runtime does."""
+    report = export(enliven(weft.create_model("test_resnet", num_classes=3)).eval(), tmp_path / "out")
+    assert report.agreement == 100
+    assert report.max_logit > 0.01
 
 
 def test_the_same_answer_through_every_door(models, pictures, tmp_path):

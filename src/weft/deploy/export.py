@@ -4,12 +4,13 @@
     out/model.onnx    or model.xml and model.bin, or model.pt2
     out/report.json   how far its answers are from the model's, on which images
 
-The network is folded first. Nothing is published that failed its check.
+Networks of weft are folded first. Nothing is published that failed its check.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import importlib
 import io
@@ -31,6 +32,7 @@ from weft.data import ImageDataset, Splits, eval_transform, make_loader
 from weft.deploy.fold import fold
 from weft.deploy.runtimes import FILES, Answer, need, run_file
 from weft.errors import UsageError, VerificationError
+from weft.models.base import Backbone
 from weft.version import __version__
 
 FORMATS = {"onnx": ("fp32",), "openvino": ("fp32", "bf16", "int8"), "torch": ("fp32", "bf16")}
@@ -113,7 +115,9 @@ def export(
     path = Path(out)
     with new_directory(path, CONTENTS, force=force) as beside:
         names = FILES[format]
-        answer = _write(fold(model).cpu(), beside / names[0], format, precision, height_width, data, network)
+        # what is not ours keeps its BatchNorm here; the runtimes merge it themselves
+        lean = fold(model) if isinstance(model, Backbone) else copy.deepcopy(model)
+        answer = _write(lean.cpu(), beside / names[0], format, precision, height_width, data, network)
         artefact = {
             "version": 1,
             "format": format,

@@ -35,6 +35,8 @@ class ExportedModel(nn.Module):
 
     Attributes:
         num_classes, pretrained_cfg, default_cfg: as those of the model.
+        size: (channels, height, width) of the images.
+        format, precision: of the export.
     """
 
     def __init__(self, answer: Answer, config: dict[str, Any]) -> None:
@@ -44,6 +46,7 @@ class ExportedModel(nn.Module):
         cfg = {key: config["pretrained_cfg"][key] for key in PREPROCESSING if key in config["pretrained_cfg"]}
         self.pretrained_cfg = self.default_cfg = {**cfg, "num_classes": self.num_classes}
         self.size = tuple(config["artefact"]["input"])
+        self.format, self.precision = config["artefact"]["format"], config["artefact"]["precision"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images on the CPU.

@@ -1,0 +1,80 @@
+"""`weft bench`: how fast models, runs and exports answer on this machine."""
+
+from __future__ import annotations
+
+import argparse
+
+from weft.cli.options import add_common, example, print_csv, print_json, table
+from weft.errors import UsageError
+
+HELP = "measure how fast models answer here, in every way that they can be run"
+
+HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", "ratio", "peak %", "MACs")
+
+EXAMPLE = """
+weft bench levit_256 --ways eager folded openvino --precision fp32 bf16 --peers
+weft bench runs/photos deploy/photos --batch-size 1
+
+All are measured in turns on the same images; ratio is to the first line of its batch size, peak % the share of this
+machine's measured peak of matrix products.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.usage = "weft bench MODEL [MODEL ...] [options]"
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="a name from `weft models`, a run or an export")
+    parser.add_argument(
+        "--ways", nargs="+", default=["eager", "folded"], metavar="WAY", help="eager, folded, compiled, onnx, openvino"
+    )
+    parser.add_argument("--precision", nargs="+", default=["fp32"], metavar="P", help="fp32, bf16")
+    parser.add_argument("--batch-size", nargs="+", default=["1", "16"], metavar="N", help="images at a time (1 16)")
+    parser.add_argument("--rounds", default="30", metavar="N", help="calls of each (default: 30)")
+    parser.add_argument("--threads", metavar="N", help="of every runtime (default: as many as torch takes)")
+    parser.add_argument("--peers", action="store_true", help="the same network of timm or transformers, too")
+    parser.add_argument("--csv", action="store_true", help="print the result as CSV")
+    add_common(parser, "--json")
+    example(parser, EXAMPLE)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, and prints the table."""
+    from weft.bench.speed import speed
+
+    rows = speed(
+        args.models,
+        ways=args.ways,
+        precisions=args.precision,
+        batch_sizes=[_count("--batch-size", text) for text in args.batch_size],
+        rounds=_count("--rounds", args.rounds),
+        threads=None if args.threads is None else _count("--threads", args.threads),
+        peers=args.peers,
+    )
+    if args.json:
+        print_json([row.as_dict() for row in rows])
+    elif args.csv:
+        print_csv(list(rows[0].as_dict()), [list(row.as_dict().values()) for row in rows])
+    else:
+        print(table(HEADER, [_cells(row) for row in rows]))
+    return 0
+
+
+def _cells(row) -> tuple[str, ...]:  # its module brings torch, which --help must not pay for
+    return (
+        row.model,
+        row.way,
+        row.precision,
+        str(row.batch_size),
+        f"{row.p50_ms:.1f}",
+        f"{row.p95_ms:.1f}",
+        f"{row.images_per_second:.1f}",
+        f"{row.ratio:.2f}",
+        "-" if row.peak_percent is None else f"{row.peak_percent:.0f}",
+        "-" if row.macs is None else f"{row.macs / 1e6:.0f}M",
+    )
+
+
+def _count(option: str, text: str) -> int:
+    if not str(text).isdigit() or int(text) < 1:
+        raise UsageError(f"{option} must be a whole number of at least 1; got {text}.")
+    return int(text)

@@ -86,6 +86,36 @@ def test_a_rectangle(tmp_path):
         exported(torch.zeros(1, 3, 32, 48))
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "model.xml", "model.pt2"])
+def test_a_file_for_other_programs(name, tmp_path):
+    network = model("levit_nano_32")
+    file = tmp_path / "new" / name
+    report = export(network, file, label_names=CLASSES)
+    assert report.out == str(file)
+    assert {path.name for path in file.parent.iterdir()} == {name, "model.json"} | (
+        {"model.bin"} if name == "model.xml" else set()
+    )
+    facts = json.loads(file.with_suffix(".json").read_text())
+    assert facts["label_names"] == list(CLASSES)
+    assert facts["artefact"]["format"] == making.SUFFIXES[file.suffix]
+    x = images(network, 3)
+    if name == "model.onnx":
+        import onnxruntime
+
+        found = onnxruntime.InferenceSession(str(file)).run(None, {"images": x.numpy()})[0]
+    elif name == "model.xml":
+        import openvino
+
+        found = openvino.compile_model(str(file), "CPU")(x.numpy())[0]
+    else:
+        found = torch.export.load(file).module()(x).numpy()
+    assert np.abs(found - network(x).detach().numpy()).max() < 0.02 * network(x).abs().max()
+    with pytest.raises(UsageError, match=r"An export must be new; .* is there already"):
+        export(network, file)
+    with pytest.raises(UsageError, match=r"is a file of .*, and format says"):
+        export(network, file, format="onnx" if name != "model.onnx" else "torch", force=True)
+
+
 def test_a_network_of_timm(tmp_path):
     """With BatchNorm that weft does not know; the runtime does."""
     report = export(enliven(weft.create_model("test_resnet", num_classes=3)).eval(), tmp_path / "out")

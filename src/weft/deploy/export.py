@@ -17,9 +17,10 @@ import io
 import json
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,12 +32,13 @@ from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, new_dire
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
 from weft.deploy.fold import fold
 from weft.deploy.runtimes import FILES, Answer, need, run_file
-from weft.errors import UsageError, VerificationError
+from weft.errors import StorageError, UsageError, VerificationError
 from weft.models.base import Backbone
 from weft.version import __version__
 
 FORMATS = {"onnx": ("fp32",), "openvino": ("fp32", "bf16", "int8"), "torch": ("fp32", "bf16")}
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "onnx", "onnxscript"), "torch": ()}
+SUFFIXES = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}
 OPSET = 20
 REPORT = "report.json"
 CONTENTS = (CONFIG, REPORT, *(name for names in FILES.values() for name in names))
@@ -83,7 +85,7 @@ def export(
     model: nn.Module,
     out: str | Path,
     *,
-    format: str = "onnx",
+    format: str | None = None,
     precision: str = "fp32",
     data: Splits | None = None,
     label_names: Sequence[str] | None = None,
@@ -95,8 +97,10 @@ def export(
 
     Args:
         model: in evaluation mode, as `weft.create_model` or `load_checkpoint` gave it; it stays as it is.
-        out: the directory to write.
-        format: `onnx` (opset 20), `openvino`, or `torch` (torch.export's .pt2, which weft itself does not load).
+        out: the directory to write, for `weft predict`, `evaluate` and `bench`; or, for other programs, a file that ends
+            in .onnx, .xml (with a .bin beside it) or .pt2, with the directory's config.json as a .json beside it.
+        format: `onnx` (opset 20), `openvino`, or `torch` (torch.export's .pt2, which weft itself does not load). None:
+            by the end of `out`; onnx for a directory.
         precision: `fp32`, `bf16` or `int8`; FORMATS says which format has which. int8 is made by NNCF from the training
             images of `data`.
         data: images with classes; the held-out ones are compared and counted. None: random images are compared.
@@ -109,7 +113,16 @@ def export(
         UsageError: words that do not fit, a model in training mode, something not installed, or `out` is taken.
         VerificationError: the export's answers are not the model's; nothing is published.
     """
+    by_suffix = SUFFIXES.get(Path(out).suffix)
+    if by_suffix is not None and format not in (None, by_suffix):
+        raise UsageError(
+            f"{out} is a file of {by_suffix}, and format says {format}. Leave format out, or name a folder."
+        )
+    format = format or by_suffix or "onnx"
     _check(model, format, precision, data, max_drop)
+    if by_suffix is not None:
+        words = dict(precision=precision, data=data, label_names=label_names, max_drop=max_drop, limit=limit)
+        return _export_file(model, Path(out), format, force, words)
     network: Any = model
     height_width = tuple(network.pretrained_cfg["input_size"])
     path = Path(out)
@@ -136,6 +149,24 @@ def export(
         _judge(report, max_drop)
         (beside / REPORT).write_text(json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n")
     return report
+
+
+def _export_file(model: nn.Module, path: Path, format: str, force: bool, words: dict[str, Any]) -> ExportReport:
+    """An export without its directory."""
+    places = [path.with_suffix(Path(name).suffix) for name in FILES[format]] + [path.with_suffix(".json")]
+    taken = [place for place in places if place.exists()]
+    if taken and not force:
+        raise UsageError(f"An export must be new; {taken[0]} is there already. Pass force=True or another path.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            inside = Path(folder) / "export"
+            report = export(model, inside, format=format, **words)
+            for name, place in zip([*FILES[format], CONFIG], places, strict=True):
+                os.replace(inside / name, place)
+    except OSError as error:
+        raise StorageError(f"{path} must be writable; {error.strerror or error}. Choose another place.") from error
+    return replace(report, out=str(path))
 
 
 def _check(model: nn.Module, format: str, precision: str, data: Splits | None, max_drop: float) -> None:

@@ -119,7 +119,7 @@ def export_run(
     run: str | Path,
     out: str | Path,
     *,
-    format: str = "onnx",
+    format: str | None = None,
     precision: str = "fp32",
     data: str | Path | None = None,
     max_drop: float = 0.5,

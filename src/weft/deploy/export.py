@@ -97,8 +97,8 @@ def export(
 
     Args:
         model: in evaluation mode, as `weft.create_model` or `load_checkpoint` gave it; it stays as it is.
-        out: the directory to write, for `weft predict`, `evaluate` and `bench`; or, for other programs, a file that ends
-            in .onnx, .xml (with a .bin beside it) or .pt2, with the directory's config.json as a .json beside it.
+        out: the directory to write, for `weft predict`, `evaluate` and `bench`; or, for other programs, a file that
+            ends in .onnx, .xml (with a .bin beside it) or .pt2, with the directory's config.json as a .json beside it.
         format: `onnx` (opset 20), `openvino`, or `torch` (torch.export's .pt2, which weft itself does not load). None:
             by the end of `out`; onnx for a directory.
         precision: `fp32`, `bf16` or `int8`; FORMATS says which format has which. int8 is made by NNCF from the training

@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,60 +27,23 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import weft
+from weft.bench.peers import peer_of
 from weft.heap import keep_memory
 
-
-class Logits(nn.Module):
-    """transformers' models answer with an object; this is its logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.model(images).logits
+PAIRS = {"cvt": "cvt_13", "levit": "levit_256", "ceit": "ceit_tiny_patch16_224"}
 
 
-def ours(name: str) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        import weft
-
-        return weft.create_model(name)
-
-    return build
-
-
-def timms(name: str) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        import timm
-
-        return timm.create_model(name)
-
-    return build
-
-
-def transformers_cvt() -> nn.Module:
-    from transformers import CvtConfig, CvtForImageClassification
-
-    return Logits(CvtForImageClassification(CvtConfig(num_labels=1000)))  # the default configuration is CvT-13
-
-
-PAIRS: dict[str, tuple[tuple[str, Callable[[], nn.Module]], tuple[str, Callable[[], nn.Module]]]] = {
-    "cvt": (("weft cvt_13", ours("cvt_13")), ("transformers CvT-13", transformers_cvt)),
-    "levit": (("weft levit_256", ours("levit_256")), ("timm levit_256", timms("levit_256"))),
-    "ceit": (
-        ("weft ceit_tiny_patch16_224", ours("ceit_tiny_patch16_224")),
-        ("timm deit_tiny_patch16_224", timms("deit_tiny_patch16_224")),
-    ),
-}
+def network(name: str, place: int) -> tuple[str, nn.Module]:
+    """Ours (0) or its peer (1), and what it is called."""
+    return (f"weft {PAIRS[name]}", weft.create_model(PAIRS[name])) if place == 0 else peer_of(PAIRS[name])
 
 
 class Side:
     """One network in training."""
 
-    def __init__(self, build: Callable[[], nn.Module], mode: str, precision: str, device: str, batch_size: int) -> None:
-        torch.manual_seed(0)
-        self.model = build().to(device).train()
+    def __init__(self, model: nn.Module, mode: str, precision: str, device: str, batch_size: int) -> None:
+        self.model = model.to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.call: Any = torch.compile(self.model) if mode == "compiled" else self.model
         self.device, self.precision = device, precision
@@ -159,8 +121,8 @@ def compare(name: str, mode: str, precision: str, args: argparse.Namespace) -> l
     for place, process in ((0, "plain"), (2, "as weft train"))[: len(children) - 1]:
         lines.append(
             {
-                "ours": PAIRS[name][0][0],
-                "peer": PAIRS[name][1][0],
+                "ours": network(name, 0)[0],
+                "peer": network(name, 1)[0],
                 "mode": mode,
                 "precision": precision,
                 "process": process,
@@ -198,7 +160,8 @@ def main() -> None:
         if args.keep:
             assert keep_memory()
         name, place, mode, precision = args.side
-        serve(Side(PAIRS[name][int(place)][1], mode, precision, args.device, args.batch_size))
+        torch.manual_seed(0)
+        serve(Side(network(name, int(place))[1], mode, precision, args.device, args.batch_size))
         return
     for mode in args.modes:
         for precision in args.precisions:

@@ -77,6 +77,12 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
         ) from error
 
 
+def flush_file(path: Path) -> None:
+    """What another library wrote is on the disk, too."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
 def flush_folder(path: Path) -> None:
     """A rename is on the disk once its folder is; Windows cannot flush one."""
     if hasattr(os, "O_DIRECTORY"):

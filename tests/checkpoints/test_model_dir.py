@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 import timm
@@ -8,7 +9,7 @@ import torch
 
 import weft
 from tests.helpers import NANO, images, lively
-from weft.checkpoints import load_model_dir, model_dir, save_model_dir
+from weft.checkpoints import load_model_dir, save_model_dir
 from weft.errors import CheckpointError, StorageError, UsageError
 
 SWITCHED = {
@@ -160,7 +161,7 @@ def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
     def full(path, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(model_dir, "_write", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(StorageError, match=r"/m must be writable; No space left on device"):
         save_model_dir(model, path, force=True)
     assert (path / "model.safetensors").read_bytes() == before

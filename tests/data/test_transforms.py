@@ -10,17 +10,31 @@ import timm
 import torch
 from PIL import Image, ImageOps
 from timm.data import create_transform, resolve_data_config
+from torchvision import transforms
 
 import weft
 from tests.data.pictures import encoded, photo
 from weft.data import eval_transform, open_image, train_transform
 from weft.data.seeding import randomness_of
-from weft.data.transforms import _rand_augment, posterize_at_least_one_bit
+from weft.data.transforms import _rand_augment, _Shift, posterize_at_least_one_bit
 from weft.errors import UsageError
 
 PHOTO = Image.fromarray(photo(90, 120))
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 UNIT = ((0.0,) * 3, (1.0,) * 3)  # mean and std that leave 0 to 1 as it is
+
+
+@pytest.mark.parametrize(("size", "margin"), [(32, 4), (48, 6)])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_shift_is_torchvisions_draw_for_draw(size, margin, mode):
+    shape = (size, size, 3) if mode == "RGB" else (size, size)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
+    theirs = transforms.RandomCrop((size, size), padding=margin, padding_mode="edge")
+    for seed in range(40):
+        torch.manual_seed(seed)
+        expected = theirs(image)
+        torch.manual_seed(seed)
+        assert np.array_equal(_Shift(margin)(image), expected)
 
 
 @pytest.mark.parametrize("name", ["levit_128s", "deit_tiny_patch16_224", "resnet18", "mobilenetv3_small_100"])

@@ -19,10 +19,10 @@ from tests.helpers import NANO, enliven, images, lively
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import open_data
 from weft.deploy import export, open_model, runtimes
+from weft.deploy import exporting as making
 from weft.errors import CheckpointError, UsageError, VerificationError
 from weft.train import evaluate, predict
 
-making = sys.modules["weft.deploy.export"]
 CLASSES = ("left", "right", "up")
 WAYS = [("onnx", "fp32"), ("openvino", "fp32"), ("openvino", "bf16"), ("torch", "fp32"), ("torch", "bf16")]
 
@@ -191,7 +191,16 @@ def test_a_changed_weight_is_noticed(tmp_path, monkeypatch):
         return folded
 
     monkeypatch.setattr(making, "fold", spoiled)
-    refused(tmp_path, r"must answer as the model does, to 0\.0001 of the largest logit")
+    refused(tmp_path, r"must answer as the model does, in fp32 to 0\.0001 of the largest logit")
+
+
+def test_other_answers_in_bf16_are_noticed_without_pictures(tmp_path, monkeypatch):
+    def inverted(*words, **more):
+        answer = runtimes.run_file(*words, **more)
+        return lambda batch: -answer(batch)
+
+    monkeypatch.setattr(making, "run_file", inverted)
+    refused(tmp_path, r"in bf16 to 0\.1 of the largest logit; it differs by", format="openvino", precision="bf16")
 
 
 def test_swapped_classes_are_noticed(tmp_path, monkeypatch, pictures):
@@ -231,7 +240,7 @@ class Relabelled:
 def test_lost_accuracy_is_refused_with_its_own_code(models, pictures, tmp_path, monkeypatch):
     network, _ = load_model_dir(models["levit_nano_32"])
     data = open_data(pictures)
-    answers = [int(network(batch).argmax()) for batch, _ in making._batches(data, "val", network, 1, None)]
+    answers = [int(network(batch).argmax()) for batch, _ in making._batches(data, "val", network, 1)]
     data = dataclasses.replace(data, val=Relabelled(data.val, answers))
 
     def inverted(*words, **more):

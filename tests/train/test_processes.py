@@ -88,6 +88,39 @@ def test_a_spread_model_computes_what_a_whole_one_does(pictures: Path, tmp_path:
     assert (whole - resumed).norm() < 1e-4 * whole.norm()
 
 
+def test_a_spread_model_is_spread(tmp_path: Path) -> None:
+    """Of weights, gradients, moments and averages each process holds about a half; the control holds all."""
+    script = tmp_path / "held.py"
+    script.write_text("""
+import sys, torch, weft
+from weft.recipes import load_recipe
+from weft.train.loop import Learner
+from weft.train.runtime import Runtime
+words = [("parallel", sys.argv[1]), ("optim.ema_decay", 0.9), ("optim.lr", 1e-3)]
+torch.manual_seed(0)
+model = weft.create_model("ceit_nano_32", num_classes=4)
+learner = Learner(model, load_recipe(None, words), Runtime.of("cpu"), 1, 10, 4)
+learner.begin()
+learner.learn([(torch.randn(4, 3, 32, 32), torch.arange(4))])
+local = lambda t: (t.to_local() if hasattr(t, "to_local") else t).numel()
+weights = list(learner.trained.parameters())
+whole = sum(w.numel() for w in model.parameters())
+held = [sum(map(local, weights)), sum(local(w.grad) for w in weights)]
+held.append(sum(local(learner.optimizer.state[w]["exp_avg"]) for w in weights))
+if learner.shards is not None:
+    held.append(sum(learner.shards.average[name].numel() for name, _ in learner.trained.named_parameters()))
+print("held", *(round(part / whole, 2) for part in held))
+""")
+    for parallel, low, high in (("fsdp", 0.4, 0.6), ("ddp", 1.0, 1.0)):
+        command = [*TORCHRUN[: TORCHRUN.index("--no-python")], str(script), parallel]
+        done = tiny.finish(command)
+        assert done.returncode == 0, done.stderr
+        lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("held")]
+        assert len(lines) == 2
+        assert all(low <= float(share) <= high for line in lines for share in line), lines
+        assert len(lines[0]) == (4 if parallel == "fsdp" else 3)
+
+
 def test_what_a_spread_model_does_not_allow(pictures: Path, tmp_path: Path) -> None:
     words = {"parallel": "fsdp", "optim.opt": "lamb"}
     done = tiny.finish([*TORCHRUN, *tiny.command(pictures, tmp_path / "run", accumulate=1, **words)])

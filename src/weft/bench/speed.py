@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.bench.cost import cost
+from weft.bench.peers import peer_of
+from weft.checkpoints.model_dir import model_dir
 from weft.deploy import ExportedModel, export, fold, open_model
 from weft.errors import UsageError
 from weft.heap import keep_memory
@@ -146,9 +148,8 @@ def _subjects(
     what: str | Path, ways: Sequence[str], precisions: Sequence[str], peers: bool, folder: Path
 ) -> Iterable[Subject]:
     """Every way of running one model."""
-    path = Path(what)
-    directory = next((place for place in (path / "best", path) if (place / "config.json").is_file()), None)
-    model: Any = create_model(str(what)).eval() if directory is None else open_model(directory)[0]
+    is_path = Path(what).exists() or "/" in str(what)
+    model: Any = open_model(model_dir(what))[0] if is_path else create_model(str(what)).eval()
     size = tuple(model.pretrained_cfg["input_size"])
     name = str(what)
     if isinstance(model, ExportedModel):
@@ -162,7 +163,7 @@ def _subjects(
             call = _call(model, way, precision, folder / f"{way}-{precision}")
             yield Subject(name, way, precision, size, call, counted.params, counted.macs)
         if peers:
-            peer_name, peer = _peer(name)
+            peer_name, peer = peer_of(name)
             peer_cost = cost(peer, size[1:], size[0])  # type: ignore[arg-type]
             call = _call(peer.eval(), "eager", precision, folder)
             yield Subject(peer_name, "eager", precision, size, call, *peer_cost)
@@ -184,33 +185,6 @@ def _call(model: nn.Module, way: str, precision: str, folder: Path) -> Callable[
             return run(images)
 
     return in_bf16
-
-
-def _peer(name: str) -> tuple[str, nn.Module]:
-    """The same network elsewhere, or for CeiT its parent."""
-    import timm
-
-    if name in ("cvt_13", "cvt_21"):
-        try:
-            from transformers import CvtConfig, CvtForImageClassification
-        except ImportError as error:
-            raise UsageError("transformers is needed for this peer. Run: pip install 'weft[peers]'") from error
-        words: dict[str, Any] = dict(depth=[1, 2, 10] if name == "cvt_13" else [1, 4, 16], num_labels=1000)
-        return f"transformers {name}", _Logits(CvtForImageClassification(CvtConfig(**words)))
-    theirs = {"ceit_tiny_patch16_224": "deit_tiny_patch16_224", "ceit_small_patch16_224": "deit_small_patch16_224"}
-    theirs_name = theirs.get(name, name)
-    if not timm.is_model(theirs_name):
-        raise UsageError(f"{name} has no peer that is known here; levit_*, cvt_13, cvt_21 and ceit_*_224 have.")
-    return f"timm {theirs_name}", timm.create_model(theirs_name)
-
-
-class _Logits(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model(images).logits
 
 
 def _measured(

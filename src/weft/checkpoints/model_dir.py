@@ -23,6 +23,7 @@ from torch import nn
 
 from weft.checkpoints.files import read_state_dict
 from weft.checkpoints.load import load_checkpoint
+from weft.durable import flush_file, flush_folder, sha256_of
 from weft.errors import CheckpointError, StorageError, UsageError, nearest
 from weft.models.registry import create_model, switches
 from weft.models.zoo import ZOO
@@ -60,10 +61,10 @@ def save_model_dir(
     path = Path(path)
     with new_directory(path, (WEIGHTS, CONFIG), force=force) as beside:
         weights = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
-        _write(beside / WEIGHTS, weights)
+        (beside / WEIGHTS).write_bytes(weights)
         config = describe(model, beside, label_names, {"weights_sha256": hashlib.sha256(weights).hexdigest()})
         _check_rebuilds(model, config)
-        _write(beside / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     return path
 
 
@@ -86,6 +87,8 @@ def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterat
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         yield beside
+        for file in beside.iterdir():
+            flush_file(file)
         _swap(beside, path, before)
     except OSError as err:
         raise StorageError(
@@ -100,7 +103,7 @@ def _check_place(path: Path, contents: Sequence[str], force: bool) -> None:
     if not path.exists():
         return
     if not force:
-        raise UsageError(f"A model directory must be new; {path} is there already. Pass force=True or another path.")
+        raise UsageError(f"A model directory must be new; {path} is there already. Pass --force or another path.")
     if not path.is_dir():
         raise UsageError(f"force replaces a model directory and nothing else; {path} is a file.")
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in contents)
@@ -118,7 +121,7 @@ def _swap(beside: Path, path: Path, before: Path) -> None:
         if before.exists():
             os.replace(before, path)
         raise
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
     shutil.rmtree(before, ignore_errors=True)
 
 
@@ -135,6 +138,21 @@ def _check_rebuilds(model: nn.Module, config: dict[str, Any]) -> None:
         )
 
 
+def model_dir(run: str | Path) -> Path:
+    """The model directory that a run stands for: its best one, or itself.
+
+    Raises:
+        CheckpointError: neither is there.
+    """
+    for path in (Path(run) / "best", Path(run)):
+        if (path / CONFIG).is_file():
+            return path
+    raise CheckpointError(
+        f"A run directory (with best/) or a model directory (with config.json) is needed; {run} is neither."
+        " Make one with weft train or weft convert."
+    )
+
+
 def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
     """The model of a directory, in evaluation mode, and the names of its classes if it has any.
 
@@ -145,7 +163,7 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
     config = read_config(path)
     if "artefact" in config:
         raise CheckpointError(
-            f"{path} must hold weights to go on with; it is an export for answering ({config['artefact']})."
+            f"{path} must hold weights to go on with; it is an export, for answering."
             " Take the run or model directory that it was made from; weft predict and evaluate take the export, too."
         )
     name = config["architecture"].removeprefix("weft_")
@@ -155,7 +173,7 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
     weights = path / WEIGHTS
     expected = config.get("weights_sha256")
     if expected is not None and weights.is_file():
-        found = _sha256(weights)
+        found = sha256_of(weights)
         if found != expected:
             raise CheckpointError(
                 f"{weights} must have the sha256 that {CONFIG} states, {expected[:12]}...; got {found[:12]}..."
@@ -252,28 +270,3 @@ def _checked_names(names: Any, num_classes: int | None) -> list[str] | None:
         if any(unicodedata.category(letter) in _CONTROL or letter in _DIRECTIONS for letter in name):
             raise UsageError(f"label_names must hold no control characters; got {name!r}.")
     return names
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_folder(path: Path) -> None:
-    """A rename is on the disk once its folder is; Windows cannot flush one."""
-    if hasattr(os, "O_DIRECTORY"):
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()  # hashlib.file_digest came with Python 3.11
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -27,7 +27,7 @@ pillow       13.0.0     >=13.0.0  ok
 ...
 """
 
-OPTIONAL = ("onnx>=1.21",)  # beside the extra `peers`: what is checked if it is there (security floor)
+EXTRAS = ("deploy", "peers")  # what is checked if it is there
 CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "sve")
 
 
@@ -54,8 +54,11 @@ def check_packages() -> list[dict[str, str]]:
     """Every package that weft needs or can use, with its state: ok, missing, too old, or, for optional ones, absent."""
     needed = [Requirement(text) for text in importlib.metadata.requires("weft") or []]
     required = [need for need in needed if need.marker is None]
-    optional = [need for need in needed if need.marker is not None and need.marker.evaluate({"extra": "peers"})]
-    optional += [Requirement(text) for text in OPTIONAL]
+    optional = [
+        need
+        for need in needed
+        if need.marker is not None and any(need.marker.evaluate({"extra": extra}) for extra in EXTRAS)
+    ]
     rows = [_check(need, if_absent="missing") for need in required]
     return rows + [_check(need, if_absent="absent") for need in optional]
 

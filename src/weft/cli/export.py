@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from weft.cli.options import add_common, example, print_json
-from weft.errors import UsageError
 
 HELP = "write a model for ONNX Runtime or OpenVINO, and prove that it answers the same"
 
@@ -38,11 +37,6 @@ def run(args: argparse.Namespace) -> int:
     """Exports, and says how near it came."""
     from weft.train.apply import export_run
 
-    limit = None
-    if args.limit is not None:
-        if not str(args.limit).isdigit() or int(args.limit) < 1:
-            raise UsageError(f"--limit must be a whole number of at least 1; got {args.limit}.")
-        limit = int(args.limit)
     report = export_run(
         args.run,
         args.out,
@@ -50,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision,
         data=args.data,
         max_drop=args.max_drop,
-        limit=limit,
+        limit=args.limit,
         force=args.force,
         quiet=args.quiet,
     )

@@ -163,7 +163,7 @@ class _Shift:
     """Moves a picture by up to `margin` pixels either way, and draws its border out to where it was.
 
     Border: what lies beyond a picture is most likely what lies at its edge, on white paper as on black. torchvision's
-    RandomCrop with padding does the same, draw for draw, in ten times the time.
+    RandomCrop with padding does the same, draw for draw, in several times the time.
     """
 
     def __init__(self, margin: int):

@@ -6,7 +6,6 @@ it is loaded, so weft writes it and checks it, and leaves loading it to those wh
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.model_dir import PREPROCESSING, read_config
+from weft.durable import sha256_of
 from weft.errors import CheckpointError, UsageError
 
 Answer = Callable[[np.ndarray], np.ndarray]
@@ -99,7 +99,7 @@ def open_model(path: str | Path) -> tuple[Any, list[str] | None]:
             " torch.export.load if you trust it, or export to onnx or openvino."
         )
     for name in FILES[facts["format"]]:
-        if not (path / name).is_file() or _sha256(path / name) != facts["sha256"].get(name):
+        if not (path / name).is_file() or sha256_of(path / name) != facts["sha256"].get(name):
             raise CheckpointError(
                 f"{path / name} must be there with the sha256 that config.json states; it is missing or damaged."
                 " Export once more."
@@ -152,8 +152,3 @@ def _in_openvino(path: Path, precision: str, threads: int) -> Answer:
 def _has_bf16() -> bool:
     flags = Path("/proc/cpuinfo")
     return flags.exists() and any(word in flags.read_text() for word in ("avx512_bf16", "amx_bf16"))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

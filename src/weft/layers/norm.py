@@ -1,7 +1,7 @@
 """BatchNorm joined to the linear map next to it, under timm's parameter names, and how it is merged into that map.
 
 In evaluation BatchNorm is a factor and a term per channel, so it can be part of the weights before or behind it.
-Modules that can do without it have a method `folded`, which gives what stands in their place (see weft.deploy.fold).
+Modules that can do without it have a method `folded`, which gives what stands in their place (see weft.deploy.folding).
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Backbone(nn.Module, ABC):
         self.grad_checkpointing = False
         self.distilled = self.distilled_training = distilled
         self.head_dist: nn.Module | None = None
-        self.is_lean = False  # `forward` computes only what the answer needs; in folded networks
+        self.is_folded = False  # set by weft.fold: `forward` then computes only what the answer needs
         self.feature_info: list[dict[str, Any]] = []
         self.model_args: dict[str, Any] = {}  # what `create_model` was given: enough to build this model again
 

@@ -378,7 +378,7 @@ class CeiT(Backbone):
         return grid
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        if not self.is_lean or self.global_pool != "token":
+        if not self.is_folded or self.global_pool != "token":
             return super().forward(x)
         tokens, cls_tokens = self.embed(x), []
         for block in self.blocks[:-1]:
@@ -387,11 +387,6 @@ class CeiT(Backbone):
         cls_tokens.append(cast("Block", self.blocks[-1]).class_token(tokens))
         cls_token = cls_tokens[-1] if self.lca is None else self.lca(torch.cat(cls_tokens, dim=1))
         return self.forward_head(self.norm(cls_token))
-
-    def folded(self) -> nn.Module:
-        """From now on only what the answer needs."""
-        self.is_lean = True
-        return self
 
     def embed(self, image: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
         """Tokens in front of the blocks, the class token first."""

@@ -367,7 +367,7 @@ class CvT(Backbone):
         return grids
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        if not self.is_lean or self.global_pool != "token" or not self.num_prefix:
+        if not self.is_folded or self.global_pool != "token" or not self.num_prefix:
             return super().forward(x)
         last = self._stages()[-1]
         taps = self.encode(x, len(self._stages()) - 1)
@@ -376,11 +376,6 @@ class CvT(Backbone):
         for block in blocks:
             tokens = block(tokens, grid)
         return self.forward_head(self.norm(final.class_token(tokens, grid)))
-
-    def folded(self) -> nn.Module:
-        """From now on only what the answer needs."""
-        self.is_lean = True
-        return self
 
     def encode(
         self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from weft.checkpoints import load_model_dir
+from weft.checkpoints.model_dir import model_dir
 from weft.data import BadImage, Sample, Source, Splits, eval_transform, open_data, open_image
 from weft.data.image import printable
 from weft.data.tree import EXTENSIONS, extension, walk
 from weft.deploy import ExportReport, export, open_model
-from weft.errors import CheckpointError, DataError, UsageError
+from weft.errors import DataError, UsageError
 from weft.recipes import Recipe, load_recipe
 from weft.train.build import evaluation_batches, preprocessing, resized
 from weft.train.defaults import DIGITS, overrides_of
@@ -131,14 +132,15 @@ def export_run(
 
     Args:
         run: a run directory, whose best model is taken, or a model directory.
-        out, format, precision, max_drop, limit, force: as in `weft.export`.
+        out, format, precision, max_drop, force: as in `weft.export`.
         data: a folder of images, or 'digits'; split as the run split it.
+        limit: as in `train`.
         quiet: no progress and no notes.
 
     Raises:
         UsageError, DataError, CheckpointError, VerificationError: as `weft.export` and `evaluate`.
     """
-    options = _options(None, None, "cpu", None, None, None)
+    options = _options(None, None, "cpu", None, None, limit)
     model, classes = load_model_dir(model_dir(run))
     splits = None
     if data is not None:
@@ -151,7 +153,6 @@ def export_run(
         data=splits,
         label_names=classes,
         max_drop=max_drop,
-        limit=limit,
         force=force,
     )
 
@@ -218,21 +219,6 @@ def _opened(run: str | Path, options: Recipe) -> tuple[Any, list[str] | None, Ru
     if options.img_size is not None:
         model = resized(model, options.img_size)
     return model.to(runtime.device).eval(), names, runtime
-
-
-def model_dir(run: str | Path) -> Path:
-    """The model directory that a run stands for: its best one, or itself.
-
-    Raises:
-        CheckpointError: neither is there.
-    """
-    for path in (Path(run) / "best", Path(run)):
-        if (path / "config.json").is_file():
-            return path
-    raise CheckpointError(
-        f"A run directory (with best/) or a model directory (with config.json) is needed; {run} is neither."
-        " Make one with weft train or weft convert."
-    )
 
 
 def _recipe_of(run: Path) -> Recipe | None:

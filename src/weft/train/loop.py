@@ -194,7 +194,7 @@ class Learner:
             torch.manual_seed(self._seed(number, len(parts)))  # for drop-path and dropout
             is_last = number == len(parts) - 1
             if self.shards is not None:
-                self.shards.hold_gradients(until_last=not is_last)
+                self.shards.hold_gradients(not is_last)
             with contextlib.nullcontext() if is_last else self.runtime.without_sync(self.wrapped):
                 loss, right = self._forward(images, labels, keys[number] if keys else ())
                 (loss / len(parts)).backward()

@@ -54,9 +54,9 @@ class Shards:
         fully_shard(self.network, mesh=self.mesh)
         self.average = {name: _part(value).clone() for name, value in self._state().items()} if is_averaged else {}
 
-    def hold_gradients(self, until_last: bool) -> None:
+    def hold_gradients(self, hold: bool) -> None:
         """Whether the gradients of the next backward pass stay where they are, to be added up later."""
-        cast(FSDPModule, self.network).set_requires_gradient_sync(not until_last)
+        cast(FSDPModule, self.network).set_requires_gradient_sync(not hold)
 
     def update_average(self, decay: float) -> None:
         """average * decay + weights * (1 - decay), each process its part; integers are copied."""

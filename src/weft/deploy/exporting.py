@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import importlib
 import io
+import itertools
 import json
 import logging
+import math
 import os
 import tempfile
 import warnings
@@ -30,9 +31,11 @@ from torch import Tensor, nn
 
 from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, new_directory, read_config
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
-from weft.deploy.fold import fold
+from weft.data.loader import ImageLoader
+from weft.deploy.folding import fold
 from weft.deploy.runtimes import FILES, Answer, need, run_file
-from weft.errors import StorageError, UsageError, VerificationError
+from weft.durable import flush_folder, sha256_of, writing
+from weft.errors import UsageError, VerificationError
 from weft.models.base import Backbone
 from weft.version import __version__
 
@@ -44,7 +47,8 @@ REPORT = "report.json"
 CONTENTS = (CONFIG, REPORT, *(name for names in FILES.values() for name in names))
 BATCHES = (2, 1, 7)  # of the comparison; a graph that was specialised to one size fails on another
 CALIBRATION = 300  # images, NNCF's own number
-CLOSE, AGREEING = 1e-4, 99.9  # of fp32: difference of logits over the largest one; percent of equal top-1
+CLOSE = {"fp32": 1e-4, "bf16": 0.1}  # largest difference of logits over the largest logit; int8 is judged by its top-1
+AGREEING = 99.9  # percent of images with equal top-1, in fp32
 RANDOM_IMAGES = 60
 
 
@@ -90,7 +94,6 @@ def export(
     data: Splits | None = None,
     label_names: Sequence[str] | None = None,
     max_drop: float = 0.5,
-    limit: int | None = None,
     force: bool = False,
 ) -> ExportReport:
     """Writes an export and checks it against the model.
@@ -106,7 +109,6 @@ def export(
         data: images with classes; the held-out ones are compared and counted. None: random images are compared.
         label_names: one name per class.
         max_drop: how many points of top-1 on the held-out images the export may lose, 0 to 100.
-        limit: compare at most this many images.
         force: take the place of an export that is there.
 
     Raises:
@@ -121,7 +123,7 @@ def export(
     format = format or by_suffix or "onnx"
     _check(model, format, precision, data, max_drop)
     if by_suffix is not None:
-        words = dict(precision=precision, data=data, label_names=label_names, max_drop=max_drop, limit=limit)
+        words = dict(precision=precision, data=data, label_names=label_names, max_drop=max_drop)
         return _export_file(model, Path(out), format, force, words)
     network: Any = model
     height_width = tuple(network.pretrained_cfg["input_size"])
@@ -137,7 +139,7 @@ def export(
             "precision": precision,
             "input": list(height_width),
             "batch": "any",
-            "sha256": {name: hashlib.sha256((beside / name).read_bytes()).hexdigest() for name in names},
+            "sha256": {name: sha256_of(beside / name) for name in names},
             "weft": __version__,
             **({"opset": OPSET} if format == "onnx" else {}),
         }
@@ -145,7 +147,7 @@ def export(
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         _check_config(beside, model, label_names, data)
         size = sum((beside / name).stat().st_size for name in names)
-        report = _compare(model, answer, path, format, precision, data, limit, height_width, size)
+        report = _compare(model, answer, path, format, precision, data, height_width, size)
         _judge(report, max_drop)
         (beside / REPORT).write_text(json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n")
     return report
@@ -156,16 +158,15 @@ def _export_file(model: nn.Module, path: Path, format: str, force: bool, words: 
     places = [path.with_suffix(Path(name).suffix) for name in FILES[format]] + [path.with_suffix(".json")]
     taken = [place for place in places if place.exists()]
     if taken and not force:
-        raise UsageError(f"An export must be new; {taken[0]} is there already. Pass force=True or another path.")
-    try:
+        raise UsageError(f"An export must be new; {taken[0]} is there already. Pass --force or another path.")
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             inside = Path(folder) / "export"
             report = export(model, inside, format=format, **words)
             for name, place in zip([*FILES[format], CONFIG], places, strict=True):
                 os.replace(inside / name, place)
-    except OSError as error:
-        raise StorageError(f"{path} must be writable; {error.strerror or error}. Choose another place.") from error
+        flush_folder(path.parent)
     return replace(report, out=str(path))
 
 
@@ -178,7 +179,7 @@ def _check(model: nn.Module, format: str, precision: str, data: Splits | None, m
     if model.training:
         raise UsageError("An export answers as a model does in evaluation; this one is in training mode. Call eval().")
     if precision == "int8" and data is None:
-        raise UsageError("int8 is calibrated on images of the kind it will see; give data.")
+        raise UsageError("int8 is calibrated on images of the kind it will see; give --data (data=).")
     if not 0 <= max_drop <= 100:
         raise UsageError(f"max_drop is a number of points, 0 to 100; got {max_drop}.")
     classes = getattr(model, "num_classes", None)
@@ -269,7 +270,7 @@ def _quantized(graph: Any, data: Splits, model: nn.Module) -> Any:
     os.environ.setdefault("NNCF_CI", "1")  # it would report its use to its makers
     nncf = importlib.import_module("nncf")
     nncf.set_log_level(40)
-    images = [images.numpy() for images, _ in _batches(data, "train", model, 1, CALIBRATION)]
+    images = [images.numpy() for images, _ in itertools.islice(_batches(data, "train", model, 1), CALIBRATION)]
     with _quietly():
         return nncf.quantize(
             graph,
@@ -280,20 +281,11 @@ def _quantized(graph: Any, data: Splits, model: nn.Module) -> Any:
         )
 
 
-def _batches(
-    data: Splits, split: str, model: nn.Module, batch_size: int, limit: int | None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images as the model's evaluation sees them, and their classes; a limited number is spread over all of them."""
-    source = getattr(data, split)
+def _batches(data: Splits, split: str, model: nn.Module, batch_size: int) -> ImageLoader:
+    """Images as the model's evaluation sees them, and their classes; those for training in a random order."""
     network: Any = model
-    dataset = ImageDataset(source, eval_transform(network.pretrained_cfg))
-    count = 0
-    for images, labels in make_loader(dataset, batch_size, shuffle=limit is not None and limit < len(source)):
-        left = len(images) if limit is None else limit - count
-        if left <= 0:
-            return
-        yield images[:left], labels[:left]
-        count += len(images[:left])
+    dataset = ImageDataset(getattr(data, split), eval_transform(network.pretrained_cfg))
+    return make_loader(dataset, batch_size, shuffle=split == "train")
 
 
 def _compare(
@@ -303,14 +295,13 @@ def _compare(
     format: str,
     precision: str,
     data: Splits | None,
-    limit: int | None,
     size: tuple[int, ...],
     num_bytes: int,
 ) -> ExportReport:
     """The model in float32 beside the export, on the same images, in batches of several sizes."""
     device = next(model.parameters()).device
     theirs, ours, classes = [], [], []
-    for images, labels in _to_compare(model, data, limit, size):
+    for images, labels in _to_compare(model, data, size):
         with torch.inference_mode():
             theirs.append(model(images.to(device)).float().cpu().numpy())
         ours.append(np.asarray(answer(np.ascontiguousarray(images.numpy())), dtype=np.float32))
@@ -337,15 +328,13 @@ def _compare(
     )
 
 
-def _to_compare(
-    model: nn.Module, data: Splits | None, limit: int | None, size: tuple[int, ...]
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _to_compare(model: nn.Module, data: Splits | None, size: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
     if data is None:
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(RANDOM_IMAGES, *size, generator=generator)
         chunks = iter([(images, torch.zeros(RANDOM_IMAGES, dtype=torch.int64))])
     else:
-        chunks = _batches(data, "val", model, sum(BATCHES), limit)
+        chunks = _batches(data, "val", model, sum(BATCHES))
     for images, labels in chunks:
         place = 0
         while place < len(images):
@@ -362,11 +351,15 @@ def _judge(report: ExportReport, max_drop: float) -> None:
             f"The {report.format} export answers with numbers that are not finite. Nothing is kept."
         )
     relative = report.max_difference / max(report.max_logit, 1e-6)
-    if report.precision == "fp32" and (relative > CLOSE or report.agreement < AGREEING):
+    if relative > CLOSE.get(report.precision, math.inf):
         raise VerificationError(
-            f"The {report.format} export must answer as the model does, to {CLOSE:g} of the largest logit and"
-            f" {AGREEING} % equal top-1; it differs by {relative:.2g}, and {report.agreement:.2f} % are equal."
-            " Nothing is kept."
+            f"The {report.format} export must answer as the model does, in {report.precision} to"
+            f" {CLOSE[report.precision]:g} of the largest logit; it differs by {relative:.2g}. Nothing is kept."
+        )
+    if report.precision == "fp32" and report.agreement < AGREEING:
+        raise VerificationError(
+            f"The {report.format} export must name the class that the model names on {AGREEING} % of the"
+            f" {report.compared_on}; it does on {report.agreement:.2f} %. Nothing is kept."
         )
     if report.top1 is not None and report.top1_model is not None and report.top1_model - report.top1 > max_drop:
         raise VerificationError(

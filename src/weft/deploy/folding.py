@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.errors import UsageError
+from weft.models.base import Backbone
 
 
 @runtime_checkable
@@ -32,7 +33,7 @@ def fold(model: nn.Module) -> nn.Module:
     """A folded copy, in evaluation for good: `train()` changes nothing about it.
 
     Args:
-        model: one that `weft.create_model` built; it stays as it is.
+        model: one that `weft.create_model` built; it stays as it is. (Of another library, one without BatchNorm.)
 
     Returns:
         A network with the same outputs, on the same device and in the same dtype. Its parameters ask for no gradient;
@@ -51,7 +52,8 @@ def fold(model: nn.Module) -> nn.Module:
             f"fold knows where BatchNorm goes in the networks of weft; {type(model).__name__} keeps {len(left)}, the "
             f"first {left[0]}. Use timm.models.reparameterize_model or the tools of the library it is from."
         )
-    twin.is_folded = True  # type: ignore[assignment]  # torch types every attribute of a module as tensor or module
+    if isinstance(twin, Backbone):
+        twin.is_folded = True
     return twin
 
 

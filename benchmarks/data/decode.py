@@ -5,13 +5,14 @@
 PHOTOS is a folder of JPEGs. Each is decoded from memory to an array in RGB, as it is, and once more enlarged to 3000
 pixels as from a phone. `weft` is weft's whole reading (checks, orientation, profile), `sample` all that a sample for
 training takes (then RandomResizedCrop to 224, mirroring, and the tensor), `draft` with large pictures decoded smaller.
-Decoders that are not installed (simplejpeg, opencv-python-headless) are left out.
+Decoders that are not installed (simplejpeg, opencv-python-headless, torchcodec) are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import importlib.util
 import io
 import platform
@@ -59,6 +60,9 @@ def decoders() -> dict[str, Callable[[bytes], Any]]:
 
         cv2.setNumThreads(1)
         found["opencv"] = lambda data: cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), 1), cv2.COLOR_BGR2RGB)
+    if importlib.util.find_spec("torchcodec"):
+        decoder = importlib.import_module("torchcodec.decoders").decode_jpeg
+        found["torchcodec"] = lambda data: decoder(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     transform = train_transform(224, MEAN, STD)
     return {
         **found,

@@ -13,8 +13,8 @@ def keep_memory() -> bool:
     """Has the C library keep what is freed, instead of returning large blocks to the system.
 
     A step of training on a CPU frees and asks for hundreds of maps of some megabytes. By default each is mapped anew,
-    and every page of it is cleared and faulted in when first touched, which costs LeViT-256 a tenth of a step in fp32
-    and a fifth in bf16 (benchmarks/training). The high-water mark stays the same; below it, nothing is given back.
+    and every page of it is cleared and faulted in when first touched: up to a fifteenth of a step of training
+    (benchmarks/training, "as weft train"). The high-water mark stays the same; below it, nothing is given back.
 
     Returns:
         Whether it was done: not where the C library is not glibc, or where the environment already chooses (MALLOC_*,

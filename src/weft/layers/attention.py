@@ -22,8 +22,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         Values gathered per query (b heads n d).
 
     torch's fused kernel never stores the scores, and is the fastest way on GPUs and, in float32, on CPUs. In bfloat16
-    its CPU kernel loses to plain matrix products: 5.7 to 3.5 ms forward and 14.9 to 4.6 ms backward for 16 pictures of
-    197 tokens in three heads (2 cores, AVX-512), so these are taken as long as the scores are small.
+    its CPU kernel loses to plain matrix products: 4.4 to 2.6 ms forward and 13.3 to 4.1 ms backward for 16 pictures of
+    197 tokens in three heads (benchmarks/training/kernels.csv), so these are taken as long as the scores are small.
     """
     if _products_are_faster(q, k):
         q = q if scale == 1.0 else q * scale  # a folded network has it in its weights

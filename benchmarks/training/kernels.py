@@ -1,0 +1,139 @@
+"""The single operations behind weft's choices, each way in turns.
+
+    python benchmarks/training/kernels.py --csv benchmarks/training/kernels.csv
+
+Milliseconds forward and backward, medians: attention as torch's fused kernel or as two products; CeiT's stem and CvT's
+projection with channels first or last, in float32 or bfloat16; the shift crop of small images as torchvision's
+transforms or as ours; and QuickGELU in three ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision import transforms
+
+from weft.data import train_transform
+from weft.layers.activation import QuickGELU
+
+Way = tuple[str, Callable[..., Tensor], tuple[Tensor, ...]]  # what it is called, the operation, its inputs
+
+
+def products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+
+
+def attention(batch: int, heads: int, tokens: int, dim: int, dtype: torch.dtype) -> list[Way]:
+    qkv = tuple(torch.randn(batch, heads, tokens, dim, dtype=dtype) for _ in range(3))
+    return [("fused", F.scaled_dot_product_attention, qkv), ("products", products, qkv)]
+
+
+def layouts(op: Callable[..., Tensor], image: Tensor, *weights: Tensor) -> list[Way]:
+    last = image.to(memory_format=torch.channels_last)
+    return [("channels first", op, (image, *weights)), ("channels last", op, (last, *weights))]
+
+
+def cases() -> Iterator[tuple[str, list[Way]]]:
+    for dtype in (torch.float32, torch.bfloat16):
+        word = str(dtype).removeprefix("torch.")
+        yield f"attention of ceit_tiny_patch16_224, batch 16, {word}", attention(16, 3, 197, 64, dtype)
+        yield f"attention of ceit_nano_32, batch 128, {word}", attention(128, 3, 65, 32, dtype)
+    image = torch.randn(16, 3, 224, 224)
+    yield (
+        "first convolution of CeiT, batch 16",
+        layouts(partial(F.conv2d, stride=2, padding=3), image, torch.randn(32, 3, 7, 7)),
+    )
+    grid = torch.randn(16, 32, 112, 112)
+    yield "max-pool of CeiT's stem, batch 16", layouts(partial(F.max_pool2d, kernel_size=3, stride=2, padding=1), grid)
+    strided = partial(F.conv2d, stride=2, padding=1, groups=64)
+    tokens, kernel = torch.randn(16, 64, 56, 56).to(memory_format=torch.channels_last), torch.randn(64, 1, 3, 3)
+    yield (
+        "strided depthwise convolution of CvT, batch 16",
+        [("float32", strided, (tokens, kernel)), ("bfloat16", strided, (tokens.bfloat16(), kernel.bfloat16()))],
+    )
+    hidden = torch.randn(16, 3136, 256)
+    yield (
+        "QuickGELU of CvT's first stage, batch 16",
+        [
+            ("x sigmoid(1.702 x)", lambda x: x * torch.sigmoid(1.702 * x), (hidden,)),
+            ("silu(1.702 x) / 1.702", QuickGELU(), (hidden,)),
+            ("silu, the factors in weights", F.silu, (hidden,)),
+        ],
+    )
+
+
+def step(op: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[float, float]:
+    """Seconds forward and backward. (A picture needs no gradient; here it gets one, which costs both ways alike.)"""
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    begun = time.perf_counter()
+    out = op(*leaves)
+    middle = time.perf_counter()
+    out.backward(torch.ones_like(out))
+    return middle - begun, time.perf_counter() - middle
+
+
+def crops(rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds a picture of 32 pixels."""
+    image = Image.effect_noise((32, 32), 64).convert("RGB")
+    ours = train_transform(32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), crop="shift").transforms[0]
+    ways = {"torchvision": transforms.RandomCrop(32, 4, padding_mode="edge"), "weft": ours}
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, transform in ways.items():
+            begun = time.perf_counter()
+            for _ in range(200):
+                transform(image)
+            times[way].append(((time.perf_counter() - begun) / 200, 0.0))
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--csv", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    results: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name, ways in cases():
+        times = results[name] = {way: [] for way, _, _ in ways}
+        for _ in range(args.rounds + 3):
+            for way, op, inputs in ways:
+                times[way].append(step(op, inputs))
+    results["shift crop of a picture of 32 pixels"] = crops(args.rounds)
+    rows = []
+    for name, times in results.items():
+        for way, pairs in times.items():
+            forward, backward = (1000 * statistics.median(column) for column in zip(*pairs[3:], strict=True))
+            rows.append(
+                {
+                    "operation": name,
+                    "way": way,
+                    "forward_ms": f"{forward:.3g}",
+                    "backward_ms": f"{backward:.3g}",
+                    "rounds": args.rounds,
+                    "threads": torch.get_num_threads(),
+                    "torch": torch.__version__,
+                    "machine": platform.machine(),
+                }
+            )
+            print("  ".join(str(value) for value in list(rows[-1].values())[:4]), flush=True)
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -97,6 +97,8 @@ def _show(args: argparse.Namespace) -> int:
     if isinstance(recipe.batch_size, int):
         print(f"# {recipe.batch_size} images per step = per device x devices x accumulate ({recipe.accumulate});")
         print(f"# highest learning rate {peak_lr(recipe):g}")
+    else:
+        print("# images per step: chosen when training starts (batch_size: auto), and with them lr_per_512's rate")
     print(dump(recipe), end="")
     return 0
 

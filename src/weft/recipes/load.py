@@ -55,6 +55,26 @@ def _keys(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 KEYS: dict[str, Any] = dict(_keys(Recipe))  # every dotted key and its type
 
 
+def allowed(key: str) -> str:
+    """What a setting may be, in words: `one of norm, value, agc`, `a number at least 0`."""
+    return "named values" if key in OPEN else _in_words(KEYS[key])
+
+
+def _in_words(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        text = str(arguments[1])
+        return text.replace("a number", "a whole number") if arguments[0] is int else text
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_in_words(argument) for argument in arguments)
+    if origin is Literal:
+        return ", ".join(arguments)
+    if origin is tuple:
+        return "[" + ", ".join(_in_words(argument) for argument in arguments) + "]"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+    return words[hint]
+
+
 def recipe_names() -> list[str]:
     """The recipes that come with weft."""
     return sorted(

@@ -23,8 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "weft export RUN OUT [options]"
     parser.add_argument("run", metavar="RUN", help="a run, whose best model is taken, or a model directory")
     parser.add_argument("out", metavar="OUT", help="the directory to write, or a file .onnx, .xml or .pt2")
-    parser.add_argument("--format", choices=("onnx", "openvino", "torch"), help="default: by the end of OUT, or onnx")
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "int8"), help="default: fp32")
+    formats = ("onnx", "openvino", "torch", "aotinductor")
+    parser.add_argument("--format", choices=formats, help="default: by the end of OUT, or onnx")
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "fp16", "bf16", "int8"), help="default: fp32")
     parser.add_argument("--data", metavar="DATA", help="images with classes, to calibrate on and to compare with")
     parser.add_argument(
         "--max-drop", type=float, default=0.5, metavar="POINTS", help="of top-1 that may be lost (default: 0.5)"

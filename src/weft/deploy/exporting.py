@@ -1,7 +1,7 @@
 """From a model to a directory that answers without weft's networks, and the proof that it answers the same.
 
     out/config.json   as a model directory's, and what the export is
-    out/model.onnx    or model.xml and model.bin, or model.pt2
+    out/model.onnx    or model.xml and model.bin, or model.pt2 (see graphs)
     out/report.json   how far its answers are from the model's, on which images
 
 Networks of weft are folded first. Nothing is published that failed its check.
@@ -9,17 +9,12 @@ Networks of weft are folded first. Nothing is published that failed its check.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import importlib
-import io
 import itertools
 import json
-import logging
 import math
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,21 +28,23 @@ from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, new_dire
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
 from weft.data.loader import ImageLoader
 from weft.deploy.folding import fold
-from weft.deploy.runtimes import FILES, Answer, need, run_file
+from weft.deploy.graphs import FORMATS, NEEDS, OPSET, write_graph
+from weft.deploy.runtimes import FILES, Answer, need
 from weft.durable import flush_folder, sha256_of, writing
 from weft.errors import UsageError, VerificationError
 from weft.models.base import Backbone
 from weft.version import __version__
 
-FORMATS = {"onnx": ("fp32",), "openvino": ("fp32", "bf16", "int8"), "torch": ("fp32", "bf16")}
-NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "onnx", "onnxscript"), "torch": ()}
 SUFFIXES = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}
-OPSET = 20
 REPORT = "report.json"
 CONTENTS = (CONFIG, REPORT, *(name for names in FILES.values() for name in names))
 BATCHES = (2, 1, 7)  # of the comparison; a graph that was specialised to one size fails on another
 CALIBRATION = 300  # images, NNCF's own number
-CLOSE = {"fp32": 1e-4, "bf16": 0.1}  # largest difference of logits over the largest logit; int8 is judged by its top-1
+CLOSE = {
+    "fp32": 1e-4,
+    "fp16": 0.02,
+    "bf16": 0.1,
+}  # largest difference of logits over the largest logit; int8 is judged by its top-1
 AGREEING = 99.9  # percent of images with equal top-1, in fp32
 RANDOM_IMAGES = 60
 
@@ -102,10 +99,11 @@ def export(
         model: in evaluation mode, as `weft.create_model` or `load_checkpoint` gave it; it stays as it is.
         out: the directory to write, for `weft predict`, `evaluate` and `bench`; or, for other programs, a file that
             ends in .onnx, .xml (with a .bin beside it) or .pt2, with the directory's config.json as a .json beside it.
-        format: `onnx` (opset 20), `openvino`, or `torch` (torch.export's .pt2, which weft itself does not load). None:
-            by the end of `out`; onnx for a directory.
-        precision: `fp32`, `bf16` or `int8`; FORMATS says which format has which. int8 is made by NNCF from the training
-            images of `data`.
+        format: `onnx` (opset 20), `openvino`, `torch` (torch.export's .pt2) or `aotinductor` (the same, compiled for
+            this processor; needs a C++ compiler); weft itself loads neither .pt2, which could hold any code. None: by
+            the end of `out`; onnx for a directory.
+        precision: `fp32`, `fp16` (weights; a CPU computes in float32), `bf16` or `int8`; FORMATS says which format has
+            which. int8 is made by NNCF or ONNX Runtime, its ranges from the training images of `data`.
         data: images with classes; the held-out ones are compared and counted. None: random images are compared.
         label_names: one name per class.
         max_drop: how many points of top-1 on the held-out images the export may lose, 0 to 100.
@@ -132,7 +130,8 @@ def export(
         names = FILES[format]
         # what is not ours keeps its BatchNorm here; the runtimes merge it themselves
         lean = fold(model) if isinstance(model, Backbone) else copy.deepcopy(model)
-        answer = _write(lean.cpu(), beside / names[0], format, precision, height_width, data, network)
+        calibration = _calibration(data, model) if precision == "int8" else ()
+        answer = write_graph(lean.cpu(), beside / names[0], format, precision, height_width, calibration)
         artefact = {
             "version": 1,
             "format": format,
@@ -185,7 +184,7 @@ def _check(model: nn.Module, format: str, precision: str, data: Splits | None, m
     classes = getattr(model, "num_classes", None)
     if data is not None and len(data.classes) != classes:
         raise UsageError(f"data must have the model's {classes} classes; it has {len(data.classes)}.")
-    need(*NEEDS[format], *(("nncf",) if precision == "int8" else ()))
+    need(*NEEDS.get(format, ()))
 
 
 def _check_config(folder: Path, model: nn.Module, label_names: Sequence[str] | None, data: Splits | None) -> None:
@@ -205,80 +204,11 @@ def _check_config(folder: Path, model: nn.Module, label_names: Sequence[str] | N
             )
 
 
-def _write(
-    folded: nn.Module,
-    file: Path,
-    format: str,
-    precision: str,
-    size: tuple[int, ...],
-    data: Splits | None,
-    model: nn.Module,
-) -> Answer:
-    """The file, and what answers from it."""
-    if format == "torch":
-        return _write_torch(folded, file, precision, size)
-    onnx = file if format == "onnx" else file.with_name("between.onnx")
-    batch = torch.export.Dim("batch", min=1)
-    with _quietly():
-        program = torch.onnx.export(
-            folded,
-            (torch.zeros(2, *size),),  # two: a batch of one would be taken for a constant
-            dynamo=True,
-            dynamic_shapes=({0: batch},),
-            input_names=["images"],
-            output_names=["logits"],
-            opset_version=OPSET,
-            verbose=False,
-        )
-    assert program is not None
-    program.save(str(onnx), external_data=False)
-    if format == "openvino":
-        openvino = importlib.import_module("openvino")
-        graph = openvino.Core().read_model(str(onnx))  # convert_model would report its use to its makers
-        onnx.unlink()
-        if precision == "int8":
-            assert data is not None
-            graph = _quantized(graph, data, model)
-        openvino.save_model(graph, str(file), compress_to_fp16=False)
-    return run_file(file, format, precision)
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without what exporters say about themselves: warnings, progress, a line for every constant left as it is."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(logging.NOTSET)
-
-
-def _write_torch(folded: nn.Module, file: Path, precision: str, size: tuple[int, ...]) -> Answer:
-    example = torch.zeros(2, *size)
-    if precision == "bf16":
-        folded, example = folded.to(torch.bfloat16), example.bfloat16()
-    program = torch.export.export(folded, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
-    torch.export.save(program, str(file))
-    run = program.module()
-    return lambda images: run(torch.from_numpy(images).to(example.dtype)).float().numpy()
-
-
-def _quantized(graph: Any, data: Splits, model: nn.Module) -> Any:
-    """Post-training quantisation of products and convolutions by what the training images make them see."""
-    os.environ.setdefault("NNCF_CI", "1")  # it would report its use to its makers
-    nncf = importlib.import_module("nncf")
-    nncf.set_log_level(40)
-    images = [images.numpy() for images, _ in itertools.islice(_batches(data, "train", model, 1), CALIBRATION)]
-    with _quietly():
-        return nncf.quantize(
-            graph,
-            nncf.Dataset(images),
-            model_type=nncf.ModelType.TRANSFORMER,
-            preset=nncf.QuantizationPreset.MIXED,  # activations behind HardSwish and GELU are not symmetric
-            subset_size=len(images),
-        )
+def _calibration(data: Splits | None, model: nn.Module) -> Iterator[np.ndarray]:
+    """Images for training as evaluation sees them, one at a time."""
+    assert data is not None
+    for images, _ in itertools.islice(_batches(data, "train", model, 1), CALIBRATION):
+        yield images.numpy()
 
 
 def _batches(data: Splits, split: str, model: nn.Module, batch_size: int) -> ImageLoader:

@@ -1,7 +1,7 @@
 """What runs an export: one class for all, so that whoever has a model can have an export instead.
 
-Only formats that hold no code are opened: ONNX by ONNX Runtime, OpenVINO's own by OpenVINO. A `.pt2` is unpickled when
-it is loaded, so weft writes it and checks it, and leaves loading it to those who made it.
+Only formats that hold no code are opened: ONNX by ONNX Runtime, OpenVINO's own by OpenVINO. A `.pt2` can hold
+any code, so weft writes it and checks it, and leaves loading it to those who made it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from weft.durable import sha256_of
 from weft.errors import CheckpointError, UsageError
 
 Answer = Callable[[np.ndarray], np.ndarray]
-FILES = {"onnx": ("model.onnx",), "openvino": ("model.xml", "model.bin"), "torch": ("model.pt2",)}
+FILES = {
+    "onnx": ("model.onnx",),
+    "openvino": ("model.xml", "model.bin"),
+    "torch": ("model.pt2",),
+    "aotinductor": ("model.pt2",),
+}
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 
@@ -95,8 +100,9 @@ def open_model(path: str | Path) -> tuple[Any, list[str] | None]:
         )
     if facts["format"] not in RUNTIMES:
         raise CheckpointError(
-            f"{path} holds a .pt2, which is unpickled when it is loaded, so weft does not. Load it with"
-            " torch.export.load if you trust it, or export to onnx or openvino."
+            f"{path} holds a .pt2, which could hold any code, so weft does not load it. Load it with"
+            " torch.export.load (aotinductor: torch._inductor.aoti_load_package) if you trust it, or export to onnx"
+            " or openvino."
         )
     for name in FILES[facts["format"]]:
         if not (path / name).is_file() or sha256_of(path / name) != facts["sha256"].get(name):

@@ -1,35 +1,52 @@
 """How fast models answer on this machine, side by side.
 
-All that is compared runs in turns in one process (A B C A B C ...), on the same random images, so that a busy machine
-is busy for all. Told are medians and the 95th percentile of single calls. Speed is judged by the machine's own measured
-peak of matrix products in the same number format.
+All that is compared runs in turns (A B C A B C ...), each in a process of its own, on the same random images, so that a
+busy machine is busy for all; the first call of a turn is not counted. Told are medians and the 95th percentile of
+single calls. Speed is judged by the machine's own measured peak of matrix products in the same number format, and every
+answer is compared with the model's: nothing is fast that is wrong.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
-from torch import Tensor, nn
 
-from weft.bench.cost import cost
-from weft.bench.peers import peer_of
-from weft.checkpoints.model_dir import model_dir
-from weft.deploy import ExportedModel, export, fold, open_model
+from weft.bench.peers import peers_of
+from weft.bench.worker import REFERENCE, Task, has_peers_weights
+from weft.checkpoints.model_dir import model_dir, read_config
+from weft.deploy.graphs import DTYPES, NEEDS
+from weft.deploy.runtimes import need
 from weft.errors import UsageError
-from weft.heap import keep_memory
 from weft.hub import create_model
-from weft.models.base import Backbone
 
-WAYS = ("eager", "folded", "compiled", "onnx", "openvino")
-PRECISIONS = ("fp32", "bf16")
+WAYS = {  # and the number formats of each
+    "eager": ("fp32", "bf16"),
+    "folded": ("fp32", "bf16"),
+    "compiled": ("fp32", "bf16"),
+    "graphed": ("fp32", "bf16"),  # compiled, and replayed as a CUDA graph
+    "onnx": ("fp32", "int8"),
+    "openvino": ("fp32", "bf16", "int8"),
+}
+PRECISIONS = ("fp32", "bf16", "int8")
 PEAK_SIDE = 2048  # of the square matrices that measure the peak
+CALLS = 3  # timed ones of a turn
+BEST = "best"
+MOST = 512  # images of a call in the search for the best number
+GAIN = 1.03  # what doubling the batch must bring to go on
 
 
 @dataclass(frozen=True)
@@ -37,18 +54,21 @@ class SpeedRow:
     """What one way of running one model came to.
 
     Attributes:
-        model, way, precision, batch_size: what ran.
+        model, way, precision, device, batch_size: what ran.
         p50_ms, p95_ms: of single calls with a whole batch.
         images_per_second: by the median.
         ratio: images per second over those of the first row of this batch size.
-        peak_percent: of the measured peak of matrix products; None where the multiply-adds are not known.
+        peak_percent: of the measured peak of matrix products; None for int8, and where multiply-adds are not known.
         params, macs: of the model, in evaluation; None for an export.
-        rounds, threads: of the measurement.
+        difference: largest difference of logits from those of the model in float32, over the largest of these; None
+            for networks that do not have the model's weights.
+        calls, threads: of the measurement.
     """
 
     model: str
     way: str
     precision: str
+    device: str
     batch_size: int
     p50_ms: float
     p95_ms: float
@@ -57,7 +77,8 @@ class SpeedRow:
     peak_percent: float | None
     params: int | None
     macs: int | None
-    rounds: int
+    difference: float | None
+    calls: int
     threads: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,163 +86,226 @@ class SpeedRow:
         return asdict(self)
 
 
-@dataclass
-class Subject:
-    """One way of running one model."""
-
-    model: str
-    way: str
-    precision: str
-    size: tuple[int, ...]
-    call: Callable[[Tensor], Any]
-    params: int | None = None
-    macs: int | None = None
-
-
 def speed(
     models: Sequence[str | Path],
     *,
     ways: Sequence[str] = ("eager", "folded"),
     precisions: Sequence[str] = ("fp32",),
-    batch_sizes: Sequence[int] = (1, 16),
-    rounds: int = 30,
+    batch_sizes: Sequence[int | str] = (1, 16),
+    rounds: int = 10,
     threads: int | None = None,
     peers: bool = False,
+    device: str = "cpu",
 ) -> list[SpeedRow]:
-    """Measures models, runs and exports on the CPU.
+    """Measures models, runs and exports.
 
     Args:
         models: names of models (random weights), or model directories, of weights or exports.
-        ways: of WAYS; an export has only its own.
-        precisions: of PRECISIONS; onnx has fp32 alone.
-        batch_sizes: images of a call.
-        rounds: calls of each.
+        ways: of WAYS, which says what number formats each has; an export has only its own way.
+        precisions: of PRECISIONS. int8 is calibrated on noise here: its speed is that of `weft export`, its answers
+            are not.
+        batch_sizes: images of a call; `best` doubles them until that brings nothing.
+        rounds: turns of each, with CALLS timed calls.
         threads: of all runtimes; None for as many as torch takes.
-        peers: measure the same network of timm or transformers, too (for CeiT, the DeiT of its size).
+        peers: measure the same networks of timm, transformers and vit-pytorch in the same ways, too (for CeiT, the DeiT
+            of its size); where layouts are known, with the same weights.
+        device: cpu or cuda.
 
     Raises:
         UsageError: words that do not fit, or something that is not installed.
         CheckpointError: a directory that cannot be read.
     """
-    _check(ways, precisions, batch_sizes, rounds, threads)
+    _check(ways, precisions, batch_sizes, rounds, threads, device)
     threads = threads or torch.get_num_threads()
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    keep_memory()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            subjects = [
-                subject
-                for number, model in enumerate(models)
-                for subject in _subjects(model, ways, precisions, peers, Path(folder) / str(number))
-            ]
-            peaks = {precision: matrix_peak(precision) for precision in {subject.precision for subject in subjects}}
-            return [row for batch in batch_sizes for row in _measured(subjects, batch, rounds, threads, peaks)]
-    finally:
-        torch.set_num_threads(before)
+    tasks = [task for model in models for task in _tasks(str(model), ways, precisions, peers, device, threads)]
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        workers = [stack.enter_context(_Worker(task, folder / f"{i}.npy")) for i, task in enumerate(tasks)]
+        with ThreadPoolExecutor(threads) as pool:  # most of building is one thread's work
+            list(pool.map(_Worker.build, workers))
+        measured = [worker for worker in workers if worker.task.way != REFERENCE]
+        peaks = {worker.precision: matrix_peak(worker.precision, device, threads) for worker in measured}
+        return [row for size in batch_sizes for row in _measured(workers, size, rounds, peaks)]
 
 
-def matrix_peak(precision: str = "fp32") -> float:
+def matrix_peak(precision: str = "fp32", device: str = "cpu", threads: int | None = None) -> float:
     """Multiply-adds per second of this machine in large matrix products, the best of ten; nan for int8."""
-    if precision not in PRECISIONS:
-        return float("nan")
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    left, right = (torch.randn(PEAK_SIDE, PEAK_SIDE).to(dtype) for _ in range(2))
-    seconds = min(_timed(lambda: left @ right) for _ in range(10))
-    return PEAK_SIDE**3 / seconds
+    if precision == "int8":
+        return math.nan
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    side = PEAK_SIDE if device == "cpu" else 4 * PEAK_SIDE
+    left, right = (torch.randn(side, side, device=device).to(DTYPES.get(precision, torch.float32)) for _ in range(2))
+    seconds = min(_timed(lambda: left @ right, device) for _ in range(10))
+    torch.set_num_threads(before)
+    return side**3 / seconds
 
 
 def _check(
-    ways: Sequence[str], precisions: Sequence[str], batch_sizes: Sequence[int], rounds: int, threads: int | None
+    ways: Sequence[str],
+    precisions: Sequence[str],
+    batch_sizes: Sequence[int | str],
+    rounds: int,
+    threads: int | None,
+    device: str,
 ) -> None:
-    for what, words, known in (("ways", ways, WAYS), ("precisions", precisions, PRECISIONS)):
+    for what, words, known in (("ways", ways, tuple(WAYS)), ("precisions", precisions, PRECISIONS)):
         wrong = [word for word in words if word not in known]
         if wrong or not words:
             raise UsageError(f"{what} must be some of {', '.join(known)}; got {', '.join(wrong) or 'none'}.")
-    numbers = [("rounds", rounds), ("threads", 1 if threads is None else threads)]
-    for what, number in [*(("batch_size", size) for size in batch_sizes), *numbers]:
-        if number < 1:
+    if not any(precision in WAYS[way] for way in ways for precision in precisions):
+        offered = "; ".join(f"{way}: {', '.join(WAYS[way])}" for way in ways)
+        raise UsageError(f"precisions must be some that these ways have ({offered}); got {', '.join(precisions)}.")
+    numbers: list[tuple[str, int | str]] = [("rounds", rounds), ("threads", 1 if threads is None else threads)]
+    for what, number in [*(("batch_size", size) for size in batch_sizes if size != BEST), *numbers]:
+        if not isinstance(number, int) or number < 1:
             raise UsageError(f"{what} must be at least 1; got {number}.")
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"device must be cpu or cuda; got {device}.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device=cuda needs a GPU that this torch can use; it finds none. See weft doctor.")
+    elsewhere = ("onnx", "openvino") if device == "cuda" else ("graphed",)
+    wrong = [way for way in ways if way in elsewhere]
+    if wrong:
+        raise UsageError(f"{wrong[0]} is not measured on {device}; take another device, or another way.")
 
 
-def _subjects(
-    what: str | Path, ways: Sequence[str], precisions: Sequence[str], peers: bool, folder: Path
-) -> Iterable[Subject]:
-    """Every way of running one model."""
-    is_path = Path(what).exists() or "/" in str(what)
-    model: Any = open_model(model_dir(what))[0] if is_path else create_model(str(what)).eval()
-    size = tuple(model.pretrained_cfg["input_size"])
-    name = str(what)
-    if isinstance(model, ExportedModel):
-        yield Subject(name, model.format, model.precision, size, lambda images: model(images))
+def _tasks(
+    what: str, ways: Sequence[str], precisions: Sequence[str], peers: bool, device: str, threads: int
+) -> Iterator[Task]:
+    """Every way of running one model, the one to compare with, and its peers. Complains before anything is started."""
+    is_path = Path(what).exists() or "/" in what
+    if is_path and "artefact" in read_config(model_dir(what)):
+        yield Task(what, None, False, "eager", "fp32", device, threads)
         return
-    counted = cost(model, size[1:], size[0])  # type: ignore[arg-type]
-    for precision in precisions:
-        for way in ways:
-            if way == "onnx" and precision != "fp32":
-                continue
-            call = _call(model, way, precision, folder / f"{way}-{precision}")
-            yield Subject(name, way, precision, size, call, counted.params, counted.macs)
-        if peers:
-            peer_name, peer = peer_of(name)
-            peer_cost = cost(peer, size[1:], size[0])  # type: ignore[arg-type]
-            call = _call(peer.eval(), "eager", precision, folder)
-            yield Subject(peer_name, "eager", precision, size, call, *peer_cost)
+    if not is_path:
+        with torch.device("meta"):
+            create_model(what, device="meta")
+    count = len(peers_of(what)) if peers else 0
+    pairs = [(way, precision) for precision in precisions for way in ways if precision in WAYS[way]]
+    for way, precision in pairs:
+        need(*NEEDS.get(way, ()), *(("nncf",) if (way, precision) == ("openvino", "int8") else ()))
+    yield Task(what, None, peers, REFERENCE, "fp32", device, threads)
+    for peer in (None, *range(count)):
+        for way, precision in pairs:
+            if peer is None or way != "folded":
+                yield Task(what, peer, peers, way, precision, device, threads)
 
 
-def _call(model: nn.Module, way: str, precision: str, folder: Path) -> Callable[[Tensor], Any]:
-    if way in ("onnx", "openvino"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        export(model, folder, format=way, precision=precision)
-        return open_model(folder)[0]
-    if way in ("folded", "compiled") and isinstance(model, Backbone):
-        model = fold(model)
-    run: Any = torch.compile(model) if way == "compiled" else model
-    if precision == "fp32":
-        return run
+class _Worker:
+    """A process that runs one way of running one model, and waits in between."""
 
-    def in_bf16(images: Tensor) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return run(images)
+    def __init__(self, task: Task, answer: Path) -> None:
+        self.task, self.answer = task, answer
+        self.process: Any = None
+        self.facts: dict[str, Any] = {}
 
-    return in_bf16
+    def __enter__(self) -> _Worker:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
 
-def _measured(
-    subjects: Sequence[Subject], batch_size: int, rounds: int, threads: int, peaks: dict[str, float]
-) -> Iterable[SpeedRow]:
-    generator = torch.Generator().manual_seed(0)
-    times: list[list[float]] = [[] for _ in subjects]
-    images = [torch.randn(batch_size, *subject.size, generator=generator) for subject in subjects]
-    with torch.inference_mode():
-        for number in range(rounds + 2):
-            for subject, batch, seconds in zip(subjects, images, times, strict=True):
-                taken = _timed(lambda: subject.call(batch))  # noqa: B023  # called at once
-                if number >= 2:  # the first two warm up
-                    seconds.append(taken)
-    medians = [statistics.median(seconds) for seconds in times]
-    for subject, seconds, median in zip(subjects, times, medians, strict=True):
-        per_second = batch_size / median
-        peak = peaks[subject.precision]
-        share = None if subject.macs is None or peak != peak else 100 * subject.macs * per_second / peak
-        yield SpeedRow(
-            model=subject.model,
-            way=subject.way,
-            precision=subject.precision,
-            batch_size=batch_size,
-            p50_ms=1000 * median,
-            p95_ms=1000 * sorted(seconds)[min(round(0.95 * rounds), rounds - 1)],
-            images_per_second=per_second,
-            ratio=medians[0] / median,
-            peak_percent=share,
-            params=subject.params,
-            macs=subject.macs,
-            rounds=rounds,
-            threads=threads,
+    def build(self) -> None:
+        """Starts the process, and waits until its model is there."""
+        command = [sys.executable, "-m", "weft.bench.worker"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.facts = self._ask(asdict(self.task))
+
+    @property
+    def precision(self) -> str:
+        """Of an export, its own."""
+        return str(self.facts["precision"])
+
+    def turn(self, batch_size: int, calls: int, keep: bool = False) -> list[float]:
+        """Seconds of every call; the last answer is kept, if asked, in `answer`."""
+        order = {"batch_size": batch_size, "calls": calls, "answer": str(self.answer) if keep else None}
+        return self._ask(order)["seconds"]
+
+    def best_batch(self) -> int:
+        """The number of images at which doubling it brings nothing."""
+        best, batch_size = 0.0, 1
+        while True:
+            per_second = batch_size / statistics.median(self.turn(batch_size, CALLS + 1)[1:])
+            if per_second < GAIN * best:
+                return batch_size // 2
+            if batch_size == MOST:
+                return MOST
+            best, batch_size = per_second, 2 * batch_size
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self.process.stdin.write(json.dumps(question) + "\n")
+        except BrokenPipeError:
+            self._died()
+        line = self.process.stdout.readline()
+        answer = json.loads(line) if line else self._died()
+        if "error" in answer:
+            raise UsageError(answer["error"])
+        return answer
+
+    def _died(self) -> NoReturn:
+        code = self.process.wait()
+        raise UsageError(
+            f"{self.task.what} {self.task.way} {self.task.precision} must run to be measured; its process ended with"
+            f" {code}, and what it said is above. Leave it out, or take smaller batches if memory ran out (-9)."
         )
 
 
-def _timed(call: Callable[[], Any]) -> float:
+def _measured(
+    workers: Sequence[_Worker], batch_size: int | str, rounds: int, peaks: dict[str, float]
+) -> Iterator[SpeedRow]:
+    measured = [worker for worker in workers if worker.task.way != REFERENCE]
+    sizes = [batch_size if isinstance(batch_size, int) else worker.best_batch() for worker in measured]
+    differences = [_difference(worker, workers, size) for worker, size in zip(measured, sizes, strict=True)]
+    times: list[list[float]] = [[] for _ in measured]
+    for _ in range(rounds):
+        for worker, size, seconds in zip(measured, sizes, times, strict=True):
+            seconds.extend(worker.turn(size, CALLS + 1)[1:])
+    first = 0.0
+    for worker, size, seconds, difference in zip(measured, sizes, times, differences, strict=True):
+        median = statistics.median(seconds)
+        per_second = size / median
+        first = first or per_second
+        peak, macs = peaks[worker.precision], worker.facts["macs"]
+        yield SpeedRow(
+            model=worker.facts["model"],
+            way=worker.facts["way"],
+            precision=worker.precision,
+            device=worker.task.device,
+            batch_size=size,
+            p50_ms=1000 * median,
+            p95_ms=1000 * sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1],
+            images_per_second=per_second,
+            ratio=per_second / first,
+            peak_percent=None if macs is None or math.isnan(peak) else 100 * macs * per_second / peak,
+            params=worker.facts["params"],
+            macs=macs,
+            difference=difference,
+            calls=len(seconds),
+            threads=worker.task.threads,
+        )
+
+
+def _difference(worker: _Worker, workers: Sequence[_Worker], batch_size: int) -> float | None:
+    """Of what a worker answers from what the model answers; runs it, in any case."""
+    worker.turn(batch_size, 1, keep=True)
+    task = worker.task
+    if task.peer is not None and (task.peer > 0 or not has_peers_weights(task.what)):
+        return None
+    reference = next((one for one in workers if one.task.way == REFERENCE and one.task.what == task.what), None)
+    if reference is None:
+        return None
+    reference.turn(batch_size, 1, keep=True)
+    found, expected = np.load(worker.answer), np.load(reference.answer)
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def _timed(call: Callable[[], Any], device: str) -> float:
     begun = time.perf_counter()
     call()
+    if device == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - begun

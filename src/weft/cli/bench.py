@@ -9,14 +9,16 @@ from weft.errors import UsageError
 
 HELP = "measure how fast models answer here, in every way that they can be run"
 
-HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", "ratio", "peak %", "MACs")
+HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", "ratio", "peak %", "MACs", "differs")
 
 EXAMPLE = """
 weft bench levit_256 --ways eager folded openvino --precision fp32 bf16 --peers
-weft bench runs/photos deploy/photos --batch-size 1
+weft bench runs/photos deploy/photos --batch-size 1 best
+weft bench levit_128s levit_256 ceit_tiny_patch16_224 --ways openvino --precision fp32 bf16 int8 --plot speed.png
 
-All are measured in turns on the same images; ratio is to the first line of its batch size, peak % the share of this
-machine's measured peak of matrix products.
+All are measured in turns on the same images. ratio is to the first line of its batch size, peak % the share of this
+machine's measured peak of matrix products, differs the largest difference of logits from the model's in fp32 to the
+largest of these (of int8 without meaning: it is calibrated on noise here).
 """
 
 
@@ -24,14 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.usage = "weft bench MODEL [MODEL ...] [options]"
     parser.add_argument("models", nargs="+", metavar="MODEL", help="a name from `weft models`, a run or an export")
+    ways = "eager, folded, compiled, graphed (CUDA graphs), onnx, openvino"
+    parser.add_argument("--ways", nargs="+", default=["eager", "folded"], metavar="WAY", help=ways)
+    parser.add_argument("--precision", nargs="+", default=["fp32"], metavar="P", help="fp32, bf16, int8")
     parser.add_argument(
-        "--ways", nargs="+", default=["eager", "folded"], metavar="WAY", help="eager, folded, compiled, onnx, openvino"
+        "--batch-size", nargs="+", default=["1", "16"], metavar="N", help="images at a time, or best (default: 1 16)"
     )
-    parser.add_argument("--precision", nargs="+", default=["fp32"], metavar="P", help="fp32, bf16")
-    parser.add_argument("--batch-size", nargs="+", default=["1", "16"], metavar="N", help="images at a time (1 16)")
-    parser.add_argument("--rounds", default="30", metavar="N", help="calls of each (default: 30)")
+    parser.add_argument(
+        "--rounds", default="10", metavar="N", help="turns of each, three calls in a turn (default: 10)"
+    )
     parser.add_argument("--threads", metavar="N", help="of every runtime (default: as many as torch takes)")
-    parser.add_argument("--peers", action="store_true", help="the same network of timm or transformers, too")
+    parser.add_argument("--peers", action="store_true", help="timm's, transformers', vit-pytorch's, too")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    parser.add_argument("--plot", metavar="FILE", help="speed against multiply-adds, as .png, .svg or .pdf")
     parser.add_argument("--csv", action="store_true", help="print the result as CSV")
     add_common(parser, "--json")
     example(parser, EXAMPLE)
@@ -39,17 +46,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, and prints the table."""
-    from weft.bench.speed import speed
+    from weft.bench.plot import check_plot, plot_speed
+    from weft.bench.speed import BEST, speed
 
+    if args.plot:
+        check_plot(args.plot)
     rows = speed(
         args.models,
         ways=args.ways,
         precisions=args.precision,
-        batch_sizes=[_count("--batch-size", text) for text in args.batch_size],
+        batch_sizes=[text if text == BEST else _count("--batch-size", text) for text in args.batch_size],
         rounds=_count("--rounds", args.rounds),
         threads=None if args.threads is None else _count("--threads", args.threads),
         peers=args.peers,
+        device=args.device,
     )
+    if args.plot:
+        plot_speed(rows, args.plot)
     if args.json:
         print_json([row.as_dict() for row in rows])
     elif args.csv:
@@ -71,6 +84,7 @@ def _cells(row) -> tuple[str, ...]:  # its module brings torch, which --help mus
         f"{row.ratio:.2f}",
         "-" if row.peak_percent is None else f"{row.peak_percent:.0f}",
         "-" if row.macs is None else f"{row.macs / 1e6:.0f}M",
+        "-" if row.difference is None else f"{row.difference:.1g}",
     )
 
 

@@ -33,14 +33,20 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 QUANTIZED = ["Conv", "Gemm", "MatMul"]  # in ONNX Runtime; more of them made it slower (benchmarks/speed)
 
 
-class _Cast(nn.Module):
-    """A network in a narrower format between images and logits in float32, so that every file is called alike."""
+class Cast(nn.Module):
+    """A network in a narrower format between images and logits in float32, so that all are called alike.
+
+    Args:
+        network: is converted in place.
+        dtype: what it computes in.
+    """
 
     def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.network, self.dtype = network.to(dtype), dtype
 
     def forward(self, images: Tensor) -> Tensor:
+        """Images (b c h w) to logits (b num_classes), float32 both."""
         return self.network(images.to(self.dtype)).float()
 
 
@@ -73,7 +79,7 @@ def write_graph(
     if format in ("torch", "aotinductor"):
         return _write_torch(network, file, format, precision, size)
     if format == "onnx":
-        narrow = _Cast(network, DTYPES[precision]) if precision == "fp16" else network
+        narrow = Cast(network, DTYPES[precision]) if precision == "fp16" else network
         _to_onnx(narrow, file, size)
         if precision == "int8":
             _quantize_onnx(file, calibration)
@@ -106,7 +112,7 @@ def _to_onnx(network: nn.Module, file: Path, size: tuple[int, ...]) -> None:
 
 
 def _write_torch(network: nn.Module, file: Path, format: str, precision: str, size: tuple[int, ...]) -> Answer:
-    narrow = network if precision == "fp32" else _Cast(network, DTYPES[precision])
+    narrow = network if precision == "fp32" else Cast(network, DTYPES[precision])
     batch = torch.export.Dim("batch", min=1)
     if format == "aotinductor":
         batch = torch.export.Dim("batch", min=1, max=2**16)

@@ -1,0 +1,159 @@
+"""How fast weft answers beside its peers: the tables, the picture, and the machine that they are from.
+
+    python benchmarks/speed/figures.py --out benchmarks/speed                    # an hour on two cores
+    python benchmarks/speed/figures.py --out benchmarks/speed/gpu --device cuda  # with one command on a GPU
+    python benchmarks/speed/figures.py --out benchmarks/speed --tables           # from what was measured
+
+Writes figures.csv (one line per way of running a model), machine.json and figures.png into OUT, and the table in the
+README there, or on --tables the README's alone. Every line is from the same run as those of the same model; ratios are
+to the eager peer in it (for CeiT, timm's DeiT of its size).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.bench.plot import plot_speed
+from weft.bench.speed import SpeedRow, matrix_peak, speed
+
+MODELS = ("levit_128s", "levit_256", "ceit_tiny_patch16_224", "cvt_13")
+WAYS = {"cpu": ("eager", "folded", "compiled", "openvino"), "cuda": ("eager", "folded", "compiled", "graphed")}
+PRECISIONS = {"cpu": ("fp32", "bf16", "int8"), "cuda": ("fp32", "bf16")}
+BATCHES = {"cpu": (1, 16), "cuda": (1, 256)}
+PACKAGES = ("torch", "timm", "transformers", "vit-pytorch", "openvino", "nncf", "onnxruntime")
+BEGIN, END = "<!-- begin figures -->", "<!-- end figures -->"
+README = Path(__file__).parent / "README.md"
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What ran it."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    flags = set(re.findall(r"\b(avx2|avx512f|avx512_bf16|avx512_vnni|avx_vnni|amx_bf16|amx_int8)\b", info))
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return {
+        "processor": found[1] if found else platform.processor(),
+        "instructions": sorted(flags),
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+        **{f"peak_gmacs_{precision}": round(matrix_peak(precision, device) / 1e9) for precision in ("fp32", "bf16")},
+        **versions,
+    }
+
+
+def peer_of(rows: list[dict[str, str]], row: dict[str, str]) -> dict[str, str]:
+    """The eager fp32 line of the first peer in the same run."""
+    return next(
+        other
+        for other in rows
+        if (other["run"], other["batch_size"]) == (row["run"], row["batch_size"])
+        and other["model"] != row["run"]
+        and (other["way"], other["precision"]) == ("eager", "fp32")
+    )
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Markdown: images per second, ratios to the eager peer, share of the peak."""
+    lines = [
+        "| model | batch | way | img/s | to eager peer | p95 ms | peak % | differs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ratio = float(row["images_per_second"]) / float(peer_of(rows, row)["images_per_second"])
+        peak = f"{float(row['peak_percent']):.0f}" if row["peak_percent"] else ""
+        differs = f"{float(row['difference']):.0e}" if row["difference"] else ""
+        lines.append(
+            f"| {row['model']} | {row['batch_size']} | {row['way']} {row['precision']} |"
+            f" {float(row['images_per_second']):.1f} | {ratio:.2f} | {float(row['p95_ms']):.1f} | {peak} | {differs} |"
+        )
+    return "\n".join(lines)
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    if not file.exists():
+        return []
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> None:
+    with file.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def plot(rows: list[dict[str, str]], file: Path) -> None:
+    kinds = {"params": int, "macs": int, "batch_size": int, "calls": int, "threads": int}
+    words = {"model": str, "way": str, "precision": str, "device": str}
+    typed = [
+        SpeedRow(
+            **{
+                key: None if text == "" else ({**kinds, **words}.get(key, float))(text)
+                for key, text in row.items()
+                if key != "run"
+            }
+        )
+        for row in rows
+        if row["model"] == row["run"]
+    ]
+    plot_speed(typed, file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--tables", action="store_true", help="measure nothing")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / "figures.csv"
+    rows: list[dict[str, Any]] = list(read(file))
+    if not args.tables:
+        (args.out / "machine.json").write_text(json.dumps(machine(args.device), indent=2) + "\n")
+        for name in args.models:
+            measured = speed(
+                [name],
+                ways=WAYS[args.device],
+                precisions=PRECISIONS[args.device],
+                batch_sizes=BATCHES[args.device],
+                rounds=args.rounds,
+                peers=True,
+                device=args.device,
+            )
+            rows = [row for row in rows if row["run"] != name]
+            rows += [{"run": name, **{k: _short(v) for k, v in row.as_dict().items()}} for row in measured]
+            write(file, rows)  # after every model: an hour is long
+            print(table([row for row in rows if row["run"] == name]), flush=True)
+    rows = read(file)
+    plot(rows, args.out / "figures.png")
+    if args.out.resolve() == README.parent.resolve():
+        text = README.read_text()
+        before, _, rest = text.partition(BEGIN)
+        README.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.partition(END)[2]}")
+
+
+def _short(value: Any) -> str:
+    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,11 +7,11 @@ import argparse
 from weft.cli.options import add_common, example, print_json, table
 from weft.errors import unknown
 from weft.models import list_models
-from weft.models.zoo import ZOO, Row
+from weft.models.zoo import PRINTED, ZOO, Row
 
 HELP = "list the models: size, parameters, multiply-adds, reported accuracy, licence of the weights"
 
-HEADER = ("name", "size", "params", "MACs", "top-1", "source", "weights")
+HEADER = ("name", "size", "params", "MACs", "in print", "top-1", "source", "weights")
 
 EXAMPLE = """
 weft models "levit_128*"
@@ -37,12 +37,17 @@ def run(args: argparse.Namespace) -> int:
         raise unknown("model", args.pattern, ZOO, "weft models")
     rows = [_cells(name, ZOO[name]) for name in names]
     if args.json:
-        print_json([{"name": name, **ZOO[name]._asdict()} for name in names])
+        print_json([_facts(name) for name in names])
     elif args.markdown:
         print("\n".join(f"| {' | '.join(row)} |" for row in [HEADER, ["---"] * len(HEADER), *rows]))
     else:
         print(table(HEADER, rows))
     return 0
+
+
+def _facts(name: str) -> dict[str, object]:
+    params, macs = PRINTED.get(name, (None, None))
+    return {"name": name, **ZOO[name]._asdict(), "printed_params": params, "printed_macs": macs}
 
 
 def _cells(name: str, row: Row) -> tuple[str, ...]:
@@ -53,6 +58,7 @@ def _cells(name: str, row: Row) -> tuple[str, ...]:
         str(row.size),
         f"{row.params / 1e6:.2f}M",
         macs,
+        ", ".join(PRINTED.get(name, "-")),
         top1,
         row.top1_source or "-",
         row.weights_licence or "none",

@@ -62,6 +62,27 @@ ZOO: dict[str, Row] = {
     "grafted_r50s4_deit_small_0": Row("Grafted", 224, 25_557_032, 4_089_184_256, 78.4, "LeViT paper, Table 1", ""),
 }
 
+PRINTED = {  # parameters and "FLOPs" as the papers print them; docs/deploy.md says why they are not ours
+    "ceit_tiny_patch16_224": ("6.4M", "1.2G"),
+    "ceit_small_patch16_224": ("24.2M", "4.5G"),
+    "ceit_base_patch16_224": ("86.6M", "17.4G"),
+    "ceit_tiny_patch16_384": ("6.4M", "3.6G"),
+    "ceit_small_patch16_384": ("24.2M", "12.9G"),
+    "cvt_13": ("19.98M", "4.53G"),
+    "cvt_21": ("31.54M", "7.13G"),
+    "cvt_w24": ("276.7M", "193.2G"),
+    "levit_128s": ("7.8M", "305M"),
+    "levit_128": ("9.2M", "406M"),
+    "levit_192": ("10.9M", "658M"),
+    "levit_256": ("18.9M", "1120M"),
+    "levit_384": ("39.1M", "2353M"),
+    "grafted_r50s0_deit_small_12": ("22.0M", "4576M"),
+    "grafted_r50s1_deit_small_9": ("17.1M", "4209M"),
+    "grafted_r50s2_deit_small_6": ("13.1M", "4136M"),
+    "grafted_r50s3_deit_small_3": ("15.1M", "4515M"),
+    "grafted_r50s4_deit_small_0": ("25.5M", "4119M"),
+}
+
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names of our models, sorted, that match a shell pattern such as `ceit*`."""

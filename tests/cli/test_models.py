@@ -7,21 +7,22 @@ import json
 import pytest
 
 from weft.cli import main
-from weft.models.zoo import ZOO
+from weft.models.zoo import PRINTED, ZOO
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "levit_128*"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["name", "size", "params", "MACs", "in print", "top-1", "source", "weights"]
-    assert lines[1][:5] == ["levit_128", "224", "9.21M", "405.3M", "78.6"]
-    assert lines[2][:5] == ["levit_128s", "224", "7.78M", "304.7M", "76.6"]
+    assert lines[0] == ["name", "size", "params", "MACs", "in", "print", "top-1", "source", "weights"]
+    assert lines[1][:7] == ["levit_128", "224", "9.21M", "405.3M", "9.2M,", "406M", "78.6"]
+    assert lines[2][:7] == ["levit_128s", "224", "7.78M", "304.7M", "7.8M,", "305M", "76.6"]
     assert len(lines) == 3
 
 
 def test_nobody_has_reported_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "ceit_nano_32"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["ceit_nano_32", "32", "0.93M", "50.9M", "-", "-", "none"]
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row == ["ceit_nano_32", "32", "0.93M", "50.9M", "-", "-", "-", "none"]
 
 
 def test_json_holds_the_exact_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,4 +30,6 @@ def test_json_holds_the_exact_numbers(capsys: pytest.CaptureFixture[str]) -> Non
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == sorted(ZOO)
     for row in rows:
-        assert row == {"name": row["name"], **ZOO[row["name"]]._asdict()}
+        printed = dict(zip(("printed_params", "printed_macs"), PRINTED.get(row["name"], (None, None)), strict=True))
+        assert row == {"name": row["name"], **ZOO[row["name"]]._asdict(), **printed}
+    assert set(PRINTED) == {name for name in ZOO if "nano" not in name}

@@ -46,3 +46,20 @@ def test_it_is_kept():
 def test_who_has_chosen_is_left_alone(name):
     did, _ = faults("keep", **{name: "2" if name.startswith("MALLOC") else "glibc.malloc.arena_max=2"})
     assert did == "False"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
+def test_it_is_given_back():
+    code = """
+import torch
+from weft.heap import keep_memory, release_memory
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) // 256  # MiB
+keep_memory()
+blocks = [torch.ones(250_000) for _ in range(300)]
+blocks = None
+before = resident()
+release_memory()
+print(before - resident())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 200

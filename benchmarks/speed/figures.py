@@ -4,9 +4,9 @@
     python benchmarks/speed/figures.py --out benchmarks/speed/gpu --device cuda  # with one command on a GPU
     python benchmarks/speed/figures.py --out benchmarks/speed --tables           # from what was measured
 
-Writes figures.csv (one line per way of running a model), machine.json and figures.png into OUT, and the table in the
-README there, or on --tables the README's alone. Every line is from the same run as those of the same model; ratios are
-to the eager peer in it (for CeiT, timm's DeiT of its size).
+Writes figures.csv (one line per way of running a model), machine.json and figures.png into OUT; and where OUT is this
+folder, the tables of the README here and of weft's own. Every line is from the same run as those of the same model;
+ratios are to the eager peer in it (for CeiT, timm's DeiT of its size).
 """
 
 from __future__ import annotations
@@ -85,6 +85,41 @@ def table(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def summary(rows: list[dict[str, str]]) -> str:
+    """Markdown: a line per model and batch, the best of theirs beside ours, in images per second."""
+    lines = [
+        "| model | batch | eager peer | best float of peers | weft folded | best float of weft | weft int8 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run, batch_size in dict.fromkeys((row["run"], row["batch_size"]) for row in rows):
+        same = [row for row in rows if (row["run"], row["batch_size"]) == (run, batch_size)]
+        ours, theirs = ([row for row in same if (row["model"] == run) == own] for own in (True, False))
+        peer = peer_of(rows, same[0])
+        folded = next(row for row in ours if (row["way"], row["precision"]) == ("folded", "fp32"))
+        chosen = [peer, _best(theirs, is_float=True), folded, _best(ours, is_float=True), _best(ours, is_float=False)]
+        base = float(peer["images_per_second"])
+        cells = [
+            ""
+            if row is None
+            else f"{float(row['images_per_second']):.0f} ({float(row['images_per_second']) / base:.2f})"
+            for row in chosen
+        ]
+        cells[0] = f"{base:.0f} ({peer['model'].partition(' ')[0]})"
+        lines.append(f"| {run} | {batch_size} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _best(rows: list[dict[str, str]], is_float: bool) -> dict[str, str] | None:
+    chosen = [row for row in rows if (row["precision"] != "int8") == is_float]
+    return max(chosen, key=lambda row: float(row["images_per_second"]), default=None)
+
+
+def fill(file: Path, text: str) -> None:
+    """Puts a table between the two marks of a page."""
+    before, _, rest = file.read_text().partition(BEGIN)
+    file.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+
+
 def read(file: Path) -> list[dict[str, str]]:
     if not file.exists():
         return []
@@ -146,9 +181,8 @@ def main() -> None:
     rows = read(file)
     plot(rows, args.out / "figures.png")
     if args.out.resolve() == README.parent.resolve():
-        text = README.read_text()
-        before, _, rest = text.partition(BEGIN)
-        README.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.partition(END)[2]}")
+        fill(README, table(rows))
+        fill(README.parents[2] / "README.md", summary(rows))
 
 
 def _short(value: Any) -> str:

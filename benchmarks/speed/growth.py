@@ -75,7 +75,10 @@ def plot(rows: list[dict[str, Any]], file: Path) -> None:
                         color = f"C{MODELS.index(name)}"
                         axes.plot(places, heights, style, marker="o", color=color, label=f"{name}, {attention}")
             axes.set(xscale="log", yscale="log", xlabel=word, ylabel=label)
-            axes.set_xticks(SIZES if key == "img_size" else BATCHES, labels=[str(n) for n in (SIZES if key == "img_size" else BATCHES)])
+            axes.set_xticks(
+                SIZES if key == "img_size" else BATCHES,
+                labels=[str(n) for n in (SIZES if key == "img_size" else BATCHES)],
+            )
             axes.minorticks_off()
             axes.grid(True, alpha=0.25)
             if line == column == 0:

@@ -1,8 +1,9 @@
-"""Memory that one step frees is kept for the next."""
+"""Memory that one step frees is kept for the next, or given back."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 
@@ -28,3 +29,10 @@ def keep_memory() -> bool:
         return False
     settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 * 2**20))
     return all([library.mallopt(parameter, value) == 1 for parameter, value in settings])
+
+
+def release_memory() -> None:
+    """Gives back to the system what is free now, where the C library can."""
+    gc.collect()
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim"):
+        ctypes.CDLL(None).malloc_trim(0)

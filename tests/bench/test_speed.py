@@ -13,7 +13,7 @@ import weft
 from tests.helpers import lively
 from weft.bench.cost import cost
 from weft.bench.peers import peers_of
-from weft.bench.speed import CALLS, PRECISIONS, WAYS, matrix_peak, speed
+from weft.bench.speed import CALLS, PRECISIONS, WAYS, _Worker, matrix_peak, speed
 from weft.cli import main
 from weft.deploy import export
 from weft.errors import UsageError
@@ -72,6 +72,20 @@ def test_peers_are_of_the_same_cost(name: str, count: int) -> None:
     assert len(peers) == count
     for _, peer in peers:
         assert cost(peer.eval(), 224).macs == pytest.approx(own.macs, rel=0.125)
+
+
+def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = _Worker.build
+
+    def build_ours(worker: _Worker) -> None:
+        if worker.task.peer is not None:
+            raise UsageError("It does not run.")
+        build(worker)
+
+    monkeypatch.setattr(_Worker, "build", build_ours)
+    with pytest.warns(UserWarning, match=r"peer 1 of levit_128s is left out: It does not run\."):
+        rows = speed(["levit_128s"], ways=["eager"], batch_sizes=[1], rounds=1, threads=1, peers=True)
+    assert [row.model for row in rows] == ["levit_128s"]
 
 
 def test_what_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from weft.bench.cost import Cost, cost
-from weft.bench.peers import PARENTS, peers_of
+from weft.bench.peers import CVT_DEPTH, PARENTS, peers_of
 from weft.checkpoints import load_checkpoint
 from weft.checkpoints.model_dir import model_dir
 from weft.deploy import ExportedModel, fold, open_model
 from weft.deploy.graphs import Cast, write_graph
 from weft.errors import WeftError
-from weft.heap import keep_memory
+from weft.heap import keep_memory, release_memory
 from weft.hub import create_model
 from weft.models.base import Backbone
 
@@ -92,8 +92,11 @@ def build(task: Task, folder: Path) -> Subject:
 
 
 def has_peers_weights(what: str) -> bool:
-    """Whether the first peer of a model is the same network, so that it can lend its weights."""
-    return what not in PARENTS
+    """Whether the first peer of a model computes the same, so that it can lend its weights.
+
+    transformers' CvT has another GELU and another scale of the scores; CeiT's is another network.
+    """
+    return what not in PARENTS and what not in CVT_DEPTH
 
 
 def _network(task: Task) -> tuple[Any, str, tuple[int, ...]]:
@@ -111,7 +114,7 @@ def _network(task: Task) -> tuple[Any, str, tuple[int, ...]]:
     if task.peer is not None:
         return peers[task.peer][1], peers[task.peer][0], size
     if has_peers_weights(task.what):
-        load_checkpoint(model, {key.removeprefix("model."): value for key, value in peers[0][1].state_dict().items()})
+        load_checkpoint(model, peers[0][1].state_dict())
     return model, task.what, size
 
 
@@ -164,6 +167,8 @@ def _turn(subject: Subject, device: str, batch_size: int, calls: int, answer: st
             seconds.append(time.perf_counter() - begun)
     if answer is not None and logits is not None:
         np.save(answer, logits.float().cpu().numpy())
+    del images, logits
+    release_memory()  # others are waiting, and there may be many
     return seconds
 
 
@@ -178,13 +183,15 @@ def main() -> None:
 
     task = Task(**json.loads(sys.stdin.readline()))
     torch.set_num_threads(task.threads)
-    keep_memory()
     with tempfile.TemporaryDirectory() as folder:
         try:
             subject = build(task, Path(folder))
         except WeftError as error:
             say(error=str(error))
             return
+        release_memory()
+        if task.peer is None and task.way in ("eager", "folded", "compiled"):
+            keep_memory()  # as weft runs its networks; their users have plain processes
         say(
             model=subject.model,
             way=subject.way,

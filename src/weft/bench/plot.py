@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from weft.bench.speed import SpeedRow
 from weft.durable import writing
@@ -51,6 +52,9 @@ def plot_speed(rows: Sequence[SpeedRow], path: str | Path) -> None:
                 color = colors[f"{row.way} {row.precision}"]
                 place.scatter(row.macs / 1e9, row.images_per_second, 36, color=color, marker=marker, alpha=0.85)
         place.set(xscale="log", yscale="log", xlabel="multiply-adds of an image, G", title=f"batch {batch_size}")
+        for axis in (place.xaxis, place.yaxis):
+            axis.set_major_formatter(LogFormatter())  # 60, where the default says 6 times 10 to the 1
+            axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(3, 1)))
         place.grid(True, which="both", alpha=0.25)
     axes[0].set_ylabel("images per second")
     for way in ways:

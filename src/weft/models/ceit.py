@@ -167,19 +167,52 @@ class LeFF(nn.Module):
         self.pass_cls = pass_cls
 
     def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
-        cls_token, patches = tokens[:, :1], tokens[:, 1:].contiguous()
+        patches = tokens[:, 1:].contiguous()
         hidden = self.act(self.norm1(to_map(self.fc1(patches), grid)))
         hidden = self.act(self.norm2(self.dwconv(hidden)))
         patches = self.final_act(self.norm3(to_map(self.fc2(to_tokens(hidden)), grid)))
-        cls_token = cls_token if self.pass_cls else torch.zeros_like(cls_token)
-        return torch.cat([cls_token, to_tokens(patches)], dim=1)
+        return self._beside_class_token(tokens, to_tokens(patches))
+
+    def _beside_class_token(
+        self, tokens: Float[Tensor, "b n c"], patches: Float[Tensor, "b p c"]
+    ) -> Float[Tensor, "b n c"]:
+        cls_token = tokens[:, :1] if self.pass_cls else torch.zeros_like(tokens[:, :1])
+        return torch.cat([cls_token, patches], dim=1)
 
     def folded(self) -> nn.Module:
         """Each BatchNorm in the linear map in front of it."""
         self.fc1, self.norm1 = absorb(self.fc1, self.norm1), nn.Identity()
         self.dwconv, self.norm2 = absorb(self.dwconv, self.norm2), nn.Identity()
         self.fc2, self.norm3 = absorb(self.fc2, self.norm3), nn.Identity()
-        return self
+        return FoldedLeFF(self)
+
+
+class FoldedLeFF(LeFF):
+    """LeFF on the map from end to end: the same in torch, but OpenVINO, which keeps two layouts, then changes between
+    them at `dim` channels instead of `hidden_dim`.
+
+    Args:
+        leff: without BatchNorm; its maps become convolutions here.
+    """
+
+    def __init__(self, leff: LeFF) -> None:
+        nn.Module.__init__(self)
+        self.fc1, self.dwconv, self.fc2 = _as_conv(leff.fc1), leff.dwconv, _as_conv(leff.fc2)
+        self.act, self.final_act, self.pass_cls = leff.act, leff.final_act, leff.pass_cls
+
+    def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
+        hidden = self.act(self.fc1(to_map(tokens[:, 1:].contiguous(), grid)))
+        fmap = self.final_act(self.fc2(self.act(self.dwconv(hidden))))
+        return self._beside_class_token(tokens, to_tokens(fmap))
+
+
+def _as_conv(linear: nn.Linear) -> nn.Conv2d:
+    """The same map of channels, at every place of a map."""
+    conv = nn.Conv2d(linear.in_features, linear.out_features, 1, device="meta")
+    weight = linear.weight.detach()[:, :, None, None].contiguous(memory_format=torch.channels_last)
+    conv.weight = nn.Parameter(weight, requires_grad=False)
+    conv.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
+    return conv
 
 
 class Block(nn.Module):

@@ -24,6 +24,16 @@ def test_the_list(capsys: Shown) -> None:
     assert rows["cvt_finetune_small"]["source"].endswith("which no released program reads")
 
 
+def test_the_settings(capsys: Shown) -> None:
+    assert main(["recipes", "settings"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["optim.clip_mode", "norm", "norm,", "value,", "agc"] for line in lines)
+    assert main(["recipes", "settings", "--json"]) == 0
+    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["optim.ema_decay"]["default"] == 0
+    assert "environment" not in rows
+
+
 def test_what_is_shown_can_be_read_again(capsys: Shown, tmp_path: Path) -> None:
     assert main(["recipes", "show", "levit_pretrain", "--set", "batch_size=2048"]) == 0
     text = capsys.readouterr().out

@@ -17,6 +17,7 @@ from PIL import Image
 import weft
 from tests.helpers import NANO, enliven, images, lively
 from weft.checkpoints import load_model_dir, save_model_dir
+from weft.cli.app import verb_parser
 from weft.data import open_data
 from weft.deploy import export, graphs, open_model, runtimes
 from weft.deploy import exporting as making
@@ -144,6 +145,31 @@ def test_a_file_for_other_programs(name, tmp_path):
         export(network, file)
     with pytest.raises(UsageError, match=r"is a file of .*, and format says"):
         export(network, file, format="onnx" if name != "model.onnx" else "torch", force=True)
+
+
+def test_a_file_that_aotinductor_compiled(tmp_path, monkeypatch):
+    """Its file ends as torch's does."""
+    wrote = []
+
+    def write(network, file, format, *words):
+        wrote.append(format)
+        file.write_bytes(b"compiled")
+        return lambda images: network(torch.from_numpy(images)).detach().numpy()
+
+    monkeypatch.setattr(making, "write_graph", write)
+    export(model("levit_nano_32"), tmp_path / "model.pt2", format="aotinductor")
+    export(model("levit_nano_32"), tmp_path / "out", format="aotinductor")
+    assert wrote == ["aotinductor"] * 2
+    for out in ("model.pt2", "out/model.pt2"):
+        assert (tmp_path / out).read_bytes() == b"compiled"
+    with pytest.raises(CheckpointError, match=r"a \.pt2, which could hold any code, so weft does not load it\."):
+        open_model(tmp_path / "out")
+
+
+def test_the_command_line_knows_every_format():
+    choices = {action.dest: action.choices for action in verb_parser("export")._actions}
+    assert choices["format"] == tuple(graphs.FORMATS)
+    assert set(choices["precision"]) == {precision for row in graphs.FORMATS.values() for precision in row}
 
 
 def test_a_network_of_timm(tmp_path):
@@ -300,6 +326,8 @@ def test_what_does_not_fit_says_so(models, pictures, tmp_path, monkeypatch):
     for words, message in cases:
         with pytest.raises(UsageError, match=message):
             export(network, tmp_path / "out", **words)
+    with pytest.raises(UsageError, match=r"A file ends in \.onnx, \.xml, \.pt2; .*model\.tflite does not"):
+        export(network, tmp_path / "model.tflite")
     with pytest.raises(UsageError, match=r"this one is in training mode\. Call eval\(\)\."):
         export(network.train(), tmp_path / "out")
     with pytest.raises(UsageError, match=r"data must have the model's 5 classes; it has 3\."):

@@ -35,23 +35,29 @@ def plot_speed(rows: Sequence[SpeedRow], path: str | Path) -> None:
         path: .png, .svg or .pdf; a file that is there is replaced.
 
     Raises:
-        UsageError: another ending.
+        UsageError: another ending, or exports alone.
         StorageError: it cannot be written.
     """
     check_plot(path)
-    batch_sizes = sorted({row.batch_size for row in rows})
-    figure = Figure(figsize=(4.8 * len(batch_sizes) + 2.4, 4.6), layout="constrained")
-    axes = figure.subplots(1, len(batch_sizes), squeeze=False)[0]
+    rows = [row for row in rows if row.macs]
+    if not rows:
+        raise UsageError(
+            "A plot is of speed against multiply-adds, which exports do not tell; name a model or a run, too."
+        )
+    panels = _panels(rows)
+    figure = Figure(figsize=(4.8 * len(panels) + 2.4, 4.6), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
     ways = list(dict.fromkeys(f"{row.way} {row.precision}" for row in rows))
-    models = list(dict.fromkeys(row.model for row in rows if row.macs))
-    colors = {way: mpl.colormaps["tab10"](number % 10) for number, way in enumerate(ways)}
-    for place, batch_size in zip(axes, batch_sizes, strict=True):
-        for row in rows:
-            if row.batch_size == batch_size and row.macs:
-                marker = MARKERS[models.index(row.model) % len(MARKERS)]
-                color = colors[f"{row.way} {row.precision}"]
-                place.scatter(row.macs / 1e9, row.images_per_second, 36, color=color, marker=marker, alpha=0.85)
-        place.set(xscale="log", yscale="log", xlabel="multiply-adds of an image, G", title=f"batch {batch_size}")
+    models = list(dict.fromkeys(row.model for row in rows))
+    colors = {way: mpl.colormaps["tab20"](number % 20) for number, way in enumerate(ways)}
+    for place, panel in zip(axes, panels, strict=True):
+        for row in panel:
+            marker = MARKERS[models.index(row.model) % len(MARKERS)]
+            color = colors[f"{row.way} {row.precision}"]
+            place.scatter((row.macs or 0) / 1e9, row.images_per_second, 36, color=color, marker=marker, alpha=0.85)
+        sizes = {row.batch_size for row in panel}
+        title = f"batch {sizes.pop()}" if len(sizes) == 1 else "best batch"
+        place.set(xscale="log", yscale="log", xlabel="multiply-adds of an image, G", title=title)
         for axis in (place.xaxis, place.yaxis):
             axis.set_major_formatter(LogFormatter())  # 60, where the default says 6 times 10 to the 1
             axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(3, 1)))
@@ -65,3 +71,16 @@ def plot_speed(rows: Sequence[SpeedRow], path: str | Path) -> None:
     with writing(Path(path)):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
+
+
+def _panels(rows: Sequence[SpeedRow]) -> list[list[SpeedRow]]:
+    """One for every batch size that was asked for: each way of each model stands in each once."""
+    panels: list[list[SpeedRow]] = []
+    seen: dict[tuple[str, str, str], int] = {}
+    for row in rows:
+        key = (row.model, row.way, row.precision)
+        number = seen[key] = seen.get(key, -1) + 1
+        if number == len(panels):
+            panels.append([])
+        panels[number].append(row)
+    return panels

@@ -29,10 +29,9 @@ import numpy as np
 import torch
 
 from weft.bench.peers import peers_of
-from weft.bench.worker import REFERENCE, Task, has_peers_weights
+from weft.bench.worker import REFERENCE, Task, has_peers_weights, is_directory
 from weft.checkpoints.model_dir import model_dir, read_config
-from weft.deploy.graphs import DTYPES, NEEDS
-from weft.deploy.runtimes import need
+from weft.deploy.graphs import DTYPES, check_tools
 from weft.errors import UsageError
 from weft.hub import create_model
 
@@ -111,7 +110,7 @@ def speed(
         rounds: turns of each, with CALLS timed calls.
         threads: of all runtimes; None for as many as torch takes.
         peers: measure the same networks of timm, transformers and vit-pytorch in the same ways, too (for CeiT, the DeiT
-            of its size); where layouts are known, with the same weights.
+            of its size); timm's LeViT with the same weights. A way that fails for a peer is left out, with a warning.
         device: cpu or cuda.
 
     Raises:
@@ -127,8 +126,8 @@ def speed(
         with ThreadPoolExecutor(threads) as pool:  # most of building is one thread's work
             built = list(pool.map(_Worker.try_build, workers))
         workers = [worker for worker, is_there in zip(workers, built, strict=True) if is_there]
-        measured = [worker for worker in workers if worker.task.way != REFERENCE]
-        peaks = {worker.precision: matrix_peak(worker.precision, device, threads) for worker in measured}
+        measured = {worker.precision for worker in workers if worker.task.way != REFERENCE}
+        peaks = {precision: matrix_peak(precision, device, threads) for precision in measured}
         return [row for size in batch_sizes for row in _measured(workers, size, rounds, peaks)]
 
 
@@ -178,7 +177,7 @@ def _tasks(
     what: str, ways: Sequence[str], precisions: Sequence[str], peers: bool, device: str, threads: int
 ) -> Iterator[Task]:
     """Every way of running one model, the one to compare with, and its peers. Complains before anything is started."""
-    is_path = Path(what).exists() or "/" in what
+    is_path = is_directory(what)
     if is_path and "artefact" in read_config(model_dir(what)):
         yield Task(what, None, False, "eager", "fp32", device, threads)
         return
@@ -188,7 +187,7 @@ def _tasks(
     count = len(peers_of(what)) if peers else 0
     pairs = [(way, precision) for precision in precisions for way in ways if precision in WAYS[way]]
     for way, precision in pairs:
-        need(*NEEDS.get(way, ()), *(("nncf",) if (way, precision) == ("openvino", "int8") else ()))
+        check_tools(way, precision)
     yield Task(what, None, peers, REFERENCE, "fp32", device, threads)
     for peer in (None, *range(count)):
         for way, precision in pairs:
@@ -220,7 +219,7 @@ class _Worker:
         try:
             self.build()
         except UsageError as error:
-            warnings.warn(f"peer {self.task.peer + 1} of {self.task.what} is left out: {error}", stacklevel=2)
+            warnings.warn(f"One way of a peer is left out. {error}", stacklevel=2)
             return False
         return True
 
@@ -266,9 +265,10 @@ class _Worker:
 
     def _died(self) -> NoReturn:
         code = self.process.wait()
+        whose = "" if self.task.peer is None else f" of peer {self.task.peer + 1}"
         raise UsageError(
-            f"{self.task.what} {self.task.way} {self.task.precision} must run to be measured; its process ended with"
-            f" {code}, and what it said is above. Leave it out, or take smaller batches if memory ran out (-9)."
+            f"{self.task.what}{whose} {self.task.way} {self.task.precision} must run to be measured; its process ended"
+            f" with {code}, and what it said is above. Leave it out, or take smaller batches if memory ran out (-9)."
         )
 
 

@@ -91,6 +91,11 @@ def build(task: Task, folder: Path) -> Subject:
     return Subject(name, task.way, task.precision, size, counted, call)
 
 
+def is_directory(what: str) -> bool:
+    """Whether a run or an export is meant, not the name of a model."""
+    return Path(what).exists() or "/" in what
+
+
 def has_peers_weights(what: str) -> bool:
     """Whether the first peer of a model computes the same, so that it can lend its weights.
 
@@ -101,7 +106,7 @@ def has_peers_weights(what: str) -> bool:
 
 def _network(task: Task) -> tuple[Any, str, tuple[int, ...]]:
     """The same weights in every process."""
-    if Path(task.what).exists() or "/" in task.what:
+    if is_directory(task.what):
         model: Any = open_model(model_dir(task.what))[0]
         return model, task.what, tuple(model.pretrained_cfg["input_size"])
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import faulthandler
 import importlib
 import io
 import os
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fall over
             stream.reconfigure(errors="backslashreplace")
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)  # should a library crash, the lines of Python that led there are told
     try:
         with _sigterm_as_exit():
             return _run(list(sys.argv[1:] if argv is None else argv))

@@ -61,14 +61,14 @@ def run(args: argparse.Namespace) -> int:
         peers=args.peers,
         device=args.device,
     )
-    if args.plot:
-        plot_speed(rows, args.plot)
     if args.json:
         print_json([row.as_dict() for row in rows])
     elif args.csv:
         print_csv(list(rows[0].as_dict()), [list(row.as_dict().values()) for row in rows])
     else:
         print(table(HEADER, [_cells(row) for row in rows]))
+    if args.plot:
+        plot_speed(rows, args.plot)
     return 0
 
 

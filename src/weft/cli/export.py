@@ -12,7 +12,8 @@ EXAMPLE = """
 weft export runs/photos deploy/photos --format openvino --precision int8 --data photos/
 weft predict deploy/photos holiday/beach.jpg
 
-Formats: onnx (fp32), openvino (fp32, bf16, int8), torch (fp32, bf16: a .pt2, for others to load).
+Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8), torch (fp32, fp16, bf16) and aotinductor (fp32,
+bf16); the last two are .pt2 files, for others to load.
 int8 is calibrated on the training images of --data. What loses more than --max-drop points of top-1 on its held-out
 images is not kept, and the exit code is 7.
 """

@@ -11,8 +11,11 @@ from weft.errors import UsageError
 
 HELP = "list, show and copy the trainings that weft knows by name"
 
+ACTIONS = ("list", "settings", "show", "copy")
+
 EXAMPLE = """
 weft recipes
+weft recipes settings
 weft recipes show levit_pretrain --set batch_size=2048
 weft recipes show cvt_21_pretrain --source
 weft recipes copy ceit_pretrain mine.yaml
@@ -22,8 +25,8 @@ weft train photos/ --recipe mine.yaml
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.usage = "weft recipes [list | show NAME | copy NAME [FILE]] [options]"
-    parser.add_argument("action", nargs="?", default="list", choices=("list", "show", "copy"), help="default: list")
+    parser.usage = "weft recipes [list | settings | show NAME | copy NAME [FILE]] [options]"
+    parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, help="default: list")
     parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe, or a YAML file")
     parser.add_argument("file", nargs="?", metavar="FILE", help="where to copy to; default: NAME.yaml")
     parser.add_argument("--source", action="store_true", help="with show: the file as it is, with its comments")
@@ -32,9 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Lists, shows or copies."""
+    """Lists recipes or settings, shows or copies."""
     if args.action == "list":
         return _list(args.json)
+    if args.action == "settings":
+        return _settings(args.json)
     if args.name is None:
         raise UsageError(f"weft recipes {args.action} needs the name of a recipe; got none. All names: weft recipes.")
     return _show(args) if args.action == "show" else _copy(args)
@@ -54,6 +59,16 @@ def _list(as_json: bool) -> int:
         print_json([_facts(name) for name in recipe_names()])
     else:
         print(table(("name", "model", "length", "batch", "lr", "what"), rows))
+    return 0
+
+
+def _settings(as_json: bool) -> int:
+    from weft.recipes import settings
+
+    if as_json:
+        print_json([row._asdict() for row in settings()])
+    else:
+        print(table(("setting", "default", "may be"), [(row.key, str(row.default), row.may_be) for row in settings()]))
     return 0
 
 

@@ -28,14 +28,15 @@ from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, new_dire
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
 from weft.data.loader import ImageLoader
 from weft.deploy.folding import fold
-from weft.deploy.graphs import FORMATS, NEEDS, OPSET, write_graph
-from weft.deploy.runtimes import FILES, Answer, need
+from weft.deploy.graphs import FORMATS, OPSET, check_tools, write_graph
+from weft.deploy.runtimes import FILES, Answer
 from weft.durable import flush_folder, sha256_of, writing
 from weft.errors import UsageError, VerificationError
 from weft.models.base import Backbone
 from weft.version import __version__
 
 SUFFIXES = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}
+UNKNOWN = (".pt", ".pth", ".bin", ".engine", ".mlmodel", ".mlpackage", ".safetensors", ".tflite", ".torchscript")
 REPORT = "report.json"
 CONTENTS = (CONFIG, REPORT, *(name for names in FILES.values() for name in names))
 BATCHES = (2, 1, 7)  # of the comparison; a graph that was specialised to one size fails on another
@@ -113,14 +114,18 @@ def export(
         UsageError: words that do not fit, a model in training mode, something not installed, or `out` is taken.
         VerificationError: the export's answers are not the model's; nothing is published.
     """
-    by_suffix = SUFFIXES.get(Path(out).suffix)
-    if by_suffix is not None and format not in (None, by_suffix):
+    suffix = Path(out).suffix
+    if suffix in UNKNOWN:
         raise UsageError(
-            f"{out} is a file of {by_suffix}, and format says {format}. Leave format out, or name a folder."
+            f"A file ends in {', '.join(SUFFIXES)}; {out} does not, and would be a folder. Name one of them."
         )
-    format = format or by_suffix or "onnx"
+    format = format or SUFFIXES.get(suffix, "onnx")
     _check(model, format, precision, data, max_drop)
-    if by_suffix is not None:
+    if suffix in SUFFIXES and suffix != Path(FILES[format][0]).suffix:
+        raise UsageError(
+            f"{out} is a file of {SUFFIXES[suffix]}, and format says {format}. Leave format out, or name a folder."
+        )
+    if suffix in SUFFIXES:
         words = dict(precision=precision, data=data, label_names=label_names, max_drop=max_drop)
         return _export_file(model, Path(out), format, force, words)
     network: Any = model
@@ -184,7 +189,7 @@ def _check(model: nn.Module, format: str, precision: str, data: Splits | None, m
     classes = getattr(model, "num_classes", None)
     if data is not None and len(data.classes) != classes:
         raise UsageError(f"data must have the model's {classes} classes; it has {len(data.classes)}.")
-    need(*NEEDS.get(format, ()))
+    check_tools(format, precision)
 
 
 def _check_config(folder: Path, model: nn.Module, label_names: Sequence[str] | None, data: Splits | None) -> None:

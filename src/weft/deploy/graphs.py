@@ -30,7 +30,7 @@ NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino",
 OPSET = 20
 COMPILERS = ("g++", "clang++", *([os.environ["CXX"]] if "CXX" in os.environ else []))
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-QUANTIZED = ["Conv", "Gemm", "MatMul"]  # in ONNX Runtime; more of them made it slower (benchmarks/speed)
+QUANTIZED = ["Conv", "Gemm", "MatMul"]  # in ONNX Runtime: where the multiply-adds are
 
 
 class Cast(nn.Module):
@@ -48,6 +48,20 @@ class Cast(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Images (b c h w) to logits (b num_classes), float32 both."""
         return self.network(images.to(self.dtype)).float()
+
+
+def check_tools(format: str, precision: str) -> None:
+    """Before anything is computed.
+
+    Raises:
+        UsageError: a package or a compiler that this format and precision need is not installed.
+    """
+    need(*NEEDS.get(format, ()), *(("nncf",) if (format, precision) == ("openvino", "int8") else ()))
+    if format == "aotinductor" and not any(shutil.which(name) for name in COMPILERS):
+        raise UsageError(
+            f"aotinductor needs a C++ compiler, and none of {', '.join(COMPILERS)} was found. Install one, name it"
+            " in CXX, or take onnx or openvino."
+        )
 
 
 def write_graph(
@@ -70,12 +84,7 @@ def write_graph(
     Raises:
         UsageError: a package or a compiler is not installed.
     """
-    if format == "aotinductor" and not any(shutil.which(name) for name in COMPILERS):
-        raise UsageError(
-            f"aotinductor needs a C++ compiler, and none of {', '.join(COMPILERS)} was found. Install one, name it"
-            " in CXX, or take onnx or openvino."
-        )
-    need(*NEEDS.get(format, ()), *(("nncf",) if (format, precision) == ("openvino", "int8") else ()))
+    check_tools(format, precision)
     if format in ("torch", "aotinductor"):
         return _write_torch(network, file, format, precision, size)
     if format == "onnx":
@@ -176,7 +185,7 @@ def _quantized(graph: Any, calibration: Iterable[np.ndarray]) -> Any:
             model_type=nncf.ModelType.TRANSFORMER,
             preset=nncf.QuantizationPreset.MIXED,  # activations behind HardSwish and GELU are not symmetric
             subset_size=len(images),
-            # NNCF's smoothing ruins LeViT, whose channels behind HardSwish can be all but zero, and helps no other
+            # NNCF's smoothing ruins LeViT, and is worth little to the others (benchmarks/speed/int8.csv)
             advanced_parameters=nncf.AdvancedQuantizationParameters(
                 smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=-1)
             ),

@@ -171,13 +171,7 @@ class LeFF(nn.Module):
         hidden = self.act(self.norm1(to_map(self.fc1(patches), grid)))
         hidden = self.act(self.norm2(self.dwconv(hidden)))
         patches = self.final_act(self.norm3(to_map(self.fc2(to_tokens(hidden)), grid)))
-        return self._beside_class_token(tokens, to_tokens(patches))
-
-    def _beside_class_token(
-        self, tokens: Float[Tensor, "b n c"], patches: Float[Tensor, "b p c"]
-    ) -> Float[Tensor, "b n c"]:
-        cls_token = tokens[:, :1] if self.pass_cls else torch.zeros_like(tokens[:, :1])
-        return torch.cat([cls_token, patches], dim=1)
+        return _behind_class_token(tokens, to_tokens(patches), self.pass_cls)
 
     def folded(self) -> nn.Module:
         """Each BatchNorm in the linear map in front of it."""
@@ -187,7 +181,15 @@ class LeFF(nn.Module):
         return FoldedLeFF(self)
 
 
-class FoldedLeFF(LeFF):
+def _behind_class_token(
+    tokens: Float[Tensor, "b n c"], patches: Float[Tensor, "b p c"], pass_cls: bool
+) -> Float[Tensor, "b n c"]:
+    """What LeFF made of the patches, behind the class token as it came, or zeros."""
+    cls_token = tokens[:, :1] if pass_cls else torch.zeros_like(tokens[:, :1])
+    return torch.cat([cls_token, patches], dim=1)
+
+
+class FoldedLeFF(nn.Module):
     """LeFF on the map from end to end: the same in torch, but OpenVINO, which keeps two layouts, then changes between
     them at `dim` channels instead of `hidden_dim`.
 
@@ -196,14 +198,14 @@ class FoldedLeFF(LeFF):
     """
 
     def __init__(self, leff: LeFF) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.fc1, self.dwconv, self.fc2 = _as_conv(leff.fc1), leff.dwconv, _as_conv(leff.fc2)
         self.act, self.final_act, self.pass_cls = leff.act, leff.final_act, leff.pass_cls
 
     def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         hidden = self.act(self.fc1(to_map(tokens[:, 1:].contiguous(), grid)))
         fmap = self.final_act(self.fc2(self.act(self.dwconv(hidden))))
-        return self._beside_class_token(tokens, to_tokens(fmap))
+        return _behind_class_token(tokens, to_tokens(fmap), self.pass_cls)
 
 
 def _as_conv(linear: nn.Linear) -> nn.Conv2d:
@@ -236,8 +238,9 @@ class Block(nn.Module):
         """The first row of the result alone, in evaluation; LeFF's convolution never sees it."""
         assert isinstance(self.attn, Attention)
         cls_token = tokens[:, :1] + self.attn.of_class_token(self.norm1(tokens))
-        if isinstance(self.mlp, LeFF):
-            return cls_token + self.norm2(cls_token) if self.mlp.pass_cls else cls_token
+        if self.is_local:
+            passes = cast("LeFF | FoldedLeFF", self.mlp).pass_cls
+            return cls_token + self.norm2(cls_token) if passes else cls_token
         return cls_token + self.mlp(self.norm2(cls_token))
 
 

@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +25,7 @@ from weft.recipes.schema import EXCLUSIVE, Matching, Recipe, Within
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
 OPEN = ("model_args", "environment")  # settings whose keys are not ours to name
-_ALL_KEYS = "weft train --print-config"
+_ALL_KEYS = "weft recipes settings"
 _NULL = ("", "~", "null", "Null", "NULL")
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+\Z")  # YAML 1.1 reads 1e-3 as text; a recipe means a number
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -55,9 +56,19 @@ def _keys(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 KEYS: dict[str, Any] = dict(_keys(Recipe))  # every dotted key and its type
 
 
-def allowed(key: str) -> str:
-    """What a setting may be, in words: `one of norm, value, agc`, `a number at least 0`."""
-    return "named values" if key in OPEN else _in_words(KEYS[key])
+class Described(NamedTuple):
+    """A setting, for whoever writes a recipe: dotted key, what it may be in words, value where nobody sets it."""
+
+    key: str
+    may_be: str
+    default: Any
+
+
+def settings() -> list[Described]:
+    """All of them, in the order of the schema, but for what a run adds by itself."""
+    default = Recipe()
+    words = {key: "named values" if key in OPEN else _in_words(hint) for key, hint in KEYS.items()}
+    return [Described(key, words[key], attrgetter(key)(default)) for key in KEYS if key != "environment"]
 
 
 def _in_words(hint: Any) -> str:

@@ -29,6 +29,7 @@ from weft.checkpoints import load_checkpoint
 from weft.checkpoints.model_dir import model_dir
 from weft.deploy import ExportedModel, fold, open_model
 from weft.deploy.graphs import Cast, write_graph
+from weft.deploy.runtimes import run_file
 from weft.errors import WeftError
 from weft.heap import keep_memory, release_memory
 from weft.hub import create_model
@@ -144,7 +145,8 @@ def _call(model: nn.Module, way: str, precision: str, size: tuple[int, ...], fol
         model = fold(model)
     if way in ("onnx", "openvino"):
         file = folder / ("model.onnx" if way == "onnx" else "model.xml")
-        answer = write_graph(model, file, way, precision, size, _noise(size) if precision == "int8" else ())
+        write_graph(model, file, way, precision, size, _noise(size) if precision == "int8" else ())
+        answer = run_file(file, way, precision)
         return lambda images: torch.from_numpy(answer(images.numpy()))
     if precision == "bf16":
         model = Cast(copy.deepcopy(model), torch.bfloat16)

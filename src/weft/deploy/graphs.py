@@ -72,7 +72,7 @@ def write_graph(
     size: tuple[int, ...],
     calibration: Iterable[np.ndarray] = (),
 ) -> Answer:
-    """The file of a network, for batches of any size, and what answers from it.
+    """The file of a network, for batches of any size, and what answers from it as it is.
 
     Args:
         network: folded, in evaluation mode, on the CPU; it may be changed.
@@ -92,16 +92,16 @@ def write_graph(
         _to_onnx(narrow, file, size)
         if precision == "int8":
             _quantize_onnx(file, calibration)
-        return run_file(file, format, precision)
+        return run_file(file, format, precision, fixed=0)
     openvino = importlib.import_module("openvino")
     between = file.with_name("between.onnx")
     _to_onnx(network, between, size)
     graph = openvino.Core().read_model(str(between))  # convert_model would report its use to its makers
     between.unlink()
     if precision == "int8":
-        graph = _quantized(graph, calibration)
+        graph = quantized(graph, calibration)
     openvino.save_model(graph, str(file), compress_to_fp16=precision == "fp16")
-    return run_file(file, format, precision)
+    return run_file(file, format, precision, fixed=0)
 
 
 def _to_onnx(network: nn.Module, file: Path, size: tuple[int, ...]) -> None:
@@ -172,8 +172,15 @@ class _Reader:
         return None if images is None else {"images": images}
 
 
-def _quantized(graph: Any, calibration: Iterable[np.ndarray]) -> Any:
-    """Post-training quantisation of products and convolutions by NNCF."""
+def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = False) -> Any:
+    """Post-training quantisation of products and convolutions by NNCF.
+
+    Args:
+        graph: of OpenVINO.
+        calibration: images (1 c h w).
+        smooth: move what is hard to quantise from activations into weights first. It can ruin LeViT, where channels
+            behind HardSwish are all but zero (benchmarks/speed/int8.csv).
+    """
     os.environ.setdefault("NNCF_CI", "1")  # it would report its use to its makers
     nncf = importlib.import_module("nncf")
     nncf.set_log_level(40)
@@ -185,9 +192,8 @@ def _quantized(graph: Any, calibration: Iterable[np.ndarray]) -> Any:
             model_type=nncf.ModelType.TRANSFORMER,
             preset=nncf.QuantizationPreset.MIXED,  # activations behind HardSwish and GELU are not symmetric
             subset_size=len(images),
-            # NNCF's smoothing ruins LeViT, and is worth little to the others (benchmarks/speed/int8.csv)
             advanced_parameters=nncf.AdvancedQuantizationParameters(
-                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=-1)
+                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=0.95 if smooth else -1)
             ),
         )
 

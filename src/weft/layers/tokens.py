@@ -12,12 +12,12 @@ from torch import Tensor
 
 def to_map(tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b c h w"]:
     """Lays `n = h * w` tokens out on their grid (height, width): b (h w) c -> b c h w."""
-    return tokens.transpose(1, 2).unflatten(2, grid)
+    return tokens.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
 def to_tokens(fmap: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n c"]:
     """Reads a map row by row: b c h w -> b (h w) c."""
-    return fmap.flatten(2).transpose(1, 2)
+    return fmap.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def split_heads(tokens: Float[Tensor, "b n inner"], num_heads: int) -> Float[Tensor, "b heads n d"]:

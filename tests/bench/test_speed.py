@@ -15,7 +15,7 @@ from tests.helpers import lively
 from weft.bench.cost import cost
 from weft.bench.peers import peers_of
 from weft.bench.plot import _panels, plot_speed
-from weft.bench.speed import CALLS, PRECISIONS, WAYS, SpeedRow, _Worker, matrix_peak, speed
+from weft.bench.speed import CALLS, PRECISIONS, SECONDS, WAYS, SpeedRow, _Worker, matrix_peak, speed
 from weft.bench.worker import Task
 from weft.cli import main
 from weft.deploy import export
@@ -31,7 +31,8 @@ def test_every_way() -> None:
     assert [row.batch_size for row in rows] == [1] * len(pairs) + [3] * len(pairs)
     for row in rows:
         assert 0 < row.p50_ms <= row.p95_ms
-        assert row.calls == 2 * CALLS
+        assert row.calls >= 2 * CALLS
+        assert row.calls * row.p95_ms >= 1000 * SECONDS  # about two turns
         assert row.images_per_second == pytest.approx(1000 * row.batch_size / row.p50_ms)
         assert row.macs is not None
         if row.precision == "int8":
@@ -63,7 +64,7 @@ def test_the_batch_grows_until_that_brings_nothing(
     seconds: tuple[float, ...], best: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Seconds of a call with 1, 2, 4, 8 images."""
-    monkeypatch.setattr(_Worker, "turn", lambda self, size, calls: [9.0] + [seconds[size.bit_length() - 1]] * CALLS)
+    monkeypatch.setattr(_Worker, "turn", lambda self, size: [seconds[size.bit_length() - 1]] * CALLS)
     worker = _Worker(Task("levit_nano_32", None, False, "eager", "fp32", "cpu", 1), tmp_path / "answer.npy")
     assert worker.best_batch() == best
 

@@ -1,7 +1,7 @@
 """How fast models answer on this machine, side by side.
 
 All that is compared runs in turns (A B C A B C ...), each in a process of its own, on the same random images, so that a
-busy machine is busy for all; the first call of a turn is not counted. Told are medians and the 95th percentile of
+busy machine is busy for all; the first calls of a turn warm up. Told are medians and the 95th percentile of
 single calls. Speed is judged by the machine's own measured peak of matrix products in the same number format, and every
 answer is compared with the model's: nothing is fast that is wrong. Ours run as weft runs them, with freed memory kept
 (`weft.heap`), peers in plain processes.
@@ -45,7 +45,7 @@ WAYS = {  # and the number formats of each
 }
 PRECISIONS = ("fp32", "bf16", "int8")
 PEAK_SIDE = 2048  # of the square matrices that measure the peak
-CALLS = 3  # timed ones of a turn
+CALLS, SECONDS = 3, 0.25  # of a turn, at least; as many seconds before them warm up
 BEST = "best"
 MOST = 512  # images of a call in the search for the best number
 GAIN = 1.03  # what doubling the batch must bring to go on
@@ -107,7 +107,7 @@ def speed(
         precisions: of PRECISIONS. int8 is calibrated on noise here: its speed is that of `weft export`, its answers
             are not.
         batch_sizes: images of a call; `best` doubles them until that brings nothing.
-        rounds: turns of each, with CALLS timed calls.
+        rounds: turns of each, with CALLS timed calls or as many as SECONDS hold.
         threads: of all runtimes; None for as many as torch takes.
         peers: measure the same networks of timm, transformers and vit-pytorch in the same ways, too (for CeiT, the DeiT
             of its size); timm's LeViT with the same weights. A way that fails for a peer is left out, with a warning.
@@ -236,16 +236,20 @@ class _Worker:
         """Of an export, its own."""
         return str(self.facts["precision"])
 
-    def turn(self, batch_size: int, calls: int, keep: bool = False) -> list[float]:
-        """Seconds of every call; the last answer is kept, if asked, in `answer`."""
-        order = {"batch_size": batch_size, "calls": calls, "answer": str(self.answer) if keep else None}
-        return self._ask(order)["seconds"]
+    def turn(self, batch_size: int) -> list[float]:
+        """Seconds of every call that counts."""
+        return self._ask({"batch_size": batch_size, "calls": CALLS, "seconds": SECONDS, "answer": None})["seconds"]
+
+    def logits(self, batch_size: int) -> np.ndarray:
+        """What it answers."""
+        self._ask({"batch_size": batch_size, "calls": 1, "seconds": 0, "answer": str(self.answer)})
+        return np.load(self.answer)
 
     def best_batch(self) -> int:
         """The number of images at which doubling it brings nothing."""
         best, batch_size = 0.0, 1
         while True:
-            per_second = batch_size / statistics.median(self.turn(batch_size, CALLS + 1)[1:])
+            per_second = batch_size / statistics.median(self.turn(batch_size))
             if per_second < GAIN * best:
                 return batch_size // 2
             if batch_size == MOST:
@@ -281,7 +285,7 @@ def _measured(
     times: list[list[float]] = [[] for _ in measured]
     for _ in range(rounds):
         for worker, size, seconds in zip(measured, sizes, times, strict=True):
-            seconds.extend(worker.turn(size, CALLS + 1)[1:])
+            seconds.extend(worker.turn(size))
     first = 0.0
     for worker, size, seconds, difference in zip(measured, sizes, times, differences, strict=True):
         median = statistics.median(seconds)
@@ -309,15 +313,14 @@ def _measured(
 
 def _difference(worker: _Worker, workers: Sequence[_Worker], batch_size: int) -> float | None:
     """Of what a worker answers from what the model answers; runs it, in any case."""
-    worker.turn(batch_size, 1, keep=True)
+    found = worker.logits(batch_size)
     task = worker.task
     if task.peer is not None and (task.peer > 0 or not has_peers_weights(task.what)):
         return None
     reference = next((one for one in workers if one.task.way == REFERENCE and one.task.what == task.what), None)
     if reference is None:
         return None
-    reference.turn(batch_size, 1, keep=True)
-    found, expected = np.load(worker.answer), np.load(reference.answer)
+    expected = reference.logits(batch_size)
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 

@@ -1,6 +1,6 @@
 """What it brings OpenVINO to know the batch: the same file, compiled for any batch and for one.
 
-    python benchmarks/speed/fixed.py --out benchmarks/speed    # five minutes on two cores
+    python benchmarks/speed/fixed.py --out benchmarks/speed    # seven minutes on two cores
 
 weft's graph and the first peer's, in turns, medians of twelve calls. One line of fixed.csv per network, precision and
 batch: images per second of both, their ratio, and the seconds that compiling for one batch takes.

@@ -93,7 +93,7 @@ def test_compiled_for_this_processor(tmp_path):
 
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 def test_int8_is_near(format, pictures, tmp_path):
-    """To a twentieth of the largest logit; with NNCF's own settings it is off by a third."""
+    """To a twentieth of the largest logit, which NNCF's own settings miss."""
     network = model("levit_nano_32")
     report = export(network, tmp_path / "out", format=format, precision="int8", data=open_data(pictures), max_drop=20)
     assert report.max_difference < 0.05 * report.max_logit

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 
 from weft.bench.speed import SpeedRow
 from weft.durable import writing
@@ -59,8 +58,8 @@ def plot_speed(rows: Sequence[SpeedRow], path: str | Path) -> None:
         title = f"batch {sizes.pop()}" if len(sizes) == 1 else "best batch"
         place.set(xscale="log", yscale="log", xlabel="multiply-adds of an image, G", title=title)
         for axis in (place.xaxis, place.yaxis):
-            axis.set_major_formatter(LogFormatter())  # 60, where the default says 6 times 10 to the 1
-            axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(3, 1)))
+            axis.set_major_formatter(_plainly)  # 0.3, where the default says 3 times 10 to the -1
+            axis.set_minor_formatter(_plainly)
         place.grid(True, which="both", alpha=0.25)
     axes[0].set_ylabel("images per second")
     for way in ways:
@@ -71,6 +70,12 @@ def plot_speed(rows: Sequence[SpeedRow], path: str | Path) -> None:
     with writing(Path(path)):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
+
+
+def _plainly(value: float, _: int | None = None) -> str:
+    """A number on a logarithmic axis: those that begin with 1, 2, 3 or 5, which leave each other room."""
+    text = f"{value:g}"
+    return text if text.strip("0.")[:1] in ("1", "2", "3", "5") else ""
 
 
 def _panels(rows: Sequence[SpeedRow]) -> list[list[SpeedRow]]:

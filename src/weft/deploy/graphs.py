@@ -179,7 +179,7 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
         graph: of OpenVINO.
         calibration: images (1 c h w).
         smooth: move what is hard to quantise from activations into weights first. It can ruin LeViT, where channels
-            behind HardSwish are all but zero (benchmarks/speed/int8.csv).
+            behind HardSwish are all but zero (benchmarks/speed/int8.py tells).
     """
     os.environ.setdefault("NNCF_CI", "1")  # it would report its use to its makers
     nncf = importlib.import_module("nncf")

@@ -11,7 +11,6 @@ Decoders that are not installed (simplejpeg, opencv-python-headless, torchcodec)
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 import importlib.util
 import io
@@ -28,6 +27,7 @@ import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
+from weft.bench.records import write_csv
 from weft.data import open_image, train_transform
 
 LONG_SIDE = 3000  # pixels, of a phone's picture
@@ -118,10 +118,7 @@ def main() -> None:
             )
             print("  ".join(f"{key} {rows[-1][key]}" for key in list(rows[-1])[:5]), flush=True)
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(args.csv, rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ same network with attention as plain matrix products, which keep all scores: wha
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+
+from weft.bench.records import write_csv
 
 MODELS = ("ceit_tiny_patch16_224", "cvt_13", "levit_256")
 SIZES = (224, 384, 512, 768, 1024)
@@ -110,10 +111,7 @@ def main() -> None:
         command = [sys.executable, __file__, "--out", str(args.out), "--point", *map(str, task)]
         rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         print("  ".join(str(value) for value in rows[-1].values()), flush=True)
-    with (args.out / "growth.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(args.out / "growth.csv", rows)
     plot(rows, args.out / "growth.png")
 
 

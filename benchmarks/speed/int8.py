@@ -10,12 +10,12 @@ both in percent, largest and mean difference of logits over the largest.
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import tempfile
 from pathlib import Path
 from unittest import mock
 
+from weft.bench.records import write_csv
 from weft.checkpoints import load_model_dir
 from weft.data import open_data
 from weft.deploy import export, graphs
@@ -60,10 +60,7 @@ def main() -> None:
                         }
                     )
                     print(*rows[-1].values(), flush=True)
-    with (args.out / "int8.csv").open("w", newline="") as lines:
-        writer = csv.DictWriter(lines, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(args.out / "int8.csv", rows)
 
 
 if __name__ == "__main__":

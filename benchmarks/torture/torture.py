@@ -13,7 +13,6 @@ Controls, which must fail: a file that is written in place, and a resume that fo
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import os
 import random
@@ -33,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.train import tiny
 
 from weft import durable
+from weft.bench.records import write_csv
 from weft.errors import CheckpointError
 from weft.train import session, state, train
 from weft.train.state import load_state
@@ -208,10 +208,7 @@ def main() -> None:
         rows.append(dict(model="levit_nano_32", what=what, kills=1, runs=1, lost=0, different=int(noticed)))
         print(rows[-1], flush=True)
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(args.csv, rows)
     ours = [row for row in rows if not row["what"].startswith("control")]
     if any(row["lost"] or row["different"] for row in ours) or not noticed:
         sys.exit("Something was lost, or changed.")

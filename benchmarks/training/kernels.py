@@ -10,7 +10,6 @@ transforms or as ours; and QuickGELU in three ways.
 from __future__ import annotations
 
 import argparse
-import csv
 import platform
 import statistics
 import time
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision import transforms
 
+from weft.bench.records import write_csv
 from weft.data import train_transform
 from weft.layers.activation import QuickGELU
 
@@ -129,10 +129,7 @@ def main() -> None:
             )
             print("  ".join(str(value) for value in list(rows[-1].values())[:4]), flush=True)
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(args.csv, rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ is finite, the rate, counting, the line for `steps.csv`. Reading images is not p
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import platform
 import statistics
@@ -23,6 +22,7 @@ import torch
 from torch.nn import functional as F
 
 import weft
+from weft.bench.records import write_csv
 from weft.recipes import load_recipe
 from weft.train.loop import Learner, Meter, StepResult, train_epoch
 from weft.train.rundir import StepLog
@@ -94,10 +94,7 @@ def main() -> None:
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items()))
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(args.csv, rows)
 
 
 if __name__ == "__main__":

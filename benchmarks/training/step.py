@@ -11,7 +11,6 @@ as `weft train` runs it, with freed memory kept for the next step (weft/heap.py)
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import platform
 import resource
@@ -29,6 +28,7 @@ from torch.nn import functional as F
 
 import weft
 from weft.bench.peers import peer_of
+from weft.bench.records import read_csv, write_csv
 from weft.heap import keep_memory
 
 PAIRS = {"cvt": "cvt_13", "levit": "levit_256", "ceit": "ceit_tiny_patch16_224"}
@@ -168,13 +168,8 @@ def main() -> None:
             for name in args.pairs:
                 for row in compare(name, mode, precision, args):
                     print("  ".join(f"{key} {row[key]}" for key in list(row)[:10]), flush=True)
-                    if args.csv:
-                        is_new = not args.csv.exists()
-                        with args.csv.open("a", newline="") as file:
-                            writer = csv.DictWriter(file, row, lineterminator="\n")
-                            if is_new:
-                                writer.writeheader()
-                            writer.writerow(row)
+                    if args.csv:  # beside those of earlier runs
+                        write_csv(args.csv, [*read_csv(args.csv), row])
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ def test_a_copy_to_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     ("words", "message"),
     [
         (["show"], "weft recipes show needs the name of a recipe; got none."),
+        (["list", "digits"], "weft recipes list takes no name; got 'digits'. To see it: weft recipes show digits."),
+        (["settings", "optim"], "weft recipes settings takes no name; got 'optim'."),
         (["show", "levit_pretrian"], "Unknown recipe 'levit_pretrian'. Nearest: levit_pretrain"),
         (["show", "digits", "--set", "optim.lrr=1"], "Unknown setting 'optim.lrr'. Nearest: optim.lr"),
         (["copy", "no/such.yaml"], "A recipe must be a file that can be read; no/such.yaml"),

@@ -11,7 +11,7 @@ from weft.cli.app import VERBS, verb_parser
 from weft.recipes.load import KEYS
 
 HERE = Path(__file__).parent
-ROOMS = ("weft", "weft.checkpoints", "weft.data", "weft.models", "weft.recipes", "weft.train")
+ROOMS = ("weft", "weft.checkpoints", "weft.data", "weft.deploy", "weft.models", "weft.recipes", "weft.train")
 
 
 def public_names() -> list[str]:

@@ -160,9 +160,9 @@ def _zip_pickle(path: Path) -> bytes:
             if pickles[0].file_size > _MAX_PICKLE_BYTES:
                 raise CheckpointError(damaged % "its pickle is too large for a state dict")
             return archive.read(pickles[0])
+    except CheckpointError:  # a ValueError, too
+        raise
     except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, OSError, IndexError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(damaged % f"it is no readable zip archive ({type(error).__name__})") from None
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from weft.cli.options import add_common, example, print_csv, print_json, table
-from weft.errors import UsageError
+from weft.cli.options import add_common, example, print_csv, print_json, table, whole
 
 HELP = "measure how fast models answer here, in every way that they can be run"
 
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", default="10", metavar="N", help="turns of each, three calls in a turn (default: 10)"
     )
-    parser.add_argument("--threads", metavar="N", help="of every runtime (default: as many as torch takes)")
+    add_common(parser, "--threads")
     parser.add_argument("--peers", action="store_true", help="timm's, transformers', vit-pytorch's, too")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     parser.add_argument("--plot", metavar="FILE", help="speed against multiply-adds, as .png, .svg or .pdf")
@@ -55,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
         args.models,
         ways=args.ways,
         precisions=args.precision,
-        batch_sizes=[text if text == BEST else _count("--batch-size", text) for text in args.batch_size],
-        rounds=_count("--rounds", args.rounds),
-        threads=None if args.threads is None else _count("--threads", args.threads),
+        batch_sizes=[text if text == BEST else whole("--batch-size", text) for text in args.batch_size],
+        rounds=whole("--rounds", args.rounds),
+        threads=None if args.threads is None else whole("--threads", args.threads),
         peers=args.peers,
         device=args.device,
     )
@@ -86,9 +85,3 @@ def _cells(row) -> tuple[str, ...]:  # its module brings torch, which --help mus
         "-" if row.macs is None else f"{row.macs / 1e6:.0f}M",
         "-" if row.difference is None else f"{row.difference:.1g}",
     )
-
-
-def _count(option: str, text: str) -> int:
-    if not str(text).isdigit() or int(text) < 1:
-        raise UsageError(f"{option} must be a whole number of at least 1; got {text}.")
-    return int(text)

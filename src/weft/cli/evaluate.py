@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from weft.cli.options import add_common, example, print_csv, print_json, table
+from weft.cli.options import add_common, example, print_csv, print_json, table, use_threads
 
 if TYPE_CHECKING:
     from weft.train.metrics import Evaluation
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run directory (its best model is taken) or a model directory")
     parser.add_argument("data", metavar="DATA", help="a folder of images, or `digits`")
     parser.add_argument("--split", choices=("auto", "train", "val", "all"), default="auto", help="which images of DATA")
-    add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--workers", "--limit")
+    add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
+    add_common(parser, "--workers", "--limit")
     add_common(parser, "--out", out="report.html, report.md, confusion.png, evaluation.json")
     add_common(parser, "--force", "--json")
     parser.add_argument("--csv", action="store_true", help="print the scores of each class as CSV")
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Evaluates, and prints in the form asked for."""
     from weft.train import evaluate
 
+    use_threads(args.threads)
     result = evaluate(
         args.run,
         args.data,

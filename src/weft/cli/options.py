@@ -23,6 +23,7 @@ COMMON: dict[str, dict[str, Any]] = {
     "--device": dict(choices=("auto", "cpu", "cuda"), help="auto takes a GPU if there is one"),
     "--precision": dict(choices=("fp32", "bf16"), help="number format of products and convolutions"),
     "--workers": dict(metavar="N", help="processes that read images; results do not depend on it"),
+    "--threads": dict(metavar="N", help="threads of the processor to compute with; default: as many as torch takes"),
     "--limit": dict(metavar="N", help="use at most N images of each split"),
     "--force": dict(action="store_true", help="overwrite what is there"),
     "--json": dict(action="store_true", help="print the result as JSON"),
@@ -45,6 +46,21 @@ def setting(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise UsageError(f"--set takes KEY=VALUE; got '{text}'. As in --set optim.lr=3e-4.")
     return key, value
+
+
+def whole(option: str, text: Any) -> int:
+    """The value of an option that counts something."""
+    if not str(text).isdecimal() or int(text) < 1:
+        raise UsageError(f"{option} must be a whole number of at least 1; got {text}.")
+    return int(text)
+
+
+def use_threads(text: str | None) -> None:
+    """Lets torch, and with it every runtime, compute with as many threads as `--threads` says."""
+    if text is not None:
+        import torch
+
+        torch.set_num_threads(whole("--threads", text))
 
 
 def example(parser: argparse.ArgumentParser, text: str) -> None:

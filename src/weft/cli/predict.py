@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from weft.cli.options import add_common, example, note, print_csv, print_json, table
+from weft.cli.options import add_common, example, note, print_csv, print_json, table, use_threads
 from weft.errors import DataError
 
 HELP = "name what is on pictures: the most likely classes of each"
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "images", nargs="+", metavar="IMAGES", help="files, folders, or quoted patterns such as 'x/*.png'"
     )
     parser.add_argument("--top-k", metavar="N", type=int, default=5, help="classes named per picture (default: 5)")
-    add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--json")
+    add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads", "--json")
     parser.add_argument("--limit", metavar="N", help="use at most N images")
     parser.add_argument("--csv", action="store_true", help="print one line per picture and class as CSV")
     add_common(parser, "--quiet")
@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Predicts, and prints in the form asked for."""
     from weft.train import predict
 
+    use_threads(args.threads)
     answers = predict(
         args.run,
         args.images,

@@ -36,10 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Lists recipes or settings, shows or copies."""
-    if args.action == "list":
-        return _list(args.json)
-    if args.action == "settings":
-        return _settings(args.json)
+    if args.action in ("list", "settings"):
+        if args.name is not None:
+            see = f"weft recipes show {args.name}"
+            raise UsageError(f"weft recipes {args.action} takes no name; got '{args.name}'. To see it: {see}.")
+        return _list(args.json) if args.action == "list" else _settings(args.json)
     if args.name is None:
         raise UsageError(f"weft recipes {args.action} needs the name of a recipe; got none. All names: weft recipes.")
     return _show(args) if args.action == "show" else _copy(args)

@@ -1,10 +1,11 @@
 """A copy of a network for evaluation, with everything merged that evaluation does not need apart.
 
 What goes, in every variant and with every switch: BatchNorm into the convolution or linear layer next to it, LeViT's
-two heads into one, its tables of biases expanded, the scale of the scores into the weights of the queries, the factors
-of QuickGELU into the MLP around it, dropout and drop path; and, where the class token answers, what the last block of
-CeiT and CvT would compute for the other tokens (6 % of all). What a module turns into is said by its own method
-`folded`; here is only the walk. Products are formed in float64, so outputs differ by the rounding of the weights alone.
+two heads into one, its tables of biases expanded, CeiT's class token into its position embedding, the scale of the
+scores into the weights of the queries, the factors of QuickGELU into the MLP around it, dropout and drop path; and,
+where the class token answers, what the last block of CeiT and CvT would compute for the other tokens (6 % of all). What
+a module turns into is said by its own method `folded`; here is only the walk. Products are formed in float64, so
+outputs differ by the rounding of the weights alone.
 """
 
 from __future__ import annotations

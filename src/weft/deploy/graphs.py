@@ -178,8 +178,8 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
     Args:
         graph: of OpenVINO.
         calibration: images (1 c h w).
-        smooth: move what is hard to quantise from activations into weights first. It can ruin LeViT, where channels
-            behind HardSwish are all but zero (benchmarks/speed/int8.py tells).
+        smooth: move what is hard to quantise from activations into weights first. LeViT's logits end further off
+            with it, and no network's top-1 gains (benchmarks/speed/int8.csv).
     """
     os.environ.setdefault("NNCF_CI", "1")  # it would report its use to its makers
     nncf = importlib.import_module("nncf")

@@ -82,8 +82,12 @@ class ExportedModel(nn.Module):
             )
 
 
-def open_model(path: str | Path) -> tuple[Any, list[str] | None]:
+def open_model(path: str | Path, threads: int | None = None) -> tuple[Any, list[str] | None]:
     """The model of a directory, whether of weights or an export, and the names of its classes if it has any.
+
+    Args:
+        path: the directory.
+        threads: with how many an export computes; None for as many as torch has now. Weights compute with torch's.
 
     Raises:
         CheckpointError: something is missing, damaged, or of another version.
@@ -111,7 +115,7 @@ def open_model(path: str | Path) -> tuple[Any, list[str] | None]:
                 f"{path / name} must be there with the sha256 that config.json states; it is missing or damaged."
                 " Export once more."
             )
-    answer = run_file(path / FILES[facts["format"]][0], facts["format"], facts["precision"])
+    answer = run_file(path / FILES[facts["format"]][0], facts["format"], facts["precision"], threads)
     return ExportedModel(answer, config).eval(), config.get("label_names")
 
 
@@ -150,7 +154,7 @@ class InOpenVino:
     """OpenVINO with a graph for batches of any size, and one more for each of the first sizes that come.
 
     OpenVINO drops changes of layout only where it knows the batch: up to a seventh of the time (benchmarks/speed/
-    fixed.csv), for 0.3 s of preparing and one more copy of the weights.
+    choices.csv), for 0.3 s of preparing and one more copy of the weights.
 
     Attributes:
         fixed: the graphs of one batch size each, at most `most`.

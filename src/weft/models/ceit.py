@@ -428,8 +428,21 @@ class CeiT(Backbone):
         """Tokens in front of the blocks, the class token first."""
         self.check_image_size(image)
         patches = self.patch_embed(image)
+        if self.is_folded:
+            return nn.functional.pad(patches, (0, 0, 1, 0)) + self.pos_embed
         tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
         return self.pos_drop(tokens + self.pos_embed)
+
+    def folded(self) -> nn.Module:
+        """The class token in the position embedding, as both are the same for all images.
+
+        It also spares graphs for any batch the question how many there are: OpenVINO 2026.4 asks it of the stem's
+        first convolution, and in int8 drops that one's bias then.
+        """
+        pos_embed = self.pos_embed.clone()
+        pos_embed[:, :1] += self.cls_token
+        self.pos_embed = nn.Parameter(pos_embed, requires_grad=False)
+        return self
 
     def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
         tokens, taps = self.embed(image), []

@@ -1,6 +1,6 @@
 """Where the time goes, by kind of operation: in a step of training, in answering by torch, in answering by OpenVINO.
 
-    python benchmarks/shares/shares.py --out benchmarks/shares
+    python benchmarks/speed/shares.py --out benchmarks/speed
 
 Ours beside the peer, batch 16, 224 pixels. torch is asked by its profiler (time of an operation itself, without those
 that it calls), OpenVINO by its counters; medians of five runs. One line of shares.csv per network, program, precision
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import csv
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import weft
 from weft.bench.peers import peer_of
+from weft.bench.records import write_csv
 from weft.deploy.graphs import write_graph
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
@@ -169,10 +169,7 @@ def main() -> None:
         for row in measured(name):
             rows.append(row)
             print(*row.values(), sep="  ", flush=True)
-    with (args.out / "shares.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(args.out / "shares.csv", rows)
 
 
 if __name__ == "__main__":

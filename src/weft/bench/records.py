@@ -1,0 +1,24 @@
+"""Measurements as CSV files: a line per measurement, the same columns in all."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def read_csv(file: Path) -> list[dict[str, str]]:
+    """All lines, as texts by column; none where there is no file yet."""
+    if not file.exists():
+        return []
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """All lines anew; the first has the columns."""
+    with file.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -11,7 +11,10 @@ from weft.cli.app import VERBS, verb_parser
 from weft.recipes.load import KEYS
 
 HERE = Path(__file__).parent
-ROOMS = ("weft", "weft.checkpoints", "weft.data", "weft.deploy", "weft.models", "weft.recipes", "weft.train")
+ROOMS = (
+    "weft",
+    *(f"weft.{room}" for room in ("checkpoints", "data", "deploy", "models", "recipes", "study", "train")),
+)
 
 
 def public_names() -> list[str]:

@@ -270,6 +270,19 @@ def test_a_limit_takes_in_turn_from_every_class(photos):
     assert len(open_data(photos, limit=2).train) == 2  # fewer than classes, and no complaint about empty ones
 
 
+def test_a_fraction_of_every_class_and_all_that_is_held_out(photos):
+    whole, half, tenth = (open_data(photos, train_fraction=part) for part in (1.0, 0.5, 0.01))
+    counts = Counter(labels(whole.train))
+    assert Counter(labels(half.train)) == {label: round(count / 2) for label, count in counts.items()}
+    assert Counter(labels(tenth.train)) == dict.fromkeys(counts, 1)
+    assert set(keys(tenth.train)) < set(keys(half.train)) < set(keys(whole.train))
+    assert keys(half.val) == keys(tenth.val) == keys(whole.val)
+    assert set(keys(half.train)) != set(keys(open_data(photos, train_fraction=0.5, seed=1).train))
+    digits = open_data("digits", train_fraction=0.1)
+    assert 130 < len(digits.train) < 160
+    assert len(digits.val) == len(open_data("digits").val)
+
+
 def test_a_limit_decodes_no_more_than_it_takes(photos):
     seen = []
     open_data(photos, limit=6, progress=lambda done, total: seen.append((done, total)))
@@ -352,6 +365,8 @@ def test_conversions_are_noted(photos):
         ({"val_fraction": 1.0}, r"val_fraction must lie between 0 and 1; got 1\.0"),
         ({"max_bad": -0.1}, r"max_bad must lie between 0 and 1; got -0\.1"),
         ({"max_bad": 1.5}, r"max_bad must lie between 0 and 1; got 1\.5"),
+        ({"train_fraction": 0.0}, r"train_fraction must be above 0 and at most 1; got 0\.0"),
+        ({"train_fraction": 1.1}, r"train_fraction must be above 0 and at most 1; got 1\.1"),
         ({"limit": 0}, r"limit must be at least 1 image; got 0"),
     ],
 )

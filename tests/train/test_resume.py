@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.train import tiny
-from weft.errors import CheckpointError, DataError, UsageError
+from weft.errors import CheckpointError, DataError, StoppedError, UsageError
 from weft.recipes import load_recipe
 from weft.train import loop, session, train
 from weft.train.state import load_state
@@ -210,6 +210,19 @@ def test_time_runs_out(pictures: Path, whole_here: Path, tmp_path: Path, capfd: 
     assert "Stopped after step 1 of 6: the time limit is reached." in capfd.readouterr().err
     train(resume=tmp_path / "run", quiet=True)
     tiny.assert_same_run(whole_here, tmp_path / "run")
+
+
+def test_a_run_waits_after_an_epoch(pictures: Path, whole_here: Path, tmp_path: Path) -> None:
+    settings = {**tiny.EVERYTHING, **tiny.ARGUMENTS["levit_nano_32"]}
+    with pytest.raises(StoppedError, match=r"after step 3 of 6: as many epochs as were asked for\."):
+        train(pictures, "levit_nano_32", settings=settings, out=tmp_path / "run", stop_after=1, quiet=True)
+    with pytest.raises(StoppedError):  # it has no epoch left to run before it stops again
+        train(resume=tmp_path / "run", stop_after=1, quiet=True)
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 2
+    train(resume=tmp_path / "run", stop_after=2, quiet=True)
+    tiny.assert_same_run(whole_here, tmp_path / "run")
+    with pytest.raises(UsageError, match=r"stop_after must be an epoch, from 1; got 0\."):
+        train(pictures, stop_after=0)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ from typing import Any, NoReturn
 from weft.errors import StorageError, UsageError, WeftError, unknown
 from weft.version import __version__
 
-VERBS = ("train", "evaluate", "predict", "convert", "export", "bench", "data", "models", "recipes", "doctor")
+VERBS = (
+    *("train", "evaluate", "predict", "compare", "study", "convert", "export", "bench"),
+    *("data", "models", "recipes", "doctor"),
+)
 
 EXIT_CODES = """exit codes:
   0 done                    4 checkpoint refused      7 verification failed

@@ -14,13 +14,15 @@ from weft.errors import DataError, UsageError
 NUM_NAMED = 5  # examples in a sentence
 
 
-def check_numbers(val_fraction: float, max_bad: float, limit: int | None) -> None:
+def check_numbers(val_fraction: float, max_bad: float, limit: int | None, train_fraction: float) -> None:
     if not 0 < val_fraction < 1:
         raise UsageError(f"val_fraction must lie between 0 and 1; got {val_fraction}. A fifth, 0.2, is usual.")
     if not 0 <= max_bad <= 1:
         raise UsageError(f"max_bad must lie between 0 and 1; got {max_bad}. It is the tolerated fraction of bad files.")
     if limit is not None and limit < 1:
         raise UsageError(f"limit must be at least 1 image; got {limit}.")
+    if not 0 < train_fraction <= 1:
+        raise UsageError(f"train_fraction must be above 0 and at most 1; got {train_fraction}. 1 takes all images.")
 
 
 def class_list(inventory: Inventory, pictures: list[Picture], wanted: Sequence[str] | None) -> list[str]:

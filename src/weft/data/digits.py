@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from weft.data.source import Sample, Splits, stratified_split, stratified_subset
+from weft.data.source import Sample, Splits, stratified_share, stratified_split, stratified_subset
 from weft.errors import DataError
 
 VAL_FRACTION = 0.2
@@ -34,12 +34,19 @@ class DigitsSource:
         return Sample(self.files[i], self.labels[i], self.keys[i])
 
 
-def open_digits(*, limit: int | None = None, seed: int = 0, classes: Sequence[str] | None = None) -> Splits:
+def open_digits(
+    *,
+    limit: int | None = None,
+    train_fraction: float = 1.0,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+) -> Splits:
     """The digits with their fixed split.
 
     Args:
         limit: take at most so many for train and so many for val, in turn from every digit.
-        seed: decides only which ones `limit` takes.
+        train_fraction: what part of each digit to take for train.
+        seed: decides only which ones these two take.
         classes: the list to label by; it must hold `0` to `9`.
 
     Raises:
@@ -59,6 +66,9 @@ def open_digits(*, limit: int | None = None, seed: int = 0, classes: Sequence[st
     keys = [f"digits/{i:04d}" for i in range(len(labels))]
     files = [_png(image) for image in digits.images]
     train, val = stratified_split(keys, labels, VAL_FRACTION, SPLIT_SEED)
+    if train_fraction < 1:
+        part = stratified_share([keys[i] for i in train], [labels[i] for i in train], train_fraction, seed)
+        train = [train[i] for i in part]
     sources = []
     for part in (train, val):
         source = DigitsSource([files[i] for i in part], [keys[i] for i in part], [labels[i] for i in part], names)

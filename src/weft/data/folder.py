@@ -15,7 +15,7 @@ from weft.data.inventory import Inventory, Picture, Progress, examine, survey
 from weft.data.library import open_hf, open_torchvision
 from weft.data.shards import is_shards, open_shards
 from weft.data.shelf import Reader, Shelf
-from weft.data.source import BadFile, Sample, Splits, lost, stratified_split, stratified_subset
+from weft.data.source import BadFile, Sample, Splits, lost, stratified_share, stratified_split, stratified_subset
 from weft.data.table import SUFFIXES, FileReader, open_table
 from weft.errors import DataError
 
@@ -53,6 +53,7 @@ def open_data(
     seed: int = 0,
     max_bad: float = 0.1,
     limit: int | None = None,
+    train_fraction: float = 1.0,
     allow_empty_class: bool = False,
     classes: Sequence[str] | None = None,
     max_pixels: int = MAX_PIXELS,
@@ -69,9 +70,10 @@ def open_data(
             `./digits`.)
         val_fraction: what part of each class is held out where the data has no split, between 0 and 1. `digits` has
             its own.
-        seed: decides that split, and what `limit` takes.
+        seed: decides that split, and what `limit` and `train_fraction` take.
         max_bad: the largest tolerated fraction of bad files.
         limit: take at most so many pictures for train and so many for val, in turn from every class.
+        train_fraction: what part of each class to take for train, above 0; of val all is taken.
         allow_empty_class: a class folder without a good picture keeps its place in the list; by default it is an error.
         classes: the list to label by, such as a trained model's; by default the class folders (of `train/`), sorted.
         max_pixels: pictures that claim more are bad.
@@ -83,9 +85,9 @@ def open_data(
             only one.
         UsageError: a number out of its range.
     """
-    check_numbers(val_fraction, max_bad, limit)
+    check_numbers(val_fraction, max_bad, limit, train_fraction)
     if data in BUILT_IN:
-        return open_digits(limit=limit, seed=seed, classes=classes)
+        return open_digits(limit=limit, train_fraction=train_fraction, seed=seed, classes=classes)
     shelf = _shelf(data)
     if shelf is None:
         inventory, pictures = survey(data, follow_links=follow_links)
@@ -98,6 +100,8 @@ def open_data(
         names = shelf.classes  # in the order of the data itself
     inside = [picture for picture in pictures if picture.class_name]
     parts = _given(inside) if is_given else _made(inside, val_fraction, seed)
+    if train_fraction < 1:
+        parts[0] = _share_of(parts[0], train_fraction, seed)
     if limit is not None:
         parts = [_limited(part, limit, seed) for part in parts]
     bad_before, chosen = len(inventory.bad), parts[0] + parts[1]
@@ -112,7 +116,7 @@ def open_data(
     if not is_given:
         train, val = _spared(train, val)
     if not allow_empty_class and classes is None:
-        check_empty(names, inside if limit is not None else train, inventory)
+        check_empty(names, train if limit is None and train_fraction == 1 else inside, inventory)
     if classes is None or is_given or not train + val:  # what is only to be evaluated needs no two sides
         check_sides(inventory, len(train), len(val))
     notes = [_split_note(train, val, names, val_fraction, seed, inventory), *survey_notes(inventory, names, val)]
@@ -170,6 +174,10 @@ def _made(pictures: list[Picture], val_fraction: float, seed: int) -> list[list[
 
 def _limited(pictures: list[Picture], limit: int, seed: int) -> list[Picture]:
     return [pictures[i] for i in stratified_subset([p.key for p in pictures], _numbers(pictures), limit, seed)]
+
+
+def _share_of(pictures: list[Picture], share: float, seed: int) -> list[Picture]:
+    return [pictures[i] for i in stratified_share([p.key for p in pictures], _numbers(pictures), share, seed)]
 
 
 def _numbers(pictures: list[Picture]) -> list[int]:

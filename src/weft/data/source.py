@@ -120,6 +120,13 @@ def stratified_subset(keys: Sequence[str], labels: Sequence[int], limit: int, se
     return sorted(i for _, i in sorted(turns, key=lambda item: (item[0], labels[item[1]]))[:limit])
 
 
+def stratified_share(keys: Sequence[str], labels: Sequence[int], share: float, seed: int) -> list[int]:
+    """Positions, ascending: of every class the same share, rounded, and at least one. A smaller share is part of a
+    larger one."""
+    members = _by_class(keys, labels, seed).values()
+    return sorted(i for group in members for i in group[: max(round(len(group) * share), 1)])
+
+
 def _by_class(keys: Sequence[str], labels: Sequence[int], seed: int) -> dict[int, list[int]]:
     members = defaultdict(list)
     for i, label in enumerate(labels):

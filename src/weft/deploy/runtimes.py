@@ -153,7 +153,7 @@ def _in_onnxruntime(path: Path, threads: int) -> Answer:
 class InOpenVino:
     """OpenVINO with a graph for batches of any size, and one more for each of the first sizes that come.
 
-    OpenVINO drops changes of layout only where it knows the batch: up to a seventh of the time (benchmarks/speed/
+    OpenVINO drops changes of layout only where it knows the batch: up to a sixth of the time (benchmarks/speed/
     choices.csv), for 0.3 s of preparing and one more copy of the weights.
 
     Attributes:

@@ -139,31 +139,36 @@ def dump(recipe: Recipe) -> str:
     return yaml.dump(dataclasses.asdict(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def compose(text: str, origin: str) -> yaml.Node | None:
+def compose(text: str, origin: str, what: str = "a recipe") -> yaml.Node | None:
     """YAML text to a tree of nodes, with everything refused that is not plain data.
+
+    Args:
+        text: the file.
+        origin: what errors call it.
+        what: what it should be, for the errors.
 
     Raises:
         UsageError: too long, too deep, not YAML, or with a tag, an anchor or an alias.
     """
     if len(text) > MAX_BYTES:
-        raise UsageError(f"{origin}: a recipe has at most {MAX_BYTES:,} characters; got {len(text):,}.")
+        raise UsageError(f"{origin}: {what} has at most {MAX_BYTES:,} characters; got {len(text):,}.")
     depth = 0
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             line = f"{origin} line {event.start_mark.line + 1}"
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
-                raise UsageError(f"{line}: a recipe nests at most {MAX_DEPTH} levels deep; got more.")
+                raise UsageError(f"{line}: {what} nests at most {MAX_DEPTH} levels deep; got more.")
             if getattr(event, "anchor", None) is not None:  # on a definition (&name) and on a use (*name)
-                raise UsageError(f"{line}: a recipe has no anchors or aliases; got '{event.anchor}'. Write it out.")
+                raise UsageError(f"{line}: {what} has no anchors or aliases; got '{event.anchor}'. Write it out.")
             if getattr(event, "tag", None) is not None:
-                raise UsageError(f"{line}: a recipe holds plain values only; got the tag '{event.tag}'. Remove it.")
+                raise UsageError(f"{line}: {what} holds plain values only; got the tag '{event.tag}'. Remove it.")
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-        raise UsageError(f"{origin}{line}: a recipe must be YAML; {problem}.") from error
+        raise UsageError(f"{origin}{line}: {what} must be YAML; {problem}.") from error
 
 
 def _read(recipe: str | Path | None) -> list[Setting]:

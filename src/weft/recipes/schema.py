@@ -61,6 +61,9 @@ class Data:
     val_fraction: Annotated[float, Within(0, 0.9, above=True)] = 0.2
     """Share of each class held out where the data brings no split of its own."""
 
+    train_fraction: Annotated[float, Within(0, 1, above=True)] = 1.0
+    """Share of each class's training images to learn from; all that are held out stay. What more images would bring."""
+
     max_bad: Share = 0.1
     """Share of unusable files above which training refuses to start."""
 

@@ -52,6 +52,7 @@ class Evaluation:
         top5: percent; with five classes or fewer all are among the first five, and it is 100.
         confusion: (class, class) counts; row: what it is, column: what it was taken for.
         mistakes: the most confident ones, first the worst.
+        right: (count) whether each was answered right, in the order of the images.
     """
 
     classes: list[str]
@@ -63,6 +64,7 @@ class Evaluation:
     confusion: np.ndarray
     per_class: list[ClassScore]
     mistakes: list[Mistake]
+    right: np.ndarray
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -173,6 +175,7 @@ def _summary(
             Mistake(key_of(int(place[at])), classes[int(true[at])], classes[int(taken[at])], float(sure[at]))
             for at in wrong
         ],
+        right=true == taken,
     )
 
 

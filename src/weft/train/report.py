@@ -5,8 +5,6 @@ Colours are from the Okabe-Ito set, and every line also has its own dash and mar
 
 from __future__ import annotations
 
-import base64
-import html
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,17 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from weft.durable import writing
 from weft.train.metrics import Evaluation
-from weft.train.rundir import EpochRow, write_text
+from weft.train.page import COLOURS, Facts, shown, write_page
+from weft.train.rundir import EpochRow
 
-BLUE, ORANGE = "#0072B2", "#D55E00"
+BLUE, ORANGE = COLOURS[:2]
 MAX_VALUES = 20  # with more classes than this, a cell is too small to hold its value
 MAX_NAMES = 50  # and with more than this, a tick is too small to hold its name
 NAME_WIDTH = 24
-
-Facts = Sequence[tuple[str, str]]  # (name, value), or (file, caption)
-Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, header, rows
 
 
 def write_report(folder: Path, title: str, facts: Facts, result: Evaluation, history: Sequence[EpochRow] = ()) -> None:
@@ -41,19 +36,13 @@ def write_report(folder: Path, title: str, facts: Facts, result: Evaluation, his
     pictures = {"confusion.png": (confusion_figure(result), "Confusion matrix on the held-out images")}
     if history:
         pictures = {"curves.png": (curves_figure(history), "Loss and accuracy by epoch"), **pictures}
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, (figure, _) in pictures.items():
-            figure.savefig(folder / name, dpi=130, metadata={"Software": None})
-    captions = [(name, caption) for name, (_, caption) in pictures.items()]
     tables = [
         ("Per class", ("class", "images", "precision %", "recall %", "F1 %"), _class_rows(result)),
         ("Most confused pairs", ("is", "was taken for", "times", "share of class %"), _pair_rows(result)),
         ("Most confident mistakes", ("image", "is", "was taken for", "probability"), _mistake_rows(result)),
     ]
     tables = [table for table in tables if table[2]]
-    write_text(folder / "report.md", _markdown(title, facts, captions, tables))
-    write_text(folder / "report.html", _html(folder, title, facts, captions, tables))
+    write_page(folder, title, facts, pictures, tables)
 
 
 def curves_figure(history: Sequence[EpochRow]) -> Figure:
@@ -100,7 +89,7 @@ def confusion_figure(result: Evaluation) -> Figure:
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100)
     figure.colorbar(image, ax=axes, label="share of the class (%)", shrink=0.8)
     if number <= MAX_NAMES:
-        names = [_short(name) for name in result.classes]
+        names = [shown(name, NAME_WIDTH) for name in result.classes]
         is_narrow = max(map(len, names)) <= 2
         axes.set_xticks(range(number), names, rotation=0 if is_narrow else 45, ha="center" if is_narrow else "right")
         axes.set_yticks(range(number), names)
@@ -117,12 +106,6 @@ def confusion_figure(result: Evaluation) -> Figure:
     axes.set_ylabel("is")
     axes.set_title(f"top-1 {result.top1:.2f} % of {result.count} images", fontsize=10)
     return figure
-
-
-def _short(name: str) -> str:
-    """A class name for a tick: printable, cut, and with `$` kept from starting a formula."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in name).replace("$", r"\$")
-    return text if len(text) <= NAME_WIDTH else f"{text[: NAME_WIDTH - 1]}…"
 
 
 def _class_rows(result: Evaluation) -> list[tuple[str, ...]]:
@@ -152,49 +135,3 @@ def _pair_rows(result: Evaluation, most: int = 10) -> list[tuple[str, ...]]:
 
 def _mistake_rows(result: Evaluation) -> list[tuple[str, ...]]:
     return [(mistake.key, mistake.true, mistake.predicted, f"{mistake.probability:.3f}") for mistake in result.mistakes]
-
-
-def _markdown(title: str, facts: Facts, captions: Facts, tables: Sequence[Table]) -> str:
-    def cell(text: str) -> str:
-        return html.escape(text, quote=False).replace("|", r"\|").replace("\n", " ")
-
-    lines = [f"# {cell(title)}", "", *(f"- {name}: {cell(value)}" for name, value in facts), ""]
-    for name, caption in captions:
-        lines += [f"![{caption}]({name})", ""]
-    for heading, header, rows in tables:
-        lines += [f"## {heading}", "", f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
-        lines += [f"| {' | '.join(map(cell, row))} |" for row in rows] + [""]
-    return "\n".join(lines)
-
-
-STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; color: #222; }
-img { max-width: 100%; } table { border-collapse: collapse; margin-bottom: 2rem; }
-th, td { padding: .2rem .8rem; border-bottom: 1px solid #ddd; text-align: left; overflow-wrap: anywhere; }"""
-
-
-def _html(
-    folder: Path,
-    title: str,
-    facts: Facts,
-    captions: Facts,
-    tables: Sequence[Table],
-) -> str:
-    """One page that needs no other file: the pictures are inside."""
-
-    def row(cells: Sequence[str], tag: str = "td") -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    body = [f"<h1>{html.escape(title)}</h1>", "<table>", *(row(fact) for fact in facts), "</table>"]
-    for name, caption in captions:
-        data = base64.b64encode((folder / name).read_bytes()).decode("ascii")
-        body.append(f'<p><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}"></p>')
-    for heading, header, rows in tables:
-        body += [
-            f"<h2>{html.escape(heading)}</h2>",
-            "<table>",
-            row(header, "th"),
-            *(row(cells) for cells in rows),
-            "</table>",
-        ]
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(body) + "\n</body></html>\n"

@@ -20,7 +20,10 @@ from weft.train.state import Skipped, State, load_state, tidy, told
 FREE = ("workers", "device", "data.source", "save.every_minutes", "save.every_steps", "save.keep")
 """Settings on which no result depends, and which may be others after a stop. The data is compared by its contents."""
 
-BOUND = ("model", "model_args", "img_size", "batch_size", "seed", "data.limit", "data.val_fraction", "augment.repeats")
+BOUND = (
+    *("model", "model_args", "img_size", "batch_size", "seed", "augment.repeats"),
+    *("data.limit", "data.val_fraction", "data.train_fraction"),
+)
 """Settings without which the state of a run means nothing."""
 
 

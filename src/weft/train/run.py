@@ -94,6 +94,7 @@ def train(
     limit: int | None = None,
     skip_nonfinite: int | None = None,
     max_time: str | float | None = None,
+    stop_after: int | None = None,
     track: str | Sequence[str] = (),
     force: bool = False,
     quiet: bool = False,
@@ -114,6 +115,8 @@ def train(
             argument of their own; `limit` is the largest number of training images.
         out: the run directory; None for runs/MODEL-DATA.
         max_time: stop after so many seconds, or '90s', '45m', '2h', '1h30m', with everything saved.
+        stop_after: stop at the end of this epoch, counted from 1, with everything saved: the run goes on from there to
+            what it would have come to without.
         track: 'tensorboard', 'wandb', or both.
         force: take the place of a run that is there.
         quiet: no progress and no notes.
@@ -127,7 +130,7 @@ def train(
         CheckpointError: weights to start from, or a state to go on from, that cannot be used.
         DivergedError: loss or gradient is not finite.
         StorageError: the disk did not take what had to be written.
-        StoppedError: `max_time` is over.
+        StoppedError: `max_time` is over, or the epoch `stop_after`.
     """
     given = dict(
         model=model,
@@ -144,7 +147,9 @@ def train(
     )
     names = [track] if isinstance(track, str) else list(track)
     check_trackers(names)
-    stop = Stop(None if max_time is None else seconds_of(max_time))
+    if stop_after is not None and stop_after < 1:
+        raise UsageError(f"stop_after must be an epoch, from 1; got {stop_after}.")
+    stop = Stop(None if max_time is None else seconds_of(max_time), stop_after)
     overrides = overrides_of(data, settings or {}, given)
     if resume is not None:
         if recipe is not None or out is not None or force:
@@ -221,6 +226,7 @@ def _opened(plan: Recipe, quiet: bool) -> Splits:
         return open_data(
             str(plan.data.source),
             val_fraction=plan.data.val_fraction,
+            train_fraction=plan.data.train_fraction,
             seed=plan.seed,
             max_bad=plan.data.max_bad,
             limit=plan.data.limit,
@@ -357,7 +363,7 @@ class _Job:
         write_report(self.out / "report", f"{result.model} on {result.data}", facts, best, session.history)
 
 
-def seconds_of(text: str | float) -> float:
+def seconds_of(text: str | float, option: str = "--max-time") -> float:
     """Reads a length of time: seconds, or '90s', '45m', '2h', '1h30m', '1d'.
 
     Raises:
@@ -368,9 +374,9 @@ def seconds_of(text: str | float) -> float:
     else:
         parts = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
         if parts is None or not text:
-            raise UsageError(f"--max-time must be a length of time such as 90s, 45m or 1h30m; got '{text}'.")
+            raise UsageError(f"{option} must be a length of time such as 90s, 45m or 1h30m; got '{text}'.")
         days, hours, minutes, rest = (int(part or 0) for part in parts.groups())
         seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
     if not seconds > 0:
-        raise UsageError(f"--max-time must be longer than nothing; got '{text}'.")
+        raise UsageError(f"{option} must be longer than nothing; got '{text}'.")
     return float(seconds)

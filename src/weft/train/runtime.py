@@ -149,12 +149,19 @@ class Stop:
 
     Args:
         max_seconds: length of the time limit; None for none.
+        after_epochs: stop at the end of this epoch, counted from 1; None to go on.
     """
 
-    TIME, SIGTERM, SIGINT = 1, 2, 3
-    REASONS: ClassVar = {TIME: "the time limit is reached", SIGTERM: "SIGTERM", SIGINT: "Ctrl-C"}
+    TIME, SIGTERM, SIGINT, EPOCHS = 1, 2, 3, 4
+    REASONS: ClassVar = {
+        TIME: "the time limit is reached",
+        SIGTERM: "SIGTERM",
+        SIGINT: "Ctrl-C",
+        EPOCHS: "as many epochs as were asked for",
+    }
 
-    def __init__(self, max_seconds: float | None = None) -> None:
+    def __init__(self, max_seconds: float | None = None, after_epochs: int | None = None) -> None:
+        self.after_epochs = after_epochs
         self.requested: signal.Signals | None = None
         self.deadline = None if max_seconds is None else time.monotonic() + max_seconds
         self._before: dict[signal.Signals, Any] = {}

@@ -129,6 +129,8 @@ class Session:
         try:
             with self.reporter, self.stop:
                 while not self.is_over:
+                    if self.stop.after_epochs is not None and self.epoch >= self.stop.after_epochs:
+                        self._leave(Stop.EPOCHS)
                     self._epoch()
                     self.seconds = time.perf_counter() - begun
                     self._save()

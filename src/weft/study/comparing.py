@@ -1,0 +1,519 @@
+"""`compare`: which model, at which speed, on one's own pictures and one's own machine.
+
+All candidates are trained under one protocol: the same recipe, images, split, epochs and seeds. Within a budget of time
+they run in stages, and after each the worse half stops (successive halving, arXiv 1502.07943): a run that is stopped is
+at the same point of the same schedule as those that go on, so nothing is trained twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.data import Splits, image_size_hint, open_data
+from weft.durable import write_whole
+from weft.errors import DataError, UsageError
+from weft.recipes import load_recipe
+from weft.study.jobs import Job, Result, carry_out, check_engine
+from weft.study.plan import slug
+from weft.study.speeds import Form, measure_forms
+from weft.study.statistics import Estimate, accuracy, difference, mcnemar, mean_of_runs
+from weft.train.defaults import SMALL_SIDE, fill_in
+from weft.train.progress import clock, say
+from weft.train.rundir import make_dir, refuse_taken
+
+CONTENTS = ("compare.json", "runs", "probes", "exports", "forms.json", "results.json", "report.md", "report.html")
+PICTURES = ("frontier.png", "curves.png")
+STAGES = (0.25, 0.5, 1.0)  # shares of the epochs after which the worse half stops
+PROBE_STEPS = 12
+PER_CLASS = 5  # held-out images of a class below which an accuracy is a guess
+EVALUATION = 0.35  # time of an image when evaluated, over that when trained
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that is compared, and the settings that make it fit."""
+
+    name: str
+    model: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+SMALL = (  # for images of up to 96 pixels: about as costly as each other, trained at 32
+    Candidate("CeiT", "ceit_nano_32"),
+    Candidate("CvT", "cvt_nano_32"),
+    Candidate("LeViT", "levit_nano_32", {"model_args.distilled": False}),
+    Candidate(
+        "DeiT",
+        "deit_tiny_patch16_224",
+        {
+            "img_size": 32,
+            "model_args.patch_size": 4,
+            "model_args.embed_dim": 96,
+            "model_args.depth": 6,
+            "model_args.num_heads": 3,
+        },
+    ),
+    Candidate("ResNet", "resnet18", {"img_size": 64, "model_args.channels": [32, 64, 128, 256]}),
+)
+LARGE = (
+    Candidate("CeiT", "ceit_tiny_patch16_224"),
+    Candidate("CvT", "cvt_13"),
+    Candidate("LeViT", "levit_256", {"model_args.distilled": False}),
+    Candidate("DeiT", "deit_tiny_patch16_224"),
+    Candidate("ResNet", "resnet18"),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A candidate, and what came of it.
+
+    Attributes:
+        accuracy: top-1 in percent with its interval; of a run that was stopped, of its best epoch until then.
+        stopped_after: the epoch at which halving stopped it, or None.
+        to_best: top-1 above the best's, on the same images; None for the best itself.
+        p_value: of McNemar's test against the best, or None.
+        forms: ways to deploy it, with accuracy and speed of each.
+        seconds, peak_mib: of training, one seed.
+        error: why there is nothing else, or None.
+    """
+
+    name: str
+    model: str
+    accuracy: Estimate | None = None
+    top1: tuple[float, ...] = ()
+    stopped_after: int | None = None
+    to_best: Estimate | None = None
+    p_value: float | None = None
+    params: int = 0
+    macs: int = 0
+    megabytes: float = 0.0
+    seconds: float = 0.0
+    peak_mib: int = 0
+    forms: tuple[Form, ...] = ()
+    curve: tuple[tuple[int, float], ...] = ()
+    error: str | None = None
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether the best is shown to be better than this one."""
+        return self.to_best is not None and self.to_best.high < 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model may cost where it is used; None for anything."""
+
+    latency_ms: float | None = None
+    megabytes: float | None = None
+
+    def allows(self, form: Form) -> bool:
+        """Whether a way to deploy keeps within them."""
+        slow = self.latency_ms is not None and form.latency_ms > self.latency_ms
+        large = self.megabytes is not None and form.megabytes > self.megabytes
+        return not (slow or large)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` came to; the best first, those that died last.
+
+    Attributes:
+        out: its directory.
+        protocol: how all were trained, in a sentence.
+        notes: what was decided on the way, in sentences.
+        entries: one per candidate.
+        frontier: (name, form) of those that none within the limits beats in both accuracy and images per second.
+        advice: which to take under which need.
+    """
+
+    out: Path
+    data: str
+    epochs: int
+    seeds: int
+    limits: Limits
+    protocol: str
+    notes: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    frontier: tuple[tuple[str, str], ...]
+    advice: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        facts = dataclasses.asdict(self)
+        return {**facts, "out": str(self.out)}
+
+
+def compare(
+    data: str | Path,
+    *,
+    models: Sequence[str] = (),
+    budget: float | None = None,
+    seeds: int = 1,
+    recipe: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    max_latency_ms: float | None = None,
+    max_megabytes: float | None = None,
+    out: str | Path | None = None,
+    engine: str = "local",
+    jobs: int = 1,
+    force: bool = False,
+    quiet: bool = False,
+) -> Comparison:
+    """Trains several models alike, and says which to take.
+
+    Args:
+        data: as in `train`.
+        models: names; none for one of each family of weft, a DeiT and a ResNet of like cost.
+        budget: seconds that all trainings together may take, on this machine; None for what the recipe says.
+        seeds: trainings of each that goes to the end.
+        recipe: the base of all trainings; None to choose by the images.
+        settings: dotted keys of the recipe, for all.
+        max_latency_ms, max_megabytes: what a model may cost where it is used: one image, on this machine; its file.
+        out: the directory; None for runs/compare-DATA. One of the same comparison goes on.
+        engine, jobs: as in `run_study`.
+        force: take the place of another comparison that is there.
+        quiet: no progress and no notes.
+
+    Raises:
+        UsageError: a model or setting that is not there, a budget that is too small, a directory that is taken.
+        DataError: data that cannot be used, or with too few held-out images to compare on.
+    """
+    check_engine(engine, jobs)
+    if seeds < 1:
+        raise UsageError(f"seeds must be at least 1; got {seeds}.")
+    data, more = str(data), dict(settings or {})
+    splits = open_data(data, limit=more.get("data.limit"), val_fraction=float(more.get("data.val_fraction", 0.2)))
+    _check_held_out(splits)
+    side = max(image_size_hint(splits.train))
+    candidates = _candidates(models, side)
+    base = recipe or ("digits" if data == "digits" else "small_images" if side <= SMALL_SIDE else "small_folder")
+    for candidate in candidates:
+        _check(candidate, base, more)
+    folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
+    facts = {"data": data, "models": [c.model for c in candidates], "recipe": base, "settings": more, "budget": budget}
+    known = _begin(folder, facts, force=force)
+    tell = (lambda text: None) if quiet else say
+    plan = _Plan(folder, data, base, more, splits, candidates, engine, jobs, tell)
+    if "epochs" not in known:
+        known |= plan.decide(budget, seeds)
+        write_whole(folder / "compare.json", json.dumps(known, indent=2).encode())
+    results = plan.train(known["epochs"], known["stages"], seeds)
+    limits = Limits(max_latency_ms, max_megabytes)
+    found = _summed_up(plan, results, known, seeds, limits)
+    from weft.study.frontier import write_comparison  # matplotlib
+
+    write_whole(folder / "results.json", (json.dumps(found.as_dict(), indent=2, default=_plain) + "\n").encode())
+    write_comparison(found)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def _check_held_out(splits: Splits) -> None:
+    counts = np.bincount(splits.val.labels, minlength=len(splits.classes))
+    few = [f"{name}: {count}" for name, count in zip(splits.classes, counts, strict=True) if count < PER_CLASS]
+    if few:
+        shown = ", ".join(few[:5]) + (f" and {len(few) - 5} more" if len(few) > 5 else "")
+        raise DataError(
+            f"A comparison needs at least {PER_CLASS} held-out images of every class; got {shown}. Add images, or hold"
+            " out more: --set data.val_fraction=0.5."
+        )
+
+
+def _candidates(models: Sequence[str], side: int) -> tuple[Candidate, ...]:
+    if not models:
+        return SMALL if side <= SMALL_SIDE else LARGE
+    if len(models) < 2 or len(set(models)) < len(models):
+        raise UsageError(f"A comparison needs at least two models, each once; got {', '.join(models)}.")
+    known = {candidate.model: candidate for candidate in (SMALL if side <= SMALL_SIDE else LARGE)}
+    return tuple(Candidate(name, name, known[name].settings if name in known else {}) for name in models)
+
+
+def _check(candidate: Candidate, base: str, settings: Mapping[str, Any]) -> None:
+    """Builds a candidate without memory."""
+    from weft.study.plan import Scale, Study, Variant, check_variant
+
+    scale = Scale(base, "", 1, {**settings})
+    variant = Variant(candidate.name, set={"model": candidate.model, **candidate.settings})
+    check_variant(Study("compare", "", "", "", {"small": scale}, (variant,)), variant, "small")
+
+
+def _begin(folder: Path, facts: dict[str, Any], *, force: bool) -> dict[str, Any]:
+    """A directory for this comparison, new or its own; what it has decided before."""
+    known = folder / "compare.json"
+    if known.exists():
+        before = json.loads(known.read_text(encoding="utf-8"))
+        if {key: before.get(key) for key in facts} == facts:
+            return before
+    refuse_taken(folder, (*CONTENTS, *PICTURES), force=force)
+    make_dir(folder, (*CONTENTS, *PICTURES), force=force)
+    write_whole(known, json.dumps(facts, indent=2).encode())
+    return facts
+
+
+class _Plan:
+    """What is trained, how long, and in which stages."""
+
+    def __init__(
+        self,
+        folder: Path,
+        data: str,
+        base: str,
+        settings: Mapping[str, Any],
+        splits: Splits,
+        candidates: Sequence[Candidate],
+        engine: str,
+        at_once: int,
+        tell: Any,
+    ) -> None:
+        self.folder, self.data, self.base, self.settings, self.splits = folder, data, base, settings, splits
+        self.candidates, self.engine, self.at_once, self.tell = candidates, engine, at_once, tell
+
+    def decide(self, budget: float | None, seeds: int) -> dict[str, Any]:
+        """Epochs and stages: all of the recipe's without a budget, what fits with one.
+
+        Raises:
+            UsageError: not even one epoch of each fits.
+        """
+        recipe = load_recipe(self.base, list(self.settings.items()))
+        recipe, _ = fill_in(recipe, image_size_hint(self.splits.train), len(self.splits.train))
+        wanted = recipe.epochs or 1
+        if budget is None:
+            return {"epochs": wanted, "stages": [wanted]}
+        costs = self._seconds_per_epoch(recipe.batch_size)
+        if not costs:
+            raise UsageError(f"None of the candidates could be trained; see {self.folder / 'probes'}/*/log.txt.")
+        once = sum(costs.values())
+        cheapest = min(costs, key=costs.__getitem__)
+        if once > budget:
+            raise UsageError(
+                f"The budget must hold one epoch of every candidate, {_time(once)} here ({cheapest} alone"
+                f" {_time(costs[cheapest])}); got {_time(budget)}. Give more time, fewer --models, or --limit images."
+            )
+        epochs = max(n for n in range(1, 10_001) if n == 1 or _cost(costs, n, seeds) <= budget)
+        stages = sorted({max(1, math.ceil(share * epochs)) for share in STAGES})
+        self.tell(
+            f"{_time(budget)} hold {epochs} epochs in stages to "
+            + ", ".join(map(str, stages))
+            + f"; an epoch takes {', '.join(f'{name} {_time(cost)}' for name, cost in costs.items())}."
+        )
+        return {"epochs": epochs, "stages": stages}
+
+    def _seconds_per_epoch(self, batch_size: Any) -> dict[str, float]:
+        """Of each candidate, by a few steps."""
+        size = batch_size if isinstance(batch_size, int) else 64
+        few = min(len(self.splits.train), PROBE_STEPS * size)
+        probes = {
+            candidate.name: Job(
+                self.folder / "probes" / slug(candidate.name),
+                self.base,
+                self.data,
+                {**self._settings(candidate, 0), "epochs": 2, "data.limit": few},
+            )
+            for candidate in self.candidates
+        }
+        results = carry_out(list(probes.values()), engine=self.engine)
+        counted = len(self.splits.train) + EVALUATION * len(self.splits.val)
+        costs = {}
+        for name, job in probes.items():
+            result = results[job.folder]
+            if result.error is None:
+                costs[name] = counted / result.images_per_second
+            else:
+                self.tell(f"{name} cannot be trained: {result.error}")
+        return costs
+
+    def _settings(self, candidate: Candidate, seed: int) -> dict[str, Any]:
+        return {**self.settings, "model": candidate.model, **candidate.settings, "seed": seed}
+
+    def job(self, candidate: Candidate, seed: int, epochs: int, until: int | None) -> Job:
+        """A training, up to an epoch."""
+        return Job(
+            self.folder / "runs" / f"{slug(candidate.name)}-seed{seed}",
+            self.base,
+            self.data,
+            {**self._settings(candidate, seed), "epochs": epochs},
+            until=until,
+        )
+
+    def train(self, epochs: int, stages: Sequence[int], seeds: int) -> dict[str, tuple[list[Result], int | None]]:
+        """By candidate: results by seed, and the epoch at which it was stopped, or None."""
+        alive = list(self.candidates)
+        found: dict[str, tuple[list[Result], int | None]] = {}
+        for stage in stages:
+            is_last = stage == stages[-1]
+            numbers = range(seeds) if is_last else range(1)
+            tasks = {
+                (candidate.name, seed): self.job(candidate, seed, epochs, None if is_last else stage)
+                for seed in numbers
+                for candidate in alive
+            }
+            results = carry_out(
+                list(tasks.values()), engine=self.engine, at_once=self.at_once, on_done=self._told(stage, epochs)
+            )
+            for candidate in alive:
+                mine = [results[tasks[candidate.name, seed].folder] for seed in numbers]
+                found[candidate.name] = (mine, None if is_last else stage)
+            healthy = [candidate for candidate in alive if found[candidate.name][0][0].error is None]
+            if not is_last:
+                ranked = sorted(healthy, key=lambda candidate: -found[candidate.name][0][0].top1)
+                kept = ranked[: max(2, math.ceil(len(ranked) / 2))]
+                if stopped := [candidate.name for candidate in healthy if candidate not in kept]:
+                    self.tell(f"Stopped after epoch {stage}: {', '.join(stopped)}.")
+                alive = [candidate for candidate in alive if candidate in kept]
+        return found
+
+    def _told(self, stage: int, epochs: int) -> Any:
+        def on_done(job: Job, result: Result) -> None:
+            said = f"failed: {result.error}" if result.error else f"{result.top1:.2f} %"
+            self.tell(f"{job.folder.name}, epoch {stage} of {epochs}: {said}")
+
+        return on_done
+
+
+def _cost(costs: Mapping[str, float], epochs: int, seeds: int) -> float:
+    """Seconds of all stages at worst: the costliest are those that stay."""
+    ordered, total, before = sorted(costs.values(), reverse=True), 0.0, 0
+    stages = sorted({max(1, math.ceil(share * epochs)) for share in STAGES})
+    for stage in stages:
+        total += sum(ordered) * (stage - before)
+        if stage == stages[-1]:
+            total += (seeds - 1) * sum(ordered) * epochs
+        ordered, before = ordered[: max(2, math.ceil(len(ordered) / 2))], stage
+    return total
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else clock(seconds)
+
+
+def _summed_up(plan: _Plan, results: Any, known: Mapping[str, Any], seeds: int, limits: Limits) -> Comparison:
+    alive = {name: pair for name, pair in results.items() if pair[0][0].error is None}
+    if not alive:
+        reasons = "; ".join(f"{name}: {pair[0][0].error}" for name, pair in results.items())
+        raise UsageError(f"None of the candidates could be trained. {reasons}")
+    finished = {name: runs for name, (runs, stopped) in alive.items() if stopped is None}
+    best = max(finished, key=lambda name: float(np.mean([run.top1 for run in finished[name] if run.error is None])))
+    forms = measure_forms(
+        plan.folder,
+        {candidate.name: plan.job(candidate, 0, known["epochs"], None).folder for candidate in plan.candidates
+         if candidate.name in alive},
+        plan.data,
+        plan.tell,
+    )  # fmt: skip
+    entries = []
+    for candidate in plan.candidates:
+        runs, stopped = results[candidate.name]
+        first = runs[0]
+        if first.error is not None:
+            entries.append(Entry(candidate.name, candidate.model, error=first.error))
+            continue
+        good = [run for run in runs if run.error is None]
+        top1 = tuple(run.top1 for run in good)
+        is_other = candidate.name != best
+        entries.append(
+            Entry(
+                candidate.name,
+                candidate.model,
+                accuracy=mean_of_runs(top1) if len(good) > 1 else accuracy(first.right),
+                top1=top1,
+                stopped_after=stopped,
+                to_best=_to_best(good, finished[best]) if is_other else None,
+                p_value=mcnemar(first.right, finished[best][0].right) if is_other else None,
+                params=first.params,
+                macs=first.macs,
+                megabytes=first.megabytes,
+                seconds=first.seconds,
+                peak_mib=first.peak_mib,
+                forms=tuple(forms.get(candidate.name, ())),
+                curve=first.curve,
+            )
+        )
+    entries.sort(key=lambda entry: -math.inf if entry.accuracy is None else entry.accuracy.value, reverse=True)
+    entries.sort(key=lambda entry: (entry.error is not None, entry.stopped_after is not None))
+    frontier = pareto(entries, limits)
+    counts = f"{len(plan.splits.train):,} images to learn from and {len(plan.splits.val):,} held out"
+    stages = known["stages"]
+    protocol = (
+        f"recipe {plan.base}, {known['epochs']} epochs, {counts}, the same for all"
+        + (f"; after epochs {', '.join(map(str, stages[:-1]))} the worse half stopped" if len(stages) > 1 else "")
+        + f"; from scratch; {seeds} seed{'s' if seeds > 1 else ''}."
+    )
+    return Comparison(
+        plan.folder,
+        plan.data,
+        known["epochs"],
+        seeds,
+        limits,
+        protocol,
+        tuple(plan.splits.notes),
+        tuple(entries),
+        frontier,
+        advise(entries, limits, frontier),
+    )
+
+
+def _to_best(mine: Sequence[Result], best: Sequence[Result]) -> Estimate:
+    pairs = [(ours, theirs) for ours, theirs in zip(mine, best, strict=False) if theirs.error is None]
+    if len(pairs) > 1:
+        return mean_of_runs([ours.top1 - theirs.top1 for ours, theirs in pairs])
+    return difference(pairs[0][0].right, pairs[0][1].right)
+
+
+def pareto(entries: Sequence[Entry], limits: Limits) -> tuple[tuple[str, str], ...]:
+    """(name, form) of all that keep within the limits and that no other such beats in accuracy and speed at once."""
+    points = [(entry, form) for entry in entries for form in entry.forms if limits.allows(form)]
+
+    def is_beaten(form: Form) -> bool:
+        return any(
+            other.top1 >= form.top1
+            and other.images_per_second >= form.images_per_second
+            and (other.top1, other.images_per_second) != (form.top1, form.images_per_second)
+            for _, other in points
+        )
+
+    return tuple((entry.name, form.name) for entry, form in points if not is_beaten(form))
+
+
+def advise(entries: Sequence[Entry], limits: Limits, frontier: Sequence[tuple[str, str]]) -> str:
+    """One paragraph: which to take under which need. What is not told apart is not called better."""
+    points = [
+        (entry, form) for entry in entries for form in entry.forms if limits.allows(form) and not entry.stopped_after
+    ]
+    if not points:
+        return "Nothing that was trained to the end keeps within the limits. Allow more, or compare smaller models."
+    best, best_form = max(points, key=lambda point: point[1].top1)
+    words = [f"For accuracy take {best.name} ({best_form.name}): {best_form.top1:.2f} %."]
+    alike = [(entry, form) for entry, form in points if entry is best or not entry.is_told_apart]
+    quick, quick_form = max(alike, key=lambda point: point[1].images_per_second)
+    others = sorted({entry.name for entry, _ in alike} - {best.name})
+    if others:
+        words.append(f"No difference is shown between {best.name} and {', '.join(others)}.")
+    words.append(
+        f"For speed without a loss that shows take {quick.name} ({quick_form.name}):"
+        f" {quick_form.images_per_second:.0f} images a second, {quick_form.latency_ms:.1f} ms for one,"
+        f" {quick_form.top1:.2f} %."
+    )
+    fastest, fastest_form = max(points, key=lambda point: point[1].images_per_second)
+    if fastest is not quick:
+        words.append(
+            f"Where speed is all, {fastest.name} ({fastest_form.name}): {fastest_form.images_per_second:.0f} images a"
+            f" second at {fastest_form.top1:.2f} %."
+        )
+    small, small_form = min(alike, key=lambda point: point[1].megabytes)
+    words.append(f"The smallest of the good ones is {small.name} ({small_form.name}), {small_form.megabytes:.1f} MB.")
+    stopped = [entry.name for entry in entries if entry.stopped_after]
+    if stopped:
+        words.append(f"{', '.join(stopped)} stopped early, and could have come further.")
+    return " ".join(words)

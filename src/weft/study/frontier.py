@@ -1,0 +1,171 @@
+"""The page of a comparison: the frontier of accuracy and speed, learning curves, and a table of everything."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from weft.study.comparing import Comparison, Entry
+from weft.study.report import interval
+from weft.train.page import COLOURS, DASHES, MARKERS, Table, shown, write_page
+from weft.train.progress import clock
+
+GREY = "0.6"
+WIDTH = 28  # letters of a name in a picture
+
+TRAINED = (
+    *("model", "top-1 % (95 %)", "to the best (95 %)", "McNemar p", "says"),
+    *("parameters", "MACs", "trained in", "peak"),
+)
+USED = ("model", "form", "fastest as", "top-1 %", "one image, ms", "images/s", "MB", "frontier")
+
+
+def write_comparison(found: Comparison) -> None:
+    """Writes report.md, report.html and their pictures into the comparison's directory."""
+    facts = [
+        ("which to take", found.advice),
+        ("data", found.data),
+        ("protocol", found.protocol),
+        ("limits", _limits(found)),
+        ("intervals", _how(found.seeds)),
+        *(("note", note) for note in found.notes),
+    ]
+    failed = [(entry.name, str(entry.error)) for entry in found.entries if entry.error is not None]
+    tables: list[Table] = [
+        ("Trained", TRAINED, [trained_cells(entry) for entry in found.entries if entry.error is None]),
+        ("Used, on this machine", USED, used_rows(found)),
+    ]
+    if failed:
+        tables.append(("Could not be trained", ("model", "why"), [tuple(row) for row in failed]))
+    pictures = {"frontier.png": (frontier_figure(found), "Top-1 against images per second")}
+    if any(len(entry.curve) > 1 for entry in found.entries):
+        pictures["curves.png"] = (curves_figure(found), "Held-out top-1 by epoch")
+    write_page(found.out, f"Which model for {found.data}", facts, pictures, tables)
+
+
+def trained_cells(entry: Entry) -> tuple[str, ...]:
+    """A row of the first table."""
+    stopped = "" if entry.stopped_after is None else f"stopped after epoch {entry.stopped_after}"
+    if entry.to_best is None:
+        says = "the best"
+    else:
+        says = "worse than the best" if entry.is_told_apart else "no difference shown"
+    return (
+        f"{entry.name} ({entry.model})" if entry.name != entry.model else entry.name,
+        interval(entry.accuracy),
+        interval(entry.to_best, signed=True),
+        "" if entry.p_value is None else f"{entry.p_value:.2g}",
+        stopped or says,
+        f"{entry.params:,}",
+        f"{entry.macs / 1e6:,.0f}M",
+        clock(entry.seconds),
+        f"{entry.peak_mib:,} MiB",
+    )
+
+
+def used_rows(found: Comparison) -> list[tuple[str, ...]]:
+    """The second table."""
+    rows = []
+    for entry in found.entries:
+        for form in entry.forms:
+            is_allowed = found.limits.allows(form)
+            on_it = (entry.name, form.name) in found.frontier
+            rows.append(
+                (
+                    entry.name,
+                    form.name,
+                    form.way,
+                    f"{form.top1:.2f}",
+                    f"{form.latency_ms:.2f}",
+                    f"{form.images_per_second:,.0f}",
+                    f"{form.megabytes:.1f}",
+                    "yes" if on_it else "" if is_allowed else "beyond the limits",
+                )
+            )
+    return rows
+
+
+def _limits(found: Comparison) -> str:
+    words = []
+    if found.limits.latency_ms is not None:
+        words.append(f"{found.limits.latency_ms:g} ms for one image")
+    if found.limits.megabytes is not None:
+        words.append(f"{found.limits.megabytes:g} MB")
+    return " and ".join(words) or "none"
+
+
+def _how(seeds: int) -> str:
+    if seeds == 1:
+        return (
+            "95 %, by bootstrap over the held-out images, differences on the same images; one seed: another training"
+            " may end elsewhere"
+        )
+    return f"95 %, by Student's t over {seeds} seeds; differences seed by seed"
+
+
+def frontier_figure(found: Comparison) -> Figure:
+    """A point per form, those on the frontier joined, those that another beats or that exceed the limits in grey."""
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.add_subplot()
+    on_it = []
+    for number, entry in enumerate(found.entries):
+        for form in entry.forms:
+            is_on = (entry.name, form.name) in found.frontier
+            color = COLOURS[number % len(COLOURS)] if is_on else GREY
+            axes.plot(
+                form.images_per_second,
+                form.top1,
+                MARKERS[number % len(MARKERS)],
+                color=color,
+                markerfacecolor=color if form.name == "float" else "none",
+                markersize=9,
+                zorder=3,
+            )
+            axes.annotate(
+                shown(f"{entry.name}, {form.name}", WIDTH),
+                (form.images_per_second, form.top1),
+                xytext=(7, 5),
+                textcoords="offset points",
+                fontsize="small",
+                color="0.2" if is_on else "0.5",
+            )
+            on_it += [(form.images_per_second, form.top1)] if is_on else []
+    if on_it:
+        axes.plot(*zip(*sorted(on_it), strict=True), "-", color="0.3", linewidth=1, label="frontier")
+        axes.legend(frameon=False, loc="lower left")
+    axes.set_xscale("log")
+    _plain_ticks(axes)
+    axes.set(xlabel="images per second, this machine", ylabel="held-out top-1 (%)")
+    axes.margins(0.15)
+    axes.grid(True, alpha=0.25)
+    return figure
+
+
+def _plain_ticks(axes: Axes) -> None:
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:,.0f}")
+    axes.tick_params(axis="x", which="both", labelsize="small", rotation=30)
+
+
+def curves_figure(found: Comparison) -> Figure:
+    """Held-out top-1 over the epochs; where a line ends early, its run was stopped."""
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for number, entry in enumerate(found.entries):
+        if entry.curve:
+            epochs, values = zip(*entry.curve, strict=True)
+            axes.plot(
+                epochs,
+                values,
+                DASHES[number // len(COLOURS) % len(DASHES)],
+                marker=MARKERS[number % len(MARKERS)],
+                markevery=max(1, len(epochs) // 10),
+                color=COLOURS[number % len(COLOURS)],
+                label=shown(entry.name, WIDTH) + (", stopped" if entry.stopped_after else ""),
+            )
+    axes.set(xlabel="epoch", ylabel="held-out top-1 (%)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(True, alpha=0.25)
+    axes.legend(frameon=False)
+    return figure

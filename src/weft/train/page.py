@@ -1,0 +1,96 @@
+"""Pages for a person to look at: facts, pictures and tables, as Markdown and as one HTML page that needs no other file.
+
+Colours of the pictures are from the Okabe-Ito set, which all kinds of eyes tell apart.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from weft.durable import writing
+from weft.train.rundir import write_text
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", "-.", ":")
+
+Facts = Sequence[tuple[str, str]]  # (name, value), or (file, caption)
+Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, header, rows
+
+
+def write_page(
+    folder: Path, title: str, facts: Facts, pictures: Mapping[str, tuple[Figure, str]], tables: Sequence[Table]
+) -> None:
+    """Writes `report.md`, `report.html` and the pictures beside them.
+
+    Args:
+        folder: where to; made if missing, files in it are replaced.
+        title: the heading.
+        facts: lines above the tables, as (name, value).
+        pictures: figure and caption by the file's name; the captions stand for what cannot be seen.
+        tables: heading, header and rows of texts.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, (figure, _) in pictures.items():
+            figure.savefig(folder / name, dpi=130, metadata={"Software": None})
+    captions = [(name, caption) for name, (_, caption) in pictures.items()]
+    write_text(folder / "report.md", _markdown(title, facts, captions, tables))
+    write_text(folder / "report.html", _html(folder, title, facts, captions, tables))
+
+
+def shown(name: str, width: int) -> str:
+    """A name for a picture: printable, cut, and with `$` kept from starting a formula."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return (text if len(text) <= width else f"{text[: width - 1]}…").replace("$", r"\$")
+
+
+def _markdown(title: str, facts: Facts, captions: Facts, tables: Sequence[Table]) -> str:
+    def cell(text: str) -> str:
+        return html.escape(text, quote=False).replace("|", r"\|").replace("\n", " ")
+
+    lines = [f"# {cell(title)}", "", *(f"- {name}: {cell(value)}" for name, value in facts), ""]
+    for name, caption in captions:
+        lines += [f"![{caption}]({name})", ""]
+    for heading, header, rows in tables:
+        lines += [f"## {heading}", "", f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
+        lines += [f"| {' | '.join(map(cell, row))} |" for row in rows] + [""]
+    return "\n".join(lines)
+
+
+STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; color: #222; }
+img { max-width: 100%; } table { border-collapse: collapse; margin-bottom: 2rem; }
+th, td { padding: .2rem .8rem; border-bottom: 1px solid #ddd; text-align: left; overflow-wrap: anywhere; }"""
+
+
+def _html(
+    folder: Path,
+    title: str,
+    facts: Facts,
+    captions: Facts,
+    tables: Sequence[Table],
+) -> str:
+    """One page that needs no other file: the pictures are inside."""
+
+    def row(cells: Sequence[str], tag: str = "td") -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = [f"<h1>{html.escape(title)}</h1>", "<table>", *(row(fact) for fact in facts), "</table>"]
+    for name, caption in captions:
+        data = base64.b64encode((folder / name).read_bytes()).decode("ascii")
+        body.append(f'<p><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}"></p>')
+    for heading, header, rows in tables:
+        body += [
+            f"<h2>{html.escape(heading)}</h2>",
+            "<table>",
+            row(header, "th"),
+            *(row(cells) for cells in rows),
+            "</table>",
+        ]
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(body) + "\n</body></html>\n"

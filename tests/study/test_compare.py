@@ -1,0 +1,220 @@
+"""A comparison: stages within a budget, what is shown and what is not, and the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from weft.bench.speed import SpeedRow
+from weft.cli import main
+from weft.errors import DataError, UsageError
+from weft.study import compare, comparing, speeds
+from weft.study.comparing import Entry, Limits, _cost, advise, pareto
+from weft.study.jobs import Job, Measured, Result, carry_out
+from weft.study.speeds import Form, measure_forms
+from weft.study.statistics import Estimate
+
+SETTINGS = {"data.limit": 160, "batch_size": 16, "epochs": 2, "model_args.drop_path_rate": 0.0}
+MODELS = ("levit_nano_32", "test_resnet")
+
+
+def form(name: str, top1: float, speed: float, ms: float = 1.0, size: float = 4.0) -> Form:
+    return Form(name, "openvino bf16", top1, ms, speed, size)
+
+
+def entry(name: str, top1: float, speed: float, behind: float | None = None, **more) -> Entry:
+    to_best = None if behind is None else Estimate(behind, behind - 0.5, behind + 0.5)
+    forms = (form("float", top1, speed),)
+    return Entry(name, name, Estimate(top1, top1 - 1, top1 + 1), (top1,), to_best=to_best, forms=forms, **more)
+
+
+ENTRIES = (
+    entry("a", 90.0, 100),
+    entry("b", 89.8, 400, -0.2),
+    entry("c", 80.0, 300, -10.0),
+    entry("d", 70.0, 900, -20.0),
+)
+
+
+def test_the_frontier_is_of_those_that_none_beats():
+    assert pareto(ENTRIES, Limits()) == (("a", "float"), ("b", "float"), ("d", "float"))
+    tight = Limits(latency_ms=0.5)
+    quick = dataclasses.replace(ENTRIES[2], forms=(form("int8", 79.0, 50, ms=0.4),))
+    assert pareto([*ENTRIES[:2], quick], tight) == (("c", "int8"),)
+    assert pareto(ENTRIES, tight) == ()
+    assert pareto([entry("a", 90.0, 100), entry("twin", 90.0, 100)], Limits()) == (("a", "float"), ("twin", "float"))
+
+
+def test_advice_calls_nothing_better_that_is_not_shown_to_be():
+    words = advise(ENTRIES, Limits(), pareto(ENTRIES, Limits()))
+    assert "For accuracy take a (float): 90.00 %." in words
+    assert "No difference is shown between a and b." in words
+    assert "For speed without a loss that shows take b (float): 400 images a second" in words
+    assert "Where speed is all, d (float): 900 images a second at 70.00 %." in words
+    assert "Nothing that was trained to the end" in advise(ENTRIES, Limits(megabytes=1), ())
+    stopped = dataclasses.replace(ENTRIES[3], stopped_after=2)
+    assert "d stopped early" in advise([*ENTRIES[:3], stopped], Limits(), ())
+
+
+def test_the_cost_of_stages_is_that_of_the_costliest_that_stay():
+    costs = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 10.0}
+    assert _cost(costs, 4, 1) == 16 + 13 + 2 * 13  # all, then two of them, then both on to the end
+    assert _cost(costs, 1, 1) == 16
+    assert _cost(costs, 4, 3) == _cost(costs, 4, 1) + 2 * 4 * 13
+
+
+def quick_forms(folder, jobs, data, tell):
+    """In place of measuring, which takes a minute per model."""
+    return {name: [form("float", 50.0 + number, 100 - number)] for number, name in enumerate(jobs)}
+
+
+def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
+    """Two models on some of the digits, one of them of timm; then once more, under limits that nothing keeps."""
+    monkeypatch.setattr(comparing, "measure_forms", quick_forms)
+    out = tmp_path / "out"
+    done = compare("digits", models=MODELS, settings=SETTINGS, out=out, jobs=2, quiet=True)
+    assert {item.name for item in done.entries} == set(MODELS)
+    first, second = done.entries
+    assert first.error is second.error is None
+    assert first.accuracy.value >= second.accuracy.value
+    assert (first.to_best, first.p_value) == (None, None)
+    assert second.to_best.value == pytest.approx(second.top1[0] - first.top1[0])
+    assert 0 < second.p_value <= 1
+    for item in done.entries:
+        assert math.isfinite(item.accuracy.high)
+        assert item.stopped_after is None
+        assert len(item.curve) == 2
+        assert item.seconds > 0 < item.peak_mib
+    assert len(done.frontier) == 2
+    page = (out / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 2
+    for word in ("Which model for digits", "the same for all", "McNemar", done.advice.split(":")[0]):
+        assert word in page
+    assert json.loads((out / "results.json").read_text())["entries"][0]["name"] == first.name
+
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")}
+    again = compare("digits", models=MODELS, settings=SETTINGS, out=out, max_latency_ms=1e-4, quiet=True)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert again.entries == done.entries
+    assert again.frontier == ()
+    assert "Nothing that was trained to the end keeps within the limits" in again.advice
+    with pytest.raises(UsageError, match="out"):
+        compare("digits", models=("levit_nano_32", "ceit_nano_32"), settings=SETTINGS, out=out, quiet=True)
+
+
+def test_every_form_is_measured_once(tmp_path, monkeypatch):
+    """Of a trained model: the fastest float, and int8 with its own accuracy. Only the clock is made up."""
+    asked = []
+
+    def pretended(models, *, ways, precisions, batch_sizes, **more):
+        asked.append((models, ways, precisions))
+        rows = itertools.product(ways, precisions, batch_sizes)
+        facts = dict(model="", device="cpu", p95_ms=0, ratio=1, peak_percent=0, params=0, macs=0, difference=0)
+        return [
+            SpeedRow(way=way, precision=precision, batch_size=size, p50_ms=ms, images_per_second=1000 * size / ms,
+                     calls=1, threads=1, **facts)
+            for ms, (way, precision, size) in zip((8, 90, 7, 80, 5, 60, 3, 70), rows, strict=False)
+        ]  # fmt: skip
+
+    monkeypatch.setattr(speeds, "speed", pretended)
+    job = Job(tmp_path / "runs" / "levit", "digits", "digits", {**SETTINGS, "model": "levit_nano_32", "seed": 0})
+    (result,) = carry_out([job]).values()
+    forms = measure_forms(tmp_path, {"LeViT": job.folder}, "digits", lambda text: None)
+    number, whole = forms["LeViT"]
+    assert (number.name, whole.name, whole.way) == ("float", "int8", "openvino int8")
+    assert (number.way, number.latency_ms) == ("openvino fp32", 3)
+    assert number.images_per_second == pytest.approx(32000 / 60)
+    assert asked[0][1:] == (["folded", "openvino"], ("fp32", "bf16"))
+    assert asked[1] == ([tmp_path / "exports" / "levit"], ("openvino",), ("int8",))
+    assert number.top1 == result.top1
+    assert number.megabytes == pytest.approx(result.megabytes)
+    assert whole.megabytes < number.megabytes
+    assert (tmp_path / "exports" / "levit" / "model.xml").is_file()
+    kept = (tmp_path / "forms.json").stat().st_mtime_ns
+    assert measure_forms(tmp_path, {"LeViT": job.folder}, "digits", lambda text: None) == forms
+    assert (tmp_path / "forms.json").stat().st_mtime_ns == kept
+
+
+def test_a_budget_stops_the_worse_half(tmp_path, capfd, monkeypatch):
+    """With made-up trainings: what is better goes on, what dies is named, seeds are for those that get to the end."""
+    asked: list[tuple[str, int | None]] = []
+    order = ["levit_nano_32", "ceit_nano_32", "cvt_nano_32", "test_resnet"]
+
+    def pretended(jobs, *, on_done=lambda job, result: None, **more):
+        results = {}
+        for job in jobs:
+            name = job.settings["model"]
+            asked.append((job.folder.name, job.until))
+            epochs = job.until or int(job.settings["epochs"])
+            right = np.arange(72) < 60 - 10 * order.index(name)
+            curve = tuple((epoch, float(epoch)) for epoch in range(1, epochs + 1))
+            top1 = 100 * float(right.mean())
+            results[job.folder] = Result(None, {None: Measured(top1, right)}, curve, images_per_second=1000.0)
+            if name == "test_resnet" and job.until:
+                results[job.folder] = Result(error="killed by signal 9 (SIGKILL)")
+            on_done(job, results[job.folder])
+        return results
+
+    monkeypatch.setattr(comparing, "carry_out", pretended)
+    monkeypatch.setattr(comparing, "measure_forms", quick_forms)
+    words = ["--budget", "60s", "--seeds", "2", "--out", str(tmp_path / "out"), "--json"]
+    models = ("levit_nano_32", "cvt_nano_32", "ceit_nano_32", "test_resnet")
+    assert main(["compare", "digits", "--models", *models, *words]) == 0
+    shown = capfd.readouterr()
+    found = json.loads(shown.out)
+    known = json.loads((tmp_path / "out" / "compare.json").read_text())
+    epochs, stages = known["epochs"], known["stages"]
+    assert stages == [math.ceil(epochs / 4), math.ceil(epochs / 2), epochs]
+    cost = (1438 + comparing.EVALUATION * 359) / 1000  # of an epoch, by the made-up speed
+    assert _cost(dict.fromkeys(models, cost), epochs, 2) <= 60 < _cost(dict.fromkeys(models, cost), epochs + 1, 2)
+    by_name = {item["name"]: item for item in found["entries"]}
+    assert [by_name[name]["stopped_after"] for name in models] == [None, stages[0], None, None]
+    assert by_name["test_resnet"]["error"] == "killed by signal 9 (SIGKILL)"
+    assert list(by_name) == order
+    assert ("levit-nano-32-seed1", None) in asked
+    assert not any(name == "cvt-nano-32-seed1" for name, _ in asked)
+    assert f"Stopped after epoch {stages[0]}: cvt_nano_32." in shown.err
+    assert "cvt_nano_32 stopped early, and could have come further." in found["advice"]
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "killed by signal 9" in page
+    assert f"stopped after epoch {stages[0]}" in page
+
+
+def test_a_budget_that_holds_nothing_says_what_it_would_take(tmp_path):
+    with pytest.raises(UsageError, match=r"must hold one epoch of every candidate, .* here \(.* alone .*\); got 0 s\."):
+        compare("digits", models=MODELS, budget=0.01, settings={"data.limit": 64}, out=tmp_path / "out", quiet=True)
+
+
+def test_too_few_held_out_images(tmp_path: Path):
+    for name in ("cat", "dog"):
+        (tmp_path / "few" / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = np.full((32, 32, 3), 20 * number, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "few" / name / f"{number}.png")
+    with pytest.raises(DataError, match=r"at least 5 held-out images of every class; got cat: 2, dog: 2\."):
+        compare(tmp_path / "few", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--models", "levit_nano_32"], "A comparison needs at least two models, each once; got levit_nano_32."),
+        (["--models", "levit_nano_32", "levit_nano"], "Unknown model 'levit_nano'"),
+        (["--max-latency", "fast"], "--max-latency must be a time such as 10ms or 0.5s; got 'fast'."),
+        (["--max-size", "20"], "--max-size must be a size such as 20MB; got '20'."),
+        (["--budget", "soon"], "--budget must be a length of time such as 90s, 45m or 1h30m; got 'soon'."),
+        (["--seeds", "0"], "--seeds must be a whole number of at least 1; got 0."),
+    ],
+)
+def test_words_that_do_not_fit(words, message, tmp_path, capsys):
+    assert main(["compare", "digits", *words, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,130 @@
+"""Studies that come with weft, and files that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.errors import UsageError
+from weft.study import load_study, study_names
+from weft.study.plan import recipe_of, size_to_test
+from weft.study.run import planned_runs
+
+SHIPPED = {
+    "ceit-convergence": 4,
+    "ceit-i2t": 6,
+    "ceit-lca": 2,
+    "ceit-leff": 6,
+    "cvt-embedding": 4,
+    "cvt-kv-stride": 2,
+    "cvt-position": 4,
+    "cvt-projection": 4,
+    "data-efficiency": 25,
+    "distillation": 3,
+    "levit-ablation": 8,
+    "levit-grafting": 5,
+    "resolution": 12,
+}
+GOOD = """
+title: t
+claim: c
+source: s
+scales: {small: {recipe: small_images, data: digits, set: {model: levit_nano_32}}}
+variants:
+- {name: with, paper: 71.9}
+- {name: without, paper: 70.4, set: {model_args.attn_bias: false}}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_study_is_there():
+    assert study_names() == sorted(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_study_that_comes_with_weft(name):
+    """It builds (in load_study), at both scales; every line is a network or a training of its own."""
+    study = load_study(name)
+    assert len(study.variants) == SHIPPED[name]
+    assert set(study.scales) == {"small", "paper"}
+    assert study.title
+    assert study.source
+    for scale in study.scales:
+        lines = [(recipe_of(study, variant, scale), variant.test_ratio, variant.against) for variant in study.variants]
+        assert len({repr(line) for line in lines}) == len(lines)
+    # the small scale is for 32x32 images: none larger than twice that
+    assert all((recipe_of(study, variant, "small").img_size or 32) in (32, 64) for variant in study.variants)
+
+
+def test_the_papers_scale_is_the_papers_training():
+    study = load_study("levit-ablation")
+    base = recipe_of(study, study.variants[0], "paper")
+    assert (base.model, base.epochs, base.batch_size, base.distill.teacher) == ("levit_128s", 100, 2048, "regnety_160")
+    assert [variant.paper for variant in study.variants] == [71.9, 56.5, 65.3, 66.6, 69.7, 70.4, 70.9, 71.1]
+
+
+def test_what_a_variant_sets_wins_over_the_caller_and_he_over_the_scale():
+    rows = planned_runs(load_study("ceit-convergence"), settings={"epochs": 2, "batch_size": 32}, seeds=5)
+    assert [row.epochs for row in rows] == [24, 8, 8, 8]
+    assert all("batch_size=32" in row.set and row.runs == 5 for row in rows)
+    assert [row.epochs for row in planned_runs(load_study("ceit-lca"), settings={"epochs": 2})] == [2, 2]
+
+
+def test_a_chosen_variant_brings_what_it_is_compared_with():
+    rows = planned_runs(load_study("ceit-leff"), only=["5x5 with BatchNorm"])
+    assert [row.variant for row in rows] == ["plain feed-forward", "5x5 with BatchNorm"]
+
+
+def test_sizes_to_test_at_are_multiples_of_eight():
+    study = load_study("resolution")
+    sizes = {scale: [size_to_test(recipe_of(study, v, scale), v) for v in study.variants[:4]] for scale in study.scales}
+    assert sizes == {"small": [24, None, 40, 48], "paper": [168, None, 280, 336]}
+
+
+def test_a_study_of_ones_own(tmp_path):
+    study = load_study(written(tmp_path, GOOD))
+    assert (study.name, study.baseline(study.variants[1])) == ("mine", study.variants[0])
+    assert study.baseline(study.variants[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("attn_bias", "atn_bias"), r"Study mine, variant 'without' \(small\): .*atn_bias.*attn_bias"),
+        (("model_args.attn_bias: false", "optim.lrr: 1"), r"variant 'without' \(small\): Unknown setting 'optim.lrr'"),
+        (("set: {model_args", "sett: {model_args"), r"Unknown key of .*variant 2 'sett'\. Nearest: set"),
+        (("small:", "tiny:"), r"scales must be some of small, paper; got tiny\."),
+        (("paper: 71.9", "paper: high"), r"variant 1: paper must be a number above 0; got 'high'\."),
+        (("name: without", "name: With"), r"every variant needs a name of its own; got with, With\."),
+        (("paper: 70.4", "against: nobody"), r"Unknown variant in 'against' of 'without' 'nobody'"),
+        (("recipe: small_images, ", ""), r"scale small must have recipe, data; recipe is missing\."),
+        (("{model: levit_nano_32}", "{model: levit_nano}"), r"variant 'with' \(small\): Unknown model 'levit_nano'"),
+        (("set: {model: levit_nano_32}", "seeds: 2"), r"must name a model|variant 'without'"),
+        (("- {name: with, paper: 71.9}\n", ""), r"variants must be a list of at least two"),
+        (("title: t", "title: [t"), r"a study must be YAML"),
+        (("title: t", "title: !!python/name:os.system t"), r"a study holds plain values only"),
+    ],
+)
+def test_what_is_no_study_says_so(change, message, tmp_path):
+    assert change[0] in GOOD
+    with pytest.raises(UsageError, match=message):
+        load_study(written(tmp_path, GOOD.replace(*change, 1)))
+
+
+def test_names_that_are_not_there(tmp_path):
+    with pytest.raises(UsageError, match=r"Unknown study 'ceit-lef'\. Nearest: ceit-leff"):
+        load_study("ceit-lef")
+    with pytest.raises(UsageError, match=r"A study must be a text file that can be read"):
+        load_study(tmp_path / "no.yaml")
+    with pytest.raises(UsageError, match=r"Unknown variant of ceit-leff '7x7'\. Nearest: "):
+        planned_runs(load_study("ceit-leff"), only=["7x7"])
+    with pytest.raises(UsageError, match=r"scale must be one of small for mine; got 'paper'\."):
+        planned_runs(load_study(written(tmp_path, GOOD)), "paper")
+    with pytest.raises(UsageError, match=r"seeds must be at least 1; got 0\."):
+        planned_runs(load_study("ceit-leff"), seeds=0)

@@ -1,0 +1,176 @@
+"""A study from its file to its page: runs that end, runs that die, runs that are stopped and go on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft.cli import main
+from weft.errors import DataError, UsageError
+from weft.study import run_study
+from weft.study.jobs import Job, Result, _Process, carry_out, read_result
+from weft.study.run import verdict
+from weft.study.statistics import Estimate
+
+STUDY = """
+title: What attention bias brings | to digits
+claim: It brings 1.5 points.
+source: LeViT, arXiv 2104.01136, table 5
+scales:
+  small:
+    recipe: digits
+    data: digits
+    seeds: 2
+    set: {model: levit_nano_32, model_args.depth: [1, 1, 1], epochs: 1, batch_size: 16, data.limit: 120}
+variants:
+- {name: with, paper: 71.9}
+- {name: without, paper: 70.4, set: {model_args.attn_bias: false, model_args.pos_embed: true}}
+- {name: larger, test_ratio: 1.5, against: with}
+- {name: broken, set: {batch_size: 1}}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "bias.yaml"
+    path.write_text(STUDY)
+    return path
+
+
+def test_a_study_from_its_file_to_its_page(file, capfd):
+    """One of its variants cannot be trained; then once more, and then another in its place."""
+    done = run_study(file, out=file.parent / "out", jobs=2, quiet=True)
+    assert [row.variant for row in done.rows] == ["with", "without", "larger", "broken"]
+    base, without, larger, broken = done.rows
+    assert len(base.top1) == len(without.top1) == len(larger.top1) == 2
+    assert base.effect is None
+    assert without.paper_effect == -1.5
+    differences = [a - b for a, b in zip(without.top1, base.top1, strict=True)]
+    assert without.effect.value == pytest.approx(np.mean(differences))
+    assert without.effect.low < without.effect.value < without.effect.high
+    assert base.macs == larger.macs  # one run, asked at two sizes
+    assert (broken.top1, broken.mean, broken.verdict) == ((), None, "failed")
+    assert [seed for seed, _ in broken.errors] == [0, 1]
+    assert "must see at least 2 images at a time to learn" in broken.errors[0][1]
+
+    runs = sorted(path.name for path in (done.out / "runs").iterdir())
+    assert runs == [f"{name}-seed{seed}" for name in ("broken", "with", "without") for seed in (0, 1)]
+    with (done.out / "runs.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    sizes = [("with", "0", ""), ("without", "0", ""), ("larger", "0", "48")]
+    assert [(row["variant"], row["seed"], row["img_size"]) for row in rows[:6:2]] == sizes
+    facts = json.loads((done.out / "results.json").read_text())
+    assert facts["variants"][1]["paper_effect"] == -1.5
+    assert facts["variants"][1]["effect"] == pytest.approx(list(without.effect))
+    page, text = ((done.out / name).read_text() for name in ("report.html", "report.md"))
+    for word in ("What attention bias brings", "Runs that failed", "at least 2 images", without.verdict):
+        assert word in page
+    assert r"brings \| to digits" in text
+    assert page.count("data:image/png;base64,") == 1  # effects; one epoch makes no curve
+
+    before = {path: path.stat().st_mtime_ns for path in done.out.glob("runs/*/result.json")}
+    assert len(before) == 4
+    assert main(["study", str(file), "--out", str(done.out), "--only", "without", "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert [row["variant"] for row in said["variants"]] == ["with", "without"]
+    assert said["variants"][0]["top1"] == list(base.top1)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    with pytest.raises(UsageError, match="out"):
+        run_study(file, out=done.out, settings={"epochs": 2}, quiet=True)
+    assert (done.out / "report.html").exists()
+
+
+def job(folder: Path, **settings: object) -> Job:
+    base = {"model": "levit_nano_32", "model_args.depth": [1, 1, 1], "data.limit": 160, "batch_size": 16, "seed": 0}
+    return Job(folder, "digits", "digits", {**base, "epochs": 3, "save.every_steps": 1, **settings})
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_answers(tmp_path):
+    whole, killed = job(tmp_path / "whole"), job(tmp_path / "killed")
+    process = _Process(killed, 1)
+    deadline = time.monotonic() + 120
+    while not list((killed.folder / "run").glob("state/*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.process.kill()
+    process.process.wait()
+    assert process.failure() == f"killed by signal 9 ({signal.SIGKILL.name})"
+    assert read_result(killed) is None
+    results = carry_out([whole, killed], at_once=2)
+    first, second = (results[each.folder] for each in (whole, killed))
+    assert first.error is None
+    assert first.curve == second.curve
+    assert np.array_equal(first.measured[None].right, second.measured[None].right)
+    assert len(first.curve) == 3
+    assert read_result(job(tmp_path / "whole", epochs=2)) is None  # another job has no result there
+
+
+def test_over_two_workers_of_ray(tmp_path, monkeypatch):
+    """Results as by the engine of this machine; what dies takes nothing with it."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    try:
+        tasks = [job(tmp_path / name, epochs=1, **more) for name, more in (("a", {}), ("b", {"batch_size": 1}))]
+        results = carry_out(tasks, engine="ray", at_once=2)
+    finally:
+        ray.shutdown()
+    (here,) = carry_out([job(tmp_path / "here", epochs=1)]).values()
+    assert np.array_equal(results[tasks[0].folder].right, here.right)
+    assert "at least 2 images" in results[tasks[1].folder].error
+
+
+def test_a_study_that_is_stopped_stops_its_runs(tmp_path):
+    def stop(ended: Job, result: Result) -> None:
+        raise KeyboardInterrupt
+
+    short, long = job(tmp_path / "short", batch_size=1), job(tmp_path / "long", epochs=500)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out([short, long], at_once=2, on_done=stop)
+    assert not _children()
+    assert read_result(long) is None
+    log = (tmp_path / "long" / "log.txt").read_text()
+    assert "Traceback" not in log
+
+
+def _children() -> list[str]:
+    """Processes of jobs that are alive."""
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    return [line.decode() for line in lines if b"weft.study.jobs" in line and b"test_a_study_that_is_stopped" in line]
+
+
+@pytest.mark.parametrize(
+    ("effect", "paper", "words"),
+    [
+        (None, None, ""),
+        (Estimate(1.0, -0.2, 2.2), 1.5, "no difference shown"),
+        (Estimate(1.0, 0.2, 1.8), 1.5, "higher, as in the paper"),
+        (Estimate(-1.0, -1.8, -0.2), 1.5, "lower, against the paper"),
+        (Estimate(-1.0, -1.8, -0.2), None, "lower"),
+    ],
+)
+def test_nothing_is_called_equal(effect, paper, words):
+    assert verdict(effect, paper) == words
+
+
+def test_data_that_nobody_can_learn_from_is_refused_before_the_first_run(file, tmp_path):
+    with pytest.raises(DataError):
+        run_study(file, tmp_path / "none", out=tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line_lists_and_plans(file, capsys):
+    assert main(["study"]) == 0
+    assert "ceit-convergence" in capsys.readouterr().out
+    assert main(["study", str(file), "--plan", "--seeds", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "model_args.attn_bias=False" in shown
+    assert main(["study", str(file), "--engine", "spark"]) == 2
+    assert main(["study", str(file), "--jobs", "0"]) == 2
+    assert "--jobs must be a whole number of at least 1; got 0." in capsys.readouterr().err

@@ -32,9 +32,9 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 MAX_CONFIG_BYTES = 16 << 20
 # What a file may say about a network of timm; nothing that makes timm fetch, read or return something else.
 TIMM_SWITCHES = frozenset(
-    "img_size in_chans global_pool patch_size embed_dim depth num_heads mlp_ratio qkv_bias class_token reg_tokens "
-    "dynamic_img_size strict_img_size window_size act_layer norm_layer output_stride init_values distilled drop_rate "
-    "drop_path_rate drop_block_rate proj_drop_rate attn_drop_rate pos_drop_rate patch_drop_rate".split()
+    "img_size in_chans channels global_pool patch_size embed_dim depth num_heads mlp_ratio qkv_bias class_token "
+    "reg_tokens dynamic_img_size strict_img_size window_size act_layer norm_layer output_stride init_values distilled "
+    "drop_rate drop_path_rate drop_block_rate proj_drop_rate attn_drop_rate pos_drop_rate patch_drop_rate".split()
 )
 PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 

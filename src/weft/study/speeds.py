@@ -5,21 +5,31 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import statistics
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.bench.speed import SpeedRow, speed
+import numpy as np
+import torch
+from torch import nn
+
 from weft.checkpoints import load_model_dir
 from weft.data import open_data
-from weft.deploy import export
+from weft.deploy import ExportReport, export, fold, open_model
+from weft.deploy.graphs import write_graph
+from weft.deploy.runtimes import run_file
 from weft.durable import write_whole
 from weft.errors import WeftError
 from weft.models.base import Backbone
 
 DEPLOY = ("openvino", "nncf", "onnx", "onnxscript")
-BATCHES, ROUNDS = (1, 32), 3
+BATCHES = (1, 32)
+ROUNDS, SECONDS = 3, 0.3  # turns of each way, and the length of a turn at least
+Call = Callable[[np.ndarray], Any]
 
 
 @dataclass(frozen=True)
@@ -69,25 +79,46 @@ def measure_forms(
 
 
 def _forms_of(exported: Path, job: Path, data: str, tell: Callable[[str], None]) -> list[Form]:
-    best = job / "run" / "best"
     facts = json.loads((job / "result.json").read_text(encoding="utf-8"))
     top1 = next(row["top1"] for row in facts["measured"] if row["size"] is None)
-    model, names = load_model_dir(best)
-    can_export = all(importlib.util.find_spec(package) for package in DEPLOY)
-    ways = ["folded" if isinstance(model, Backbone) else "eager", *(["openvino"] if can_export else [])]
-    rows = speed([best], ways=ways, precisions=("fp32", "bf16"), batch_sizes=BATCHES, rounds=ROUNDS)
-    forms = [_form("float", rows, top1, facts["megabytes"])]
-    if can_export:
-        forms += _int8(exported, model, names, data, facts["job"]["settings"].get("data.limit"), tell)
+    model, names = load_model_dir(job / "run" / "best")
+    size = tuple(model.pretrained_cfg["input_size"])
+    report = None
+    with tempfile.TemporaryDirectory() as folder:
+        network = fold(model) if isinstance(model, Backbone) else model.eval()
+        calls = {"torch fp32": _by_torch(network, torch.float32), "torch bf16": _by_torch(network, torch.bfloat16)}
+        if all(importlib.util.find_spec(package) for package in DEPLOY):
+            report = _int8(exported, model, names, data, facts["job"]["settings"].get("data.limit"), tell)
+            write_graph(network, Path(folder) / "model.xml", "openvino", "fp32", size)
+            for precision in ("fp32", "bf16"):
+                calls[f"openvino {precision}"] = run_file(Path(folder) / "model.xml", "openvino", precision)
+        if report is not None:
+            calls["openvino int8"] = open_model(exported)[0].answer
+        seconds = _seconds_in_turns(calls, size)
+    floats = {way: times for way, times in seconds.items() if not way.endswith("int8")}
+    forms = [_form("float", floats, top1, facts["megabytes"])]
+    if report is not None:
+        assert report.top1 is not None, "data was given"
+        whole = {way: times for way, times in seconds.items() if way not in floats}
+        forms.append(_form("int8", whole, report.top1, report.bytes / 1e6))
     return forms
+
+
+def _by_torch(network: nn.Module, dtype: torch.dtype) -> Call:
+    @torch.inference_mode()
+    def call(images: np.ndarray) -> Any:
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
+            return network(torch.from_numpy(images))
+
+    return call
 
 
 def _int8(
     exported: Path, model: Any, names: list[str] | None, data: str, limit: int | None, tell: Callable[[str], None]
-) -> list[Form]:
+) -> ExportReport | None:
     """By OpenVINO, kept whatever it loses: the loss is shown."""
     try:
-        report = export(
+        return export(
             model,
             exported,
             format="openvino",
@@ -97,16 +128,34 @@ def _int8(
             max_drop=100,
             force=exported.exists(),
         )
-        rows = speed([exported], ways=("openvino",), precisions=("int8",), batch_sizes=BATCHES, rounds=ROUNDS)
     except WeftError as error:
         tell(f"{exported.name}: no int8, {error}")
-        return []
-    assert report.top1 is not None, "data was given"
-    return [_form("int8", rows, report.top1, report.bytes / 1e6)]
+        return None
 
 
-def _form(name: str, rows: list[SpeedRow], top1: float, megabytes: float) -> Form:
-    """The fastest way; latency and throughput may be of different ways, the name is that of the throughput."""
-    one = min((row for row in rows if row.batch_size == 1), key=lambda row: row.p50_ms)
-    many = max(rows, key=lambda row: row.images_per_second)
-    return Form(name, f"{many.way} {many.precision}", top1, one.p50_ms, many.images_per_second, megabytes)
+def _seconds_in_turns(calls: Mapping[str, Call], size: tuple[int, ...]) -> dict[str, dict[int, float]]:
+    """Median seconds of a call, by way and batch; all take turns, so that a busy machine is busy for all."""
+    random = np.random.default_rng(0)
+    found: dict[str, dict[int, float]] = {way: {} for way in calls}
+    for batch in BATCHES:
+        images = random.standard_normal((batch, *size), dtype=np.float32)
+        times: dict[str, list[float]] = {way: [] for way in calls}
+        for _ in range(ROUNDS):
+            for way, call in calls.items():
+                call(images)
+                begun = time.perf_counter()
+                while time.perf_counter() - begun < SECONDS:
+                    start = time.perf_counter()
+                    call(images)
+                    times[way].append(time.perf_counter() - start)
+        for way, taken in times.items():
+            found[way][batch] = statistics.median(taken)
+    return found
+
+
+def _form(name: str, seconds: Mapping[str, Mapping[int, float]], top1: float, megabytes: float) -> Form:
+    """The fastest way; one image may be quickest in another than many, and the name is that of many."""
+    speeds = {way: max(batch / taken for batch, taken in times.items()) for way, times in seconds.items()}
+    best = max(speeds, key=speeds.__getitem__)
+    latency = 1000 * min(times[1] for times in seconds.values())
+    return Form(name, best, top1, latency, speeds[best], megabytes)

@@ -51,6 +51,8 @@ def test_the_frontier_is_of_those_that_none_beats():
     quick = dataclasses.replace(ENTRIES[2], forms=(form("int8", 79.0, 50, ms=0.4),))
     assert pareto([*ENTRIES[:2], quick], tight) == (("c", "int8"),)
     assert pareto(ENTRIES, tight) == ()
+    stopped = dataclasses.replace(ENTRIES[3], stopped_after=2)
+    assert pareto([*ENTRIES[:3], stopped], Limits()) == (("a", "float"), ("b", "float"))
     assert pareto([entry("a", 90.0, 100), entry("twin", 90.0, 100)], Limits()) == (("a", "float"), ("twin", "float"))
 
 
@@ -212,6 +214,7 @@ def test_too_few_held_out_images(tmp_path: Path):
         (["--max-latency", "fast"], "--max-latency must be a time such as 10ms or 0.5s; got 'fast'."),
         (["--max-size", "20"], "--max-size must be a size such as 20MB; got '20'."),
         (["--budget", "soon"], "--budget must be a length of time such as 90s, 45m or 1h30m; got 'soon'."),
+        (["--budget", "1h", "--epochs", "3"], "A budget decides the epochs; give one of them, --budget or --epochs."),
         (["--seeds", "0"], "--seeds must be a whole number of at least 1; got 0."),
     ],
 )

@@ -191,6 +191,8 @@ def compare(
     if seeds < 1:
         raise UsageError(f"seeds must be at least 1; got {seeds}.")
     data, more = str(data), dict(settings or {})
+    if budget is not None and "epochs" in more:
+        raise UsageError("A budget decides the epochs; give one of them, --budget or --epochs.")
     splits = open_data(data, limit=more.get("data.limit"), val_fraction=float(more.get("data.val_fraction", 0.2)))
     _check_held_out(splits)
     side = max(image_size_hint(splits.train))
@@ -472,8 +474,11 @@ def _to_best(mine: Sequence[Result], best: Sequence[Result]) -> Estimate:
 
 
 def pareto(entries: Sequence[Entry], limits: Limits) -> tuple[tuple[str, str], ...]:
-    """(name, form) of all that keep within the limits and that no other such beats in accuracy and speed at once."""
-    points = [(entry, form) for entry in entries for form in entry.forms if limits.allows(form)]
+    """(name, form) of all that were trained to the end, keep within the limits, and that no other such beats in
+    accuracy and speed at once."""
+    points = [
+        (entry, form) for entry in entries for form in entry.forms if limits.allows(form) and not entry.stopped_after
+    ]
 
     def is_beaten(form: Form) -> bool:
         return any(

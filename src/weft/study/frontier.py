@@ -105,39 +105,40 @@ def _how(seeds: int) -> str:
 
 
 def frontier_figure(found: Comparison) -> Figure:
-    """A point per form, those on the frontier joined, those that another beats or that exceed the limits in grey."""
+    """A pair of points per model, filled for float and hollow for int8; those on the frontier joined. What another
+    beats, exceeds the limits or was stopped is grey."""
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
-    on_it = []
+    joined = []
     for number, entry in enumerate(found.entries):
-        for form in entry.forms:
-            is_on = (entry.name, form.name) in found.frontier
-            color = COLOURS[number % len(COLOURS)] if is_on else GREY
-            axes.plot(
-                form.images_per_second,
-                form.top1,
-                MARKERS[number % len(MARKERS)],
-                color=color,
-                markerfacecolor=color if form.name == "float" else "none",
-                markersize=9,
-                zorder=3,
-            )
-            axes.annotate(
-                shown(f"{entry.name}, {form.name}", WIDTH),
-                (form.images_per_second, form.top1),
-                xytext=(7, 5),
-                textcoords="offset points",
-                fontsize="small",
-                color="0.2" if is_on else "0.5",
-            )
-            on_it += [(form.images_per_second, form.top1)] if is_on else []
-    if on_it:
-        axes.plot(*zip(*sorted(on_it), strict=True), "-", color="0.3", linewidth=1, label="frontier")
-        axes.legend(frameon=False, loc="lower left")
+        points = [(form.images_per_second, form.top1) for form in entry.forms]
+        is_on = [(entry.name, form.name) in found.frontier for form in entry.forms]
+        if not points:
+            continue
+        axes.plot(*zip(*points, strict=True), ":", color=GREY, linewidth=1, zorder=1)
+        for form, point, is_best in zip(entry.forms, points, is_on, strict=True):
+            color = COLOURS[number % len(COLOURS)] if is_best else GREY
+            face = color if form.name == "float" else "white"
+            marker = MARKERS[number % len(MARKERS)]
+            axes.plot(*point, marker, color=color, markerfacecolor=face, markersize=9, zorder=3)
+        axes.annotate(
+            shown(entry.name, WIDTH) + (", stopped" if entry.stopped_after else ""),
+            max(points),
+            xytext=(8, 6),
+            textcoords="offset points",
+            color="0.1" if any(is_on) else "0.5",
+        )
+        joined += [point for point, is_best in zip(points, is_on, strict=True) if is_best]
+    if joined:
+        axes.plot(*zip(*sorted(joined), strict=True), "-", color="0.3", linewidth=1, zorder=2, label="frontier")
+    for label, face in (("float", "0.4"), ("int8", "white")):
+        axes.plot([], [], "o", color="0.4", markerfacecolor=face, label=label)
+    axes.legend(frameon=False, loc="best")
     axes.set_xscale("log")
     _plain_ticks(axes)
     axes.set(xlabel="images per second, this machine", ylabel="held-out top-1 (%)")
     axes.margins(0.15)
+    axes.set_ylim(top=min(axes.get_ylim()[1], 101))
     axes.grid(True, alpha=0.25)
     return figure
 

@@ -10,7 +10,6 @@ import contextlib
 import csv
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +24,11 @@ import numpy as np
 
 from weft.durable import write_whole
 from weft.errors import StoppedError, UsageError, WeftError
+
+try:
+    import resource
+except ImportError:  # Windows has none, and there no memory is told
+    resource = None
 
 ENGINES = ("local", "ray")
 POLL_SECONDS = 0.2
@@ -204,8 +208,8 @@ def _by_ray(jobs: Sequence[Job], at_once: int) -> Iterator[tuple[Job, str | None
     if not ray.is_initialized():
         ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
     threads = max(1, (os.cpu_count() or 1) // at_once)
-    remote = ray.remote(num_cpus=threads, max_retries=0)(run_alone)
-    running = {remote.remote(job, threads): job for job in jobs}
+    remote = ray.remote(num_cpus=threads, max_retries=0)(_run_there)
+    running = {remote.remote(job, threads, os.getcwd()): job for job in jobs}
     while running:
         (ended, *_), _ = ray.wait(list(running), num_returns=1)
         job = running.pop(ended)
@@ -223,8 +227,9 @@ def _ray() -> Any:
     return ray
 
 
-def run_alone(job: Job, threads: int) -> str | None:
-    """Runs a job in a process of its own; returns why it failed, if it did."""
+def _run_there(job: Job, threads: int, folder: str) -> str | None:
+    """Runs a job in a process of its own, in the folder that its paths start from; returns why it failed, if it did."""
+    os.chdir(folder)
     process = _Process(job, threads)
     while not process.has_ended():
         time.sleep(POLL_SECONDS)
@@ -307,7 +312,7 @@ def _carry_out_here(folder: Path) -> None:
         "macs": counted.macs,
         "megabytes": (run / "best" / "model.safetensors").stat().st_size / 1e6,
         "seconds": sum(float(row["seconds"]) for row in history),
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak_mib": 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "images_per_second": float(history[-1]["images_per_second"]),
     }
     write_whole(folder / "result.json", json.dumps(whole).encode())

@@ -117,7 +117,7 @@ def test_every_form_is_measured_once(tmp_path):
     """Of a trained model: the fastest float, and int8 with its own accuracy."""
     job = Job(tmp_path / "runs" / "levit", "digits", "digits", {**SETTINGS, "model": "levit_nano_32", "seed": 0})
     (result,) = carry_out([job]).values()
-    forms = measure_forms(tmp_path, {"LeViT": job.folder}, "digits", lambda text: None)
+    forms = measure_forms(tmp_path, {"LeViT": job}, "digits", lambda text: None)
     number, whole = forms["LeViT"]
     assert (number.name, whole.name, whole.way) == ("float", "int8", "openvino int8")
     assert number.way in ("torch fp32", "torch bf16", "openvino fp32", "openvino bf16")
@@ -130,7 +130,7 @@ def test_every_form_is_measured_once(tmp_path):
     held_out = evaluate(tmp_path / "exports" / "levit", "digits", limit=160, quiet=True)
     assert held_out.top1 == pytest.approx(whole.top1)
     kept = (tmp_path / "forms.json").stat().st_mtime_ns
-    assert measure_forms(tmp_path, {"LeViT": job.folder}, "digits", lambda text: None) == forms
+    assert measure_forms(tmp_path, {"LeViT": job}, "digits", lambda text: None) == forms
     assert (tmp_path / "forms.json").stat().st_mtime_ns == kept
 
 

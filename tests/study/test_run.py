@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import signal
@@ -143,6 +144,20 @@ def _children() -> list[str]:
     """Processes of jobs that are alive."""
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     return [line.decode() for line in lines if b"weft.study.jobs" in line and b"test_a_study_that_is_stopped" in line]
+
+
+def test_a_job_that_stops_early_goes_on_later(tmp_path):
+    """Each leaves its own result, and neither is run again."""
+    early, whole = (dataclasses.replace(job(tmp_path / "job", epochs=2), until=until) for until in (1, None))
+    (first,) = carry_out([early]).values()
+    assert [epoch for epoch, _ in first.curve] == [1]
+    (last,) = carry_out([whole]).values()
+    assert [epoch for epoch, _ in last.curve] == [1, 2]
+    assert last.curve[:1] == first.curve
+    before = {path: path.stat().st_mtime_ns for path in (early.result_file, whole.result_file)}
+    (again,) = carry_out([early]).values()
+    assert (again.top1, again.curve) == (first.top1, first.curve)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 @pytest.mark.parametrize(

@@ -407,13 +407,12 @@ def _summed_up(plan: _Plan, results: Any, known: Mapping[str, Any], seeds: int, 
         raise UsageError(f"None of the candidates could be trained. {reasons}")
     finished = {name: runs for name, (runs, stopped) in alive.items() if stopped is None}
     best = max(finished, key=lambda name: float(np.mean([run.top1 for run in finished[name] if run.error is None])))
-    forms = measure_forms(
-        plan.folder,
-        {candidate.name: plan.job(candidate, 0, known["epochs"], None).folder for candidate in plan.candidates
-         if candidate.name in alive},
-        plan.data,
-        plan.tell,
-    )  # fmt: skip
+    trained = {
+        candidate.name: plan.job(candidate, 0, known["epochs"], alive[candidate.name][1])
+        for candidate in plan.candidates
+        if candidate.name in alive
+    }
+    forms = measure_forms(plan.folder, trained, plan.data, plan.tell)
     entries = []
     for candidate in plan.candidates:
         runs, stopped = results[candidate.name]

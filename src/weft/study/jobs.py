@@ -1,7 +1,8 @@
 """Runs of a study: each in a folder and a process of its own, so that one that dies takes nothing with it.
 
 A job's folder holds job.json (what to do), run/ (the run directory), log.txt (what the process said) and, once it is
-done, result.json (what came out). A job whose result is there is not run again; one that was stopped goes on.
+done, result.json (or result-EPOCH.json) with what came out. A job whose result is there is not run again; one that was
+stopped goes on.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class Job:
     settings: Mapping[str, Any]
     test_sizes: tuple[int | None, ...] = (None,)
     until: int | None = None
+
+    @property
+    def result_file(self) -> Path:
+        """Where its result is: a job that stops early leaves its own beside that of the whole training."""
+        return self.folder / ("result.json" if self.until is None else f"result-{self.until}.json")
 
     def facts(self) -> dict[str, Any]:
         """What job.json holds."""
@@ -173,7 +179,7 @@ def check_engine(engine: str, at_once: int) -> None:
 def read_result(job: Job) -> Result | None:
     """What a job came to, if it is done and was the same job."""
     try:
-        facts = json.loads((job.folder / "result.json").read_text(encoding="utf-8"))
+        facts = json.loads(job.result_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if facts["job"] != job.facts():
@@ -245,7 +251,7 @@ class _Process:
         write_whole(job.folder / "job.json", json.dumps(job.facts(), indent=2).encode())
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "weft.study.jobs", str(job.folder)],
+                [sys.executable, "-m", "weft.study.jobs", str(job.folder), job.result_file.name],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -269,7 +275,7 @@ class _Process:
         self.process.wait()
 
 
-def _carry_out_here(folder: Path) -> None:
+def _carry_out_here(folder: Path, file: str) -> None:
     """What the process of a job does."""
     from weft.bench.cost import cost
     from weft.checkpoints import load_model_dir
@@ -315,7 +321,7 @@ def _carry_out_here(folder: Path) -> None:
         "peak_mib": 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "images_per_second": float(history[-1]["images_per_second"]),
     }
-    write_whole(folder / "result.json", json.dumps(whole).encode())
+    write_whole(folder / file, json.dumps(whole).encode())
 
 
 def _end_with_parent() -> None:
@@ -329,6 +335,6 @@ def _end_with_parent() -> None:
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _carry_out_here(Path(sys.argv[1]))
+        _carry_out_here(Path(sys.argv[1]), sys.argv[2])
     except WeftError as error:
         sys.exit(f"weft: {error}")

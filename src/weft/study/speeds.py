@@ -25,6 +25,7 @@ from weft.deploy.runtimes import run_file
 from weft.durable import write_whole
 from weft.errors import WeftError
 from weft.models.base import Backbone
+from weft.study.jobs import Job, read_result
 
 DEPLOY = ("openvino", "nncf", "onnx", "onnxscript")
 BATCHES = (1, 32)
@@ -54,13 +55,13 @@ class Form:
 
 
 def measure_forms(
-    folder: Path, jobs: Mapping[str, Path], data: str, tell: Callable[[str], None]
+    folder: Path, jobs: Mapping[str, Job], data: str, tell: Callable[[str], None]
 ) -> dict[str, list[Form]]:
     """Forms of each candidate; what was measured before is read from forms.json.
 
     Args:
         folder: of the comparison; int8 exports are kept in exports/.
-        jobs: folders of trainings, by candidate.
+        jobs: trainings that are done, by candidate.
         data: what they learned from; int8 is calibrated on it.
         tell: takes notes.
     """
@@ -68,27 +69,27 @@ def measure_forms(
     known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     found: dict[str, list[Form]] = {}
     for name, job in jobs.items():
-        stamp = str((job / "result.json").stat().st_mtime_ns)
+        stamp = str(job.result_file.stat().st_mtime_ns)
         if name not in known or known[name]["stamp"] != stamp:
             tell(f"{name}: measuring its speed.")
-            forms = _forms_of(folder / "exports" / job.name, job, data, tell)
+            forms = _forms_of(folder / "exports" / job.folder.name, job, data, tell)
             known[name] = {"stamp": stamp, "forms": [dataclasses.asdict(form) for form in forms]}
             write_whole(kept, json.dumps(known, indent=2).encode())
         found[name] = [Form(**row) for row in known[name]["forms"]]
     return found
 
 
-def _forms_of(exported: Path, job: Path, data: str, tell: Callable[[str], None]) -> list[Form]:
-    facts = json.loads((job / "result.json").read_text(encoding="utf-8"))
-    top1 = next(row["top1"] for row in facts["measured"] if row["size"] is None)
-    model, names = load_model_dir(job / "run" / "best")
+def _forms_of(exported: Path, job: Job, data: str, tell: Callable[[str], None]) -> list[Form]:
+    result = read_result(job)
+    assert result is not None, "it is done"
+    model, names = load_model_dir(job.folder / "run" / "best")
     size = tuple(model.pretrained_cfg["input_size"])
     report = None
     with tempfile.TemporaryDirectory() as folder:
         network = fold(model) if isinstance(model, Backbone) else model.eval()
         calls = {"torch fp32": _by_torch(network, torch.float32), "torch bf16": _by_torch(network, torch.bfloat16)}
         if all(importlib.util.find_spec(package) for package in DEPLOY):
-            report = _int8(exported, model, names, data, facts["job"]["settings"].get("data.limit"), tell)
+            report = _int8(exported, model, names, data, job.settings.get("data.limit"), tell)
             write_graph(network, Path(folder) / "model.xml", "openvino", "fp32", size)
             for precision in ("fp32", "bf16"):
                 calls[f"openvino {precision}"] = run_file(Path(folder) / "model.xml", "openvino", precision)
@@ -96,7 +97,7 @@ def _forms_of(exported: Path, job: Path, data: str, tell: Callable[[str], None])
             calls["openvino int8"] = open_model(exported)[0].answer
         seconds = _seconds_in_turns(calls, size)
     floats = {way: times for way, times in seconds.items() if not way.endswith("int8")}
-    forms = [_form("float", floats, top1, facts["megabytes"])]
+    forms = [_form("float", floats, result.top1, result.megabytes)]
     if report is not None:
         assert report.top1 is not None, "data was given"
         whole = {way: times for way, times in seconds.items() if way not in floats}

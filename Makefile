@@ -39,7 +39,8 @@ demo: $(STAMP)
 
 # One thread per worker: two workers with two threads each are slower than two with one.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/deploy # fresh processes: their runtimes are many
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --ignore tests/deploy
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -17,8 +17,9 @@ from weft.cli import main
 from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.study import compare, comparing
-from weft.study.comparing import LARGE, SMALL, Entry, Limits, _cost, advise, pareto
+from weft.study.comparing import LARGE, SMALL, _cost
 from weft.study.jobs import Job, Measured, Result, carry_out
+from weft.study.outcome import Entry, Limits, advise, pareto
 from weft.study.speeds import Form, measure_forms
 from weft.study.statistics import Estimate
 from weft.train import evaluate
@@ -74,7 +75,7 @@ def test_the_cost_of_stages_is_that_of_the_costliest_that_stay():
     assert _cost(costs, 4, 3) == _cost(costs, 4, 1) + 2 * 4 * 13
 
 
-def quick_forms(folder, jobs, data, tell):
+def quick_forms(folder, jobs, tell):
     """In place of measuring, which takes a minute per model."""
     return {name: [form("float", 50.0 + number, 100 - number)] for number, name in enumerate(jobs)}
 
@@ -117,7 +118,7 @@ def test_every_form_is_measured_once(tmp_path):
     """Of a trained model: the fastest float, and int8 with its own accuracy."""
     job = Job(tmp_path / "runs" / "levit", "digits", "digits", {**SETTINGS, "model": "levit_nano_32", "seed": 0})
     (result,) = carry_out([job]).values()
-    forms = measure_forms(tmp_path, {"LeViT": job}, "digits", lambda text: None)
+    forms = measure_forms(tmp_path, {"LeViT": job}, lambda text: None)
     number, whole = forms["LeViT"]
     assert (number.name, whole.name, whole.way) == ("float", "int8", "openvino int8")
     assert number.way in ("torch fp32", "torch bf16", "openvino fp32", "openvino bf16")
@@ -130,7 +131,7 @@ def test_every_form_is_measured_once(tmp_path):
     held_out = evaluate(tmp_path / "exports" / "levit", "digits", limit=160, quiet=True)
     assert held_out.top1 == pytest.approx(whole.top1)
     kept = (tmp_path / "forms.json").stat().st_mtime_ns
-    assert measure_forms(tmp_path, {"LeViT": job}, "digits", lambda text: None) == forms
+    assert measure_forms(tmp_path, {"LeViT": job}, lambda text: None) == forms
     assert (tmp_path / "forms.json").stat().st_mtime_ns == kept
 
 
@@ -193,6 +194,31 @@ def test_a_budget_stops_the_worse_half(tmp_path, capfd, monkeypatch):
 def test_a_budget_that_holds_nothing_says_what_it_would_take(tmp_path):
     with pytest.raises(UsageError, match=r"must hold one epoch of every candidate, .* here \(.* alone .*\); got 0 s\."):
         compare("digits", models=MODELS, budget=0.01, settings={"data.limit": 64}, out=tmp_path / "out", quiet=True)
+
+
+def test_without_public_weights_of_all_nobody_has_them(monkeypatch):
+    asked = []
+
+    def offline(name, **more):
+        asked.append(name)
+        if name == "deit_tiny_patch16_224":
+            raise OSError("no network")
+
+    monkeypatch.setattr(comparing, "create_model", offline)
+    assert comparing._recipe_for("photos", 224, LARGE) is None
+    assert asked == ["ceit_tiny_patch16_224", "cvt_13", "levit_256", "deit_tiny_patch16_224"]
+    assert comparing._recipe_for("photos", 224, LARGE[:3]) == "small_folder"
+    assert comparing._recipe_for("photos", 32, SMALL) == "small_images"
+
+
+def test_seeds_are_compared_with_their_own():
+    """A run that died leaves its pair out, and moves no other."""
+
+    def run(top1, error=None):
+        return Result(error, None if error else {None: Measured(top1, np.ones(4, bool))})
+
+    mine, best = [run(70.0), run(0, "died"), run(75.0)], [run(80.0), run(90.0), run(84.0)]
+    assert comparing._to_best(mine, best).value == pytest.approx(-9.5)
 
 
 def test_too_few_held_out_images(tmp_path: Path):

@@ -162,6 +162,7 @@ def _zip_pickle(path: Path) -> bytes:
             return archive.read(pickles[0])
     except CheckpointError:  # a ValueError, too
         raise
+    # zipfile's own kinds, and what a hostile directory of parts makes of the lines above
     except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, OSError, IndexError) as error:
         raise CheckpointError(damaged % f"it is no readable zip archive ({type(error).__name__})") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from weft.cli.options import add_common, example, print_json, setting, table, whole
+from weft.cli.options import RUN_OPTIONS, add_common, example, print_json, run_settings, table, whole
 from weft.errors import UsageError
 
 HELP = "train several models alike, and say which to take"
@@ -29,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-size", metavar="SIZE", help="what the file may take, such as 20MB")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="default: local")
     parser.add_argument("--jobs", metavar="N", default="1", help="trainings side by side (default: 1)")
-    add_common(parser, "--recipe", "--set", "--epochs", "--batch-size")
-    add_common(parser, "--device", "--precision", "--workers", "--limit")
+    add_common(parser, "--recipe", *RUN_OPTIONS)
     add_common(parser, "--out", out="default: runs/compare-DATA")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
@@ -40,12 +39,6 @@ def run(args: argparse.Namespace) -> int:
     """Compares, and prints the tables and what to take."""
     latency = None if args.max_latency is None else milliseconds("--max-latency", args.max_latency)
     size = None if args.max_size is None else megabytes("--max-size", args.max_size)
-    settings = dict(setting(text) for text in args.set)
-    for option in ("epochs", "batch_size", "device", "precision", "workers", "limit"):
-        if (value := getattr(args, option)) is not None:
-            settings["data.limit" if option == "limit" else option] = value
-    if "data.limit" in settings:
-        settings["data.limit"] = whole("--limit", settings["data.limit"])
     from weft.study import compare
     from weft.train.run import seconds_of
 
@@ -55,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         budget=None if args.budget is None else seconds_of(args.budget, "--budget"),
         seeds=whole("--seeds", args.seeds),
         recipe=args.recipe,
-        settings=settings,
+        settings=run_settings(args),
         max_latency_ms=latency,
         max_megabytes=size,
         out=args.out,

@@ -48,6 +48,19 @@ def setting(text: str) -> tuple[str, Any]:
     return key, value
 
 
+RUN_OPTIONS = ("--set", "--epochs", "--batch-size", "--device", "--precision", "--workers", "--limit")
+
+
+def run_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What `RUN_OPTIONS` say, as settings of a recipe."""
+    settings = dict(setting(text) for text in args.set)
+    keys = {"limit": "data.limit"}
+    for option in ("epochs", "batch_size", "device", "precision", "workers", "limit"):
+        if (value := getattr(args, option)) is not None:
+            settings[keys.get(option, option)] = value
+    return settings
+
+
 def whole(option: str, text: Any) -> int:
     """The value of an option that counts something."""
     if not str(text).isdecimal() or int(text) < 1:

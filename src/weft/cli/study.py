@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from weft.cli.options import add_common, example, print_json, setting, table, whole
+from weft.cli.options import RUN_OPTIONS, add_common, example, print_json, run_settings, table, whole
 
 HELP = "run an experiment of the papers again, the paper's numbers beside"
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", action="store_true", help="say what would be run, and run nothing")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="default: local")
     parser.add_argument("--jobs", metavar="N", default="1", help="runs side by side (default: 1)")
-    add_common(parser, "--set", "--epochs", "--batch-size", "--device", "--precision", "--workers", "--limit")
+    add_common(parser, *RUN_OPTIONS)
     add_common(parser, "--out", out="default: runs/study-NAME-SCALE")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
@@ -42,10 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Lists, plans or runs."""
     if args.name is None:
         return _list(args.json)
-    settings = dict(setting(text) for text in args.set)
-    for option in ("epochs", "batch_size", "device", "precision", "workers", "limit"):
-        if (value := getattr(args, option)) is not None:
-            settings["data.limit" if option == "limit" else option] = value
+    settings = run_settings(args)
     if args.plan:
         return _plan(args, settings)
     from weft.study import run_study

@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.study.comparing import Comparison as Comparison
     from weft.study.comparing import compare as compare
+    from weft.study.outcome import Comparison as Comparison
     from weft.study.plan import Study as Study
     from weft.study.plan import load_study as load_study
     from weft.study.plan import study_names as study_names
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from weft.study.run import run_study as run_study
 
 _HOMES = {
-    "Comparison": "comparing",
+    "Comparison": "outcome",
     "Study": "plan",
     "StudyResult": "run",
     "compare": "comparing",

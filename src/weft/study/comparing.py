@@ -7,7 +7,6 @@ at the same point of the same schedule as those that go on, so nothing is traine
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,10 +19,12 @@ import numpy as np
 from weft.data import Splits, image_size_hint, open_data
 from weft.durable import write_whole
 from weft.errors import DataError, UsageError
+from weft.hub import create_model
 from weft.recipes import load_recipe
 from weft.study.jobs import Job, Result, carry_out, check_engine
-from weft.study.plan import slug
-from weft.study.speeds import Form, measure_forms
+from weft.study.outcome import Comparison, Entry, Limits, advise, pareto
+from weft.study.plan import Scale, Study, Variant, check_variant, slug
+from weft.study.speeds import measure_forms
 from weft.study.statistics import Estimate, accuracy, difference, mcnemar, mean_of_runs
 from weft.train.defaults import SMALL_SIDE, fill_in
 from weft.train.progress import clock, say
@@ -72,86 +73,6 @@ LARGE = (
 )
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A candidate, and what came of it.
-
-    Attributes:
-        accuracy: top-1 in percent with its interval; of a run that was stopped, of its best epoch until then.
-        stopped_after: the epoch at which halving stopped it, or None.
-        to_best: top-1 above the best's, on the same images; None for the best itself.
-        p_value: of McNemar's test against the best, or None.
-        forms: ways to deploy it, with accuracy and speed of each.
-        seconds, peak_mib: of training, one seed.
-        error: why there is nothing else, or None.
-    """
-
-    name: str
-    model: str
-    accuracy: Estimate | None = None
-    top1: tuple[float, ...] = ()
-    stopped_after: int | None = None
-    to_best: Estimate | None = None
-    p_value: float | None = None
-    params: int = 0
-    macs: int = 0
-    megabytes: float = 0.0
-    seconds: float = 0.0
-    peak_mib: int = 0
-    forms: tuple[Form, ...] = ()
-    curve: tuple[tuple[int, float], ...] = ()
-    error: str | None = None
-
-    @property
-    def is_told_apart(self) -> bool:
-        """Whether the best is shown to be better than this one."""
-        return self.to_best is not None and self.to_best.high < 0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a model may cost where it is used; None for anything."""
-
-    latency_ms: float | None = None
-    megabytes: float | None = None
-
-    def allows(self, form: Form) -> bool:
-        """Whether a way to deploy keeps within them."""
-        slow = self.latency_ms is not None and form.latency_ms > self.latency_ms
-        large = self.megabytes is not None and form.megabytes > self.megabytes
-        return not (slow or large)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What `compare` came to; the best first, those that died last.
-
-    Attributes:
-        out: its directory.
-        protocol: how all were trained, in a sentence.
-        notes: what was decided on the way, in sentences.
-        entries: one per candidate.
-        frontier: (name, form) of those that none within the limits beats in both accuracy and images per second.
-        advice: which to take under which need.
-    """
-
-    out: Path
-    data: str
-    epochs: int
-    seeds: int
-    limits: Limits
-    protocol: str
-    notes: tuple[str, ...]
-    entries: tuple[Entry, ...]
-    frontier: tuple[tuple[str, str], ...]
-    advice: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        facts = dataclasses.asdict(self)
-        return {**facts, "out": str(self.out)}
-
-
 def compare(
     data: str | Path,
     *,
@@ -193,11 +114,12 @@ def compare(
     data, more = str(data), dict(settings or {})
     if budget is not None and "epochs" in more:
         raise UsageError("A budget decides the epochs; give one of them, --budget or --epochs.")
-    splits = open_data(data, limit=more.get("data.limit"), val_fraction=float(more.get("data.val_fraction", 0.2)))
+    source = load_recipe(recipe, list(more.items())).data
+    splits = open_data(data, limit=source.limit, val_fraction=source.val_fraction, train_fraction=source.train_fraction)
     _check_held_out(splits)
     side = max(image_size_hint(splits.train))
     candidates = _candidates(models, side)
-    base = recipe or ("digits" if data == "digits" else "small_images" if side <= SMALL_SIDE else "small_folder")
+    base = recipe or _recipe_for(data, side, candidates)
     for candidate in candidates:
         _check(candidate, base, more)
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
@@ -242,10 +164,20 @@ def _candidates(models: Sequence[str], side: int) -> tuple[Candidate, ...]:
     return tuple(Candidate(name, name, known[name].settings if name in known else {}) for name in models)
 
 
-def _check(candidate: Candidate, base: str, settings: Mapping[str, Any]) -> None:
-    """Builds a candidate without memory."""
-    from weft.study.plan import Scale, Study, Variant, check_variant
+def _recipe_for(data: str, side: int, candidates: Sequence[Candidate]) -> str | None:
+    """Where public weights of every candidate can be had, from these; else from scratch, all alike."""
+    if data == "digits" or side <= SMALL_SIDE:
+        return "digits" if data == "digits" else "small_images"
+    for candidate in candidates:
+        try:
+            create_model(candidate.model, pretrained=True)
+        except Exception:  # there are none, or no network: timm and the hub raise a dozen kinds
+            return None
+    return "small_folder"
 
+
+def _check(candidate: Candidate, base: str | None, settings: Mapping[str, Any]) -> None:
+    """Builds a candidate without memory."""
     scale = Scale(base, "", 1, {**settings})
     variant = Variant(candidate.name, set={"model": candidate.model, **candidate.settings})
     check_variant(Study("compare", "", "", "", {"small": scale}, (variant,)), variant, "small")
@@ -271,7 +203,7 @@ class _Plan:
         self,
         folder: Path,
         data: str,
-        base: str,
+        base: str | None,
         settings: Mapping[str, Any],
         splits: Splits,
         candidates: Sequence[Candidate],
@@ -281,6 +213,10 @@ class _Plan:
     ) -> None:
         self.folder, self.data, self.base, self.settings, self.splits = folder, data, base, settings, splits
         self.candidates, self.engine, self.at_once, self.tell = candidates, engine, at_once, tell
+
+    @property
+    def is_pretrained(self) -> bool:
+        return load_recipe(self.base, list(self.settings.items())).pretrained
 
     def decide(self, budget: float | None, seeds: int) -> dict[str, Any]:
         """Epochs and stages: all of the recipe's without a budget, what fits with one.
@@ -406,13 +342,14 @@ def _summed_up(plan: _Plan, results: Any, known: Mapping[str, Any], seeds: int, 
         reasons = "; ".join(f"{name}: {pair[0][0].error}" for name, pair in results.items())
         raise UsageError(f"None of the candidates could be trained. {reasons}")
     finished = {name: runs for name, (runs, stopped) in alive.items() if stopped is None}
+    finished = finished or {name: runs for name, (runs, _) in alive.items()}  # all that went on died
     best = max(finished, key=lambda name: float(np.mean([run.top1 for run in finished[name] if run.error is None])))
     trained = {
         candidate.name: plan.job(candidate, 0, known["epochs"], alive[candidate.name][1])
         for candidate in plan.candidates
         if candidate.name in alive
     }
-    forms = measure_forms(plan.folder, trained, plan.data, plan.tell)
+    forms = measure_forms(plan.folder, trained, plan.tell)
     entries = []
     for candidate in plan.candidates:
         runs, stopped = results[candidate.name]
@@ -430,7 +367,7 @@ def _summed_up(plan: _Plan, results: Any, known: Mapping[str, Any], seeds: int, 
                 accuracy=mean_of_runs(top1) if len(good) > 1 else accuracy(first.right),
                 top1=top1,
                 stopped_after=stopped,
-                to_best=_to_best(good, finished[best]) if is_other else None,
+                to_best=_to_best(runs, finished[best]) if is_other else None,
                 p_value=mcnemar(first.right, finished[best][0].right) if is_other else None,
                 params=first.params,
                 macs=first.macs,
@@ -446,10 +383,12 @@ def _summed_up(plan: _Plan, results: Any, known: Mapping[str, Any], seeds: int, 
     frontier = pareto(entries, limits)
     counts = f"{len(plan.splits.train):,} images to learn from and {len(plan.splits.val):,} held out"
     stages = known["stages"]
+    recipe = "the defaults of weft train" if plan.base is None else f"recipe {plan.base}"
     protocol = (
-        f"recipe {plan.base}, {known['epochs']} epochs, {counts}, the same for all"
+        f"{recipe}, {known['epochs']} epochs, {counts}, the same for all"
         + (f"; after epochs {', '.join(map(str, stages[:-1]))} the worse half stopped" if len(stages) > 1 else "")
-        + f"; from scratch; {seeds} seed{'s' if seeds > 1 else ''}."
+        + (", from public weights" if plan.is_pretrained else ", from scratch")
+        + f"; {seeds} seed{'s' if seeds > 1 else ''}."
     )
     return Comparison(
         plan.folder,
@@ -466,58 +405,10 @@ def _summed_up(plan: _Plan, results: Any, known: Mapping[str, Any], seeds: int, 
 
 
 def _to_best(mine: Sequence[Result], best: Sequence[Result]) -> Estimate:
-    pairs = [(ours, theirs) for ours, theirs in zip(mine, best, strict=False) if theirs.error is None]
+    """Seed by seed; a run that was stopped has the first only."""
+    pairs = [
+        (ours, theirs) for ours, theirs in zip(mine, best, strict=False) if ours.error is None and theirs.error is None
+    ]
     if len(pairs) > 1:
         return mean_of_runs([ours.top1 - theirs.top1 for ours, theirs in pairs])
     return difference(pairs[0][0].right, pairs[0][1].right)
-
-
-def pareto(entries: Sequence[Entry], limits: Limits) -> tuple[tuple[str, str], ...]:
-    """(name, form) of all that were trained to the end, keep within the limits, and that no other such beats in
-    accuracy and speed at once."""
-    points = [
-        (entry, form) for entry in entries for form in entry.forms if limits.allows(form) and not entry.stopped_after
-    ]
-
-    def is_beaten(form: Form) -> bool:
-        return any(
-            other.top1 >= form.top1
-            and other.images_per_second >= form.images_per_second
-            and (other.top1, other.images_per_second) != (form.top1, form.images_per_second)
-            for _, other in points
-        )
-
-    return tuple((entry.name, form.name) for entry, form in points if not is_beaten(form))
-
-
-def advise(entries: Sequence[Entry], limits: Limits, frontier: Sequence[tuple[str, str]]) -> str:
-    """One paragraph: which to take under which need. What is not told apart is not called better."""
-    points = [
-        (entry, form) for entry in entries for form in entry.forms if limits.allows(form) and not entry.stopped_after
-    ]
-    if not points:
-        return "Nothing that was trained to the end keeps within the limits. Allow more, or compare smaller models."
-    best, best_form = max(points, key=lambda point: point[1].top1)
-    words = [f"For accuracy take {best.name} ({best_form.name}): {best_form.top1:.2f} %."]
-    alike = [(entry, form) for entry, form in points if entry is best or not entry.is_told_apart]
-    quick, quick_form = max(alike, key=lambda point: point[1].images_per_second)
-    others = sorted({entry.name for entry, _ in alike} - {best.name})
-    if others:
-        words.append(f"No difference is shown between {best.name} and {', '.join(others)}.")
-    words.append(
-        f"For speed without a loss that shows take {quick.name} ({quick_form.name}):"
-        f" {quick_form.images_per_second:.0f} images a second, {quick_form.latency_ms:.1f} ms for one,"
-        f" {quick_form.top1:.2f} %."
-    )
-    fastest, fastest_form = max(points, key=lambda point: point[1].images_per_second)
-    if fastest is not quick:
-        words.append(
-            f"Where speed is all, {fastest.name} ({fastest_form.name}): {fastest_form.images_per_second:.0f} images a"
-            f" second at {fastest_form.top1:.2f} %."
-        )
-    small, small_form = min(alike, key=lambda point: point[1].megabytes)
-    words.append(f"The smallest of the good ones is {small.name} ({small_form.name}), {small_form.megabytes:.1f} MB.")
-    stopped = [entry.name for entry in entries if entry.stopped_after]
-    if stopped:
-        words.append(f"{', '.join(stopped)} stopped early, and could have come further.")
-    return " ".join(words)

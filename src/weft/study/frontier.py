@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from weft.study.comparing import Comparison, Entry
-from weft.study.report import interval
-from weft.train.page import COLOURS, DASHES, MARKERS, Table, shown, write_page
+from weft.study.outcome import Comparison, Entry
+from weft.study.report import curves_figure, interval
+from weft.train.page import COLOURS, MARKERS, Table, shown, write_page
 from weft.train.progress import clock
 
 GREY = "0.6"
@@ -40,7 +39,7 @@ def write_comparison(found: Comparison) -> None:
         tables.append(("Could not be trained", ("model", "why"), [tuple(row) for row in failed]))
     pictures = {"frontier.png": (frontier_figure(found), "Top-1 against images per second")}
     if any(len(entry.curve) > 1 for entry in found.entries):
-        pictures["curves.png"] = (curves_figure(found), "Held-out top-1 by epoch")
+        pictures["curves.png"] = (curves_figure(_curves(found)), "Held-out top-1 by epoch")
     write_page(found.out, f"Which model for {found.data}", facts, pictures, tables)
 
 
@@ -149,24 +148,6 @@ def _plain_ticks(axes: Axes) -> None:
     axes.tick_params(axis="x", which="both", labelsize="small", rotation=30)
 
 
-def curves_figure(found: Comparison) -> Figure:
-    """Held-out top-1 over the epochs; where a line ends early, its run was stopped."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for number, entry in enumerate(found.entries):
-        if entry.curve:
-            epochs, values = zip(*entry.curve, strict=True)
-            axes.plot(
-                epochs,
-                values,
-                DASHES[number // len(COLOURS) % len(DASHES)],
-                marker=MARKERS[number % len(MARKERS)],
-                markevery=max(1, len(epochs) // 10),
-                color=COLOURS[number % len(COLOURS)],
-                label=shown(entry.name, WIDTH) + (", stopped" if entry.stopped_after else ""),
-            )
-    axes.set(xlabel="epoch", ylabel="held-out top-1 (%)")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(True, alpha=0.25)
-    axes.legend(frameon=False)
-    return figure
+def _curves(found: Comparison) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Where one ends early, its run was stopped."""
+    return {entry.name + (", stopped" if entry.stopped_after else ""): entry.curve for entry in found.entries}

@@ -41,7 +41,7 @@ class Job:
 
     Attributes:
         folder: where.
-        recipe: its base.
+        recipe: its base; None for the defaults.
         data: what it learns from.
         settings: all that is laid over the base, the seed among it.
         test_sizes: sides in pixels, None for that of the training.
@@ -50,7 +50,7 @@ class Job:
     """
 
     folder: Path
-    recipe: str
+    recipe: str | None
     data: str
     settings: Mapping[str, Any]
     test_sizes: tuple[int | None, ...] = (None,)

@@ -38,7 +38,7 @@ SCALES = ("small", "paper")
 class Scale:
     """How large a study is run: the paper's own training, or one that two cores finish in hours."""
 
-    recipe: str
+    recipe: str | None
     """The base: a recipe that comes with weft."""
 
     data: str
@@ -224,7 +224,7 @@ def _known(row: Any, keys: tuple[str, ...], where: str) -> dict[str, Any]:
     row = _mapping(row, where)
     for key in row:
         if key not in keys:
-            raise unknown(f"key of {where}", str(key), keys, "the first lines of weft/study/plan.py")
+            raise unknown(f"key of {where}", str(key), keys, "docs/studies.md")
     return dict(row)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ def write_study_report(found: StudyResult) -> None:
     if study.x is not None:
         pictures["lines.png"] = (lines_figure(found), f"Held-out top-1 by {study.x}")
     if study.x is None and len(found.curves) <= MAX_CURVES and any(len(curve) > 1 for curve in found.curves.values()):
-        pictures["curves.png"] = (curves_figure(found), "Held-out top-1 by epoch, mean over the seeds")
+        pictures["curves.png"] = (curves_figure(found.curves), "Held-out top-1 by epoch, mean over the seeds")
     write_page(found.out, study.title, facts, pictures, tables)
 
 
@@ -85,10 +85,10 @@ def effects_figure(rows: Sequence[Row]) -> Figure:
     for place, row in enumerate(rows):
         if row.effect is not None:
             ends = [[row.effect.value - row.effect.low], [row.effect.high - row.effect.value]]
-            label = "here, 95 %" if place == 0 else None
-            axes.errorbar(row.effect.value, place, xerr=ends, fmt="o", color=COLOURS[0], capsize=4, label=label)
+            axes.errorbar(row.effect.value, place, xerr=ends, fmt="o", color=COLOURS[0], capsize=4)
         if row.paper_effect is not None:
             axes.plot(row.paper_effect, place, "D", markerfacecolor="none", color=COLOURS[1], markersize=9)
+    axes.plot([], [], "o", color=COLOURS[0], label="here, 95 %")
     axes.plot([], [], "D", markerfacecolor="none", color=COLOURS[1], markersize=9, label="paper")
     names = [shown(row.variant, WIDTH) for row in rows]
     axes.set_yticks(range(len(rows)), labels=names)
@@ -104,11 +104,11 @@ def _bases(rows: Sequence[Row]) -> str:
     return f"'{shown(str(bases.pop()), WIDTH)}'" if len(bases) == 1 else "what each is compared with"
 
 
-def curves_figure(found: StudyResult) -> Figure:
-    """Held-out top-1 over the epochs, one line per variant."""
+def curves_figure(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
+    """Held-out top-1 over the epochs, a line for each name."""
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
-    for number, (name, curve) in enumerate(found.curves.items()):
+    for number, (name, curve) in enumerate(curves.items()):
         if curve:
             epochs, values = zip(*curve, strict=True)
             axes.plot(

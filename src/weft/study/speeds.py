@@ -18,14 +18,14 @@ import torch
 from torch import nn
 
 from weft.checkpoints import load_model_dir
-from weft.data import open_data
-from weft.deploy import ExportReport, export, fold, open_model
+from weft.deploy import ExportReport, fold, open_model
 from weft.deploy.graphs import write_graph
 from weft.deploy.runtimes import run_file
 from weft.durable import write_whole
 from weft.errors import WeftError
 from weft.models.base import Backbone
 from weft.study.jobs import Job, read_result
+from weft.train.apply import export_run
 
 DEPLOY = ("openvino", "nncf", "onnx", "onnxscript")
 BATCHES = (1, 32)
@@ -54,15 +54,12 @@ class Form:
     megabytes: float
 
 
-def measure_forms(
-    folder: Path, jobs: Mapping[str, Job], data: str, tell: Callable[[str], None]
-) -> dict[str, list[Form]]:
+def measure_forms(folder: Path, jobs: Mapping[str, Job], tell: Callable[[str], None]) -> dict[str, list[Form]]:
     """Forms of each candidate; what was measured before is read from forms.json.
 
     Args:
         folder: of the comparison; int8 exports are kept in exports/.
         jobs: trainings that are done, by candidate.
-        data: what they learned from; int8 is calibrated on it.
         tell: takes notes.
     """
     kept = folder / "forms.json"
@@ -72,24 +69,24 @@ def measure_forms(
         stamp = str(job.result_file.stat().st_mtime_ns)
         if name not in known or known[name]["stamp"] != stamp:
             tell(f"{name}: measuring its speed.")
-            forms = _forms_of(folder / "exports" / job.folder.name, job, data, tell)
+            forms = _forms_of(folder / "exports" / job.folder.name, job, tell)
             known[name] = {"stamp": stamp, "forms": [dataclasses.asdict(form) for form in forms]}
             write_whole(kept, json.dumps(known, indent=2).encode())
         found[name] = [Form(**row) for row in known[name]["forms"]]
     return found
 
 
-def _forms_of(exported: Path, job: Job, data: str, tell: Callable[[str], None]) -> list[Form]:
+def _forms_of(exported: Path, job: Job, tell: Callable[[str], None]) -> list[Form]:
     result = read_result(job)
     assert result is not None, "it is done"
-    model, names = load_model_dir(job.folder / "run" / "best")
+    model, _ = load_model_dir(job.folder / "run" / "best")
     size = tuple(model.pretrained_cfg["input_size"])
     report = None
     with tempfile.TemporaryDirectory() as folder:
         network = fold(model) if isinstance(model, Backbone) else model.eval()
         calls = {"torch fp32": _by_torch(network, torch.float32), "torch bf16": _by_torch(network, torch.bfloat16)}
         if all(importlib.util.find_spec(package) for package in DEPLOY):
-            report = _int8(exported, model, names, data, job.settings.get("data.limit"), tell)
+            report = _int8(exported, job, tell)
             write_graph(network, Path(folder) / "model.xml", "openvino", "fp32", size)
             for precision in ("fp32", "bf16"):
                 calls[f"openvino {precision}"] = run_file(Path(folder) / "model.xml", "openvino", precision)
@@ -114,20 +111,19 @@ def _by_torch(network: nn.Module, dtype: torch.dtype) -> Call:
     return call
 
 
-def _int8(
-    exported: Path, model: Any, names: list[str] | None, data: str, limit: int | None, tell: Callable[[str], None]
-) -> ExportReport | None:
-    """By OpenVINO, kept whatever it loses: the loss is shown."""
+def _int8(exported: Path, job: Job, tell: Callable[[str], None]) -> ExportReport | None:
+    """By OpenVINO, on the split that the run made, kept whatever it loses: the loss is shown."""
     try:
-        return export(
-            model,
+        return export_run(
+            job.folder / "run",
             exported,
             format="openvino",
             precision="int8",
-            data=open_data(data, limit=limit),
-            label_names=names,
+            data=job.data,
+            limit=job.settings.get("data.limit"),
             max_drop=100,
             force=exported.exists(),
+            quiet=True,
         )
     except WeftError as error:
         tell(f"{exported.name}: no int8, {error}")

@@ -39,8 +39,7 @@ demo: $(STAMP)
 
 # One thread per worker: two workers with two threads each are slower than two with one.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/deploy # fresh processes: their runtimes are many
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --ignore tests/deploy
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -134,6 +134,35 @@ def test_batches_of_several_sizes(tmp_path):
     assert torch.equal(exported(again), exported(again))
 
 
+def test_int8_where_no_batch_may_be_unknown(pictures, tmp_path, monkeypatch):
+    network, data = model("levit_nano_32"), open_data(pictures)
+    export(network, tmp_path / "out", format="openvino", precision="int8", data=data, max_drop=100)
+    x = images(network, 67)
+    want = open_model(tmp_path / "out")[0](x)
+    has = runtimes._cpu_has
+    monkeypatch.setattr(runtimes, "_cpu_has", lambda what: what == "amx_int8" or has(what))
+    exported, _ = open_model(tmp_path / "out")
+    assert exported.answer.of_any_size is None
+    torch.testing.assert_close(exported(x), want, rtol=0.05, atol=0.02 * want.abs().max().item())
+    assert list(exported.answer.fixed) == [64, 4]
+    export(network, tmp_path / "there", format="openvino", precision="int8", data=data, max_drop=100)
+
+
+def test_a_signal_after_models_that_came_and_went(tmp_path):
+    export(model("levit_nano_32"), tmp_path / "out", format="openvino")
+    program = (
+        "import signal, sys\n"
+        "from weft.deploy import open_model\n"
+        "first, second = open_model(sys.argv[1])[0], open_model(sys.argv[1])[0]\n"
+        "del first\n"
+        "del second\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('heard'))\n"
+        "signal.raise_signal(signal.SIGTERM)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "out"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "heard\n"), done.stderr
+
+
 def test_no_compiler(tmp_path, monkeypatch):
     monkeypatch.setattr(graphs.shutil, "which", lambda name: None)
     with pytest.raises(UsageError, match=r"aotinductor needs a C\+\+ compiler, and none of g\+\+, clang\+\+ was found"):

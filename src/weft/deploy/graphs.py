@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.deploy.runtimes import Answer, need, run_file
+from weft.deploy.runtimes import Answer, need, openvino_core, run_file
 from weft.errors import UsageError
 
 FORMATS = {
@@ -96,7 +96,7 @@ def write_graph(
     openvino = importlib.import_module("openvino")
     between = file.with_name("between.onnx")
     _to_onnx(network, between, size)
-    graph = openvino.Core().read_model(str(between))  # convert_model would report its use to its makers
+    graph = openvino_core().read_model(str(between))  # convert_model would report its use to its makers
     between.unlink()
     if precision == "int8":
         graph = quantized(graph, calibration)

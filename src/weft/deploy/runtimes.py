@@ -6,6 +6,7 @@ any code, so weft writes it and checks it, and leaves loading it to those who ma
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -29,6 +30,7 @@ FILES = {
     "aotinductor": ("model.pt2",),
 }
 FIXED = 4  # batch sizes that have a graph of their own in OpenVINO
+LARGEST = 64  # batch where OpenVINO cannot be asked for any size
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 
@@ -150,36 +152,65 @@ def _in_onnxruntime(path: Path, threads: int) -> Answer:
     return lambda images: session.run(None, {name: images})[0]
 
 
+@functools.cache
+def openvino_core() -> Any:
+    """OpenVINO's core, one for the life of the process.
+
+    Each core lays a stack for signals under the thread that loads its CPU plugin, and puts back the one before when
+    it goes. Where two go in the order they came, the one put back is gone: the next signal, be it Ctrl-C, ends
+    the process with a segmentation fault (OpenVINO 2026.4).
+    """
+    core = importlib.import_module("openvino").Core()
+    core.get_versions("CPU")  # loads the plugin now
+    return core
+
+
 class InOpenVino:
     """OpenVINO with a graph for batches of any size, and one more for each of the first sizes that come.
 
     OpenVINO drops changes of layout only where it knows the batch: up to a sixth of the time (benchmarks/speed/
     choices.csv), for 0.3 s of preparing and one more copy of the weights.
 
+    On CPUs with AMX, int8 of an unknown batch dies by segmentation fault (OpenVINO 2026.1 to 2026.4, its issue 37577).
+    There is no such graph there: batches are filled up to a power of two, each of which has a graph of its own.
+
     Attributes:
-        fixed: the graphs of one batch size each, at most `most`.
+        fixed: the graphs of one batch size each; at most `most` beside one for any size.
     """
 
     def __init__(self, path: Path, precision: str, threads: int, most: int) -> None:
-        openvino = importlib.import_module("openvino")
-        self.core, self.path, self.most = openvino.Core(), path, most
+        self.core, self.path, self.most = openvino_core(), path, most
         self.hints = {
-            "INFERENCE_PRECISION_HINT": "bf16" if precision in ("bf16", "int8") and _has_bf16() else "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if precision in ("bf16", "int8") and _cpu_has("bf16") else "f32",
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
         }
-        self.of_any_size = self.core.compile_model(str(path), "CPU", self.hints)
+        is_unsafe = precision == "int8" and _cpu_has("amx_int8")
+        self.of_any_size = None if is_unsafe else self.core.compile_model(str(path), "CPU", self.hints)
         self.fixed: dict[int, Any] = {}
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
+        if self.of_any_size is None:
+            pieces = [images[start : start + LARGEST] for start in range(0, len(images), LARGEST)]
+            return np.concatenate([self._filled_up(piece) for piece in pieces])
         size = len(images)
-        if size not in self.fixed and len(self.fixed) < self.most:
+        graph = self._of(images.shape) if size in self.fixed or len(self.fixed) < self.most else self.of_any_size
+        return np.array(graph(images)[0])
+
+    def _filled_up(self, images: np.ndarray) -> np.ndarray:
+        full = np.zeros((1 << (len(images) - 1).bit_length(), *images.shape[1:]), images.dtype)
+        full[: len(images)] = images
+        return np.array(self._of(full.shape)(full)[0][: len(images)])
+
+    def _of(self, shape: tuple[int, ...]) -> Any:
+        if shape[0] not in self.fixed:
             graph = self.core.read_model(str(self.path))
-            graph.reshape(list(images.shape))
-            self.fixed[size] = self.core.compile_model(graph, "CPU", self.hints)
-        return np.array(self.fixed.get(size, self.of_any_size)(images)[0])
+            graph.reshape(list(shape))
+            self.fixed[shape[0]] = self.core.compile_model(graph, "CPU", self.hints)
+        return self.fixed[shape[0]]
 
 
-def _has_bf16() -> bool:
+def _cpu_has(what: str) -> bool:
     flags = Path("/proc/cpuinfo")
-    return flags.exists() and any(word in flags.read_text() for word in ("avx512_bf16", "amx_bf16"))
+    words = {"bf16": ("avx512_bf16", "amx_bf16")}.get(what, (what,))
+    return flags.exists() and any(word in flags.read_text() for word in words)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from weft.durable import write_whole
-from weft.errors import StoppedError, UsageError, WeftError
+from weft.errors import CheckpointError, StoppedError, UsageError, WeftError
 
 try:
     import resource
@@ -286,7 +286,7 @@ def _carry_out_here(folder: Path, file: str) -> None:
     known = folder / "begun.json"  # the settings that run/ has
     begun = json.loads(known.read_text(encoding="utf-8")) if known.exists() else None
     with contextlib.suppress(StoppedError):
-        if begun == facts["settings"] and any((run / "state").glob("*.safetensors")):
+        if begun == facts["settings"] and _can_go_on(run):
             train(resume=run, stop_after=facts["until"], quiet=True)
         else:
             write_whole(known, json.dumps(facts["settings"]).encode())
@@ -322,6 +322,17 @@ def _carry_out_here(folder: Path, file: str) -> None:
         "images_per_second": float(history[-1]["images_per_second"]),
     }
     write_whole(folder / file, json.dumps(whole).encode())
+
+
+def _can_go_on(run: Path) -> bool:
+    """Whether it came as far as a first state that is whole."""
+    from weft.train.state import load_state
+
+    try:
+        load_state(run / "state")
+    except CheckpointError:
+        return False
+    return True
 
 
 def _end_with_parent() -> None:

@@ -26,8 +26,9 @@ EACH = (
     "levit_128s",
     "grafted_r50s2_deit_small_6",
     "grafted_r50s4_deit_small_0",
+    "t2t_vit_14",
 )
-FAMILIES = (*NANO, "grafted_r50s2_deit_small_6")
+FAMILIES = (*NANO, "grafted_r50s2_deit_small_6", "t2t_vit_14")
 ignore_jit = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
 
 

@@ -32,7 +32,7 @@ def cost(model: nn.Module, img_size: int | tuple[int, int], in_chans: int = 3) -
         in_chans: channels of the image.
     """
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-    ghost = copy.deepcopy(model).to("meta").eval()
+    ghost = copy.deepcopy(model).to("meta").eval().requires_grad_(False)  # torch's counter asks inputs for gradients
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
         ghost(torch.zeros(1, in_chans, height, width, device="meta"))

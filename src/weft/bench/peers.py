@@ -9,8 +9,15 @@ import timm
 from torch import Tensor, nn
 
 from weft.errors import UsageError
+from weft.models.registry import create_model
 
 CVT_DEPTH = {"cvt_13": [1, 2, 10], "cvt_21": [1, 4, 16]}  # the rest is transformers' default, and vit-pytorch's
+PVT_DEPTHS = {  # the rest is transformers' default
+    "pvt_tiny": [2, 2, 2, 2],
+    "pvt_small": [3, 4, 6, 3],
+    "pvt_medium": [3, 4, 18, 3],
+    "pvt_large": [3, 8, 27, 3],
+}
 PARENTS = {  # nobody else has CeiT; DeiT is what it grew from
     "ceit_tiny_patch16_224": "deit_tiny_patch16_224",
     "ceit_small_patch16_224": "deit_small_patch16_224",
@@ -62,6 +69,21 @@ def peers_of(name: str) -> list[tuple[str, nn.Module]]:
         network = _library("vit_pytorch.levit").LeViT(image_size=224, num_classes=1000, **words)
         peers.append((f"vit-pytorch {name}", network))
     return peers
+
+
+def network_of(builds: str) -> nn.Module:
+    """The network behind a row of the papers' tables (`weft.models.papers`), of whichever library has it.
+
+    Raises:
+        UsageError: nobody has it, or its library is not installed.
+    """
+    if builds in PVT_DEPTHS:
+        transformers = _library("transformers")
+        config = transformers.PvtConfig(depths=PVT_DEPTHS[builds], num_labels=1000)
+        return Logits(transformers.PvtForImageClassification(config))
+    if builds == "vit_huge_patch16_384":  # timm has it with smaller patches
+        return timm.create_model("vit_huge_patch14_224", patch_size=16, img_size=384)
+    return create_model(builds)
 
 
 def _library(name: str) -> Any:

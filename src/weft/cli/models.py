@@ -7,6 +7,7 @@ import argparse
 from weft.cli.options import add_common, example, print_json, table
 from weft.errors import unknown
 from weft.models import list_models
+from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, printed_rows
 from weft.models.zoo import PRINTED, ZOO, Row
 
 HELP = "list the models: size, parameters, multiply-adds, reported accuracy, licence of the weights"
@@ -19,12 +20,22 @@ weft models "levit_128*"
 name        size  params    MACs  top-1  source                weights
 levit_128    224   9.21M  405.3M   78.6  LeViT paper, Table 3  apache-2.0
 levit_128s   224   7.78M  304.7M   76.6  LeViT paper, Table 3  apache-2.0
+
+weft models --papers                 # every row of the papers' tables: ResNet, EfficientNet, DeiT, T2T-ViT, PVT, ours
+weft models CvT --papers transfer    # fine-tuned elsewhere
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.add_argument("pattern", nargs="?", default="*", metavar="PATTERN", help="such as 'ceit*'; all without one")
+    parser.add_argument(
+        "--papers",
+        choices=TABLES,
+        nargs="?",
+        const=TABLES[0],
+        help="the papers' own tables, rivals included, beside what is counted here; imagenet without a word",
+    )
     add_common(parser, "--json")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     example(parser, EXAMPLE)
@@ -32,17 +43,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the table."""
+    if args.papers is not None:
+        return _papers(args)
     names = list_models(args.pattern)
     if not names:
         raise unknown("model", args.pattern, ZOO, "weft models")
     rows = [_cells(name, ZOO[name]) for name in names]
     if args.json:
         print_json([_facts(name) for name in names])
-    elif args.markdown:
-        print("\n".join(f"| {' | '.join(row)} |" for row in [HEADER, ["---"] * len(HEADER), *rows]))
     else:
-        print(table(HEADER, rows))
+        _print_table(HEADER, rows, args.markdown)
     return 0
+
+
+def _papers(args: argparse.Namespace) -> int:
+    found = printed_rows(args.papers, args.pattern)
+    if not found:
+        papers = sorted({row.paper for row in printed_rows(args.papers)})
+        raise unknown("paper or model", args.pattern, papers, f"weft models --papers {args.papers}")
+    if args.json:
+        print_json([row._asdict() for row in found])
+        return 0
+    notes = [row for row in found if row.note]
+    numbers = {id(row): f"[{number}]" for number, row in enumerate(notes, 1)}
+    if args.papers == "imagenet":
+        speeds = ("V100", "Xeon", "Graviton2")
+        header = ("paper", "model", "size", "params", "here", "MACs", "here", "top-1", "top-5", "ReaL", "V2")
+        rows = [
+            (
+                *_printed(row),
+                *map(_number, (row.top1, row.top5, row.real, row.v2)),
+                *map(_number, (row.images_per_second.get(machine) for machine in MACHINES.values())),
+                numbers.get(id(row), ""),
+            )
+            for row in found
+        ]
+        _print_table((*header, *speeds, "note"), rows, args.markdown)
+    else:
+        header = ("paper", "model", "size", "params", "here", "MACs", "here", *DATA_SETS.values())
+        rows = [(*_printed(row), *(_number(row.elsewhere.get(name)) for name in DATA_SETS.values())) for row in found]
+        _print_table(header, rows, args.markdown)
+    print("\nParams in millions and MACs in 10^9: in print, and here as weft counts, attention's products included.")
+    if args.papers == "imagenet":
+        print("Images a second in print: V100; Xeon 6138 and Graviton2 with one thread.")
+    for row in notes:
+        print(f"{'- ' if args.markdown else ''}{numbers[id(row)]} {row.paper}, {row.model}: {row.note}.")
+    return 0
+
+
+def _printed(row: Printed) -> tuple[str, ...]:
+    params = "-" if row.params is None else f"{row.params / 1e6:.2f}"
+    macs = "-" if row.macs is None else f"{row.macs / 1e9:.3g}"
+    return (row.paper, row.model, str(row.size), _number(row.params_m), params, _number(row.macs_g), macs)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]], is_markdown: bool) -> None:
+    if is_markdown:
+        print("\n".join(f"| {' | '.join(row)} |" for row in [header, ("---",) * len(header), *rows]))
+    else:
+        print(table(header, rows))
 
 
 def _facts(name: str) -> dict[str, object]:

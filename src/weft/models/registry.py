@@ -13,7 +13,7 @@ from torch import nn
 
 from weft.errors import unknown
 from weft.grid import Grid
-from weft.models import ceit, cvt, grafted, levit
+from weft.models import ceit, cvt, grafted, levit, t2t
 from weft.models.base import Backbone
 from weft.models.zoo import ZOO
 
@@ -22,6 +22,7 @@ FAMILIES: dict[type[Backbone], dict[str, dict[str, Any]]] = {
     cvt.CvT: cvt.VARIANTS,
     levit.LeViT: levit.VARIANTS,
     grafted.Grafted: grafted.VARIANTS,
+    t2t.T2TViT: t2t.VARIANTS,
 }
 
 
@@ -30,6 +31,8 @@ def _preprocessing(name: str, size: int) -> dict[str, Any]:
     cfg: dict[str, Any] = dict(crop_pct=0.875, crop_mode="center")  # resize to 256, cut 224
     if size == 384:  # CeiT: resize to 438, cut 384; CvT: squash to 384x384
         cfg = dict(crop_pct=1.0, crop_mode="squash") if name.startswith("cvt") else dict(crop_pct=384 / 438)
+    elif name.startswith("t2t"):
+        cfg = dict(crop_pct=0.9)
     elif size < 64:
         cfg = dict(crop_pct=1.0)
     return dict(interpolation="bicubic", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)) | cfg
@@ -41,6 +44,7 @@ def _default_cfg(family: type[Backbone], name: str, variant: dict[str, Any]) -> 
         ceit.CeiT: "patch_embed.convs.0",
         cvt.CvT: "stages.0.patch_embed.proj",
         levit.LeViT: "stem.conv1.linear",
+        t2t.T2TViT: f"tokens_to_token.attention1.{'attn.qkv' if '_t_' in name else 'kqv'}",
     }
     classifier: str | tuple[str, ...] = "head"
     if family is levit.LeViT:

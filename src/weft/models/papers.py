@@ -1,0 +1,103 @@
+"""The papers' own tables, row by row: what is printed, beside parameters and multiply-adds counted here.
+
+Two files: `papers.csv` has the tables of accuracy on ImageNet of CeiT, CvT, LeViT and of DeiT, which all three compare
+with; `transfers.csv` those of fine-tuning elsewhere. `note` says where the papers contradict each other or themselves.
+Data only, no torch; a test builds every network and counts again.
+"""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Printed(NamedTuple):
+    """A row of a paper. Accuracies in percent; None where the paper has nothing.
+
+    Attributes:
+        paper, table: where it is printed.
+        model: as the paper calls it.
+        builds: what the library calls it that has it (`weft.bench.peers.network_of`); '' where none does.
+        size: image side in pixels.
+        params_m, macs_g: in print, millions and 10^9.
+        params, macs: counted here.
+        top1, top5, real, v2: on ImageNet's validation set, with ReaL labels, and on ImageNet-V2.
+        images_per_second: in print, by machine.
+        elsewhere: top-1 after fine-tuning, by data set.
+        note: what does not agree.
+    """
+
+    paper: str
+    table: str
+    model: str
+    builds: str
+    size: int
+    params_m: float | None
+    macs_g: float | None
+    params: int | None
+    macs: int | None
+    top1: float | None
+    top5: float | None
+    real: float | None
+    v2: float | None
+    images_per_second: dict[str, float]
+    elsewhere: dict[str, float]
+    note: str
+
+
+TABLES = ("imagenet", "transfer")
+MACHINES = {"v100": "V100", "xeon": "Xeon 6138, one thread", "graviton2": "Graviton2, one thread"}
+DATA_SETS = {
+    "imagenet": "ImageNet",
+    "inat18": "iNat18",
+    "inat19": "iNat19",
+    "cars": "Cars",
+    "flowers": "Flowers",
+    "pets": "Pets",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+}
+
+
+def printed_rows(table: str = "imagenet", pattern: str = "*") -> list[Printed]:
+    """The rows in the order of print.
+
+    Args:
+        table: one of TABLES.
+        pattern: of the paper, the model or what it is built as, such as `LeViT` or `ceit*`; case does not matter.
+    """
+    name = "papers.csv" if table == "imagenet" else "transfers.csv"
+    with (Path(__file__).parent / name).open(newline="", encoding="utf-8") as file:
+        rows = [_row(cells) for cells in csv.DictReader(file)]
+    wanted = pattern.lower()
+    return [
+        row
+        for row in rows
+        if any(fnmatch.fnmatchcase(text.lower(), wanted) for text in (row.paper, row.model, row.builds))
+    ]
+
+
+def _row(cells: dict[str, str]) -> Printed:
+    def number(key: str) -> float | None:
+        return float(cells[key]) if cells.get(key) else None
+
+    return Printed(
+        paper=cells["paper"],
+        table=cells["table"],
+        model=cells["model"],
+        builds=cells["builds"],
+        size=int(cells["size"]),
+        params_m=number("params_m"),
+        macs_g=number("macs_g"),
+        params=int(cells["params"]) if cells.get("params") else None,
+        macs=int(cells["macs"]) if cells.get("macs") else None,
+        top1=number("top1"),
+        top5=number("top5"),
+        real=number("real"),
+        v2=number("v2"),
+        images_per_second={name: value for key, name in MACHINES.items() if (value := number(key)) is not None},
+        elsewhere={name: value for key, name in DATA_SETS.items() if (value := number(key)) is not None},
+        note=cells["note"],
+    )

@@ -1,0 +1,76 @@
+"""The papers' tables: every network is built and counted again, and every contradiction has its note."""
+
+import json
+
+import pytest
+import torch
+
+from weft.bench.cost import cost
+from weft.bench.peers import network_of
+from weft.cli import main
+from weft.models.papers import TABLES, printed_rows
+
+NETWORKS = sorted({(row.builds, row.size) for table in TABLES for row in printed_rows(table) if row.builds})
+
+
+@pytest.mark.parametrize(("builds", "size"), NETWORKS)
+def test_every_network_is_counted_again(builds, size):
+    with torch.device("meta"):
+        counted = cost(network_of(builds), size)
+    for table in TABLES:
+        for row in printed_rows(table):
+            if (row.builds, row.size) == (builds, size):
+                assert (row.params, row.macs) == counted
+
+
+def test_rows_that_nobody_has_say_why():
+    missing = [row for row in printed_rows() if not row.builds]
+    assert {row.model for row in missing} == {"CvT-13-NAS", "BoT-S1-50", "VT-R34", "VT-R50", "VT-R101"}
+    for row in missing:
+        assert row.note
+        assert row.params is None
+
+
+def test_contradictions_have_notes():
+    """Of the same network, trained alike as far as the tables say; multiply-adds count from 3.5 %."""
+    rows, found = printed_rows(), 0
+    for row in rows:
+        for other in rows:
+            is_same = row.builds and (row.builds, row.size) == (other.builds, other.size)
+            trained = [("1000" in name, "22k" in name) for name in (row.model, other.model)]
+            if row.paper == other.paper or not is_same or trained[0] != trained[1]:
+                continue
+            pairs = [(row.top1, other.top1), (row.real, other.real), (row.v2, other.v2)]
+            differs = any(None not in pair and pair[0] != pair[1] for pair in pairs)
+            if row.macs_g and other.macs_g:
+                differs |= abs(row.macs_g / other.macs_g - 1) > 0.035
+            if differs:
+                found += 1
+                assert row.note, (row.paper, row.model, other.paper)
+    assert found > 20
+
+
+def test_counts_near_print_or_a_note():
+    for row in printed_rows():
+        if row.params_m and row.params:
+            assert abs(row.params / 1e6 / row.params_m - 1) < 0.03 or row.note, row
+        if row.macs_g and row.macs:
+            assert abs(row.macs / 1e9 / row.macs_g - 1) < 0.05 or row.note or row.macs_g < 1, row
+
+
+def test_the_command(capsys):
+    assert main(["models", "LeViT", "--papers"]) == 0
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if "LeViT-128S" in line)
+    assert row.split() == "LeViT LeViT-128S 224 7.8 7.78 0.305 0.305 76.6 92.9 83.1 64.3 12880 131.1 39.1".split()
+    assert "LeViT-192: two re-evaluations" in out
+    assert main(["models", "cvt-13*", "--papers", "transfer", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["elsewhere"]["CIFAR-10"] == 98.83
+    assert main(["models", "deit_tiny*", "--papers", "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("| paper | model |")
+
+
+def test_nothing_found(capsys):
+    assert main(["models", "levitt", "--papers"]) == 2
+    assert "Unknown paper or model 'levitt'. Nearest: CeiT, DeiT, LeViT." in capsys.readouterr().err

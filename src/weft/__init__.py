@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from weft.lazy import lazy_names
 from weft.version import __version__
 
 if TYPE_CHECKING:
@@ -28,15 +29,7 @@ _HOMES = {
 
 __all__ = ["__version__", "create_model", "export", "fold", "list_models", "load_checkpoint"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'weft' has no attribute '{name}'; it offers {', '.join(__all__)}.")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, "__version__")
 
 
 if "timm" in sys.modules:  # whoever uses timm finds our models in its registry, as `weft_<name>`, once this is imported

@@ -12,13 +12,13 @@ from weft.study.plan import recipe_of, size_to_test
 from weft.study.run import planned_runs
 
 SHIPPED = {
-    "ceit-convergence": 4,
+    "ceit-convergence": 12,
     "ceit-i2t": 6,
     "ceit-lca": 2,
     "ceit-leff": 6,
     "cvt-embedding": 4,
     "cvt-kv-stride": 2,
-    "cvt-position": 4,
+    "cvt-position": 6,
     "cvt-projection": 4,
     "data-efficiency": 25,
     "distillation": 3,
@@ -56,10 +56,13 @@ def test_a_study_that_comes_with_weft(name):
     assert study.title
     assert study.source
     for scale in study.scales:
-        lines = [(recipe_of(study, variant, scale), variant.test_ratio, variant.against) for variant in study.variants]
+        rows = study.at_scale(scale).variants
+        lines = [(recipe_of(study, variant, scale), variant.test_ratio, variant.against) for variant in rows]
         assert len({repr(line) for line in lines}) == len(lines)
     # the small scale is for 32x32 images: none larger than twice that
-    assert all((recipe_of(study, variant, "small").img_size or 32) in (32, 64) for variant in study.variants)
+    assert all(
+        (recipe_of(study, variant, "small").img_size or 32) in (32, 64) for variant in study.at_scale("small").variants
+    )
 
 
 def test_the_papers_scale_is_the_papers_training():
@@ -81,6 +84,15 @@ def test_a_chosen_variant_brings_what_it_is_compared_with():
     assert [row.variant for row in rows] == ["plain feed-forward", "5x5 with BatchNorm"]
 
 
+def test_a_variant_of_one_scale():
+    study = load_study("ceit-convergence")
+    assert [row.variant for row in planned_runs(study)] == [variant.name for variant in study.variants[:4]]
+    large = {row.variant: row for row in planned_runs(study, "paper")}
+    assert len(large) == 12
+    base = large["CeiT-B"]
+    assert (base.paper, base.model, base.epochs) == (81.8, "ceit_base_patch16_224", 100)
+
+
 def test_sizes_to_test_at_are_multiples_of_eight():
     study = load_study("resolution")
     sizes = {scale: [size_to_test(recipe_of(study, v, scale), v) for v in study.variants[:4]] for scale in study.scales}
@@ -96,6 +108,8 @@ def test_a_study_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (("71.9", "71.9, scale: large"), "Unknown scale of 'with' 'large'"),
+        (("71.9", "71.9, scale: small"), "'without' is compared with 'with', which is not at every scale"),
         (("attn_bias", "atn_bias"), r"Study mine, variant 'without' \(small\): .*atn_bias.*attn_bias"),
         (("model_args.attn_bias: false", "optim.lrr: 1"), r"variant 'without' \(small\): Unknown setting 'optim.lrr'"),
         (("set: {model_args", "sett: {model_args"), r"Unknown key of .*variant 2 'sett'\. Nearest: set"),

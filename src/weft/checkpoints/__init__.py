@@ -5,8 +5,9 @@ Lazy: the table of public weights and the names below can be looked at without t
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
     from weft.checkpoints.files import read_state_dict as read_state_dict
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     from weft.checkpoints.public import fetch_pretrained as fetch_pretrained
 
 _HOMES = {
-    "read_state_dict": "files",
-    "LoadReport": "load",
-    "load_checkpoint": "load",
-    "load_model_dir": "model_dir",
-    "save_model_dir": "model_dir",
-    "fetch_pretrained": "public",
+    "read_state_dict": "weft.checkpoints.files",
+    "LoadReport": "weft.checkpoints.load",
+    "load_checkpoint": "weft.checkpoints.load",
+    "load_model_dir": "weft.checkpoints.model_dir",
+    "save_model_dir": "weft.checkpoints.model_dir",
+    "fetch_pretrained": "weft.checkpoints.public",
 }
 
 __all__ = [
@@ -34,12 +35,4 @@ __all__ = [
     "save_model_dir",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'weft.checkpoints' has no attribute '{name}'; it offers {', '.join(__all__)}.")
-    return getattr(importlib.import_module(f"weft.checkpoints.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

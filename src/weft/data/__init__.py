@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
     from weft.data.dataset import ImageDataset as ImageDataset
@@ -26,21 +27,21 @@ if TYPE_CHECKING:
     from weft.data.transforms import train_transform as train_transform
 
 _HOMES = {
-    "BadImage": "image",
-    "ImageDataset": "dataset",
-    "Inventory": "inventory",
-    "Sample": "source",
-    "Source": "source",
-    "Splits": "source",
-    "eval_transform": "transforms",
-    "image_size": "image",
-    "image_size_hint": "source",
-    "inspect": "inventory",
-    "make_loader": "loader",
-    "mix_seed": "seeding",
-    "open_data": "folder",
-    "open_image": "image",
-    "train_transform": "transforms",
+    "BadImage": "weft.data.image",
+    "ImageDataset": "weft.data.dataset",
+    "Inventory": "weft.data.inventory",
+    "Sample": "weft.data.source",
+    "Source": "weft.data.source",
+    "Splits": "weft.data.source",
+    "eval_transform": "weft.data.transforms",
+    "image_size": "weft.data.image",
+    "image_size_hint": "weft.data.source",
+    "inspect": "weft.data.inventory",
+    "make_loader": "weft.data.loader",
+    "mix_seed": "weft.data.seeding",
+    "open_data": "weft.data.folder",
+    "open_image": "weft.data.image",
+    "train_transform": "weft.data.transforms",
 }
 
 __all__ = [
@@ -61,12 +62,4 @@ __all__ = [
     "train_transform",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'weft.data' has no attribute '{name}'; it offers {', '.join(__all__)}.")
-    return getattr(importlib.import_module(f"weft.data.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
     from weft.study.comparing import compare as compare
@@ -15,23 +16,15 @@ if TYPE_CHECKING:
     from weft.study.run import run_study as run_study
 
 _HOMES = {
-    "Comparison": "outcome",
-    "Study": "plan",
-    "StudyResult": "run",
-    "compare": "comparing",
-    "load_study": "plan",
-    "run_study": "run",
-    "study_names": "plan",
+    "Comparison": "weft.study.outcome",
+    "Study": "weft.study.plan",
+    "StudyResult": "weft.study.run",
+    "compare": "weft.study.comparing",
+    "load_study": "weft.study.plan",
+    "run_study": "weft.study.run",
+    "study_names": "weft.study.plan",
 }
 
 __all__ = ["Comparison", "Study", "StudyResult", "compare", "load_study", "run_study", "study_names"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'weft.study' has no attribute '{name}'; it offers {', '.join(__all__)}.")
-    return getattr(importlib.import_module(f"weft.study.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

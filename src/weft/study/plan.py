@@ -81,6 +81,9 @@ class Variant:
     at: float | None = None
     """Place on the axis `x` of the study."""
 
+    scale: str | None = None
+    """The one scale that it is run at; None for every one."""
+
 
 @dataclass(frozen=True)
 class Study:
@@ -94,6 +97,10 @@ class Study:
     variants: tuple[Variant, ...]
     x: str | None = None
     """What `at` of the variants counts, for a picture of lines."""
+
+    def at_scale(self, scale: str) -> Study:
+        """With the variants of one scale alone."""
+        return dataclasses.replace(self, variants=tuple(v for v in self.variants if v.scale in (None, scale)))
 
     def settings(self, variant: Variant, scale: str) -> dict[str, Any]:
         """All that is laid over the base recipe."""
@@ -135,7 +142,7 @@ def load_study(study: str | Path) -> Study:
     facts = None if node is None else yaml.constructor.SafeConstructor().construct_document(node)
     found = _study(path.stem, facts, str(study))
     for scale in found.scales:
-        for variant in found.variants:
+        for variant in found.at_scale(scale).variants:
             check_variant(found, variant, scale)
     return found
 
@@ -197,6 +204,11 @@ def _study(name: str, facts: Any, origin: str) -> Study:
     for variant in variants:
         if variant.against is not None and variant.against not in names:
             raise unknown(f"variant in 'against' of '{variant.name}'", variant.against, names, origin)
+        if variant.scale is not None and variant.scale not in scales:
+            raise unknown(f"scale of '{variant.name}'", variant.scale, tuple(scales), origin)
+        base = variants[0 if variant.against is None else names.index(variant.against)]
+        if base.scale not in (None, variant.scale):
+            raise UsageError(f"{origin}: '{variant.name}' is compared with '{base.name}', which is not at every scale.")
     words = {key: _text(facts.get(key, ""), f"{origin}: {key}") for key in ("title", "claim", "source")}
     made = {scale: _made(Scale, row, f"{origin}: scale {scale}") for scale, row in scales.items()}
     return Study(name, **words, scales=made, variants=variants, x=facts.get("x"))

@@ -71,6 +71,11 @@ class StudyResult:
     rows: tuple[Row, ...]
     curves: Mapping[str, tuple[tuple[int, float], ...]]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was set in every variant beside the base recipe, by the study or by the caller."""
+        return self.study.scales[self.scale].set
+
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
         return {
@@ -81,6 +86,7 @@ class StudyResult:
             "scale": self.scale,
             "data": self.data,
             "seeds": self.seeds,
+            "settings": dict(self.settings),
             "out": str(self.out),
             "variants": [_plain(row) for row in self.rows],
         }
@@ -187,7 +193,7 @@ def _prepared(
     """The study with the caller's settings, its chosen variants, and how many seeds; all of it checked."""
     if scale not in study.scales:
         raise UsageError(f"scale must be one of {', '.join(study.scales)} for {study.name}; got '{scale}'.")
-    size = study.scales[scale]
+    study, size = study.at_scale(scale), study.scales[scale]
     count = seeds if seeds is not None else size.seeds
     if count < 1:
         raise UsageError(f"seeds must be at least 1; got {count}.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
     from weft.train.apply import Answer as Answer
@@ -15,23 +16,15 @@ if TYPE_CHECKING:
     from weft.train.run import train as train
 
 _HOMES = {
-    "Answer": "apply",
-    "Evaluation": "metrics",
-    "RunResult": "run",
-    "evaluate": "apply",
-    "find_lr": "run",
-    "predict": "apply",
-    "train": "run",
+    "Answer": "weft.train.apply",
+    "Evaluation": "weft.train.metrics",
+    "RunResult": "weft.train.run",
+    "evaluate": "weft.train.apply",
+    "find_lr": "weft.train.run",
+    "predict": "weft.train.apply",
+    "train": "weft.train.run",
 }
 
 __all__ = ["Answer", "Evaluation", "RunResult", "evaluate", "find_lr", "predict", "train"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'weft.train' has no attribute '{name}'; it offers {', '.join(__all__)}.")
-    return getattr(importlib.import_module(f"weft.train.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -152,6 +152,29 @@ def aims(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def shares(rows: list[dict[str, str]]) -> str:
+    """Markdown: a line per network, program and precision of shares.csv, in percent of its time."""
+    kinds = {
+        "products": ("products",),
+        "attention, fused": ("attention, fused",),
+        "convolutions": ("convolutions", "depthwise convolutions"),
+        "activations, sums": ("activations and sums",),
+        "copies, layouts": ("copies and layouts",),
+        "norms": ("norms",),
+        "rest": ("softmax", "optimiser", "other"),
+    }
+    lines = [f"| model | program | ms | {' | '.join(kinds)} |", "|---|---|---|" + "---|" * len(kinds)]
+    for key in dict.fromkeys((row["model"], row["program"], row["precision"]) for row in rows):
+        same = {row["kind"]: row for row in rows if (row["model"], row["program"], row["precision"]) == key}
+        percent = {
+            kind: sum(float(same[word]["percent"]) for word in words if word in same) for kind, words in kinds.items()
+        }
+        whole = sum(float(row["milliseconds"]) for row in same.values())
+        cells = [f"{value:.0f}" if value >= 0.5 else "" for value in percent.values()]
+        lines.append(f"| {key[0]} | {key[1]} {key[2]} | {whole:.0f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def filled(page: str, name: str, text: str | None = None) -> tuple[str, str]:
     """A page with a table between its two marks, and the table that stood there."""
     begin, end = f"<!-- begin {name} -->\n", f"\n<!-- end {name} -->"
@@ -162,7 +185,12 @@ def filled(page: str, name: str, text: str | None = None) -> tuple[str, str]:
     return f"{before}{begin}{old if text is None else text}{end}{after}", old
 
 
-TABLES = ((README, "figures", table), (README, "aims", aims), (README.parents[2] / "README.md", "figures", summary))
+TABLES = (
+    (README, "figures", "figures.csv", table),
+    (README, "aims", "figures.csv", aims),
+    (README, "shares", "shares.csv", shares),
+    (README.parents[2] / "README.md", "figures", "figures.csv", summary),
+)
 
 
 def plot(rows: list[dict[str, str]], file: Path) -> None:
@@ -212,8 +240,8 @@ def main() -> None:
     rows = read_csv(file)
     plot(rows, args.out / "figures.png")
     if args.out.resolve() == README.parent.resolve():
-        for page, name, made in TABLES:
-            page.write_text(filled(page.read_text(), name, made(rows))[0])
+        for page, name, source, made in TABLES:
+            page.write_text(filled(page.read_text(), name, made(read_csv(args.out / source)))[0])
 
 
 def _short(value: Any) -> str:

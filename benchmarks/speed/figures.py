@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from weft.bench.plot import plot_speed
-from weft.bench.records import read_csv, write_csv
+from weft.bench.records import filled, read_csv, write_csv
 from weft.bench.speed import SpeedRow, matrix_peak, speed
 
 MODELS = ("levit_128s", "levit_256", "ceit_tiny_patch16_224", "cvt_13")
@@ -173,16 +173,6 @@ def shares(rows: list[dict[str, str]]) -> str:
         cells = [f"{value:.0f}" if value >= 0.5 else "" for value in percent.values()]
         lines.append(f"| {key[0]} | {key[1]} {key[2]} | {whole:.0f} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def filled(page: str, name: str, text: str | None = None) -> tuple[str, str]:
-    """A page with a table between its two marks, and the table that stood there."""
-    begin, end = f"<!-- begin {name} -->\n", f"\n<!-- end {name} -->"
-    before, found, rest = page.partition(begin)
-    old, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise ValueError(f"The page must have the marks '{begin.strip()}' and '{end.strip()}'; it has not.")
-    return f"{before}{begin}{old if text is None else text}{end}{after}", old
 
 
 TABLES = (

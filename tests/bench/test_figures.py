@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from weft.bench.records import read_csv
+from weft.bench.records import filled, read_csv
 
 ROOT = Path(__file__).parents[2]
 SPEED = ROOT / "benchmarks" / "speed"
@@ -29,7 +29,7 @@ def figures() -> ModuleType:
 @pytest.mark.parametrize("number", range(4))
 def test_the_tables_are_the_measurements(number: int, figures: ModuleType) -> None:
     page, name, source, made = figures.TABLES[number]
-    assert figures.filled(page.read_text(), name)[1] == made(read_csv(SPEED / source))
+    assert filled(page.read_text(), name)[1] == made(read_csv(SPEED / source))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,4 +1,4 @@
-"""Measurements as CSV files: a line per measurement, the same columns in all."""
+"""Measurements as CSV files: a line per measurement, the same columns in all; and pages whose tables are made of them."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def filled(page: str, name: str, text: str | None = None) -> tuple[str, str]:
+    """A page with a table between its two marks, and the table that stood there."""
+    begin, end = f"<!-- begin {name} -->\n", f"\n<!-- end {name} -->"
+    before, found, rest = page.partition(begin)
+    old, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"The page must have the marks '{begin.strip()}' and '{end.strip()}'; it has not.")
+    return f"{before}{begin}{old if text is None else text}{end}{after}", old

@@ -13,7 +13,7 @@ from weft.recipes.load import KEYS
 HERE = Path(__file__).parent
 ROOMS = (
     "weft",
-    *(f"weft.{room}" for room in ("checkpoints", "data", "deploy", "models", "recipes", "study", "train")),
+    *(f"weft.{room}" for room in ("checkpoints", "data", "deploy", "interpret", "models", "recipes", "study", "train")),
 )
 
 

@@ -1,4 +1,4 @@
-"""Measurements as CSV files: a line per measurement, the same columns in all; and pages whose tables are made of them."""
+"""Measurements as CSV files, a line each, the same columns in all; and the pages whose tables are made of them."""
 
 from __future__ import annotations
 

@@ -83,10 +83,10 @@ def evaluate(
     """
     if split not in SPLITS:
         raise UsageError(f"split must be one of {', '.join(SPLITS)}; got {split!r}.")
-    options = _options(batch_size, img_size, device, precision, workers, limit)
+    options = options_of(batch_size, img_size, device, precision, workers, limit)
     if out is not None:
         refuse_taken(Path(out), CONTENTS, force=force)
-    model, classes, runtime = _opened(run, options)
+    model, classes, runtime = opened(run, options)
     trained_with = _recipe_of(Path(run))
     splits = _open_known(data, classes, model.num_classes, options, trained_with, quiet)
     source, excluded, words = _chosen(splits, split, data, trained_with)
@@ -140,7 +140,7 @@ def export_run(
     Raises:
         UsageError, DataError, CheckpointError, VerificationError: as `weft.export` and `evaluate`.
     """
-    options = _options(None, None, "cpu", None, None, limit)
+    options = options_of(None, None, "cpu", None, None, limit)
     model, classes = load_model_dir(model_dir(run))
     splits = None
     if data is not None:
@@ -185,11 +185,11 @@ def predict(
     """
     if top_k < 1:
         raise UsageError(f"top_k must be at least 1; got {top_k}.")
-    options = _options(batch_size, img_size, device, precision, None, limit)
-    model, names, runtime = _opened(run, options)
+    options = options_of(batch_size, img_size, device, precision, None, limit)
+    model, names, runtime = opened(run, options)
     names = names or [str(number) for number in range(model.num_classes)]
     transform = eval_transform(preprocessing(model))
-    paths = list(_expanded([images] if isinstance(images, (str, Path)) else images))[: options.data.limit]
+    paths = list(expanded([images] if isinstance(images, (str, Path)) else images))[: options.data.limit]
     answers: list[Answer] = []
     size = int(options.batch_size)
     for start in range(0, len(paths), size):
@@ -201,7 +201,7 @@ def predict(
     return answers
 
 
-def _options(batch_size: Any, img_size: Any, device: Any, precision: Any, workers: Any, limit: Any) -> Recipe:
+def options_of(batch_size: Any, img_size: Any, device: Any, precision: Any, workers: Any, limit: Any) -> Recipe:
     """Checks the shared settings as a recipe would."""
     given = dict(
         batch_size=batch_size, img_size=img_size, device=device, precision=precision, workers=workers, limit=limit
@@ -212,7 +212,7 @@ def _options(batch_size: Any, img_size: Any, device: Any, precision: Any, worker
     return options
 
 
-def _opened(run: str | Path, options: Recipe) -> tuple[Any, list[str] | None, Runtime]:
+def opened(run: str | Path, options: Recipe) -> tuple[Any, list[str] | None, Runtime]:
     """The model of a run (timm's contract), ready to answer, with its class names if it has any."""
     runtime = Runtime.of(options.device, options.precision)
     model, names = open_model(model_dir(run))
@@ -290,7 +290,7 @@ class _Joined:
         return self.first.read(i) if i < len(self.first) else self.second.read(i - len(self.first))
 
 
-def _expanded(images: Iterable[str | Path]) -> Iterator[str]:
+def expanded(images: Iterable[str | Path]) -> Iterator[str]:
     """Folders and patterns to the files they stand for; what stands for nothing stays, to be reported."""
     for image in images:
         path = Path(image)

@@ -1,0 +1,65 @@
+"""`weft explain`: what a model looked at."""
+
+from __future__ import annotations
+
+import argparse
+
+from weft.cli.options import add_common, example, note, print_json, table, use_threads
+from weft.errors import DataError, UsageError
+
+HELP = "show what a model looked at: attention, layers, Grad-CAM"
+
+EXAMPLE = """
+weft explain runs/photos holiday/ portrait.png --out looked
+weft explain runs/photos portrait.png --out looked --label cat
+
+Of every picture a .png to look at and a .npz with the arrays: attention of each level, rolled out through all
+layers, how much CeiT took from each layer, Grad-CAM. Attention is of weft's networks; of timm's there is Grad-CAM.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.usage = "weft explain RUN IMAGES [IMAGES ...] --out DIR [options]"
+    parser.add_argument("run", metavar="RUN", help="a run directory (its best model is taken) or a model directory")
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGES", help="files, folders, or quoted patterns such as 'x/*.png'"
+    )
+    parser.add_argument("--label", metavar="CLASS", help="the class to explain; default: the likeliest of each picture")
+    parser.add_argument("--no-grad-cam", action="store_true", help="attention alone: one forward pass")
+    add_common(parser, "--out", out="required")
+    add_common(parser, "--img-size", "--device", "--threads")
+    parser.add_argument("--limit", metavar="N", help="use at most N images")
+    add_common(parser, "--force", "--json", "--quiet")
+    example(parser, EXAMPLE)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Explains, and names the files."""
+    if args.out is None:
+        raise UsageError("weft explain must be told where to write; pass --out DIR.")
+    from weft.train.explained import explain_run
+
+    use_threads(args.threads)
+    found = explain_run(
+        args.run,
+        args.images,
+        args.out,
+        label=args.label,
+        img_size=args.img_size,
+        device=args.device or "auto",
+        grad_cam=not args.no_grad_cam,
+        limit=args.limit,
+        force=args.force,
+        quiet=args.quiet,
+    )
+    good = [row for row in found if row.error is None]
+    if args.json:
+        print_json([vars(row) for row in found])
+    elif good:
+        lines = [(row.image, row.label, f"{row.probability:.4f}", f"{args.out}/{row.panel}") for row in good]
+        print(table(("image", "class", "probability", "panel"), lines))
+    bad = [row for row in found if row.error is not None]
+    for row in bad:
+        note(f"weft: {row.error}")
+    return DataError.exit_code if bad else 0

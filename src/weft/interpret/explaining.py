@@ -1,0 +1,132 @@
+"""`explain`: what a network looked at when it named a picture."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from weft.data import eval_transform, open_image
+from weft.deploy import ExportedModel
+from weft.errors import UsageError
+from weft.grid import Grid
+from weft.interpret.gradcam import grad_cam as compute_grad_cam
+from weft.interpret.maps import attention_maps
+from weft.layers.attention import watched
+from weft.models.ceit import CeiT
+from weft.models.cvt import CvT
+from weft.models.levit import LeViT
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An answer, and what it came from.
+
+    Attributes:
+        picture: as the network saw it, after resizing and cutting: (height width 3), uint8.
+        label: the class that is explained.
+        probabilities: of all classes.
+        attention: by feature level (`blocks.11`, `stages.2`): how its last layer spread its attention, of the class
+            token where there is one (CeiT, last stage of CvT), else the mean of all; each (h w), its sum 1. Empty for
+            networks that are not weft's.
+        rollout: the same through all layers; None where `attention` is empty.
+        depth: CeiT: how much the answer took from the class token of each layer (LCA), its sum 1; else None.
+        grad_cam: where the last map speaks for the class: (h w), from 0 up; None where it was not asked for.
+    """
+
+    picture: np.ndarray
+    label: int
+    probabilities: np.ndarray
+    attention: dict[str, np.ndarray] = field(default_factory=dict)
+    rollout: np.ndarray | None = None
+    depth: np.ndarray | None = None
+    grad_cam: np.ndarray | None = None
+
+
+def explain(
+    model: nn.Module,
+    image: str | Path | Image.Image | Tensor,
+    *,
+    label: int | None = None,
+    grad_cam: bool = True,
+) -> Explanation:
+    """Attention per level, rollout, layers of LCA and Grad-CAM of one picture.
+
+    One forward pass, and with `grad_cam` one more, backwards too. Folded networks and every size do.
+
+    Args:
+        model: one of weft's, or of timm's (Grad-CAM alone). It is left as it was.
+        image: a file, a picture, or a tensor (channels height width) that is prepared already.
+        label: the class to explain; None for the likeliest.
+        grad_cam: compute it, by captum.
+
+    Raises:
+        UsageError: an export, which cannot be looked into, or a class that is not there.
+        DataError: a picture that cannot be read.
+    """
+    if isinstance(model, ExportedModel):
+        raise UsageError("An export cannot be looked into. Explain the run or the model directory that it was made of.")
+    cfg: dict[str, Any] = dict(getattr(model, "pretrained_cfg", {}))
+    tensor = image if isinstance(image, Tensor) else _prepared(image, cfg)
+    device = next(model.parameters()).device
+    images = tensor[None].to(device)
+    is_known = isinstance(model, (CeiT, CvT, LeViT))
+    with _answering(model):
+        with torch.inference_mode(), watched() as weights:
+            logits = model(images)[0].float()
+        if label is None:
+            label = int(logits.argmax())
+        elif not 0 <= label < len(logits):
+            raise UsageError(f"label must be a class from 0 to {len(logits) - 1}; got {label}.")
+        maps = attention_maps(model, weights, Grid(*images.shape[-2:])) if is_known else None
+        cam = compute_grad_cam(model, images, label)[0] if grad_cam else None
+    return Explanation(
+        _as_picture(tensor, cfg),
+        label,
+        _array(logits.softmax(dim=0)),
+        {} if maps is None else {name: _array(found[0]) for name, found in maps.levels.items()},
+        None if maps is None else _array(maps.rollout[0]),
+        None if maps is None or maps.depth is None else _array(maps.depth[0]),
+        None if cam is None else _array(cam),
+    )
+
+
+def _prepared(image: str | Path | Image.Image, cfg: dict[str, Any]) -> Tensor:
+    transform: Any = eval_transform(cfg)
+    return transform(image if isinstance(image, Image.Image) else open_image(image))
+
+
+@contextlib.contextmanager
+def _answering(model: nn.Module) -> Iterator[None]:
+    """In evaluation meanwhile."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _as_picture(tensor: Tensor, cfg: dict[str, Any]) -> np.ndarray:
+    """Undoes the normalisation; one channel becomes three."""
+    channels = tensor.shape[0]
+    mean, std = (torch.tensor(_channels(cfg.get(key, default), channels)) for key, default in (("mean", 0), ("std", 1)))
+    picture = (tensor.cpu().float() * std[:, None, None] + mean[:, None, None]).clamp(0, 1)
+    picture = picture.expand(3, -1, -1) if channels == 1 else picture[:3]
+    return (255 * picture).round().byte().permute(1, 2, 0).numpy()
+
+
+def _channels(value: Any, count: int) -> list[float]:
+    values = [float(item) for item in value] if isinstance(value, (tuple, list)) else [float(value)]
+    return values if len(values) == count else values[:1] * count
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().float().cpu().numpy()

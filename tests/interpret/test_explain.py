@@ -1,0 +1,313 @@
+"""What a network looked at: maps by their definitions, folded or not, any size; files; and a check that it matters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import weft
+from tests.helpers import NANO, images, lively
+from weft.checkpoints import load_model_dir, save_model_dir
+from weft.cli import main
+from weft.data import open_data
+from weft.deploy import export, open_model
+from weft.errors import UsageError
+from weft.grid import Grid
+from weft.interpret import explain, gradcam
+from weft.interpret.maps import Layer, attention_maps, rollout
+from weft.layers.attention import watched
+from weft.train import train
+
+LEVELS = {
+    "ceit_nano_32": {"blocks.0": 8, "blocks.2": 8, "blocks.3": 8, "blocks.5": 8},
+    "cvt_nano_32": {"stages.0": 8, "stages.1": 4, "stages.2": 2},  # keys are on every second place
+    "levit_nano_32": {"stages.0": 8, "stages.1": 4, "stages.2": 2},
+}
+
+
+def one(model: Any, seed: int = 0) -> torch.Tensor:
+    return images(model, 1, seed)[0]
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_maps_of_every_family(name):
+    model = lively(name, num_classes=5)
+    found = explain(model, one(model))
+    assert {level: fmap.shape for level, fmap in found.attention.items()} == {
+        level: (side, side) for level, side in LEVELS[name].items()
+    }
+    assert found.rollout is not None
+    for fmap in (*found.attention.values(), found.rollout):
+        assert fmap.min() >= 0
+        assert fmap.sum() == pytest.approx(1, abs=1e-5)
+    assert (found.depth is None) == (name != "ceit_nano_32")
+    assert found.probabilities.sum() == pytest.approx(1, abs=1e-5)
+    assert found.label == found.probabilities.argmax()
+    assert found.picture.shape == (32, 32, 3)
+    assert found.grad_cam is not None
+    assert found.grad_cam.min() >= 0
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_a_folded_network_looks_where_the_other_does(name):
+    model = lively(name, num_classes=5)
+    x = one(model)
+    first, second = explain(model, x), explain(weft.fold(model), x)
+    for level, fmap in first.attention.items():
+        np.testing.assert_allclose(second.attention[level], fmap, atol=1e-5)
+    for kind in ("rollout", "depth", "grad_cam"):
+        if getattr(first, kind) is not None:
+            np.testing.assert_allclose(getattr(second, kind), getattr(first, kind), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_a_rectangle(name):
+    model = lively(name, num_classes=5)
+    model.set_input_size((48, 64))
+    found = explain(model, one(model))
+    first = next(iter(found.attention.values()))
+    assert first.shape == (12, 16)
+    assert found.rollout is not None
+    assert found.rollout.shape[0] * 4 == found.rollout.shape[1] * 3
+    assert found.rollout.sum() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_watching_changes_no_answer_and_ends(name):
+    model = lively(name, num_classes=5)
+    x = images(model, 2)
+    with torch.no_grad():
+        plain = model(x)
+        with watched() as weights:
+            torch.testing.assert_close(model(x), plain)
+        count = len(weights)
+        model(x)
+    assert len(weights) == count > 3
+    for weight in weights:
+        torch.testing.assert_close(weight.sum(dim=-1), torch.ones(weight.shape[:-1]))
+
+
+def test_weights_are_those_of_the_definition():
+    model = lively("ceit_nano_32", num_classes=5)
+    x = images(model, 2)
+    with torch.no_grad(), watched() as weights:
+        model(x)
+        block = model.blocks[0]
+        q, k, _ = block.attn.qkv(block.norm1(model.embed(x))).chunk(3, dim=-1)
+    heads = block.attn.num_heads
+    q, k = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in (q, k))
+    expected = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)
+    torch.testing.assert_close(weights[0], expected)
+    assert len(weights) == len(model.blocks) + 1  # and LCA's
+
+
+@pytest.mark.parametrize("lca", [False, True])
+def test_rollout_is_the_product_of_all_layers(lca):
+    model = lively("ceit_nano_32", num_classes=5, lca=lca)
+    x = images(model, 2)
+    with torch.no_grad(), watched() as weights:
+        model(x)
+    maps = attention_maps(model, weights, Grid(32, 32))
+    blocks = [weight.mean(dim=1) for weight in weights[: len(model.blocks)]]
+    so_far, class_rows = torch.eye(65).expand(2, -1, -1), []
+    for weight in blocks:
+        so_far = (weight + torch.eye(65)) / 2 @ so_far
+        class_rows.append(so_far[:, 0])
+    row = class_rows[-1]
+    if lca:
+        depth = weights[-1].mean(dim=1)[:, 0]
+        row = (row + sum(depth[:, i, None] * class_rows[i] for i in range(len(blocks)))) / 2
+    expected = row[:, 1:] / row[:, 1:].sum(dim=1, keepdim=True)
+    torch.testing.assert_close(maps.rollout.flatten(1), expected)
+
+
+def test_rollout_through_shrinking_attention():
+    model = lively("levit_nano_32", num_classes=5)
+    with torch.no_grad(), watched() as weights:
+        model(images(model, 2))
+    maps = attention_maps(model, weights, Grid(32, 32))
+    row = torch.full((2, 1, maps.levels["stages.2"].shape[1] ** 2), 1 / maps.levels["stages.2"].shape[1] ** 2)
+    for weight in reversed([weight.mean(dim=1) for weight in weights]):
+        is_square = weight.shape[1] == weight.shape[2]
+        row = (row @ weight + row) / 2 if is_square else row @ weight
+    torch.testing.assert_close(maps.rollout.flatten(1), row[:, 0])
+
+
+def test_a_strided_key_stands_for_the_tokens_around_it():
+    keys = torch.tensor([[[0.0, 0.4, 0.3, 0.2, 0.1]] * 17])
+    found = rollout([Layer(keys, Grid(4, 4), Grid(2, 2), 1, True, "stages.2", joins=False)])
+    expected = torch.tensor([[0.1, 0.1, 0.075, 0.075]] * 2 + [[0.05, 0.05, 0.025, 0.025]] * 2)
+    torch.testing.assert_close(found[0], expected)
+
+
+def test_grad_cam_is_the_gradient_times_the_map():
+    model = lively("levit_nano_32", num_classes=5)
+    x = images(model, 1)
+    tokens: list[torch.Tensor] = []
+    handle = model.stages[-1].register_forward_hook(lambda module, args, output: tokens.append(output))
+    logits = model(x)
+    handle.remove()
+    (gradient,) = torch.autograd.grad(logits[0, 3], tokens[0])
+    expected = (gradient.mean(dim=1, keepdim=True) * tokens[0]).sum(dim=2).relu().unflatten(1, (2, 2))
+    torch.testing.assert_close(gradcam.grad_cam(model, x, 3), expected.detach())
+    assert not model.stages[-1]._forward_hooks
+
+
+@pytest.mark.parametrize(("name", "shape"), [("resnet18", (2, 2)), ("deit_tiny_patch16_224", (14, 14))])
+def test_networks_of_timm_have_grad_cam(name, shape):
+    model = weft.create_model(name, num_classes=4).eval()
+    side = 64 if name == "resnet18" else 224
+    found = explain(model, torch.randn(3, side, side))
+    assert found.attention == {}
+    assert found.rollout is None
+    assert found.grad_cam is not None
+    assert found.grad_cam.shape == shape
+
+
+def test_one_forward_pass_without_grad_cam():
+    model = lively("ceit_nano_32", num_classes=5)
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    assert explain(model, one(model), grad_cam=False).grad_cam is None
+    assert len(calls) == 1
+
+
+def test_a_model_in_training_stays_there_and_answers_as_in_evaluation():
+    model = lively("levit_nano_32", num_classes=5)
+    want = explain(model, one(model), grad_cam=False).probabilities
+    model.train()
+    np.testing.assert_allclose(explain(model, one(model), grad_cam=False).probabilities, want, atol=1e-6)
+    assert model.training
+
+
+def test_what_cannot_be_explained_says_so(tmp_path, monkeypatch):
+    model = lively("levit_nano_32", num_classes=5)
+    with pytest.raises(UsageError, match="from 0 to 4; got 5"):
+        explain(model, one(model), label=5)
+    export(model, tmp_path / "out", format="onnx")
+    with pytest.raises(UsageError, match="An export cannot be looked into"):
+        explain(open_model(tmp_path / "out")[0], one(model))
+    with watched() as weights, torch.no_grad():
+        model(images(model, 1))
+    with pytest.raises(UsageError, match="got ResNet"):
+        attention_maps(weft.create_model("resnet18"), weights, Grid(32, 32))
+    with pytest.raises(UsageError, match="feature_info"):
+        gradcam.grad_cam(torch.nn.Flatten(), torch.zeros(1, 3, 4, 4), 0)
+    monkeypatch.setattr(gradcam.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'weft\[explain\]'"):
+        explain(model, one(model))
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    return save_model_dir(lively("ceit_nano_32", num_classes=3), tmp_path / "model", label_names=("a", "$b", "c"))
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for folder in ("one", "two"):
+        (tmp_path / "pictures" / folder).mkdir(parents=True)
+        pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / folder / "same.png")
+    return tmp_path / "pictures"
+
+
+def test_the_command(model_dir, pictures, tmp_path, capsys):
+    out = tmp_path / "out"
+    (pictures / "broken.png").write_bytes(b"no picture")
+    words = ["explain", str(model_dir), str(pictures), "--out", str(out), "--quiet"]
+    assert main([*words, "--json"]) == 3
+    said = capsys.readouterr()
+    rows = json.loads(said.out)
+    assert "broken.png" in said.err
+    good = [row for row in rows if row["error"] is None]
+    assert [row["panel"] for row in good] == ["same.png", "same-2.png"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "explanations.json", "same-2.npz", "same-2.png", "same.npz", "same.png",
+    ]  # fmt: skip
+    with np.load(out / "same.npz") as arrays:
+        levels = {f"attention/{level}" for level in LEVELS["ceit_nano_32"]}
+        assert set(arrays) == {"picture", "probabilities", "rollout", "depth", "grad_cam"} | levels
+        assert arrays["probabilities"].max() == pytest.approx(good[0]["probability"])
+    with Image.open(out / "same.png") as panel:
+        assert panel.width > 600
+
+    assert main([*words, "--no-grad-cam"]) == 2
+    assert "--force" in capsys.readouterr().err
+    (pictures / "broken.png").unlink()
+    assert main([*words, "--force", "--label", "$b", "--no-grad-cam", "--img-size", "48"]) == 0
+    assert "$b" in capsys.readouterr().out
+    with np.load(out / "same.npz") as arrays:
+        assert "grad_cam" not in arrays
+        assert arrays["rollout"].shape == (12, 12)
+    (out / "mine.txt").write_text("keep me")
+    assert main([*words, "--force"]) == 2
+    assert "mine.txt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "--out DIR"),
+        (["--out", "{out}", "--label", "d"], "Unknown class 'd'"),
+        (["--out", "{out}", "--img-size", "huge"], "img_size"),
+        (["--out", "{out}", "--limit", "-1"], "limit"),
+    ],
+)
+def test_wrong_words(more, message, model_dir, pictures, tmp_path, capsys):
+    words = [word.format(out=tmp_path / "out") for word in more]
+    assert main(["explain", str(model_dir), str(pictures), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A square of the class's colour somewhere on grey noise: whoever names it has looked at it."""
+    root, rng = tmp_path_factory.mktemp("objects"), np.random.default_rng(0)
+    for split, count in (("train", 150), ("val", 67)):
+        for name, colour in {"blue": (60, 60, 200), "green": (60, 180, 60), "red": (200, 60, 60)}.items():
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.normal(128, 40, (32, 32, 1)).repeat(3, axis=2)
+                row, column = rng.integers(0, 24, 2)
+                pixels[row : row + 8, column : column + 8] = rng.normal(colour, 20, (8, 8, 3))
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / split / name / f"{i}.png")
+    return root
+
+
+@pytest.mark.parametrize("name", ["ceit_nano_32", "levit_nano_32"])
+def test_what_is_looked_at_matters(name, objects, tmp_path):
+    """Hiding the most attended tenth of the patches costs the answer more than hiding a random tenth."""
+    train(objects, model=name, recipe="small_images", epochs=5, batch_size=32, out=tmp_path / "run", quiet=True)
+    model, _ = load_model_dir(tmp_path / "run" / "best")
+    model.eval()
+    transform: Any = weft.data.eval_transform(model.pretrained_cfg)
+    val, rng, drops = open_data(objects).val, np.random.default_rng(0), []
+    assert len(val) > 200
+    for i in range(len(val)):
+        x = transform(weft.data.open_image(val.read(i).data))
+        found = explain(model, x, grad_cam=False)
+        assert found.rollout is not None
+        places = found.rollout.size
+        most = np.argsort(-found.rollout.ravel(), kind="stable")[: places // 10]
+        hidden = torch.stack([_without(x, some, 8) for some in (most, rng.choice(places, places // 10, replace=False))])
+        with torch.inference_mode():
+            shares = model(hidden).softmax(dim=1)[:, found.label].numpy()
+        drops.append(found.probabilities[found.label] - shares)
+    attended, random = np.mean(drops, axis=0)
+    assert attended > 0.1 > 0.05 > random
+
+
+def _without(x: torch.Tensor, places: np.ndarray, side: int) -> torch.Tensor:
+    x, step = x.clone(), x.shape[-1] // side
+    for place in places:
+        row, column = divmod(int(place), side)
+        x[:, row * step : (row + 1) * step, column * step : (column + 1) * step] = 0
+    return x

@@ -68,6 +68,7 @@ def test_what_evaluate_writes(trained: RunResult, photos: Path, tmp_path: Path) 
     assert sorted(path.name for path in out.iterdir()) == [
         "confusion.png",
         "evaluation.json",
+        "reliability.png",
         "report.html",
         "report.md",
     ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, top_k_accuracy_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.train.metrics import MOST_MISTAKES, Evaluation, class_scores, measure
+from weft.train.metrics import BINS, MOST_MISTAKES, Evaluation, class_scores, measure
 from weft.train.runtime import Runtime
 
 CPU = Runtime.of("cpu", "fp32")
@@ -49,6 +50,25 @@ def test_against_scikit_learn() -> None:
     np.testing.assert_allclose(ours / [100, 100, 100, 1], theirs, rtol=1e-12)
     assert [score.name for score in result.per_class] == CLASSES
     assert result.per_class[6].recall == 0
+
+
+def test_calibration_against_scikit_learn() -> None:
+    result = evaluated(*recorded())
+    right, sure = calibration_curve(result.right, result.sure, n_bins=BINS)
+    np.testing.assert_allclose([row.right for row in result.calibration], right)
+    np.testing.assert_allclose([row.sure for row in result.calibration], sure, rtol=1e-6)
+    assert sum(row.images for row in result.calibration) == result.count
+    shares = [row.images / result.count for row in result.calibration]
+    assert result.ece == pytest.approx(100 * np.dot(shares, np.abs(right - sure)), rel=1e-6)
+    assert result.as_dict()["ece"] == result.ece > 1
+
+
+def test_a_probability_on_an_edge_is_in_one_bin() -> None:
+    logits = torch.tensor([[0.0, 0.0, -1e9, -1e9, -1e9, -1e9, -1e9], [99.0, 0, 0, 0, 0, 0, 0]])
+    result = evaluated(logits, torch.tensor([0, 1]))
+    assert [(row.images, row.right) for row in result.calibration] == [(1, 1.0), (1, 0.0)]
+    assert result.calibration[-1].high == 1
+    assert result.ece == pytest.approx(75)
 
 
 def test_the_batch_size_does_not_matter() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from weft.train.metrics import Evaluation, Mistake, class_scores
-from weft.train.report import MAX_NAMES, MAX_VALUES, confusion_figure, curves_figure, write_report
+from weft.train.report import MAX_NAMES, MAX_VALUES, confusion_figure, curves_figure, reliability_figure, write_report
 from weft.train.rundir import EpochRow
 
 HISTORY = [
@@ -31,6 +32,7 @@ def evaluation(classes: list[str], seed: int = 0) -> Evaluation:
         per_class=class_scores(classes, confusion),
         mistakes=[Mistake("a|b/<img>.png", classes[0], classes[1], 0.987)],
         right=np.arange(confusion.sum()) < confusion.trace(),
+        sure=np.linspace(0.05, 1, confusion.sum()),
     )
 
 
@@ -76,12 +78,13 @@ def test_a_report_is_whole(tmp_path: Path) -> None:
     result = evaluation(["$x", "tab\tby|bar", "<b>bold</b>" + "y" * 60])
     write_report(tmp_path / "report", "A & B", [("images", "5 < 6")], result, HISTORY)
     folder = tmp_path / "report"
-    assert sorted(path.name for path in folder.iterdir()) == ["confusion.png", "curves.png", "report.html", "report.md"]
-    for name in ("confusion.png", "curves.png"):
+    pictures = {"confusion.png", "curves.png", "reliability.png"}
+    assert {path.name for path in folder.iterdir()} == {*pictures, "report.html", "report.md"}
+    for name in pictures:
         with Image.open(folder / name) as image:
             assert min(image.size) > 400
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == len(pictures)
     assert "<b>" not in page
     assert "&lt;img&gt;" in page
     assert "<h1>A &amp; B</h1>" in page
@@ -92,6 +95,19 @@ def test_a_report_is_whole(tmp_path: Path) -> None:
     for line in text.splitlines():
         if line.startswith("| "):
             assert len(re.findall(r"(?<!\\)\|", line)) in (5, 6), line
+
+
+def test_reliability_says_which_way_it_errs(tmp_path: Path) -> None:
+    result = evaluation(["a", "b", "c"])
+    unsure = dataclasses.replace(result, sure=np.full(result.count, 0.05))
+    even = dataclasses.replace(result, sure=np.full(result.count, result.top1 / 100))
+    for found, words in ((unsure, "less sure than it is right"), (even, "as sure as it is right")):
+        write_report(tmp_path, "t", [], found)
+        assert words in (tmp_path / "report.md").read_text()
+    upper, lower = reliability_figure(result).axes
+    line = upper.get_lines()[1]
+    assert list(line.get_ydata()) == [100 * row.right for row in result.calibration]
+    assert sum(bar.get_height() for bar in lower.patches) == result.count
 
 
 def test_pairs_are_sorted_by_how_often(tmp_path: Path) -> None:

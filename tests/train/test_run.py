@@ -54,7 +54,7 @@ def test_the_directory_is_as_promised(trained: RunResult) -> None:
     assert trained.best_epoch == int(best["epoch"])
     assert trained.top1 == pytest.approx(float(best["val_top1"]), rel=1e-5)
     names = sorted(path.name for path in (trained.out / "report").iterdir())
-    assert names == ["confusion.png", "curves.png", "report.html", "report.md"]
+    assert names == ["confusion.png", "curves.png", "reliability.png", "report.html", "report.md"]
 
 
 def test_model_directories_are_timms(trained: RunResult) -> None:

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=("auto", "train", "val", "all"), default="auto", help="which images of DATA")
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
     add_common(parser, "--workers", "--limit")
-    add_common(parser, "--out", out="report.html, report.md, confusion.png, evaluation.json")
+    add_common(parser, "--out", out="report.html, report.md, their pictures, evaluation.json")
     add_common(parser, "--force", "--json")
     parser.add_argument("--csv", action="store_true", help="print the scores of each class as CSV")
     add_common(parser, "--quiet")
@@ -65,7 +65,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(result: Evaluation) -> str:
-    parts = [f"top-1 {result.top1:.2f} %  top-5 {result.top5:.2f} %  loss {result.loss:.4f}  n = {result.count}"]
+    parts = [
+        f"top-1 {result.top1:.2f} %  top-5 {result.top5:.2f} %  loss {result.loss:.4f}"
+        f"  calibration error {result.ece:.1f}  n = {result.count}"
+    ]
     if result.excluded:
         parts.append(
             f"{len(result.excluded)} excluded, in no number here:\n"

@@ -30,7 +30,7 @@ from weft.train.rundir import make_dir, refuse_taken, write_text
 from weft.train.runtime import Runtime
 
 SPLITS = ("auto", "train", "val", "all")
-CONTENTS = ("report.md", "report.html", "confusion.png", "evaluation.json")  # what `evaluate` writes
+CONTENTS = ("report.md", "report.html", "confusion.png", "reliability.png", "evaluation.json")  # what `evaluate` writes
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from weft.train.objective import mean_logits
 from weft.train.runtime import Runtime
 
 MOST_MISTAKES = 20
+BINS = 15  # of probability, as in arXiv 1706.04599
 
 
 class ClassScore(NamedTuple):
@@ -39,6 +40,21 @@ class Mistake(NamedTuple):
     probability: float
 
 
+class Bin(NamedTuple):
+    """The images whose answer had a probability above `low` and up to `high`.
+
+    Attributes:
+        sure: mean probability of these answers.
+        right: how many of them were right, from 0 to 1; that of a calibrated model is equal to `sure`.
+    """
+
+    low: float
+    high: float
+    images: int
+    sure: float
+    right: float
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What came out, over `count` images; those that could not be read are in `excluded` and in no number here.
@@ -53,6 +69,7 @@ class Evaluation:
         confusion: (class, class) counts; row: what it is, column: what it was taken for.
         mistakes: the most confident ones, first the worst.
         right: (count) whether each was answered right, in the order of the images.
+        sure: (count) the probability of each answer.
     """
 
     classes: list[str]
@@ -65,6 +82,31 @@ class Evaluation:
     per_class: list[ClassScore]
     mistakes: list[Mistake]
     right: np.ndarray
+    sure: np.ndarray
+
+    @property
+    def calibration(self) -> list[Bin]:
+        """Whether the probabilities mean what they say: bins of equal width, those without images left out."""
+        edges = np.linspace(0, 1, BINS + 1)
+        bins = np.clip(np.ceil(self.sure * BINS).astype(int) - 1, 0, BINS - 1)
+        return [
+            Bin(
+                float(edges[i]),
+                float(edges[i + 1]),
+                int(here.sum()),
+                float(self.sure[here].mean()),
+                float(right.mean()),
+            )
+            for i in range(BINS)
+            if (here := bins == i).any()
+            for right in (self.right[here],)
+        ]
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error in points: how far `sure` and `right` are apart, mean over the images."""
+        apart = sum(row.images * abs(row.sure - row.right) for row in self.calibration)
+        return 100 * apart / max(self.count, 1)
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -74,6 +116,8 @@ class Evaluation:
             "top1": self.top1,
             "top5": self.top5,
             "loss": self.loss,
+            "ece": self.ece,
+            "calibration": [row._asdict() for row in self.calibration],
             "classes": [score._asdict() for score in self.per_class],
             "confusion": self.confusion.tolist(),
             "mistakes": [mistake._asdict() for mistake in self.mistakes],
@@ -176,6 +220,7 @@ def _summary(
             for at in wrong
         ],
         right=true == taken,
+        sure=sure,
     )
 
 

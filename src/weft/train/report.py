@@ -24,7 +24,7 @@ NAME_WIDTH = 24
 
 
 def write_report(folder: Path, title: str, facts: Facts, result: Evaluation, history: Sequence[EpochRow] = ()) -> None:
-    """Writes `report.md`, `report.html`, `confusion.png` and, where there is a history, `curves.png`.
+    """Writes `report.md`, `report.html`, `confusion.png`, `reliability.png` and, with a history, `curves.png`.
 
     Args:
         folder: where to; made if missing, files in it are replaced.
@@ -33,7 +33,11 @@ def write_report(folder: Path, title: str, facts: Facts, result: Evaluation, his
         result: an evaluation on held-out images.
         history: one row per epoch.
     """
-    pictures = {"confusion.png": (confusion_figure(result), "Confusion matrix on the held-out images")}
+    pictures = {
+        "confusion.png": (confusion_figure(result), "Confusion matrix on the held-out images"),
+        "reliability.png": (reliability_figure(result), "How often answers of a probability are right"),
+    }
+    facts = [*facts, ("calibration", f"expected error {result.ece:.1f} points: {_leaning(result)}")]
     if history:
         pictures = {"curves.png": (curves_figure(history), "Loss and accuracy by epoch"), **pictures}
     tables = [
@@ -106,6 +110,36 @@ def confusion_figure(result: Evaluation) -> Figure:
     axes.set_ylabel("is")
     axes.set_title(f"top-1 {result.top1:.2f} % of {result.count} images", fontsize=10)
     return figure
+
+
+def reliability_figure(result: Evaluation) -> Figure:
+    """How often answers are right, over how sure they are; below, how many are that sure."""
+    bins = result.calibration
+    figure = Figure(figsize=(5.2, 5.2), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    upper.plot([0, 100], [0, 100], ":", color="0.4", label="what the probability says")
+    sure, right = ([100 * getattr(row, name) for row in bins] for name in ("sure", "right"))
+    upper.plot(sure, right, "-o", color=BLUE, markersize=5, label="here")
+    upper.set(ylabel="answered right (%)", ylim=(0, 102), xlim=(0, 102))
+    upper.set_title(f"expected calibration error {result.ece:.1f} points", fontsize=10)
+    upper.legend(frameon=False)
+    widths = [100 * (row.high - row.low) for row in bins]
+    lower.bar(
+        [100 * row.low for row in bins], [row.images for row in bins], widths, align="edge", color=BLUE, ec="white"
+    )
+    lower.set(xlabel="probability of the answer (%)", ylabel="images")
+    for axes in (upper, lower):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _leaning(result: Evaluation) -> str:
+    """Which way the probabilities err, on the whole."""
+    apart = 100 * float(result.sure.mean()) - result.top1
+    if abs(apart) < 1:
+        return "on the whole as sure as it is right"
+    return f"on the whole {abs(apart):.1f} points {'surer' if apart > 0 else 'less sure'} than it is right"
 
 
 def _class_rows(result: Evaluation) -> list[tuple[str, ...]]:

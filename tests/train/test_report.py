@@ -30,7 +30,7 @@ def evaluation(classes: list[str], seed: int = 0) -> Evaluation:
         top5=99.0,
         confusion=confusion,
         per_class=class_scores(classes, confusion),
-        mistakes=[Mistake("a|b/<img>.png", classes[0], classes[1], 0.987)],
+        mistakes=[Mistake("a|b/<img>.png", classes[0], classes[1], 0.987, 0)],
         right=np.arange(confusion.sum()) < confusion.trace(),
         sure=np.linspace(0.05, 1, confusion.sum()),
     )

@@ -37,6 +37,8 @@ class Explanation:
             token where there is one (CeiT, last stage of CvT), else the mean of all; each (h w), its sum 1. Empty for
             networks that are not weft's.
         rollout: the same through all layers; None where `attention` is empty.
+        focus: the map to show where there is room for one: what the class token looked at last; where none answers
+            (LeViT), the rollout.
         depth: CeiT: how much the answer took from the class token of each layer (LCA), its sum 1; else None.
         grad_cam: where the last map speaks for the class: (h w), from 0 up; None where it was not asked for.
     """
@@ -46,6 +48,7 @@ class Explanation:
     probabilities: np.ndarray
     attention: dict[str, np.ndarray] = field(default_factory=dict)
     rollout: np.ndarray | None = None
+    focus: np.ndarray | None = None
     depth: np.ndarray | None = None
     grad_cam: np.ndarray | None = None
 
@@ -86,6 +89,9 @@ def explain(
         elif not 0 <= label < len(logits):
             raise UsageError(f"label must be a class from 0 to {len(logits) - 1}; got {label}.")
         maps = attention_maps(model, weights, Grid(*images.shape[-2:])) if is_known else None
+        focus = None
+        if maps is not None:
+            focus = list(maps.levels.values())[-1] if getattr(model, "global_pool", "") == "token" else maps.rollout
         cam = compute_grad_cam(model, images, label)[0] if grad_cam else None
     return Explanation(
         _as_picture(tensor, cfg),
@@ -93,6 +99,7 @@ def explain(
         _array(logits.softmax(dim=0)),
         {} if maps is None else {name: _array(found[0]) for name, found in maps.levels.items()},
         None if maps is None else _array(maps.rollout[0]),
+        None if focus is None else _array(focus[0]),
         None if maps is None or maps.depth is None else _array(maps.depth[0]),
         None if cam is None else _array(cam),
     )

@@ -33,13 +33,11 @@ def panels(found: Explanation, names: Sequence[str] | None = None, title: str = 
     figure = Figure(figsize=(SIDE * columns, (SIDE + 0.3) * rows + 0.3), layout="constrained")
     places = iter(np.ravel(figure.subplots(rows, columns, squeeze=False)))
     name = str(found.label) if names is None else names[found.label]
-    _picture(next(places), found, f"{_short(name)}, {100 * found.probabilities[found.label]:.1f} %")
+    picture(next(places), found, f"{_short(name)}, {100 * found.probabilities[found.label]:.1f} %")
     for what, fmap in maps:
         axes = next(places)
-        _picture(axes, found, what)
-        height, width = found.picture.shape[:2]
-        extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-        axes.imshow(fmap, cmap="inferno", alpha=0.6, interpolation="bilinear", extent=extent)
+        picture(axes, found, what)
+        over(axes, found, fmap)
     if found.depth is not None:
         _depth(next(places), found.depth)
     for axes in places:
@@ -49,10 +47,18 @@ def panels(found: Explanation, names: Sequence[str] | None = None, title: str = 
     return figure
 
 
-def _picture(axes: Axes, found: Explanation, title: str) -> None:
+def picture(axes: Axes, found: Explanation, title: str) -> None:
+    """What the network saw."""
     axes.imshow(found.picture)
     axes.set_title(title, fontsize="small")
     axes.set_axis_off()
+
+
+def over(axes: Axes, found: Explanation, fmap: np.ndarray) -> None:
+    """A map laid over it, from its least (dark) to its most (bright)."""
+    height, width = found.picture.shape[:2]
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    axes.imshow(fmap, cmap="inferno", alpha=0.6, interpolation="bilinear", extent=extent)
 
 
 def _depth(axes: Axes, depth: np.ndarray) -> None:

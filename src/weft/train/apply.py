@@ -23,14 +23,15 @@ from weft.recipes import Recipe, load_recipe
 from weft.train.build import evaluation_batches, preprocessing, resized
 from weft.train.defaults import DIGITS, overrides_of
 from weft.train.metrics import Evaluation, measure
+from weft.train.mistakes import mistakes_figure
 from weft.train.objective import mean_logits
 from weft.train.progress import counting, looking, say
-from weft.train.report import write_report
+from weft.train.report import PICTURES, write_report
 from weft.train.rundir import make_dir, refuse_taken, write_text
 from weft.train.runtime import Runtime
 
 SPLITS = ("auto", "train", "val", "all")
-CONTENTS = ("report.md", "report.html", "confusion.png", "reliability.png", "evaluation.json")  # what `evaluate` writes
+CONTENTS = ("report.md", "report.html", *PICTURES, "evaluation.json")  # what `evaluate` writes
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ def evaluate(
             ("images", f"{result.count}, {len(excluded)} excluded"),
         ]
         facts += [("top-1, top-5", f"{result.top1:.2f} %, {result.top5:.2f} %")]
-        write_report(Path(out), f"{Path(run).resolve().name} on {data}", facts, result)
+        seen = mistakes_figure(model, source, result.mistakes)
+        write_report(Path(out), f"{Path(run).resolve().name} on {data}", facts, result, mistakes=seen)
         write_text(Path(out) / "evaluation.json", json.dumps(result.as_dict(), indent=2) + "\n")
     return result
 

@@ -32,12 +32,13 @@ class ClassScore(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """One image that was taken for something else."""
+    """One image that was taken for something else; `place` is its number in the source."""
 
     key: str
     true: str
     predicted: str
     probability: float
+    place: int
 
 
 class Bin(NamedTuple):
@@ -216,7 +217,9 @@ def _summary(
         confusion=confusion,
         per_class=class_scores(classes, confusion),
         mistakes=[
-            Mistake(key_of(int(place[at])), classes[int(true[at])], classes[int(taken[at])], float(sure[at]))
+            Mistake(
+                key_of(int(place[at])), classes[int(true[at])], classes[int(taken[at])], float(sure[at]), int(place[at])
+            )
             for at in wrong
         ],
         right=true == taken,

@@ -18,13 +18,21 @@ from weft.train.page import COLOURS, Facts, shown, write_page
 from weft.train.rundir import EpochRow
 
 BLUE, ORANGE = COLOURS[:2]
+PICTURES = ("curves.png", "confusion.png", "reliability.png", "mistakes.png")
 MAX_VALUES = 20  # with more classes than this, a cell is too small to hold its value
 MAX_NAMES = 50  # and with more than this, a tick is too small to hold its name
 NAME_WIDTH = 24
 
 
-def write_report(folder: Path, title: str, facts: Facts, result: Evaluation, history: Sequence[EpochRow] = ()) -> None:
-    """Writes `report.md`, `report.html`, `confusion.png`, `reliability.png` and, with a history, `curves.png`.
+def write_report(
+    folder: Path,
+    title: str,
+    facts: Facts,
+    result: Evaluation,
+    history: Sequence[EpochRow] = (),
+    mistakes: Figure | None = None,
+) -> None:
+    """Writes `report.md`, `report.html`, and the pictures in PICTURES, of which some need what may not be there.
 
     Args:
         folder: where to; made if missing, files in it are replaced.
@@ -32,11 +40,14 @@ def write_report(folder: Path, title: str, facts: Facts, result: Evaluation, his
         facts: lines above the tables, as (name, value).
         result: an evaluation on held-out images.
         history: one row per epoch.
+        mistakes: a picture of them.
     """
     pictures = {
         "confusion.png": (confusion_figure(result), "Confusion matrix on the held-out images"),
         "reliability.png": (reliability_figure(result), "How often answers of a probability are right"),
     }
+    if mistakes is not None:
+        pictures["mistakes.png"] = (mistakes, "The most confident mistakes, and what the network looked at")
     facts = [*facts, ("calibration", f"expected error {result.ece:.1f} points: {_leaning(result)}")]
     if history:
         pictures = {"curves.png": (curves_figure(history), "Loss and accuracy by epoch"), **pictures}

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from weft.checkpoints import load_model_dir
 from weft.data import Splits, image_size_hint, open_data
 from weft.data.order import epochs_of
 from weft.durable import sweep
@@ -32,6 +33,7 @@ from weft.train.distillation import answers_are_fixed, open_teacher
 from weft.train.finder import LrFinding, find_batch_size, sweep_lr
 from weft.train.loop import Learner
 from weft.train.metrics import Evaluation
+from weft.train.mistakes import mistakes_figure
 from weft.train.objective import balanced_weights
 from weft.train.progress import Reporter, clock, counting, looking
 from weft.train.report import write_report
@@ -360,7 +362,9 @@ class _Job:
             ("training and evaluation", f"{clock(result.seconds)} on {self.runtime.device.type}"),
             ("again", f"weft train --config {self.out / 'recipe.yaml'} --out DIR"),
         ]
-        write_report(self.out / "report", f"{result.model} on {result.data}", facts, best, session.history)
+        model, _ = load_model_dir(self.out / "best")
+        seen = mistakes_figure(model, self.splits.val, best.mistakes)
+        write_report(self.out / "report", f"{result.model} on {result.data}", facts, best, session.history, seen)
 
 
 def seconds_of(text: str | float, option: str = "--max-time") -> float:

@@ -22,7 +22,7 @@ def studies() -> str:
     """Markdown: every variant of every study, the paper's effect beside ours."""
     parts = []
     for facts in _found("study"):
-        minutes = sum(row["seconds"] for row in facts["variants"]) / 60
+        minutes = facts["seconds"] / 60
         settings = ", ".join(f"{key}={value}" for key, value in facts["settings"].items())
         lines = [
             f"**{facts['study']}** ({facts['source']}). In the paper: {facts['claim']}"

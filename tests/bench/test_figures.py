@@ -16,9 +16,8 @@ SPEED = ROOT / "benchmarks" / "speed"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("README.md")])
 
 
-@pytest.fixture(scope="module")
-def figures() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("figures", SPEED / "figures.py")
+def script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -26,10 +25,22 @@ def figures() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def figures() -> ModuleType:
+    return script(SPEED / "figures.py")
+
+
 @pytest.mark.parametrize("number", range(4))
 def test_the_tables_are_the_measurements(number: int, figures: ModuleType) -> None:
     page, name, source, made = figures.TABLES[number]
     assert filled(page.read_text(), name)[1] == made(read_csv(SPEED / source))
+
+
+def test_the_tables_of_studies_are_their_results() -> None:
+    tables = script(ROOT / "benchmarks" / "studies" / "tables.py")
+    assert "ceit-convergence" in tables.studies()
+    for name, made in tables.TABLES:
+        assert filled(tables.PAGE.read_text(), name)[1] == made()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

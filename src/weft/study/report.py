@@ -26,7 +26,7 @@ def write_study_report(found: StudyResult) -> None:
         ("source", study.source),
         ("scale", f"{found.scale}: recipe {study.scales[found.scale].recipe}, {found.data}"),
         ("in all variants", ", ".join(f"{key}={value}" for key, value in found.settings.items()) or "nothing"),
-        ("runs", f"{found.seeds} per variant, seeds from 0; {_hours(sum(row.seconds for row in found.rows))} in all"),
+        ("runs", f"{found.seeds} per variant, seeds from 0; {_hours(found.seconds)} in all"),
         ("intervals", _how(found.seeds)),
     ]
     failed = [(row.variant, str(seed), reason) for row in found.rows for seed, reason in row.errors]

@@ -60,7 +60,9 @@ class StudyResult:
     Attributes:
         out: its directory.
         rows: one per variant, in the study's order.
-        curves: by variant: (epoch, held-out top-1 in percent, mean over the seeds).
+        curves: by variant: (epoch, held-out top-1 in percent, mean over the seeds); of variants that share their runs
+            the first.
+        seconds: of all trainings, one after another.
     """
 
     out: Path
@@ -70,6 +72,7 @@ class StudyResult:
     seeds: int
     rows: tuple[Row, ...]
     curves: Mapping[str, tuple[tuple[int, float], ...]]
+    seconds: float
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -87,6 +90,7 @@ class StudyResult:
             "data": self.data,
             "seeds": self.seeds,
             "settings": dict(self.settings),
+            "seconds": self.seconds,
             "out": str(self.out),
             "variants": [_plain(row) for row in self.rows],
         }
@@ -277,7 +281,7 @@ def _summed_up(
 ) -> StudyResult:
     papers = {variant.name: variant.paper for variant in plan.variants}
     sizes = {variant.name: size_to_test(recipe_of(plan, variant, scale), variant) for variant in chosen}
-    rows, curves = [], {}
+    rows, curves, drawn = [], {}, set()
     for variant in chosen:
         mine = {seed: results[planned[variant.name, seed].folder] for seed in range(seeds)}
         good = {seed: result for seed, result in mine.items() if result.measured is not None}
@@ -313,8 +317,12 @@ def _summed_up(
                 tuple((seed, result.error) for seed, result in mine.items() if result.error is not None),
             )
         )
-        curves[variant.name] = _mean_curve([result.curve for result in good.values()])
-    return StudyResult(folder, plan, scale, source, seeds, tuple(rows), curves)
+        runs = tuple(planned[variant.name, seed].folder for seed in range(seeds))
+        if runs not in drawn:
+            curves[variant.name] = _mean_curve([result.curve for result in good.values()])
+        drawn.add(runs)
+    seconds = sum(results[folder].seconds for folder in {job.folder for job in planned.values()})
+    return StudyResult(folder, plan, scale, source, seeds, tuple(rows), curves, seconds)
 
 
 def verdict(effect: Estimate | None, paper_effect: float | None) -> str:

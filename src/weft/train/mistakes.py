@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from torch import nn
 
-from weft.data import BadImage, Source, eval_transform, open_image
+from weft.data import Source, eval_transform, open_image
 from weft.errors import DataError
 from weft.interpret import explain
 from weft.interpret.panels import over, picture
@@ -39,7 +39,7 @@ def mistakes_figure(model: nn.Module, source: Source, mistakes: Sequence[Mistake
             found.append(
                 (mistake, explain(model, transform(open_image(source.read(mistake.place).data)), grad_cam=False))
             )
-        except (BadImage, DataError):  # gone since
+        except DataError:  # gone since
             continue
     if not found or found[0][1].focus is None:
         return None

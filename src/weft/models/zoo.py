@@ -14,7 +14,7 @@ class Row(NamedTuple):
     """One model.
 
     Attributes:
-        family: CeiT, CvT, LeViT, Grafted or T2T.
+        family: CeiT, CvT, LeViT, Grafted or T2TViT.
         size: image side in pixels.
         params: number of parameters, every head counted.
         macs: multiply-adds of one image in evaluation.
@@ -60,12 +60,12 @@ ZOO: dict[str, Row] = {
     "grafted_r50s2_deit_small_6": Row("Grafted", 224, 13_136_272, 4_135_649_280, 80.9, "LeViT paper, Table 1", ""),
     "grafted_r50s3_deit_small_3": Row("Grafted", 224, 15_107_856, 4_497_128_448, 80.1, "LeViT paper, Table 1", ""),
     "grafted_r50s4_deit_small_0": Row("Grafted", 224, 25_557_032, 4_089_184_256, 78.4, "LeViT paper, Table 1", ""),
-    "t2t_vit_14": Row("T2T", 224, 21_465_806, 4_783_468_544, 81.5, "CeiT paper, main table", ""),
-    "t2t_vit_19": Row("T2T", 224, 39_085_070, 8_479_682_176, 81.9, "CeiT paper, main table", ""),
-    "t2t_vit_24": Row("T2T", 224, 64_000_974, 13_661_874_688, 82.3, "CeiT paper, main table", ""),
-    "t2t_vit_t_14": Row("T2T", 224, 21_465_422, 6_088_721_920, 80.7, "CvT paper, Table 3", ""),
-    "t2t_vit_t_19": Row("T2T", 224, 39_084_686, 9_784_935_552, 81.4, "CvT paper, Table 3", ""),
-    "t2t_vit_t_24": Row("T2T", 224, 64_000_590, 14_967_128_064, 82.2, "CvT paper, Table 3", ""),
+    "t2t_vit_14": Row("T2TViT", 224, 21_465_806, 4_783_468_544, 81.5, "CeiT paper, main table", ""),
+    "t2t_vit_19": Row("T2TViT", 224, 39_085_070, 8_479_682_176, 81.9, "CeiT paper, main table", ""),
+    "t2t_vit_24": Row("T2TViT", 224, 64_000_974, 13_661_874_688, 82.3, "CeiT paper, main table", ""),
+    "t2t_vit_t_14": Row("T2TViT", 224, 21_465_422, 6_088_721_920, 80.7, "CvT paper, Table 3", ""),
+    "t2t_vit_t_19": Row("T2TViT", 224, 39_084_686, 9_784_935_552, 81.4, "CvT paper, Table 3", ""),
+    "t2t_vit_t_24": Row("T2TViT", 224, 64_000_590, 14_967_128_064, 82.2, "CvT paper, Table 3", ""),
 }
 
 PRINTED = {  # parameters and "FLOPs" as the papers print them; docs/deploy.md says why they are not ours

@@ -175,10 +175,21 @@ def shares(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def runtimes(rows: list[dict[str, str]]) -> str:
+    """Markdown: a line per model and batch of runtimes.csv, images per second of each runtime."""
+    ways = list(dict.fromkeys(f"{row['way']} {row['precision']}" for row in rows))
+    lines = [f"| model | batch | {' | '.join(ways)} |", "|---|---|" + "---|" * len(ways)]
+    for key in dict.fromkeys((row["model"], row["batch_size"]) for row in rows):
+        found = {f"{row['way']} {row['precision']}": row for row in rows if (row["model"], row["batch_size"]) == key}
+        lines.append(f"| {key[0]} | {key[1]} | {' | '.join(f'{_speed(found[way]):.0f}' for way in ways)} |")
+    return "\n".join(lines)
+
+
 TABLES = (
     (README, "figures", "figures.csv", table),
     (README, "aims", "figures.csv", aims),
     (README, "shares", "shares.csv", shares),
+    (README, "runtimes", "runtimes.csv", runtimes),
     (README.parents[2] / "README.md", "figures", "figures.csv", summary),
 )
 

@@ -30,7 +30,7 @@ def figures() -> ModuleType:
     return script(SPEED / "figures.py")
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_the_tables_are_the_measurements(number: int, figures: ModuleType) -> None:
     page, name, source, made = figures.TABLES[number]
     assert filled(page.read_text(), name)[1] == made(read_csv(SPEED / source))

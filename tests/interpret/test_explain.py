@@ -52,6 +52,9 @@ def test_maps_of_every_family(name):
     assert found.picture.shape == (32, 32, 3)
     assert found.grad_cam is not None
     assert found.grad_cam.min() >= 0
+    last = list(found.attention.values())[-1]
+    assert found.focus is not None
+    np.testing.assert_array_equal(found.focus, found.rollout if name == "levit_nano_32" else last)
 
 
 @pytest.mark.parametrize("name", NANO)
@@ -170,6 +173,21 @@ def test_networks_of_timm_have_grad_cam(name, shape):
     assert found.grad_cam.shape == shape
 
 
+@pytest.mark.parametrize("name", ["t2t_vit_14", "grafted_r50s2_deit_small_6", "grafted_r50s4_deit_small_0"])
+def test_rivals_have_grad_cam(name):
+    model = weft.create_model(name, num_classes=4, img_size=64).eval()
+    found = explain(model, torch.randn(3, 64, 64))
+    assert (found.attention, found.rollout) == ({}, None)
+    assert found.grad_cam is not None
+    assert found.grad_cam.shape == ((2, 2) if "r50s4" in name else (4, 4))
+
+
+def test_tokens_without_a_grid_say_so():
+    model = weft.create_model("t2t_vit_14", num_classes=4, img_size=64, depth=1).eval()
+    with pytest.raises(UsageError, match="17 tokens on an unknown grid"):
+        explain(model, torch.randn(3, 64, 64))
+
+
 def test_one_forward_pass_without_grad_cam():
     model = lively("ceit_nano_32", num_classes=5)
     calls: list[int] = []
@@ -250,6 +268,15 @@ def test_the_command(model_dir, pictures, tmp_path, capsys):
     (out / "mine.txt").write_text("keep me")
     assert main([*words, "--force"]) == 2
     assert "mine.txt" in capsys.readouterr().err
+
+
+def test_what_is_refused_writes_nothing(model_dir, pictures, tmp_path, monkeypatch, capsys):
+    export(load_model_dir(model_dir)[0].eval(), tmp_path / "exported", format="onnx")
+    assert main(["explain", str(tmp_path / "exported"), str(pictures), "--out", str(tmp_path / "out")]) == 2
+    monkeypatch.setattr(gradcam.importlib.util, "find_spec", lambda name: None)
+    assert main(["explain", str(model_dir), str(pictures), "--out", str(tmp_path / "out")]) == 2
+    assert "weft[explain]" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -93,14 +93,19 @@ def job(folder: Path, **settings: object) -> Job:
     return Job(folder, "digits", "digits", {**base, "epochs": 3, "save.every_steps": 1, **settings})
 
 
-def test_a_run_that_is_killed_in_its_first_state_begins_again(tmp_path):
-    killed = job(tmp_path / "killed", epochs=1)
-    process = _Process(killed, 1)
+def killed_with_a_state(job: Job) -> _Process:
+    process = _Process(job, 1)
     deadline = time.monotonic() + 120
-    while not list((killed.folder / "run").glob("state/*.json")) and time.monotonic() < deadline:
+    while not list((job.folder / "run").glob("state/*.json")) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.process.kill()
     process.process.wait()
+    return process
+
+
+def test_a_run_that_is_killed_in_its_first_state_begins_again(tmp_path):
+    killed = job(tmp_path / "killed", epochs=1)
+    killed_with_a_state(killed)
     for manifest in (killed.folder / "run").glob("state/*.json"):
         manifest.unlink()
     assert list((killed.folder / "run").glob("state/*.safetensors"))
@@ -110,12 +115,7 @@ def test_a_run_that_is_killed_in_its_first_state_begins_again(tmp_path):
 
 def test_a_run_that_is_killed_goes_on_to_the_same_answers(tmp_path):
     whole, killed = job(tmp_path / "whole"), job(tmp_path / "killed")
-    process = _Process(killed, 1)
-    deadline = time.monotonic() + 120
-    while not list((killed.folder / "run").glob("state/*.json")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.process.kill()
-    process.process.wait()
+    process = killed_with_a_state(killed)
     assert process.failure() == f"killed by signal 9 ({signal.SIGKILL.name})"
     assert read_result(killed) is None
     results = carry_out([whole, killed], at_once=2)

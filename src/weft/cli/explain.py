@@ -14,7 +14,7 @@ weft explain runs/photos holiday/ portrait.png --out looked
 weft explain runs/photos portrait.png --out looked --label cat
 
 Of every picture a .png to look at and a .npz with the arrays: attention of each level, rolled out through all
-layers, how much CeiT took from each layer, Grad-CAM. Attention is of weft's networks; of timm's there is Grad-CAM.
+layers, how much CeiT took from each layer, Grad-CAM. Attention is of CeiT, CvT and LeViT; of others, Grad-CAM alone.
 """
 
 

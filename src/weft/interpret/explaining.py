@@ -17,6 +17,7 @@ from weft.data import eval_transform, open_image
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.grid import Grid
+from weft.interpret.gradcam import check_captum
 from weft.interpret.gradcam import grad_cam as compute_grad_cam
 from weft.interpret.maps import attention_maps
 from weft.layers.attention import watched
@@ -35,7 +36,7 @@ class Explanation:
         probabilities: of all classes.
         attention: by feature level (`blocks.11`, `stages.2`): how its last layer spread its attention, of the class
             token where there is one (CeiT, last stage of CvT), else the mean of all; each (h w), its sum 1. Empty for
-            networks that are not weft's.
+            networks of other families.
         rollout: the same through all layers; None where `attention` is empty.
         focus: the map to show where there is room for one: what the class token looked at last; where none answers
             (LeViT), the rollout.
@@ -65,7 +66,7 @@ def explain(
     One forward pass, and with `grad_cam` one more, backwards too. Folded networks and every size do.
 
     Args:
-        model: one of weft's, or of timm's (Grad-CAM alone). It is left as it was.
+        model: CeiT, CvT or LeViT; of others, timm's among them, there is Grad-CAM alone. It is left as it was.
         image: a file, a picture, or a tensor (channels height width) that is prepared already.
         label: the class to explain; None for the likeliest.
         grad_cam: compute it, by captum.
@@ -74,8 +75,7 @@ def explain(
         UsageError: an export, which cannot be looked into, or a class that is not there.
         DataError: a picture that cannot be read.
     """
-    if isinstance(model, ExportedModel):
-        raise UsageError("An export cannot be looked into. Explain the run or the model directory that it was made of.")
+    check_explainable(model, grad_cam)
     cfg: dict[str, Any] = dict(getattr(model, "pretrained_cfg", {}))
     tensor = image if isinstance(image, Tensor) else _prepared(image, cfg)
     device = next(model.parameters()).device
@@ -103,6 +103,14 @@ def explain(
         None if maps is None or maps.depth is None else _array(maps.depth[0]),
         None if cam is None else _array(cam),
     )
+
+
+def check_explainable(model: nn.Module, grad_cam: bool) -> None:
+    """Raises a UsageError for an export, and where captum is needed and not installed."""
+    if isinstance(model, ExportedModel):
+        raise UsageError("An export cannot be looked into. Explain the run or the model directory that it was made of.")
+    if grad_cam:
+        check_captum()
 
 
 def _prepared(image: str | Path | Image.Image, cfg: dict[str, Any]) -> Tensor:

@@ -17,7 +17,9 @@ from weft.grid import Grid
 from weft.layers.tokens import to_map, to_tokens
 from weft.models.ceit import CeiT
 from weft.models.cvt import CvT
+from weft.models.grafted import Grafted
 from weft.models.levit import LeViT
+from weft.models.t2t import T2TViT
 
 GridOf = Callable[[tuple[Any, ...]], tuple[int, int]]  # of the arguments of a module's call
 
@@ -33,12 +35,17 @@ def grad_cam(model: nn.Module, images: Float[Tensor, "b c height width"], label:
     Raises:
         UsageError: captum is not installed, or nobody knows where this network has a map.
     """
-    if importlib.util.find_spec("captum") is None:
-        raise UsageError("captum is needed for Grad-CAM, and is not installed. Run: pip install 'weft[explain]'")
+    check_captum()
     captum = importlib.import_module("captum.attr")
     with _gate(model) as gate:
         found = captum.LayerGradCam(model, gate).attribute(images, target=label, relu_attributions=True)
     return found.detach()[:, 0]
+
+
+def check_captum() -> None:
+    """Raises a UsageError that names the extra where captum is not installed."""
+    if importlib.util.find_spec("captum") is None:
+        raise UsageError("captum is needed for Grad-CAM, and is not installed. Run: pip install 'weft[explain]'")
 
 
 @contextlib.contextmanager
@@ -50,7 +57,13 @@ def _gate(model: nn.Module) -> Iterator[nn.Module]:
     def through(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         if output.ndim == 4:
             return gate(output)
-        places = gate(to_map(output[:, num_prefix:], grid_of(args)))
+        grid = grid_of(args)
+        if output.shape[1] - num_prefix != grid[0] * grid[1]:
+            raise UsageError(
+                f"Grad-CAM needs to know where {type(model).__name__} has a map; its last level has"
+                f" {output.shape[1]} tokens on an unknown grid."
+            )
+        places = gate(to_map(output[:, num_prefix:], grid))
         return torch.cat([output[:, :num_prefix], to_tokens(places)], dim=1)
 
     handle = module.register_forward_hook(through)
@@ -75,6 +88,8 @@ def _last_map(model: nn.Module) -> tuple[nn.Module, int, GridOf]:
     if isinstance(model, LeViT):
         return model.stages[-1], 0, lambda args: model.grids[-1]
     other: Any = model
+    if isinstance(model, (T2TViT, Grafted)) and len(model.blocks) > 1:
+        return model.blocks[-2], other.num_prefix, lambda args: other.grid
     if hasattr(other, "blocks") and hasattr(other, "patch_embed") and hasattr(other, "num_prefix_tokens"):
         grid = Grid(*other.patch_embed.grid_size)
         return other.blocks[-2 if len(other.blocks) > 1 else -1], other.num_prefix_tokens, lambda args: grid

@@ -201,7 +201,7 @@ class T2TViT(Backbone):
         self.img_size = Grid.of(img_size)
         self.grid = _grid_of(self.img_size)
         self.tokens_to_token = TokensToToken(token_type, in_chans, token_dim, embed_dim)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
+        self.cls_token, self.num_prefix = nn.Parameter(torch.empty(1, 1, embed_dim)), 1
         self.register_buffer("pos_embed", sines(1 + self.grid.tokens, embed_dim))
         self.blocks = nn.ModuleList()
         for i, drop_path in enumerate(torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()):

@@ -15,6 +15,7 @@ from weft.data.image import printable
 from weft.durable import writing
 from weft.errors import unknown
 from weft.interpret import Explanation, explain
+from weft.interpret.explaining import check_explainable
 from weft.train.apply import expanded, opened, options_of
 from weft.train.build import preprocessing
 from weft.train.progress import counting
@@ -66,6 +67,7 @@ def explain_run(
     """
     options = options_of(None, img_size, device, None, None, limit)
     model, names, _ = opened(run, options)
+    check_explainable(model, grad_cam)  # before anything is written
     names = names or [str(number) for number in range(model.num_classes)]
     if label is not None and label not in names:
         raise unknown("class", label, names, "config.json of the model")

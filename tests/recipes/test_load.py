@@ -148,6 +148,14 @@ def test_a_recipe_that_is_not_there(recipe: str, message: str) -> None:
         load_recipe(recipe)
 
 
+def test_a_folder_of_pictures_does_not_hide_the_recipe_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cifar10").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("cifar10").model == "ceit_nano_32"
+
+
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_bytes(b"model: \xff\xfe")

@@ -236,7 +236,7 @@ def test_earlier_blocks_learn_slower() -> None:
         assert before == pytest.approx(after / 2)
 
 
-@pytest.mark.parametrize("opt", ["adamw", "sgd", "lamb", "lion"])
+@pytest.mark.parametrize("opt", ["adamw", "sgd", "lamb", "lion", "muon"])
 @pytest.mark.parametrize("mode", ["norm", "value", "agc"])
 def test_every_optimiser_learns_with_every_clipping(opt: str, mode: str) -> None:
     one = learner(steps=30, optim__opt=opt, optim__clip_mode=mode, optim__clip_grad=0.1, optim__lr=0.02)

@@ -103,7 +103,7 @@ def recipe_text(recipe: str | Path) -> str:
         UsageError: an unknown name, or a file that cannot be read.
     """
     path = Path(recipe)
-    is_file = isinstance(recipe, Path) or path.suffix in (".yaml", ".yml") or path.exists() or len(path.parts) != 1
+    is_file = isinstance(recipe, Path) or path.suffix in (".yaml", ".yml") or path.is_file() or len(path.parts) != 1
     if not is_file and str(recipe) not in recipe_names():
         raise unknown("recipe", str(recipe), recipe_names(), "weft recipes, or give a path ending in .yaml")
     source = path if is_file else resources.files("weft.recipes") / f"{recipe}.yaml"

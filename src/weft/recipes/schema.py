@@ -128,8 +128,9 @@ class Augment:
 class Optim:
     """How the weights move."""
 
-    opt: Literal["adamw", "sgd", "lamb", "lion"] = "adamw"
-    """Optimiser, by timm's name."""
+    opt: Literal["adamw", "sgd", "lamb", "lion", "muon"] = "adamw"
+    """Optimiser, by timm's name. Muon moves matrices and kernels along orthogonal directions, the rest as AdamW does;
+    its steps are scaled to be as long as AdamW's, so that a learning rate fits both (arXiv 2502.16982)."""
 
     lr: Annotated[float, Within(0, 10, above=True)] | None = None
     """Highest learning rate, reached at the end of the warm-up; None for 1e-3, or what `lr_per_512` makes it."""

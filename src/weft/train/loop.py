@@ -339,6 +339,8 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         words |= dict(momentum=optim.momentum, nesterov=optim.momentum > 0)
     else:
         words |= dict(betas=(optim.momentum, optim.beta2))
+    if optim.opt == "muon":
+        words |= dict(momentum=optim.momentum, nesterov=True)
     if optim.opt in ("adamw", "lamb"):
         words |= dict(eps=optim.eps)
     if optim.opt == "adamw":

@@ -142,7 +142,7 @@ class Optim:
     """Decay of matrices and kernels; vectors and the model's own no-decay list are left alone."""
 
     momentum: Share = 0.9
-    """Momentum of SGD; beta 1 of AdamW, LAMB and Lion."""
+    """Momentum of SGD and Muon; beta 1 of AdamW, LAMB and Lion."""
 
     beta2: Share = 0.999
     """Beta 2 of AdamW, LAMB and Lion."""

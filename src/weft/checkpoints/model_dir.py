@@ -128,7 +128,7 @@ def _swap(beside: Path, path: Path, before: Path) -> None:
 def _check_rebuilds(model: nn.Module, config: dict[str, Any]) -> None:
     """A network that was changed after it was built (pruned, folded ...) cannot be described by its name."""
     name = config["architecture"].removeprefix("weft_")
-    again = create_model(name, device="meta", **_arguments(config))
+    again = create_model(name, device="meta", **arguments_of(config))
     want, have = ({n: t.shape for n, t in m.state_dict().items()} for m in (again, model))
     if want != have:
         changed = sorted(set(want.items()) ^ set(have.items()))[0][0]
@@ -187,7 +187,7 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
             likely = ", ".join(nearest(key, offered))
             raise CheckpointError(f"{path / CONFIG}: {name} has no constructor value {key!r}. Nearest: {likely}.")
     try:
-        model: Any = create_model(name, **_arguments(config))
+        model: Any = create_model(name, **arguments_of(config))
     except (UsageError, TypeError, ValueError) as err:
         raise CheckpointError(f"{path / CONFIG} does not describe a {name}: {err}") from err
     load_checkpoint(model, state, switches="ignore")
@@ -199,7 +199,7 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
     return model.eval(), config.get("label_names")
 
 
-def _arguments(config: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(config: dict[str, Any]) -> dict[str, Any]:
     """What `create_model` needs to build the model of a config again."""
     arguments = {**config["model_args"], "num_classes": config["num_classes"]}
     if "input_size" in config["pretrained_cfg"]:

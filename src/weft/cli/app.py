@@ -21,7 +21,7 @@ from weft.errors import StorageError, UsageError, WeftError, unknown
 from weft.version import __version__
 
 VERBS = (
-    *("train", "evaluate", "predict", "compare", "study", "convert", "export", "bench", "explain"),
+    *("train", "evaluate", "predict", "compare", "study", "convert", "export", "bench", "explain", "serve"),
     *("data", "models", "recipes", "doctor"),
 )
 

@@ -112,6 +112,29 @@ def eval_transform(cfg: Mapping[str, Any] | Any) -> transforms.Compose:
     return transforms.Compose([_Channels(in_chans), *_resized_and_cut(resolved), *finish])
 
 
+def seen_region(cfg: Mapping[str, Any] | Any, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Which part of a picture is left by `eval_transform`.
+
+    Args:
+        cfg: as there.
+        size: (height, width) of the picture.
+
+    Returns:
+        (left, top, width, height) as shares of the picture's width and height; beyond 0 to 1 where it was padded.
+    """
+    given = dict(cfg) if isinstance(cfg, Mapping) else asdict(cfg)
+    resolved = resolve_data_config(pretrained_cfg=given)
+    inside = resolved["input_size"][1:]
+    resized = [int(side / resolved["crop_pct"]) for side in inside]
+    factors = [target / side for target, side in zip(resized, size, strict=True)]
+    if resolved["crop_mode"] == "center":
+        factors = [max(factors)] * 2
+    elif resolved["crop_mode"] == "border":
+        factors = [min(factors)] * 2
+    height, width = (cut / (side * factor) for cut, side, factor in zip(inside, size, factors, strict=True))
+    return (1 - width) / 2, (1 - height) / 2, width, height
+
+
 def _resized_and_cut(cfg: Mapping[str, Any]) -> list[Any]:
     """timm's steps of an evaluation from a picture to a picture of `input_size`."""
     if cfg["crop_mode"] not in ("center", "squash", "border"):

@@ -11,16 +11,18 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from weft.checkpoints import load_model_dir
-from weft.checkpoints.model_dir import PREPROCESSING, read_config
+from weft.checkpoints.model_dir import PREPROCESSING, arguments_of, read_config
 from weft.durable import sha256_of
 from weft.errors import CheckpointError, UsageError
+from weft.models.registry import create_model
+from weft.models.zoo import ZOO
 
 Answer = Callable[[np.ndarray], np.ndarray]
 FILES = {
@@ -34,11 +36,23 @@ LARGEST = 64  # batch where OpenVINO cannot be asked for any size
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 
+class OpenFile(Protocol):
+    """An export in its runtime."""
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Logits (b num_classes) of images (b c h w), float32."""
+        ...
+
+    def watched(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The same, and what every softmax of the network gave: the weights of its attentions, in their order."""
+        ...
+
+
 class ExportedModel(nn.Module):
     """An export that answers like the model it was made from: images (b c h w) in, logits (b num_classes) out.
 
     Args:
-        answer: from an array of images to one of logits.
+        answer: from an array of images to one of logits, and to attention.
         config: of the artefact's directory.
 
     Attributes:
@@ -47,13 +61,14 @@ class ExportedModel(nn.Module):
         format, precision: of the export.
     """
 
-    def __init__(self, answer: Answer, config: dict[str, Any]) -> None:
+    def __init__(self, answer: OpenFile, config: dict[str, Any]) -> None:
         super().__init__()
         self.answer = answer
         self.num_classes = int(config["num_classes"])
         cfg = {key: config["pretrained_cfg"][key] for key in PREPROCESSING if key in config["pretrained_cfg"]}
         self.pretrained_cfg = self.default_cfg = {**cfg, "num_classes": self.num_classes}
         self.size = tuple(config["artefact"]["input"])
+        self.config = config
         self.format, self.precision = config["artefact"]["format"], config["artefact"]["precision"]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,13 +77,35 @@ class ExportedModel(nn.Module):
         Raises:
             UsageError: images of another size.
         """
+        return torch.from_numpy(self.answer(self._checked(x)))
+
+    def watched(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits, and the weights (b heads n m) of every attention in its order, of one and the same pass.
+
+        Raises:
+            UsageError: images of another size.
+        """
+        logits, weights = self.answer.watched(self._checked(x))
+        return torch.from_numpy(logits), [torch.from_numpy(weight) for weight in weights]
+
+    @functools.cached_property
+    def network(self) -> nn.Module | None:
+        """The architecture it was made of, without memory for weights: what its attention means. None where that is
+        not one of weft's."""
+        name = self.config["architecture"].removeprefix("weft_")
+        if name not in ZOO:
+            return None
+        with torch.device("meta"):
+            return create_model(name, **arguments_of(self.config)).eval()
+
+    def _checked(self, x: Tensor) -> np.ndarray:
         if tuple(x.shape[1:]) != self.size:
             channels, height, width = self.size
             raise UsageError(
                 f"This export takes images of {channels}x{height}x{width}; got {'x'.join(map(str, x.shape[1:]))}."
                 " Export once more for another size."
             )
-        return torch.from_numpy(self.answer(np.ascontiguousarray(x.detach().cpu().float().numpy())))
+        return np.ascontiguousarray(x.detach().cpu().float().numpy())
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """An export has one size.
@@ -121,7 +158,7 @@ def open_model(path: str | Path, threads: int | None = None) -> tuple[Any, list[
     return ExportedModel(answer, config).eval(), config.get("label_names")
 
 
-def run_file(path: Path, format: str, precision: str, threads: int | None = None, fixed: int = FIXED) -> Answer:
+def run_file(path: Path, format: str, precision: str, threads: int | None = None, fixed: int = FIXED) -> OpenFile:
     """A runtime with an export in it.
 
     Args:
@@ -133,7 +170,7 @@ def run_file(path: Path, format: str, precision: str, threads: int | None = None
     """
     need(RUNTIMES[format])
     threads = threads or torch.get_num_threads()
-    return _in_onnxruntime(path, threads) if format == "onnx" else InOpenVino(path, precision, threads, fixed)
+    return InOnnxRuntime(path, threads) if format == "onnx" else InOpenVino(path, precision, threads, fixed)
 
 
 def need(*packages: str) -> None:
@@ -143,13 +180,36 @@ def need(*packages: str) -> None:
         raise UsageError(f"{missing[0]} is needed for this, and is not installed. Run: pip install 'weft[deploy]'")
 
 
-def _in_onnxruntime(path: Path, threads: int) -> Answer:
-    runtime = importlib.import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
-    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    return lambda images: session.run(None, {name: images})[0]
+class InOnnxRuntime:
+    """ONNX Runtime; a second session gives the attention as well, made when it is first asked for."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self.path, self.threads = path, threads
+        self.session = self._opened(str(path))
+        self.input = self.session.get_inputs()[0].name
+        self._watching: Any = None
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        return self.session.run(None, {self.input: images})[0]
+
+    def watched(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """As `OpenFile.watched`."""
+        if self._watching is None:
+            need("onnx")
+            onnx = importlib.import_module("onnx")
+            graph = onnx.load(str(self.path))
+            for node in graph.graph.node:
+                if node.op_type == "Softmax":
+                    graph.graph.output.append(onnx.ValueInfoProto(name=node.output[0]))
+            self._watching = self._opened(graph.SerializeToString())
+        logits, *weights = self._watching.run(None, {self.input: images})
+        return logits, weights
+
+    def _opened(self, graph: str | bytes) -> Any:
+        runtime = importlib.import_module("onnxruntime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = self.threads, 3
+        return runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 @functools.cache
@@ -188,6 +248,7 @@ class InOpenVino:
         is_unsafe = precision == "int8" and _cpu_has("amx_int8")
         self.of_any_size = None if is_unsafe else self.core.compile_model(str(path), "CPU", self.hints)
         self.fixed: dict[int, Any] = {}
+        self._watching: Any = None
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         if self.of_any_size is None:
@@ -196,6 +257,17 @@ class InOpenVino:
         size = len(images)
         graph = self._of(images.shape) if size in self.fixed or len(self.fixed) < self.most else self.of_any_size
         return np.array(graph(images)[0])
+
+    def watched(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """As `OpenFile.watched`, picture by picture: the graph for it is one more, and has a batch of one."""
+        if self._watching is None:
+            graph = self.core.read_model(str(self.path))
+            graph.add_outputs([op.output(0) for op in graph.get_ordered_ops() if op.get_type_name() == "Softmax"])
+            graph.reshape([1, *images.shape[1:]])
+            self._watching = self.core.compile_model(graph, "CPU", self.hints)
+        found = [self._watching(image[None]) for image in images]
+        logits, *weights = (np.concatenate([one[i] for one in found]) for i in range(len(found[0])))
+        return logits, weights
 
     def _filled_up(self, images: np.ndarray) -> np.ndarray:
         full = np.zeros((1 << (len(images) - 1).bit_length(), *images.shape[1:]), images.dtype)

@@ -89,9 +89,6 @@ def explain(
         elif not 0 <= label < len(logits):
             raise UsageError(f"label must be a class from 0 to {len(logits) - 1}; got {label}.")
         maps = attention_maps(model, weights, Grid(*images.shape[-2:])) if is_known else None
-        focus = None
-        if maps is not None:
-            focus = list(maps.levels.values())[-1] if getattr(model, "global_pool", "") == "token" else maps.rollout
         cam = compute_grad_cam(model, images, label)[0] if grad_cam else None
     return Explanation(
         _as_picture(tensor, cfg),
@@ -99,7 +96,7 @@ def explain(
         _array(logits.softmax(dim=0)),
         {} if maps is None else {name: _array(found[0]) for name, found in maps.levels.items()},
         None if maps is None else _array(maps.rollout[0]),
-        None if focus is None else _array(focus[0]),
+        None if maps is None else _array(maps.focus[0]),
         None if maps is None or maps.depth is None else _array(maps.depth[0]),
         None if cam is None else _array(cam),
     )

@@ -50,11 +50,14 @@ class AttentionMaps(NamedTuple):
         rollout: the same through all layers (b h w), residuals counted as half (arXiv 2005.00928). Of CvT within the
             last stage, since its stages are joined by convolutions.
         depth: CeiT with LCA: how much the answer took from the class token of each layer (b depth); else None.
+        focus: the map to show where there is room for one (b h w): what the class token looked at last; where none
+            answers (LeViT), the rollout.
     """
 
     levels: dict[str, Tensor]
     rollout: Tensor
     depth: Tensor | None
+    focus: Tensor
 
 
 def attention_maps(model: nn.Module, weights: Sequence[Tensor], img_size: Grid) -> AttentionMaps:
@@ -83,7 +86,8 @@ def attention_maps(model: nn.Module, weights: Sequence[Tensor], img_size: Grid) 
             f"Attention can be shown of CeiT, CvT and LeViT; got {type(model).__name__}. Ask for Grad-CAM alone."
         )
     levels = {layer.level: _map(layer) for layer in layers if layer.level}
-    return AttentionMaps(levels, rollout(layers, depth), depth)
+    through = rollout(layers, depth)
+    return AttentionMaps(levels, through, depth, _map(layers[-1]) if layers[-1].prefix else through)
 
 
 def rollout(layers: Sequence[Layer], depth: Float[Tensor, "b depth"] | None = None) -> Float[Tensor, "b h w"]:

@@ -1,0 +1,206 @@
+"""What stands in front of every request: who may ask, how much may come, and what an answer always carries.
+
+A page of another site can make a person's browser send requests to a service on the same machine. So the Host header
+must be a name that the service goes by, an Origin header must be its own, and browsers are told to lend its pages to
+nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+
+from weft.serve.settings import Settings
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' blob:; object-src 'none'; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(self), microphone=(), geolocation=()",
+}
+AGAIN, CLOSE = {"retry-after": "1"}, {"connection": "close"}
+LATER = 2  # seconds for which the rest of a body that is too long is thrown away, so that the client reads why
+HELD_BYTES = 256 << 20  # of all bodies that are being received
+OPEN_PATHS = ("/", "/live", "/ready", "/health")  # need no token; nor do the page's files
+
+
+class Refusal(Exception):
+    """A request that gets an error for an answer.
+
+    Attributes:
+        status: of HTTP.
+        code: a word for programs.
+        message: a sentence for people.
+        headers: of the answer.
+    """
+
+    def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.headers = status, code, message, headers or {}
+
+
+def refused(refusal: Refusal, request_id: str) -> JSONResponse:
+    """The answer: `{"error": {"code", "message", "request_id"}}`."""
+    error = {"code": refusal.code, "message": refusal.message, "request_id": request_id}
+    return JSONResponse({"error": error}, refusal.status, headers=refusal.headers)
+
+
+class Guard:
+    """ASGI: checks a request, hands it on, and sees that an answer comes out whatever happens.
+
+    Args:
+        app: what answers.
+        settings: of the service.
+        on_answer: told of every answer: method, path, status, seconds.
+    """
+
+    def __init__(self, app: Any, settings: Settings, on_answer: Callable[[str, str, int, float], None]) -> None:
+        self.app, self.settings, self.on_answer = app, settings, on_answer
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id, begun, status = uuid.uuid4().hex[:12], time.perf_counter(), 0
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def carry(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                more = {**HEADERS, "x-request-id": request_id}
+                message["headers"] = [
+                    *message.get("headers", []),
+                    *((name.encode(), value.encode()) for name, value in more.items()),
+                ]
+            await send(message)
+
+        try:
+            self._check(Request(scope))
+            await self.app(scope, receive, carry)
+        except Refusal as refusal:
+            await refused(refusal, request_id)(scope, receive, carry)
+        except ClientDisconnect:
+            status = status or 499  # nobody is there to be answered
+        except Exception:
+            print(f"weft: request {request_id} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            if status == 0:
+                fault = Refusal(500, "internal", "The service failed; its log has the reason under this request_id.")
+                await refused(fault, request_id)(scope, receive, carry)
+        finally:
+            self.on_answer(scope["method"], scope["path"], status, time.perf_counter() - begun)
+
+    def _check(self, request: Request) -> None:
+        hosts = request.headers.getlist("host")
+        name = _host_name(hosts[0]) if len(hosts) == 1 else None
+        if name is None or not self.settings.answers_to(name):
+            raise Refusal(
+                421,
+                "unknown-host",
+                "The Host header must be a name that this service goes by. Start it with --name NAME to add one.",
+            )
+        origins = request.headers.getlist("origin")
+        is_foreign = any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins)
+        is_page = request.method in ("GET", "HEAD")
+        if is_foreign or (not is_page and request.headers.get("sec-fetch-site") in ("cross-site", "same-site")):
+            raise Refusal(403, "foreign-origin", "Pages of other sites may not use this service.")
+        if self.settings.token is not None and not _is_open(request.url.path):
+            given = request.headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {self.settings.token}".encode()):
+                raise Refusal(
+                    401,
+                    "token",
+                    "This service asks for a token: send 'Authorization: Bearer TOKEN'.",
+                    {"www-authenticate": "Bearer"},
+                )
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith("/page/")
+
+
+def _host_name(host: str) -> str | None:
+    """The name in a Host header, without its port; None for what is no host."""
+    try:
+        parts = urlsplit(f"//{host}")
+        is_bare = not (parts.path or parts.query or parts.fragment or parts.username is not None)
+        _ = parts.port  # not a number: ValueError
+    except ValueError:
+        return None
+    return parts.hostname if is_bare else None
+
+
+class Intake:
+    """Receives bodies: counted while they come, against a clock, and never more at once than memory allows.
+
+    Attributes:
+        held: bytes that are being received or decoded.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.held = 0
+
+    @contextlib.asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request, to be used inside.
+
+        Raises:
+            Refusal: it is too long, too slow, packed, or too many come at once.
+            ClientDisconnect: the client has left.
+        """
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise Refusal(415, "packed", "Send the body as it is, without Content-Encoding.")
+        declared = request.headers.get("content-length", "0")
+        parts = bytearray()
+        try:
+            async with asyncio.timeout(self.settings.read_timeout):
+                if declared.isdecimal() and int(declared) > self.settings.max_bytes:
+                    raise await self._too_large(request)
+                async for chunk in request.stream():
+                    self.held += len(chunk)
+                    parts += chunk
+                    if len(parts) > self.settings.max_bytes:
+                        raise await self._too_large(request)
+                    if self.held > max(HELD_BYTES, self.settings.max_bytes):
+                        raise Refusal(503, "busy", "Too much is being received at once; try again.", AGAIN | CLOSE)
+            yield bytes(parts)
+        except TimeoutError:
+            seconds = self.settings.read_timeout
+            raise Refusal(408, "too-slow", f"A request must have come within {seconds:g} seconds.", CLOSE) from None
+        finally:
+            self.held -= len(parts)
+
+    async def _too_large(self, request: Request) -> Refusal:
+        await _thrown_away(request)
+        most = self.settings.max_bytes
+        text = f"A request may have {most:,} bytes; this has more. Send fewer or smaller pictures."
+        return Refusal(413, "too-large", text, CLOSE)
+
+
+async def _thrown_away(request: Request) -> None:
+    """Receives what is left, for a while: a connection that is closed before takes its answer with it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LATER):
+            while (message := await request.receive())["type"] == "http.request" and message.get("more_body"):
+                pass

@@ -1,0 +1,234 @@
+"""The model behind a service: bytes to a picture that it can take, pictures to answers. It knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, WEIGHTS, model_dir, read_config
+from weft.data import eval_transform, open_image
+from weft.data.transforms import seen_region
+from weft.deploy import ExportedModel, fold, open_model
+from weft.errors import CheckpointError, UsageError, WeftError
+from weft.grid import Grid
+from weft.interpret.maps import AttentionMaps, attention_maps
+from weft.layers.attention import watched
+from weft.models.base import Backbone
+from weft.models.ceit import CeiT
+from weft.models.cvt import CvT
+from weft.models.levit import LeViT
+from weft.train.build import preprocessing
+from weft.train.objective import mean_logits
+from weft.train.runtime import Runtime
+
+BEST_FIRST = (("openvino", "int8"), ("openvino", "bf16"), ("openvino", "fp32"), ("openvino", "fp16"))
+BEST_FIRST += (("onnx", "int8"), ("onnx", "fp32"), ("onnx", "fp16"))
+
+
+class ModelFault(WeftError):
+    """The model did not answer; no picture is to blame."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture, ready for the model.
+
+    Attributes:
+        tensor: (channels height width), normalised.
+        size: (height, width) as a person sees it, in pixels.
+    """
+
+    tensor: Tensor
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Where the model looked.
+
+    Attributes:
+        grid: (height, width), from 0 to 1.
+        region: (left, top, width, height) of what the model saw, as shares of the picture's sides.
+    """
+
+    grid: np.ndarray
+    region: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the model says of one picture: the probability of every class, and where it looked if that was asked."""
+
+    probabilities: np.ndarray
+    overlay: Overlay | None = None
+
+    def top(self, names: Sequence[str], count: int) -> list[tuple[str, float]]:
+        """The likeliest classes, the first first."""
+        order = np.argsort(-self.probabilities, kind="stable")[:count]
+        return [(names[int(place)], float(self.probabilities[int(place)])) for place in order]
+
+
+class Predictor:
+    """A model that answers. One thread at a time may ask it for answers; any number may prepare pictures.
+
+    Attributes:
+        names: of the classes; their numbers where the model has no names.
+        facts: what a client may know about the model.
+    """
+
+    def __init__(self, model: Any, names: list[str] | None, *, device: str = "auto", precision: str = "fp32") -> None:
+        is_export = isinstance(model, ExportedModel)
+        self.on = Runtime.of("cpu" if is_export else device, "fp32" if is_export else precision)
+        self.cfg: dict[str, Any] = preprocessing(model)
+        # what attention means is asked of the whole network; a folded one answers
+        self.described = model.network if is_export else model
+        self.model: Any = fold(model) if isinstance(model, Backbone) else model
+        self.model = self.model.to(self.on.device).eval()
+        self.names = names or [str(number) for number in range(model.num_classes)]
+        self.transform: Any = eval_transform(self.cfg)
+        self.facts = {
+            "classes": self.names,
+            "architecture": type(self.described or model).__name__,
+            "input": dict(zip(("channels", "height", "width"), self.cfg["input_size"], strict=True)),
+            "runtime": model.format if is_export else "torch",
+            "precision": model.precision if is_export else precision,
+            "overlay": isinstance(self.described, (CeiT, CvT, LeViT)),
+        }
+
+    @classmethod
+    def open(
+        cls, run: str | Path, *, runtime: str = "auto", device: str = "auto", precision: str = "fp32", warm: int = 1
+    ) -> Predictor:
+        """The predictor of a run, a model directory or an export.
+
+        Args:
+            run: of a run its best model is taken, or an export of it that lies in the run or beside the model.
+            runtime: `auto`, `torch`, `openvino` or `onnx`; see `found`.
+            device, precision: for torch.
+            warm: batch size to be ready for.
+
+        Raises:
+            UsageError: no export for that runtime, or it is not installed.
+            CheckpointError: no model there, or one that cannot be read.
+        """
+        model, names = open_model(found(run, runtime))
+        predictor = cls(model, names, device=device, precision=precision)
+        predictor.warm_up(warm)
+        return predictor
+
+    def warm_up(self, most: int) -> None:
+        """Answers batches of the sizes that will be most frequent, so that no client pays for the first."""
+        blank = Picture(torch.zeros(*self.cfg["input_size"]), (1, 1))
+        for count in sorted({1, most, max(most // 2, 1), max(most // 4, 1)}, reverse=True):
+            self.answer([blank] * count)
+        if self.facts["overlay"]:
+            self.answer([blank], overlay=True)
+
+    def read(self, data: bytes, *, max_pixels: int) -> Picture:
+        """Decodes and prepares, as `weft predict` does.
+
+        Raises:
+            BadImage: bytes that are no picture, or one that cannot be used.
+        """
+        image = open_image(data, max_pixels=max_pixels)
+        return Picture(self.transform(image), (image.height, image.width))
+
+    def answer(self, pictures: Sequence[Picture], *, overlay: bool = False) -> list[Verdict]:
+        """Answers a batch in one forward pass, of which the overlay is a by-product.
+
+        Raises:
+            ModelFault: it gave no numbers.
+        """
+        images = self.on.put(torch.stack([picture.tensor for picture in pictures]))
+        overlay = overlay and bool(self.facts["overlay"])
+        maps = None
+        with torch.inference_mode(), self.on.autocast():
+            if overlay:
+                logits, weights = self._watched(images)
+                maps = attention_maps(self._network(), weights, Grid(*images.shape[-2:]))
+            else:
+                logits = mean_logits(self.model(images))
+        logits = logits.float().cpu()
+        if not bool(logits.isfinite().all()):
+            raise ModelFault("The model gave no finite numbers; its weights are damaged.")
+        shares = logits.softmax(dim=1).numpy()
+        return [
+            Verdict(share, None if maps is None else self._overlay(maps, i, pictures[i].size))
+            for i, share in enumerate(shares)
+        ]
+
+    def _network(self) -> nn.Module:
+        assert self.described is not None
+        return self.described
+
+    def _watched(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        if isinstance(self.model, ExportedModel):
+            return self.model.watched(images)
+        with watched() as weights:
+            return mean_logits(self.model(images)), weights
+
+    def _overlay(self, maps: AttentionMaps, i: int, size: tuple[int, int]) -> Overlay:
+        grid = maps.focus[i].float().cpu().numpy()
+        low, high = float(grid.min()), float(grid.max())
+        return Overlay((grid - low) / max(high - low, 1e-12), seen_region(self.cfg, size))
+
+
+def found(run: str | Path, runtime: str = "auto") -> Path:
+    """The directory that answers for a run: of its exports the best for the runtime, else its best model.
+
+    An export counts that lies in the run, or in or beside the model's directory, names the same architecture, classes
+    and preprocessing, and is not older than the weights.
+
+    Raises:
+        UsageError: there is none for the runtime.
+        CheckpointError: no model there.
+    """
+    model = model_dir(run)
+    config = read_config(model)
+    if "artefact" in config:
+        format = config["artefact"].get("format") if isinstance(config["artefact"], dict) else None
+        if runtime not in ("auto", format):
+            raise UsageError(f"runtime must be that of the export, {format}; got {runtime}. Leave it out.")
+        return model
+    if runtime == "torch":
+        return model
+    exports = _exports_of(model, config)
+    for format, precision in BEST_FIRST:
+        if runtime in ("auto", format) and (format, precision) in exports:
+            return exports[format, precision]
+    if runtime != "auto":
+        raise UsageError(
+            f"runtime {runtime} needs an export in or beside {model}; there is none that fits. Run: weft export {run}"
+            f" --format {runtime} --out {Path(run) / runtime}"
+        )
+    return model
+
+
+def _exports_of(model: Path, config: dict[str, Any]) -> dict[tuple[str, str], Path]:
+    """Exports of a model by format and precision."""
+    exports = {}
+    for folder in sorted({*model.glob("*/"), *model.parent.glob("*/"), *model.parent.glob("exports/*/")}):
+        try:
+            other = read_config(folder) if (folder / CONFIG).is_file() else {}
+        except CheckpointError:
+            continue
+        facts = other.get("artefact")
+        if not isinstance(facts, dict) or _essence(other) != _essence(config):
+            continue
+        if (folder / CONFIG).stat().st_mtime >= (model / WEIGHTS).stat().st_mtime:
+            exports[str(facts.get("format")), str(facts.get("precision"))] = folder
+    return exports
+
+
+def _essence(config: dict[str, Any]) -> str:
+    """What an export must share with its model."""
+    cfg = {key: config["pretrained_cfg"].get(key) for key in PREPROCESSING}
+    parts = [config["architecture"], config["model_args"], config["num_classes"], config["label_names"], cfg]
+    return json.dumps(parts, sort_keys=True)

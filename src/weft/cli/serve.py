@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--max-images", "pictures in one request"),
         ("--max-bytes", "bytes of one request"),
         ("--max-pixels", "pixels of one picture"),
+        ("--read-timeout", "seconds in which a request must have come"),
         ("--timeout", "seconds in which a request is answered"),
         ("--drain", "seconds between unready and closed when it is stopped by SIGTERM"),
     ):
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         max_bytes=whole("--max-bytes", args.max_bytes),
         max_pixels=whole("--max-pixels", args.max_pixels),
         max_images=whole("--max-images", args.max_images),
+        read_timeout=_seconds("--read-timeout", args.read_timeout),
         timeout=_seconds("--timeout", args.timeout),
         drain=_seconds("--drain", args.drain),
         names=tuple(args.name),

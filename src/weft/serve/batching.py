@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from weft.serve.predictor import Picture, Predictor, Verdict
+from weft.serve.predictor import ModelFault, Picture, Predictor, Verdict
 
 
 class Full(Exception):
@@ -127,6 +129,9 @@ class Batcher:
             try:
                 verdicts = await loop.run_in_executor(self.thread, _answer, predictor, pictures, overlay)
             except Exception as error:
+                if not isinstance(error, ModelFault):
+                    print(f"weft: the model failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                    error = ModelFault("The model failed; the log of the service has the reason.")
                 for job in batch:
                     if not job.verdict.done():
                         job.verdict.set_exception(error)

@@ -10,12 +10,15 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEADER_SECONDS = 10.0
 HEADER_BYTES = 64 << 10
 
 
 class GuardedProtocol(HttpToolsProtocol):
     """Closes a connection whose header is late or too long."""
+
+    def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.seconds = config.loaded_app.state.service.settings.read_timeout
 
     _clock: asyncio.TimerHandle | None = None
     _bytes = 0
@@ -48,7 +51,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _await_header(self) -> None:
         self._bytes = 0
-        self._clock = self.loop.call_later(HEADER_SECONDS, self._give_up)
+        self._clock = self.loop.call_later(self.seconds, self._give_up)
 
     def _stop_clock(self) -> None:
         if self._clock is not None:

@@ -1,0 +1,130 @@
+"""A service in a process of its own, and clients that say exactly what goes over the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import nn
+
+from tests.helpers import lively
+from weft.checkpoints import save_model_dir
+
+NAMES = ["left", "right", "up", "down"]
+
+
+def saved(folder: Path, seed: int = 0, model: str = "ceit_nano_32") -> Path:
+    """A model directory; another seed, other answers."""
+    network = lively(model, num_classes=len(NAMES))
+    linear = [module for module in network.head.modules() if isinstance(module, nn.Linear)][-1]
+    linear.weight.data.mul_(20 if seed == 0 else -20)  # sure of itself, and of the opposite with another seed
+    return save_model_dir(network, folder, label_names=NAMES, force=True)
+
+
+def picture(seed: int, size: int = 40, format: str = "PNG") -> bytes:
+    """A picture file: soft colours, different for every seed."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(coarse).resize((size, size)).save(file, format)
+    return file.getvalue()
+
+
+class Running:
+    """`weft serve` at work."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int, said: list[str]) -> None:
+        self.process, self.port, self.said = process, port, said
+
+    def ask(
+        self,
+        path: str = "/predict",
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        method: str | None = None,
+        **words: Any,
+    ) -> tuple[int, Any, http.client.HTTPMessage]:
+        """Status, body (JSON where it is) and headers of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        with contextlib.closing(connection):
+            method = method or ("POST" if body is not None else "GET")
+            connection.request(method, path, body=body, headers=headers or {}, **words)
+            response = connection.getresponse()
+            raw = response.read()
+        is_json = response.headers.get_content_type() == "application/json"
+        return response.status, json.loads(raw) if is_json else raw, response.headers
+
+    def raw(self, data: bytes, timeout: float = 20) -> bytes:
+        """What comes back for these bytes, until the other side closes."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as sock:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                sock.sendall(data)
+            return read_all(sock)
+
+    def rss(self) -> int:
+        """Bytes of memory in use."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) << 10
+
+    def stop(self, sig: int = signal.SIGTERM, timeout: float = 30) -> int:
+        """Its exit code."""
+        self.process.send_signal(sig)
+        return self.process.wait(timeout)
+
+
+def read_all(sock: socket.socket) -> bytes:
+    """Until the other side closes."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := sock.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@contextlib.contextmanager
+def running(run: Path, *options: str, program: str = "", **env: str) -> Iterator[Running]:
+    """A service on a free port; `program` is Python that runs before it, to change what it is made of."""
+    words = ["serve", str(run), "--port", "0", *options]
+    code = f"{program}\nimport sys\nfrom weft.cli import main\nsys.exit(main({words!r}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
+    try:
+        said = _lines_until(process, "http://")
+        yield Running(process, int(re.search(r"http://\S*?:(\d+)", said[-1])[1]), said)
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def _lines_until(process: subprocess.Popen[str], word: str, seconds: float = 120) -> list[str]:
+    assert process.stderr is not None
+    said: list[str] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if select.select([process.stderr], [], [], 1)[0]:
+            line = process.stderr.readline()
+            assert line, f"weft serve ended: {''.join(said)}"
+            said.append(line)
+            if word in line:
+                return said
+    raise AssertionError(f"weft serve did not start: {''.join(said)}")

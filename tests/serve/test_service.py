@@ -1,0 +1,525 @@
+"""The routes, in this process: answers, refusals, limits, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import struct
+import threading
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.helpers import lively
+from tests.serve.running import NAMES, picture, saved
+from weft.data.transforms import eval_transform, seen_region
+from weft.deploy import export, open_model
+from weft.errors import CheckpointError, UsageError
+from weft.interpret import explain
+from weft.serve.app import create_app
+from weft.serve.predictor import Predictor, found
+from weft.serve.settings import Settings
+from weft.train import predict
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("served") / "model")
+
+
+@contextlib.asynccontextmanager
+async def client_of(settings: Settings, predictor: Predictor | None = None) -> AsyncIterator[httpx2.AsyncClient]:
+    app = create_app(settings, predictor)
+    transport = httpx2.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        client.service = app.state.service
+        yield client
+
+
+def with_client(
+    body: Callable[[httpx2.AsyncClient], Coroutine[Any, Any, None]],
+    model_dir: Path,
+    predictor: Predictor | None = None,
+    **limits: Any,
+) -> None:
+    async def go() -> None:
+        async with client_of(Settings(run=str(model_dir), **limits), predictor) as client:
+            await body(client)
+
+    asyncio.run(go())
+
+
+class Slow(Predictor):
+    """Waits to be let go before it answers; notes the sizes of its batches."""
+
+    def __init__(self, model_dir: Path, seconds: float = 0.0) -> None:
+        super().__init__(*open_model(model_dir))
+        self.seconds, self.sizes, self.may_go = seconds, [], threading.Event()
+        self.may_go.set()
+
+    def answer(self, pictures, *, overlay=False):
+        self.may_go.wait(20)
+        time.sleep(self.seconds)
+        self.sizes.append(len(pictures))
+        return super().answer(pictures, overlay=overlay)
+
+
+def test_one_picture_is_named_as_predict_names_it(model_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(picture(1))
+    expected = predict(model_dir, path)[0].top
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        for headers in ({"content-type": "image/png"}, {"content-type": "application/octet-stream"}, {}):
+            response = await client.post("/predict", content=path.read_bytes(), headers=headers)
+            assert response.status_code == 200, response.text
+            (answer,) = response.json()["answers"]
+            assert [item["class"] for item in answer["top"]] == [name for name, _ in expected]
+            assert [item["probability"] for item in answer["top"]] == pytest.approx([p for _, p in expected], abs=1e-5)
+        response = await client.post("/predict?top_k=2", content=path.read_bytes())
+        assert len(response.json()["answers"][0]["top"]) == 2
+
+    with_client(body, model_dir)
+
+
+def test_many_pictures_of_which_some_are_bad(model_dir: Path) -> None:
+    files = [
+        ("image", ("a.png", picture(1))),
+        ("image", ("../../b\x01<b>.txt", b"no picture")),
+        ("image", ("c.png", picture(3)[:300])),
+        ("anything", ("d.jpg", picture(4, format="JPEG"))),
+    ]
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        alone = [
+            (await client.post("/predict", content=picture(1))).json()["answers"][0]["top"],
+            (await client.post("/predict", content=picture(4, format="JPEG"))).json()["answers"][0]["top"],
+        ]
+        response = await client.post("/predict", files=files)
+        assert response.status_code == 200
+        first, second, third, fourth = response.json()["answers"]
+        assert second["error"]["code"] == "not-an-image"
+        assert "/" not in second["image"]
+        assert "\x01" not in second["image"]
+        assert third["error"]["code"] == "truncated"
+        for answer, expected in zip((first, fourth), alone, strict=True):
+            assert [item["class"] for item in answer["top"]] == [item["class"] for item in expected]
+            for one, other in zip(answer["top"], expected, strict=True):
+                assert one["probability"] == pytest.approx(other["probability"], abs=1e-5)
+
+    with_client(body, model_dir)
+
+
+def png_claiming(height: int, width: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    )
+
+
+FORM = {"content-type": "multipart/form-data; boundary=x"}
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "nothing": (dict(content=b""), 400, "zero-byte"),
+    "one byte": (dict(content=b"x"), 415, "not-an-image"),
+    "text": (dict(content=b"GET / HTTP/1.1\r\n" * 100), 415, "not-an-image"),
+    "svg with a script": (dict(content=b"<svg onload='alert(1)'/>"), 415, "not-an-image"),
+    "a pickle": (dict(content=b"\x80\x04\x95cos\nsystem\n(S'touch x'\ntR."), 415, "not-an-image"),
+    "truncated": (dict(content=picture(0)[:200]), 400, "truncated"),
+    "a header alone": (dict(content=b"\x89PNG\r\n\x1a\n" + b"\0" * 40), 400, "damaged"),
+    "a bomb": (dict(content=png_claiming(60_000, 60_000)), 422, "too-many-pixels"),
+    "just too many pixels": (dict(content=png_claiming(5_000, 5_001)), 422, "too-many-pixels"),
+    "too many bytes": (dict(content=b"\xff" * 200_001), 413, "too-large"),
+    "packed": (dict(content=zlib.compress(picture(0)), headers={"content-encoding": "gzip"}), 415, "packed"),
+    "a form for a URL": (dict(data={"url": "http://169.254.169.254/"}), 415, "content-type"),
+    "JSON": (dict(json={"image": "aGk="}), 415, "content-type"),
+    "a form without a file": (
+        dict(content=b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n--x--\r\n', headers=FORM),
+        400,
+        "no-image",
+    ),
+    "a form without a boundary": (dict(content=b"--x", headers={"content-type": "multipart/form-data"}), 400, "form"),
+    "no form": (dict(content=b"\0" * 999, headers=FORM), 400, "form"),
+    "a form that ends too early": (
+        dict(content=b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n', headers=FORM),
+        400,
+        "no-image",
+    ),
+    "a form with endless headers": (dict(content=b"--x\r\n" + b"A: b\r\n" * 9999, headers=FORM), 400, "form"),
+    "too many files": (dict(files=[("image", ("a.png", picture(0)))] * 5), 413, "too-many-images"),
+    "too many fields": (
+        dict(content=b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n' * 50 + b"--x--\r\n", headers=FORM),
+        400,
+        "form",
+    ),
+    "a long field": (
+        dict(
+            content=b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"b" * 9999 + b"\r\n--x--\r\n",
+            headers=FORM,
+        ),
+        400,
+        "form",
+    ),
+    "top_k of none": (dict(content=picture(0), params={"top_k": 0}), 422, "parameter"),
+    "top_k of many": (dict(content=picture(0), params={"top_k": 10**30}), 422, "parameter"),
+    "top_k of words": (dict(content=picture(0), params={"top_k": "all"}), 422, "parameter"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_has_a_sentence_and_disturbs_nobody(case: str, model_dir: Path) -> None:
+    words, status, code = REFUSED[case]
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        response, good = await asyncio.gather(
+            client.post("/predict", **words), client.post("/predict", content=picture(1))
+        )
+        assert (response.status_code, response.json()["error"]["code"]) == (status, code), response.text
+        error = response.json()["error"]
+        assert error["message"].endswith(".")
+        assert error["request_id"] == response.headers["x-request-id"]
+        assert str(model_dir) not in response.text
+        assert "Traceback" not in response.text
+        assert good.status_code == 200
+
+    with_client(body, model_dir, max_bytes=200_000, max_images=4)
+
+
+ATTACKS: dict[str, tuple[str, str, dict[str, str], int]] = {
+    "a page of another site": ("POST", "/predict", {"origin": "http://evil.example"}, 403),
+    "a page in a sandbox": ("POST", "/predict", {"origin": "null"}, 403),
+    "a page of another port": ("POST", "/predict", {"origin": "http://localhost:3000"}, 403),
+    "a form of another site": ("POST", "/predict", {"sec-fetch-site": "cross-site"}, 403),
+    "a preflight": (
+        "OPTIONS",
+        "/predict",
+        {"origin": "http://evil.example", "access-control-request-method": "POST"},
+        403,
+    ),
+    "a name of another": ("GET", "/", {"host": "evil.example"}, 421),
+    "a name that begins well": ("GET", "/", {"host": "localhost.evil.example"}, 421),
+    "a name with a user": ("GET", "/", {"host": "localhost@evil.example"}, 421),
+    "an address of another": ("GET", "/", {"host": "192.168.0.7"}, 421),
+    "no name": ("GET", "/", {"host": ""}, 421),
+    "a host that is none": ("GET", "/", {"host": "[::1"}, 421),
+}
+
+
+@pytest.mark.parametrize("case", ATTACKS)
+def test_browsers_of_this_machine_cannot_be_used_by_other_sites(case: str, model_dir: Path) -> None:
+    method, path, headers, status = ATTACKS[case]
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        response = await client.request(method, path, content=picture(0), headers=headers)
+        assert response.status_code == status, response.text
+        assert not [name for name in response.headers if name.startswith("access-control")]
+
+    with_client(body, model_dir)
+
+
+def test_its_own_page_may_ask(model_dir: Path) -> None:
+    async def body(client: httpx2.AsyncClient) -> None:
+        own = {"origin": "http://localhost", "sec-fetch-site": "same-origin"}
+        assert (await client.post("/predict", content=picture(0), headers=own)).status_code == 200
+        for host in ("127.0.0.1:8000", "[::1]:8000", "LOCALHOST"):
+            assert (await client.get("/live", headers={"host": host})).status_code == 200
+        page = await client.get("/")
+        assert page.status_code == 200
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert page.headers["x-content-type-options"] == "nosniff"
+        for name in ("app.js", "style.css", "icon.svg"):
+            assert f'"/page/{name}"' in page.text
+            assert (await client.get(f"/page/{name}")).status_code == 200
+        for path in ("/page/index.html", "/page/..%2fapp.py", "/page/%2e%2e/app.py", "/docs", "/redoc"):
+            assert (await client.get(path)).status_code == 404, path
+
+    with_client(body, model_dir)
+
+
+def test_a_service_for_others_asks_for_its_token(model_dir: Path) -> None:
+    async def body(client: httpx2.AsyncClient) -> None:
+        for path in ("/model", "/metrics", "/openapi.json"):
+            response = await client.get(path)
+            assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), path
+        for wrong in ("Bearer ", "Bearer secre", "bearer secret", "Basic secret", "Bearer sécret"):
+            headers = {"authorization": wrong.encode()}
+            assert (await client.post("/predict", content=picture(0), headers=headers)).status_code == 401
+        right = {"authorization": "Bearer secret"}
+        assert (await client.post("/predict", content=picture(0), headers=right)).status_code == 200
+        for path in ("/", "/live", "/ready", "/health", "/page/app.js"):
+            assert (await client.get(path)).status_code == 200, path
+
+    with_client(body, model_dir, host="0.0.0.0", names=("localhost",), token="secret")
+
+
+def test_pictures_of_many_clients_share_a_forward_pass(model_dir: Path) -> None:
+    slow = Slow(model_dir)
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        slow.may_go.clear()
+        first = asyncio.create_task(client.post("/predict", content=picture(0)))
+        await asyncio.sleep(0.2)  # the model has it
+        rest = [asyncio.create_task(client.post("/predict", content=picture(i))) for i in range(20)]
+        await asyncio.sleep(0.3)
+        slow.may_go.set()
+        responses = await asyncio.gather(first, *rest)
+        assert all(response.status_code == 200 for response in responses)
+        assert slow.sizes == [1, 16, 4]
+        for i, response in enumerate(responses[1:]):  # each got its own answer
+            alone = (await client.post("/predict", content=picture(i))).json()["answers"][0]["top"]
+            together = response.json()["answers"][0]["top"]
+            assert [item["class"] for item in together] == [item["class"] for item in alone]
+            assert together[0]["probability"] == pytest.approx(alone[0]["probability"], abs=1e-5)
+
+    with_client(body, model_dir, slow, max_batch=16)
+
+
+def test_too_many_are_told_when_to_come_again(model_dir: Path) -> None:
+    slow = Slow(model_dir, 0.05)
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        async def live() -> float:
+            begun = time.perf_counter()
+            assert (await client.get("/live")).status_code == 200
+            return time.perf_counter() - begun
+
+        slow.may_go.clear()
+        asking = [asyncio.create_task(client.post("/predict", content=picture(i))) for i in range(64)]
+        await asyncio.sleep(0.5)
+        asking += [asyncio.create_task(client.post("/predict", content=picture(i))) for i in range(16)]
+        await asyncio.sleep(0.3)
+        assert await live() < 0.1
+        assert (await client.get("/ready")).status_code == 503
+        slow.may_go.set()
+        responses = await asyncio.gather(*asking)
+        codes = [response.status_code for response in responses]
+        assert set(codes) == {200, 429}
+        assert 20 <= codes.count(200) <= 24  # what waited, and what the model had
+        for response in responses:
+            if response.status_code == 429:
+                assert int(response.headers["retry-after"]) >= 1
+                assert response.json()["error"]["code"] == "queue-full"
+        assert (await client.get("/ready")).status_code == 200
+        assert (await client.post("/predict", content=picture(0))).status_code == 200
+
+    with_client(body, model_dir, slow, max_batch=4, max_queue=16)
+
+
+def test_a_deadline_and_a_client_that_leaves_take_their_pictures_along(model_dir: Path) -> None:
+    slow = Slow(model_dir)
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        slow.may_go.clear()
+        first = asyncio.create_task(client.post("/predict", content=picture(0)))
+        await asyncio.sleep(0.1)
+        leaving = asyncio.create_task(client.post("/predict", content=picture(1)))
+        late = asyncio.create_task(client.post("/predict", content=picture(2)))
+        await asyncio.sleep(0.1)
+        leaving.cancel()
+        responses = await asyncio.gather(first, late)
+        assert [response.status_code for response in responses] == [504, 504]
+        assert responses[0].json()["error"]["code"] == "too-late"
+        slow.may_go.set()
+        await asyncio.sleep(0.1)
+        assert slow.sizes == [1]  # what was begun; the others were never computed
+        assert (await client.post("/predict", content=picture(3))).status_code == 200
+
+    with_client(body, model_dir, slow, timeout=0.6)
+
+
+def test_a_model_that_fails_is_no_fault_of_the_picture(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = Slow(model_dir)
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        with torch.no_grad():
+            broken.model.head.weight.fill_(float("nan"))
+        response = await client.post("/predict", content=picture(0))
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "model-fault")
+        broken.answer = lambda pictures, *, overlay=False: 1 / 0
+        response = await client.post("/predict", content=picture(0))
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "model-fault")
+        assert "ZeroDivisionError" not in response.text
+        assert (await client.get("/ready")).status_code == 200
+
+    with_client(body, model_dir, broken)
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError" in said
+    assert "the model failed" in said
+
+
+@pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])
+def test_the_overlay_is_what_explain_shows(name: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", model=name)
+    network, _ = open_model(folder)
+    focus = explain(network, Image.open(io.BytesIO(picture(1))).convert("RGB"), grad_cam=False).focus
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        answer = (await client.post("/predict?overlay=true", content=picture(1))).json()["answers"][0]
+        grid = np.array(answer["overlay"]["grid"])
+        assert grid.min() == 0
+        assert grid.max() == 1
+        np.testing.assert_allclose(grid, (focus - focus.min()) / (focus.max() - focus.min()), atol=2e-3)
+        plain = (await client.post("/predict", content=picture(1))).json()["answers"][0]
+        assert "overlay" not in plain
+        assert answer["top"][0]["probability"] == pytest.approx(plain["top"][0]["probability"], abs=1e-5)
+
+    with_client(body, folder)
+
+
+def test_the_overlay_costs_no_second_forward_pass(model_dir: Path) -> None:
+    predictor = Predictor(*open_model(model_dir))
+    calls = []
+    predictor.model.register_forward_hook(lambda *_: calls.append(1))
+    predictor.answer([predictor.read(picture(0), max_pixels=10**6)], overlay=True)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("cfg", "size"),
+    [
+        (dict(input_size=(3, 32, 32), crop_pct=1.0, crop_mode="center"), (40, 80)),
+        (dict(input_size=(3, 64, 64), crop_pct=0.8, crop_mode="center"), (300, 200)),
+        (dict(input_size=(3, 48, 64), crop_pct=0.9, crop_mode="center"), (200, 200)),
+        (dict(input_size=(3, 64, 64), crop_pct=0.8, crop_mode="squash"), (300, 150)),
+        (dict(input_size=(3, 64, 64), crop_pct=1.0, crop_mode="border"), (100, 200)),
+    ],
+)
+def test_the_region_is_what_the_transform_leaves(cfg: dict[str, Any], size: tuple[int, int]) -> None:
+    height, width = size
+    places = np.zeros((height, width, 3), np.uint8)  # red tells the column, green the row, blue what is picture
+    places[..., 0] = np.linspace(0, 255, width)[None]
+    places[..., 1] = np.linspace(0, 255, height)[:, None]
+    places[..., 2] = 255
+    transform: Any = eval_transform({**cfg, "mean": (0, 0, 0), "std": (1, 1, 1), "interpolation": "bilinear"})
+    seen = transform(Image.fromarray(places)).numpy()
+    inside = seen[2] > 0.99
+    left, top, wide, high = seen_region(cfg, size)
+    expected = (max(left, 0), max(top, 0), min(left + wide, 1), min(top + high, 1))
+    found_there = (seen[0][inside].min(), seen[1][inside].min(), seen[0][inside].max(), seen[1][inside].max())
+    assert found_there == pytest.approx(expected, abs=0.02)
+
+
+def test_metrics_add_up(model_dir: Path) -> None:
+    async def body(client: httpx2.AsyncClient) -> None:
+        for i in range(5):
+            await client.post("/predict", content=picture(i))
+        await client.post("/predict", content=b"x")
+        for i in range(3):
+            await client.get(f"/strangers/{i}")
+        text = (await client.get("/metrics")).text
+        lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert lines['weft_requests_total{code="200",method="POST",path="/predict"}'] == "5.0"
+        assert lines['weft_requests_total{code="415",method="POST",path="/predict"}'] == "1.0"
+        assert lines['weft_requests_total{code="404",method="GET",path="other"}'] == "3.0"
+        assert lines['weft_images_total{outcome="answered"}'] == "5.0"
+        assert lines['weft_images_total{outcome="not-an-image"}'] == "1.0"
+        assert lines["weft_batch_images_sum"] == "5.0"
+        assert lines["weft_waiting_images"] == "0.0"
+        assert "strangers" not in text
+
+    with_client(body, model_dir)
+
+
+def test_the_description_names_every_way_in(model_dir: Path) -> None:
+    async def body(client: httpx2.AsyncClient) -> None:
+        described = (await client.get("/openapi.json")).json()
+        assert set(described["paths"]) == {"/predict", "/model", "/live", "/ready", "/health", "/metrics"}
+        assert set(described["paths"]["/predict"]["post"]["requestBody"]["content"]) == {
+            "image/*",
+            "application/octet-stream",
+            "multipart/form-data",
+        }
+        facts = (await client.get("/model")).json()
+        assert facts["classes"] == NAMES
+        assert facts["input"] == {"channels": 3, "height": 32, "width": 32}
+        assert str(model_dir) not in json.dumps([described, facts])
+
+    with_client(body, model_dir)
+
+
+def test_a_model_without_class_names_answers_in_numbers(tmp_path: Path) -> None:
+    from weft.checkpoints import save_model_dir
+
+    save_model_dir(lively("ceit_nano_32", num_classes=3), tmp_path / "model")
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        top = (await client.post("/predict", content=picture(0))).json()["answers"][0]["top"]
+        assert sorted(item["class"] for item in top) == ["0", "1", "2"]
+
+    with_client(body, tmp_path / "model")
+
+
+def test_a_picture_of_one_pixel(model_dir: Path) -> None:
+    async def body(client: httpx2.AsyncClient) -> None:
+        assert (await client.post("/predict?overlay=true", content=picture(0, size=1))).status_code == 200
+
+    with_client(body, model_dir)
+
+
+def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    folder = saved(tmp_path / "run" / "best")
+    model, names = open_model(folder)
+    assert found(tmp_path / "run") == folder
+    export(model, tmp_path / "run" / "slow", format="onnx", label_names=names)
+    assert found(tmp_path / "run") == tmp_path / "run" / "slow"
+    export(model, tmp_path / "run" / "quick", format="openvino", label_names=names)
+    assert found(tmp_path / "run") == tmp_path / "run" / "quick"
+    assert found(tmp_path / "run", "onnx") == tmp_path / "run" / "slow"
+    assert found(tmp_path / "run", "torch") == folder
+    assert found(tmp_path / "run" / "slow") == tmp_path / "run" / "slow"
+    with pytest.raises(UsageError, match="runtime must be that of the export, onnx; got torch"):
+        found(tmp_path / "run" / "slow", "torch")
+    with pytest.raises(CheckpointError, match="is neither"):
+        found(tmp_path / "nowhere")
+    torch_one = Predictor.open(tmp_path / "run", runtime="torch")
+    for runtime in ("onnx", "openvino"):
+        other = Predictor.open(tmp_path / "run", runtime=runtime)
+        pictures = [other.read(picture(i), max_pixels=10**6) for i in range(3)]
+        for one, two in zip(
+            torch_one.answer(pictures, overlay=True), other.answer(pictures, overlay=True), strict=True
+        ):
+            np.testing.assert_allclose(one.probabilities, two.probabilities, atol=1e-4)
+            assert one.overlay is not None
+            assert two.overlay is not None
+            np.testing.assert_allclose(one.overlay.grid, two.overlay.grid, atol=1e-3)
+    # trained anew: what was exported before is of another model
+    saved(tmp_path / "run" / "best", seed=1)
+    assert found(tmp_path / "run") == folder
+    with pytest.raises(UsageError, match="runtime openvino needs an export in or beside"):
+        found(tmp_path / "run", "openvino")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (dict(runtime="tensorrt"), "runtime must be one of auto, torch, openvino, onnx; got 'tensorrt'"),
+        (dict(port=70000), "port must be from 0 to 65535; got 70000"),
+        (dict(max_batch=0), "max_batch must be at least 1"),
+        (dict(timeout=0), "timeout is in seconds, above 0"),
+        (dict(timeout=float("nan")), "timeout is in seconds, above 0"),
+        (dict(max_wait_ms=-1), "max_wait_ms is in milliseconds"),
+        (dict(max_queue=8, max_images=9), "max_queue must hold the pictures of one request"),
+        (dict(is_open=True, token="x"), "got both WEFT_TOKEN and no token"),
+    ],
+)
+def test_settings_that_do_not_fit(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Settings(run="x", **words)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.layers.attention import attend
+from weft.layers.attention import attend, watched
 
 
 def parts(dtype: torch.dtype, queries: int = 9, keys: int = 5) -> list[torch.Tensor]:
@@ -39,3 +41,29 @@ def test_which_way(dtype, tokens, is_fused, monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: asked.append(1) or fused(*a, **k))
     attend(*parts(dtype, tokens, tokens), 0.3)
     assert bool(asked) == is_fused
+
+
+def test_a_thread_watches_its_own_attention_alone() -> None:
+    q = torch.randn(1, 2, 5, 4)
+    asked, done = threading.Event(), threading.Event()
+
+    def beside() -> None:
+        asked.wait(10)
+        attend(q, q, q, 0.5)
+        with watched() as own:
+            attend(q, q, q, 0.5)
+        assert len(own) == 1
+        done.set()
+
+    other = threading.Thread(target=beside)
+    other.start()
+    with watched() as weights:
+        attend(q, q, q, 0.5)
+        asked.set()
+        assert done.wait(10)
+        with watched() as inner:
+            attend(q, q, q, 0.5)
+        attend(q, q, q, 0.5)
+    other.join()
+    attend(q, q, q, 0.5)
+    assert (len(weights), len(inner)) == (2, 1)

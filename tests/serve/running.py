@@ -8,15 +8,15 @@ import io
 import json
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image
@@ -47,7 +47,7 @@ def picture(seed: int, size: int = 40, format: str = "PNG") -> bytes:
 class Running:
     """`weft serve` at work."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, said: list[str]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, said: str) -> None:
         self.process, self.port, self.said = process, port, said
 
     def ask(
@@ -100,31 +100,26 @@ def running(run: Path, *options: str, program: str = "", **env: str) -> Iterator
     """A service on a free port; `program` is Python that runs before it, to change what it is made of."""
     words = ["serve", str(run), "--port", "0", *options]
     code = f"{program}\nimport sys\nfrom weft.cli import main\nsys.exit(main({words!r}))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-    )
-    try:
-        said = _lines_until(process, "http://")
-        yield Running(process, int(re.search(r"http://\S*?:(\d+)", said[-1])[1]), said)
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stderr=errors, env={**os.environ, "OMP_NUM_THREADS": "1", **env}
+        )
+        try:
+            said = _said(process, errors, "http://")
+            yield Running(process, int(re.search(r"http://\S*?:(\d+)", said)[1]), said)
+        finally:
+            process.kill()
+            process.wait()
 
 
-def _lines_until(process: subprocess.Popen[str], word: str, seconds: float = 120) -> list[str]:
-    assert process.stderr is not None
-    said: list[str] = []
+def _said(process: subprocess.Popen[bytes], errors: IO[str], word: str, seconds: float = 120) -> str:
+    """What it said up to a word."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if select.select([process.stderr], [], [], 1)[0]:
-            line = process.stderr.readline()
-            assert line, f"weft serve ended: {''.join(said)}"
-            said.append(line)
-            if word in line:
-                return said
-    raise AssertionError(f"weft serve did not start: {''.join(said)}")
+        errors.seek(0)
+        said = errors.read()
+        if word in said and said.endswith("\n"):
+            return said
+        assert process.poll() is None, f"weft serve ended: {said}"
+        time.sleep(0.1)
+    raise AssertionError(f"weft serve did not start: {said}")

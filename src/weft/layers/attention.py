@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 _PLAIN_SCORES = 1024 * 1024  # above this many scores per head, memory counts for more than time
-_seen: list[Tensor] | None = None  # of whoever watches
+_seen: dict[int, list[Tensor]] = {}  # of whoever watches, by thread
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -29,7 +30,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     its CPU kernel loses to plain matrix products: 4.4 to 2.6 ms forward and 13.3 to 4.1 ms backward for 16 pictures of
     197 tokens in three heads (benchmarks/training/kernels.csv), so these are taken as long as the scores are small.
     """
-    if _seen is not None or _products_are_faster(q, k):
+    if _is_watched() or _products_are_faster(q, k):
         q = q if scale == 1.0 else q * scale  # a folded network has it in its weights
         return torch.matmul(noted(torch.matmul(q, k.transpose(-2, -1)).softmax(dim=-1)), v)
     return F.scaled_dot_product_attention(q, k, v, scale=scale)
@@ -37,20 +38,27 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Tensor]]:
-    """The weights (b heads n m) of every attention computed meanwhile, in its order; for one thread at a time."""
-    global _seen
-    before, _seen = _seen, []
+    """The weights (b heads n m) of every attention that this thread computes meanwhile, in its order."""
+    thread = threading.get_ident()
+    before = _seen.get(thread)
+    _seen[thread] = weights = []
     try:
-        yield _seen
+        yield weights
     finally:
-        _seen = before
+        del _seen[thread]
+        if before is not None:
+            _seen[thread] = before
 
 
 def noted(weights: Tensor) -> Tensor:
     """The weights as they came, shown to whoever watches."""
-    if _seen is not None:
-        _seen.append(weights.detach())
+    if _is_watched():
+        _seen[threading.get_ident()].append(weights.detach())
     return weights
+
+
+def _is_watched() -> bool:
+    return bool(_seen) and threading.get_ident() in _seen
 
 
 def _products_are_faster(q: Tensor, k: Tensor) -> bool:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from weft.data import BadImage
 from weft.serve.batching import Batcher, Full
@@ -311,7 +311,7 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
         word = "ready" if service.is_ready else "stopping" if service.is_draining else "busy"
         return JSONResponse({"status": word, "waiting": service.batcher.waiting}, 200 if word == "ready" else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Counters for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -358,7 +358,8 @@ def _answer(predictor: Predictor, name: str, found: Verdict | BadImage, top_k: i
     top = [{"class": label, "probability": share} for label, share in found.top(predictor.names, top_k)]
     answer: dict[str, Any] = {"image": name, "top": top}
     if found.overlay is not None:
-        answer["overlay"] = {"grid": found.overlay.grid.astype(float).round(3).tolist(), "region": list(found.overlay.region)}
+        grid = found.overlay.grid.astype(float).round(3)  # as float64, or JSON would have sixteen digits
+        answer["overlay"] = {"grid": grid.tolist(), "region": list(found.overlay.region)}
     return answer
 
 

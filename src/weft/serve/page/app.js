@@ -75,7 +75,7 @@ function work() {
       work();
     });
   }
-  at.status.textContent = underWay + queue.length > 1 ? `${underWay + queue.length} pictures to go` : "";
+  if (underWay + queue.length > 1) at.status.textContent = `${underWay + queue.length} pictures to go`;
 }
 
 async function answer({ file, card }) {

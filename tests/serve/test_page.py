@@ -43,6 +43,7 @@ def page(browser: Any, service: Running) -> Iterator[Any]:
     page.on("request", lambda request: None if request.url.startswith(own) else elsewhere.append(request.url))
     page.on("pageerror", lambda error: failures.append(str(error)))
     page.goto(own[0])
+    page.get_by_text("4 classes").wait_for()
     yield page
     assert elsewhere == []
     assert failures == []

@@ -8,12 +8,11 @@ import os
 
 from weft.cli.options import add_common, example, whole
 from weft.errors import UsageError
-from weft.serve.settings import RUNTIMES, Settings
+from weft.serve.settings import RUNTIMES, TOKEN, Settings
 
 HELP = "answer over HTTP: a page for people, /predict for programs"
 
 NEEDS = ("fastapi", "uvicorn", "httptools", "multipart", "prometheus_client")
-TOKEN = "WEFT_TOKEN"
 
 EXAMPLE = """
 weft serve runs/photos

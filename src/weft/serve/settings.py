@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weft.errors import UsageError
 
 RUNTIMES = ("auto", "torch", "openvino", "onnx")
+TOKEN = "WEFT_TOKEN"  # the environment variable that holds it
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 

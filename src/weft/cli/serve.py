@@ -20,7 +20,7 @@ curl --data-binary @cat.jpg -H "Content-Type: image/jpeg" "http://127.0.0.1:8000
 curl -F image=@cat.jpg -F image=@dog.jpg http://127.0.0.1:8000/predict
 
 The page is at /, the description of the interface at /openapi.json. Of a run, the quickest export beside its model
-answers (weft export runs/photos --format openvino --precision int8 --data photos/ --out runs/photos/int8), else torch.
+answers (weft export runs/photos runs/photos/int8 --format openvino --precision int8 --data photos/), else torch.
 Ctrl-C or SIGTERM: what was accepted is answered, then it ends. SIGHUP: the model is loaded anew, nothing is dropped.
 Only this machine reaches it, unless --host says otherwise; then clients need the token that is printed, or the one in
 the environment variable WEFT_TOKEN.

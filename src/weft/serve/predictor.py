@@ -206,7 +206,7 @@ def found(run: str | Path, runtime: str = "auto") -> Path:
     if runtime != "auto":
         raise UsageError(
             f"runtime {runtime} needs an export in or beside {model}; there is none that fits. Run: weft export {run}"
-            f" --format {runtime} --out {Path(run) / runtime}"
+            f" {Path(run) / runtime} --format {runtime}"
         )
     return model
 

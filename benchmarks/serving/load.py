@@ -1,0 +1,324 @@
+"""What `weft serve` bears: 64 clients, good, broken and hostile bodies; and how much of `weft bench` is left.
+
+    python benchmarks/serving/load.py PHOTOS --model ceit_tiny_patch16_224 --minutes 5 --out benchmarks/serving
+
+PHOTOS: a folder of pictures. Clients and service share this machine's cores. Three phases:
+
+speed   the forward pass alone as `weft bench` times it, and 64 clients in a closed loop with good pictures, in turns
+half    requests at random moments (a Poisson process) at half of that rate
+mixed   64 clients, nine of ten pictures good, the rest broken or hostile, for --minutes; memory is sampled each second
+
+Every answer to a good picture is compared with what `weft predict` says of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import os
+import random
+import re
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+import weft
+from weft.bench.records import write_csv
+from weft.checkpoints import save_model_dir
+from weft.train import predict
+
+CLIENTS = 64
+BATCH = 32
+SLACK = 1e-4  # of a probability
+
+
+@dataclass
+class Tally:
+    """What came back."""
+
+    codes: Counter[int] = field(default_factory=Counter)
+    seconds: list[float] = field(default_factory=list)  # of good pictures that were answered
+    wrong: int = 0
+    unexpected: list[str] = field(default_factory=list)
+
+    def centile(self, percent: float) -> float:
+        """Milliseconds."""
+        ordered = sorted(self.seconds)
+        return 1000 * ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a client sends, and what must come back: the offline answer, or codes."""
+
+    data: bytes
+    top: dict[str, float] | None = None
+    codes: tuple[int, ...] = ()
+
+
+def good_bodies(folder: Path, run: Path) -> list[Body]:
+    """The pictures, each with its offline answer."""
+    answers = predict(run, folder, top_k=5)
+    return [Body(Path(answer.image).read_bytes(), dict(answer.top)) for answer in answers if answer.error is None]
+
+
+def bad_bodies(good: bytes) -> list[Body]:
+    """Broken and hostile ones."""
+    rng = random.Random(0)
+    flipped = bytearray(good)
+    flipped[len(good) // 2 : len(good) // 2 + 40] = rng.randbytes(40)
+    profile = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(profile, "JPEG", icc_profile=rng.randbytes(3000))
+    return [
+        Body(b"", codes=(400,)),
+        Body(b"x", codes=(415,)),
+        Body(b"<svg onload=alert(1)>" * 50, codes=(415,)),
+        Body(b"\x80\x04cos\nsystem\n(S'true'\ntR.", codes=(415,)),
+        Body(good[: len(good) // 2], codes=(400,)),
+        Body(bytes(flipped), codes=(200, 400)),
+        Body(rng.randbytes(100_000), codes=(415,)),
+        Body(b"\xff\xd8\xff" + rng.randbytes(50_000), codes=(400,)),
+        Body(b"\x89PNG\r\n\x1a\n" + rng.randbytes(5_000), codes=(400,)),
+        Body(b"RIFF\xff\xff\xff\x7fWEBPVP8 " + rng.randbytes(999), codes=(400,)),
+        Body(b"GIF89a" + rng.randbytes(999), codes=(200, 400, 422)),
+        Body(png_claiming(60_000, 60_000), codes=(422,)),
+        Body(profile.getvalue(), codes=(200, 400)),
+        Body(b"\xff" * (10 << 20) + b"x", codes=(413,)),
+    ]
+
+
+def png_claiming(height: int, width: int) -> bytes:
+    """A PNG of a few bytes that says it has many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
+    )
+
+
+class Client:
+    """One connection, kept open."""
+
+    def __init__(self, port: int, tally: Tally) -> None:
+        self.port, self.tally = port, tally
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, body: Body) -> None:
+        """Sends, waits, and judges what comes."""
+        begun = time.perf_counter()
+        try:
+            code, answer = await self._exchange(body.data)
+        except (OSError, asyncio.IncompleteReadError, IndexError) as error:
+            self.tally.unexpected.append(f"connection: {error!r}")
+            self.streams = None
+            return
+        self.tally.codes[code] += 1
+        if code in (429, 503):
+            await asyncio.sleep(0.05)
+        elif body.top is None:
+            if code not in body.codes:
+                self.tally.unexpected.append(f"{code} for {body.data[:20]!r}, not {body.codes}: {answer[:200]!r}")
+        elif code != 200:
+            self.tally.unexpected.append(f"{code} for a good picture: {answer[:200]!r}")
+        else:
+            self.tally.seconds.append(time.perf_counter() - begun)
+            found = {item["class"]: item["probability"] for item in json.loads(answer)["answers"][0]["top"]}
+            same = all(abs(found.get(name, 0) - share) <= SLACK for name, share in body.top.items())
+            self.tally.wrong += not same
+
+    async def _exchange(self, data: bytes) -> tuple[int, bytes]:
+        if self.streams is None:
+            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = self.streams
+        head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        writer.write(head.encode() + data)
+        await writer.drain()
+        head_back = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        length = int(head_back.partition("content-length:")[2].split()[0])
+        answer = await reader.readexactly(length)
+        if "connection: close" in head_back:
+            writer.close()
+            self.streams = None
+        return int(head_back.split()[1]), answer
+
+    def close(self) -> None:
+        """Leaves."""
+        if self.streams is not None:
+            self.streams[1].close()
+
+
+async def closed_loop(port: int, bodies: list[Body], bad: list[Body], seconds: float) -> tuple[Tally, float]:
+    """Clients that ask again as soon as they are answered; and answered good pictures per second."""
+    tally, rng, end = Tally(), random.Random(1), time.perf_counter() + seconds
+
+    async def one(number: int) -> None:
+        client, place = Client(port, tally), number
+        while time.perf_counter() < end:
+            place += CLIENTS
+            is_bad = bool(bad) and rng.random() < 0.1
+            await client.ask(rng.choice(bad) if is_bad else bodies[place % len(bodies)])
+        client.close()
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(one(number) for number in range(CLIENTS)))
+    return tally, len(tally.seconds) / (time.perf_counter() - begun)
+
+
+async def open_loop(port: int, bodies: list[Body], rate: float, seconds: float) -> Tally:
+    """Requests at moments of their own, whatever the service does."""
+    tally, rng, tasks, free = Tally(), random.Random(2), [], []
+    end = time.perf_counter() + seconds
+
+    async def one(body: Body) -> None:
+        client = free.pop() if free else Client(port, tally)
+        await client.ask(body)
+        free.append(client)
+
+    moment = time.perf_counter()
+    while moment < end:
+        await asyncio.sleep(max(moment - time.perf_counter(), 0))
+        tasks.append(asyncio.create_task(one(rng.choice(bodies))))
+        moment += rng.expovariate(rate)
+    await asyncio.gather(*tasks)
+    for client in free:
+        client.close()
+    return tally
+
+
+class Service:
+    """`weft serve` in a process of its own."""
+
+    def __init__(self, run: Path, *options: str) -> None:
+        self.log = tempfile.TemporaryFile("w+")
+        words = [sys.executable, "-m", "weft", "serve", str(run), "--port", "0", "--max-batch", str(BATCH), *options]
+        self.process = subprocess.Popen(words, stderr=self.log)
+        while not (found := re.search(r"http://\S*?:(\d+)", self.said())):
+            assert self.process.poll() is None, self.said()
+            time.sleep(0.1)
+        self.port = int(found[1])
+
+    def said(self) -> str:
+        """Its log."""
+        self.log.seek(0)
+        return self.log.read()
+
+    def mib(self) -> float:
+        """Memory in use."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) / 1024
+
+    def files(self) -> int:
+        """Open files and sockets."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def stop(self) -> int:
+        """Its exit code."""
+        self.process.terminate()
+        return self.process.wait(60)
+
+
+def benched(run: Path, way: str) -> float:
+    """Images per second of the forward pass alone, by `weft bench`."""
+    words = ["bench", str(run), "--batch-size", str(BATCH), "--rounds", "3", "--json"]
+    words += ["--ways", way] if way else []
+    done = subprocess.run([sys.executable, "-m", "weft", *words], capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout)[0]["images_per_second"])
+
+
+async def mixed(service: Service, bodies: list[Body], bad: list[Body], minutes: float) -> tuple[Tally, list[tuple]]:
+    """The long phase, and (second, MiB, open files)."""
+    samples: list[tuple] = []
+
+    async def sample() -> None:
+        begun = time.perf_counter()
+        while True:
+            samples.append((round(time.perf_counter() - begun), round(service.mib(), 1), service.files()))
+            await asyncio.sleep(1)
+
+    sampler = asyncio.create_task(sample())
+    tally, _ = await closed_loop(service.port, bodies, bad, 60 * minutes)
+    sampler.cancel()
+    return tally, samples
+
+
+def main() -> None:
+    """Runs the phases, and writes load.csv and memory.csv."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("photos", type=Path)
+    parser.add_argument("--model", default="ceit_tiny_patch16_224", help="a name, with random weights, or a directory")
+    parser.add_argument("--way", default="folded", help="of weft bench, to compare with")
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(args.model)
+        if not run.is_dir():
+            torch.manual_seed(0)
+            network = weft.create_model(args.model).eval()
+            for module in network.modules():
+                if isinstance(module, torch.nn.Linear):
+                    module.weight.data.mul_(1.5)  # answers that differ from picture to picture
+            run = save_model_dir(network, Path(folder) / "model")
+        bodies = good_bodies(args.photos, run)
+        bad = bad_bodies(bodies[0].data)
+        rows = []
+        speeds, alone = [], []
+        for _ in range(args.turns):
+            alone.append(benched(run, args.way))
+            service = Service(run)
+            asyncio.run(closed_loop(service.port, bodies, [], 5))
+            tally, speed = asyncio.run(closed_loop(service.port, bodies, [], 25))
+            speeds.append(speed)
+            rows.append(row("speed", tally, speed, alone[-1], service))
+            print(rows[-1], flush=True)
+        service = Service(run)
+        asyncio.run(closed_loop(service.port, bodies, [], 5))
+        half = statistics.median(speeds) / 2
+        tally = asyncio.run(open_loop(service.port, bodies, half, 60))
+        rows.append(row("half", tally, half, None, service))
+        print(rows[-1], flush=True)
+        service = Service(run)
+        tally, samples = asyncio.run(mixed(service, bodies, bad, args.minutes))
+        rows.append(row("mixed", tally, len(tally.seconds) / (60 * args.minutes), None, service))
+        print(rows[-1], tally.unexpected[:5], flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_csv(args.out / "load.csv", [dict(zip(HEADER, row, strict=True)) for row in rows])
+    write_csv(
+        args.out / "memory.csv", [dict(zip(("second", "MiB", "open files"), row, strict=True)) for row in samples]
+    )
+    warm = [mib for second, mib, _ in samples if second >= 30]
+    print(f"share of bench {statistics.median(s / a for s, a in zip(speeds, alone, strict=True)):.3f}")
+    print(f"memory after warm-up: {min(warm):.0f} to {max(warm):.0f} MiB")
+
+
+HEADER = ("phase", "images/s", "bench images/s", "share", "answered", "p50 ms", "p99 ms", "wrong", "unexpected")
+HEADER += ("codes", "exit code")
+
+
+def row(phase: str, tally: Tally, speed: float, alone: float | None, service: Service) -> tuple:
+    """A line of load.csv; ends the service."""
+    codes = " ".join(f"{code}:{count}" for code, count in sorted(tally.codes.items()))
+    share = "" if alone is None else f"{speed / alone:.3f}"
+    shown = "" if alone is None else f"{alone:.1f}"
+    numbers = (f"{tally.centile(50):.1f}", f"{tally.centile(99):.1f}", tally.wrong, len(tally.unexpected))
+    return phase, f"{speed:.1f}", shown, share, len(tally.seconds), *numbers, codes, service.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -179,6 +179,23 @@ def test_it_finishes_what_it_accepted(model_dir: Path) -> None:
             service.ask("/live")
 
 
+def test_clients_that_leave_take_their_pictures_along(model_dir: Path) -> None:
+    with running(model_dir, "--max-batch", "1", program=SLOW.format(seconds=0.3)) as service:
+        before = _computed(service)
+        for i in range(10):
+            with socket.create_connection(("127.0.0.1", service.port)) as sock:
+                data = picture(i)
+                sock.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+                time.sleep(0.03)
+        assert service.ask(body=picture(0))[0] == 200
+        assert _computed(service) - before <= 4  # what the model had begun, and the last
+
+
+def _computed(service: Running) -> float:
+    text = service.ask("/metrics")[1].decode()
+    return float(re.search(r"^weft_batch_images_sum (\S+)", text, re.MULTILINE)[1])
+
+
 def test_ctrl_c_is_no_error(model_dir: Path) -> None:
     with running(model_dir) as service:
         begun = time.monotonic()

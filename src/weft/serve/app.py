@@ -8,19 +8,19 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Query
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from weft.data import BadImage
@@ -31,6 +31,7 @@ from weft.serve.predictor import ModelFault, Picture, Predictor, Verdict
 from weft.serve.settings import Settings
 from weft.version import __version__
 
+T = TypeVar("T")
 ENVIRONMENT = "WEFT_SERVE"  # settings for a process that this one starts
 PAGE = {"app.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
 PATHS = ("/", "/predict", "/model", "/health", "/live", "/ready", "/metrics")
@@ -287,7 +288,7 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
             raise Refusal(503, "stopping", "The service stops; ask another one.", {**AGAIN, "connection": "close"})
         async with service.intake.body(request) as data:
             pictures = await service.sent(request, data)
-            predictor, found = await service.answers(pictures, overlay)
+            predictor, found = await _unless_gone(request, service.answers(pictures, overlay))
         if len(found) == 1 and isinstance(found[0], BadImage):
             raise Refusal(STATUS.get(found[0].reason, 400), found[0].reason, str(found[0]))
         answers = [_answer(predictor, picture.name, item, top_k) for picture, item in zip(pictures, found, strict=True)]
@@ -343,6 +344,19 @@ def opened(settings: Settings) -> Predictor:
 def say(text: str) -> None:
     """One line for whoever runs the service."""
     print(f"weft: {text}", file=sys.stderr, flush=True)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of work, which ends where the client leaves: nobody would read it."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
 
 
 def _read(predictor: Predictor, max_pixels: int, data: bytes) -> Picture | BadImage:

@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/made-from-$(shell cat pyproject.toml requirements.lock | cksum | cut -d ' ' -f 1)
 DEMO := runs/demo
 
-.PHONY: help install demo test check torture lock clean
+.PHONY: help install demo test test-slow check torture lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     train on handwritten digits, evaluate, predict; leaves $(DEMO)"
-	@echo "make test     the tests"
+	@echo "make test     the tests, but for the slowest; ten minutes on two cores"
+	@echo "make test-slow  the slowest"
 	@echo "make check    style, types, layers, known vulnerabilities"
 	@echo "make torture  kills training 100 times per family and at every point of writing; 20 minutes"
 	@echo "make install  the environment alone, in $(VENV)"
@@ -39,7 +40,10 @@ demo: $(STAMP)
 
 # One thread per worker: two workers with two threads each are slower than two with one.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(STAMP)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -2,10 +2,11 @@
 
     python benchmarks/serving/load.py PHOTOS --model ceit_tiny_patch16_224 --minutes 5 --out benchmarks/serving
 
-PHOTOS: a folder of pictures. Clients and service share this machine's cores. Three phases:
+PHOTOS: a folder of pictures. Clients and service share this machine's cores. The phases:
 
 speed   the forward pass alone as `weft bench` times it, and 64 clients in a closed loop with good pictures, in turns
 half    requests at random moments (a Poisson process) at half of that rate
+over    requests at three times that rate, whatever comes back; /live is asked meanwhile; then at half, at once
 mixed   64 clients, nine of ten pictures good, the rest broken or hostile, for --minutes; memory is sampled each second
 
 Every answer to a good picture is compared with what `weft predict` says of it.
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -200,6 +202,36 @@ async def open_loop(port: int, bodies: list[Body], rate: float, seconds: float) 
     return tally
 
 
+async def overload(port: int, bodies: list[Body], rate: float) -> tuple[Tally, float, Tally]:
+    """A minute of three times what can be answered; the slowest /live in ms; and ten seconds at half, 2 s later."""
+    slowest, going = 0.0, True
+
+    async def live() -> None:
+        nonlocal slowest
+        while going:
+            begun = time.perf_counter()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            writer.close()
+            slowest = max(slowest, 1000 * (time.perf_counter() - begun))
+            await asyncio.sleep(0.25)
+
+    asking = asyncio.create_task(live())
+    tally = await open_loop(port, bodies, 3 * rate, 60)
+    going = False
+    await asking
+    await asyncio.sleep(2)
+    return tally, slowest, await open_loop(port, bodies, rate / 2, 10)
+
+
+def counters(port: int) -> float:
+    """Requests to /predict that the service counted."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    return sum(float(n) for n in re.findall(r'^weft_requests_total\{[^}]*path="/predict"\} (\S+)', text, re.MULTILINE))
+
+
 class Service:
     """`weft serve` in a process of its own."""
 
@@ -294,7 +326,14 @@ def main() -> None:
         rows.append(row("half", tally, half, None, service))
         print(rows[-1], flush=True)
         service = Service(run)
+        asyncio.run(closed_loop(service.port, bodies, [], 5))
+        tally, slowest, after = asyncio.run(overload(service.port, bodies, 2 * half))
+        rows.append(row("over", tally, len(tally.seconds) / 60, None, service))
+        print(rows[-1], f"/live took {slowest:.0f} ms at most; after it p99 {after.centile(99):.0f} ms", flush=True)
+        live = (slowest, after.centile(99), dict(after.codes))
+        service = Service(run)
         tally, samples = asyncio.run(mixed(service, bodies, bad, args.minutes))
+        counted = counters(service.port)
         rows.append(row("mixed", tally, len(tally.seconds) / (60 * args.minutes), None, service))
         print(rows[-1], tally.unexpected[:5], flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -304,6 +343,8 @@ def main() -> None:
     )
     warm = [mib for second, mib, _ in samples if second >= 30]
     print(f"share of bench {statistics.median(s / a for s, a in zip(speeds, alone, strict=True)):.3f}")
+    print(f"overload: /live at most {live[0]:.0f} ms; two seconds later p99 {live[1]:.0f} ms, {live[2]}")
+    print(f"requests counted by the service {counted:.0f}, by the clients {sum(tally.codes.values())}")
     print(f"memory after warm-up: {min(warm):.0f} to {max(warm):.0f} MiB")
 
 

@@ -22,6 +22,7 @@ from weft.deploy import export
 from weft.errors import UsageError
 
 
+@pytest.mark.slow
 def test_every_way() -> None:
     ways = [way for way in WAYS if way not in ("compiled", "graphed")]  # minutes of a compiler, a GPU
     rows = speed(["levit_nano_32"], ways=ways, precisions=PRECISIONS, batch_sizes=[1, 3], rounds=2, threads=1)
@@ -50,6 +51,7 @@ def test_every_way() -> None:
         assert [row.ratio for row in same] == pytest.approx(ratios)
 
 
+@pytest.mark.slow
 def test_an_export_at_its_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     export(lively("levit_nano_32", num_classes=3), tmp_path / "out", format="openvino")
     words = ["bench", str(tmp_path / "out"), "--batch-size", "best", "--rounds", "1", "--threads", "1", "--json"]
@@ -88,6 +90,7 @@ def test_a_picture_has_a_panel_per_batch_size_asked(tmp_path: Path) -> None:
         plot_speed([replace(row, macs=None)], tmp_path / "speed.png")
 
 
+@pytest.mark.slow
 def test_peers_have_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "levit_128s", "--ways", "eager", "folded", "--peers", "--batch-size", "1", "--rounds", "1"]
     assert main([*words, "--plot", str(tmp_path / "new" / "speed.png"), "--json"]) == 0

@@ -134,6 +134,7 @@ def test_batches_of_several_sizes(tmp_path):
     assert torch.equal(exported(again), exported(again))
 
 
+@pytest.mark.slow
 def test_int8_where_no_batch_may_be_unknown(pictures, tmp_path, monkeypatch):
     network, data = model("levit_nano_32"), open_data(pictures)
     export(network, tmp_path / "out", format="openvino", precision="int8", data=data, max_drop=100)
@@ -275,6 +276,7 @@ def test_threads(verb, models, pictures, tmp_path, capsys):
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_int8_by_the_command_line(models, pictures, tmp_path):
     """Calibrated on the training images, measured on the held-out ones; then it predicts as it evaluates."""
     out = tmp_path / "out"

@@ -309,7 +309,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", ["ceit_nano_32", "levit_nano_32"])
+@pytest.mark.parametrize("name", [pytest.param("ceit_nano_32", marks=pytest.mark.slow), "levit_nano_32"])
 def test_what_is_looked_at_matters(name, objects, tmp_path):
     """Hiding the most attended tenth of the patches costs the answer more than hiding a random tenth."""
     train(objects, model=name, recipe="small_images", epochs=5, batch_size=32, out=tmp_path / "run", quiet=True)

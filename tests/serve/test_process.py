@@ -235,6 +235,7 @@ def test_a_new_model_is_taken_without_dropping_a_request(tmp_path: Path) -> None
         assert service.ask(body=picture(0))[1]["answers"][0]["top"][0]["class"] == after[0]["class"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_missed_by_nobody_for_long(model_dir: Path) -> None:
     with running(model_dir, "--workers", "2") as service:
         begun = time.monotonic()

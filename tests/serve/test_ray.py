@@ -40,6 +40,7 @@ serve.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_two_copies_answer_as_one(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
     paths = [tmp_path / f"{i}.png" for i in range(6)]

@@ -80,6 +80,7 @@ def quick_forms(folder, jobs, tell):
     return {name: [form("float", 50.0 + number, 100 - number)] for number, name in enumerate(jobs)}
 
 
+@pytest.mark.slow
 def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
     """Two models on some of the digits, one of them of timm; then once more, under limits that nothing keeps."""
     monkeypatch.setattr(comparing, "measure_forms", quick_forms)
@@ -114,6 +115,7 @@ def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
         compare("digits", models=("levit_nano_32", "ceit_nano_32"), settings=SETTINGS, out=out, quiet=True)
 
 
+@pytest.mark.slow
 def test_every_form_is_measured_once(tmp_path):
     """Of a trained model: the fastest float, and int8 with its own accuracy."""
     job = Job(tmp_path / "runs" / "levit", "digits", "digits", {**SETTINGS, "model": "levit_nano_32", "seed": 0})
@@ -191,6 +193,7 @@ def test_a_budget_stops_the_worse_half(tmp_path, capfd, monkeypatch):
     assert f"stopped after epoch {stages[0]}" in page
 
 
+@pytest.mark.slow
 def test_a_budget_that_holds_nothing_says_what_it_would_take(tmp_path):
     with pytest.raises(UsageError, match=r"must hold one epoch of every candidate, .* here \(.* alone .*\); got 0 s\."):
         compare("digits", models=MODELS, budget=0.01, settings={"data.limit": 64}, out=tmp_path / "out", quiet=True)

@@ -103,6 +103,7 @@ def killed_with_a_state(job: Job) -> _Process:
     return process
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_in_its_first_state_begins_again(tmp_path):
     killed = job(tmp_path / "killed", epochs=1)
     killed_with_a_state(killed)
@@ -113,6 +114,7 @@ def test_a_run_that_is_killed_in_its_first_state_begins_again(tmp_path):
     assert (result.error, len(result.curve)) == (None, 1)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_to_the_same_answers(tmp_path):
     whole, killed = job(tmp_path / "whole"), job(tmp_path / "killed")
     process = killed_with_a_state(killed)
@@ -127,6 +129,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_answers(tmp_path):
     assert read_result(job(tmp_path / "whole", epochs=2)) is None  # another job has no result there
 
 
+@pytest.mark.slow
 def test_over_two_workers_of_ray(tmp_path, monkeypatch):
     """Results as by the engine of this machine; what dies takes nothing with it."""
     ray = pytest.importorskip("ray")
@@ -161,6 +164,7 @@ def _children() -> list[str]:
     return [line.decode() for line in lines if b"weft.study.jobs" in line and b"test_a_study_that_is_stopped" in line]
 
 
+@pytest.mark.slow
 def test_a_job_that_stops_early_goes_on_later(tmp_path):
     """Each leaves its own result, and neither is run again."""
     early, whole = (dataclasses.replace(job(tmp_path / "job", epochs=2), until=until) for until in (1, None))

@@ -304,6 +304,7 @@ def test_strange_surroundings(pictures: Path, tmp_path: Path) -> None:
     assert tiny.finish([*tiny.command(None, out)], HOME=str(home), LC_ALL="C").returncode == 0
 
 
+@pytest.mark.slow
 def test_the_losses_of_a_hundred_steps(tmp_path: Path) -> None:
     """Recorded once; the same machine gives the same digits, another one the same up to rounding."""
     recorded = Path(__file__).with_name("losses.txt")

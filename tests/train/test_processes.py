@@ -51,6 +51,7 @@ def test_two_processes_compute_what_one_does(model: str, pictures: Path, tmp_pat
     assert "held-out images: 9" in best  # nine there are, and nine are counted
 
 
+@pytest.mark.slow
 def test_two_then_one_then_two(pictures: Path, tmp_path: Path) -> None:
     """The same images in the same order, and weights equal but for rounding."""
     whole, out = tmp_path / "whole", tmp_path / "run"
@@ -67,6 +68,7 @@ def test_two_then_one_then_two(pictures: Path, tmp_path: Path) -> None:
     assert (first - second).norm() < 1e-4 * first.norm()
 
 
+@pytest.mark.slow
 def test_a_spread_model_computes_what_a_whole_one_does(pictures: Path, tmp_path: Path) -> None:
     """FSDP2, with accumulation and averaging; then it goes on where it was stopped, and then in one process."""
     words = {"sync_bn": True, "parallel": "fsdp", "batch_size": 8, **STILL}
@@ -88,6 +90,7 @@ def test_a_spread_model_computes_what_a_whole_one_does(pictures: Path, tmp_path:
     assert (whole - resumed).norm() < 1e-4 * whole.norm()
 
 
+@pytest.mark.slow
 def test_a_spread_model_is_spread(tmp_path: Path) -> None:
     """Of weights, gradients, moments and averages each process holds about a half; the control holds all."""
     script = tmp_path / "held.py"
@@ -135,6 +138,7 @@ def test_what_a_spread_model_does_not_allow(pictures: Path, tmp_path: Path) -> N
     assert "got lamb" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_noticed_and_the_run_goes_on(pictures: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert tiny.finish([*TORCHRUN, *tiny.command(pictures, whole, accumulate=1)]).returncode == 0

@@ -50,7 +50,7 @@ def started(pictures: Path, out: Path, model: str) -> subprocess.Popen[bytes]:
     return process
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [MODELS[0], *(pytest.param(model, marks=pytest.mark.slow) for model in MODELS[1:])])
 def test_killed_again_and_again(model: str, pictures: Path, whole: dict[str, Path], tmp_path: Path) -> None:
     """`kill -9` at random moments, with worker processes; on with another number of them."""
     out, chance = tmp_path / "run", random.Random(model)

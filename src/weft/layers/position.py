@@ -36,6 +36,32 @@ def guess_grid(num_tokens: int, what: str) -> Grid:
     return Grid(side, side)
 
 
+def fit_embedding(
+    state: dict[str, Tensor], name: str, own: Tensor | None, grid: Grid, num_prefix_tokens: int = 0
+) -> list[str]:
+    """Brings a position embedding of a state dict to the grid of a model's own, in place.
+
+    Args:
+        state: the state dict.
+        name: of the embedding in it.
+        own: the model's embedding (1 n c); None where it has none.
+        grid: of that.
+        num_prefix_tokens: tokens in front that have no place on it.
+
+    Returns:
+        The name if something was changed.
+
+    Raises:
+        CheckpointError: it is on no square grid.
+    """
+    embed = state.get(name)
+    if embed is None or own is None or embed.ndim != 3 or embed.shape == own.shape:
+        return []
+    old = guess_grid(embed.shape[1] - num_prefix_tokens, name)
+    state[name] = resize_embedding(embed, old, grid, num_prefix_tokens)
+    return [name]
+
+
 def offset_index(queries: Grid, keys: Grid, stride: int) -> Int[Tensor, "n m"]:
     """Where each (query, key) pair looks in a bias table over |dy|, |dx|.
 

@@ -27,7 +27,7 @@ from weft.grid import Grid
 from weft.layers.activation import QuickMlp
 from weft.layers.attention import attend
 from weft.layers.norm import absorb, scaled_rows
-from weft.layers.position import guess_grid, resize_embedding
+from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
 from weft.models.base import Backbone, activation, check_heads, per_stage
 
@@ -428,10 +428,7 @@ class CvT(Backbone):
     def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         state, resized = dict(state), []
         for i, (stage, grid) in enumerate(zip(self._stages(), self._check_grids(self.img_size), strict=True)):
-            name = f"stages.{i}.pos_embed"
-            if stage.pos_embed is not None and name in state and state[name].shape != stage.pos_embed.shape:
-                state[name] = resize_embedding(state[name], guess_grid(state[name].shape[1], name), grid)
-                resized.append(name)
+            resized += fit_embedding(state, f"stages.{i}.pos_embed", stage.pos_embed, grid)
         return state, resized
 
     def no_weight_decay(self) -> set[str]:

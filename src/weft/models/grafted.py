@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.norm import absorb
-from weft.layers.position import guess_grid, resize_embedding
+from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import to_map, to_tokens
 from weft.models.base import Backbone
 
@@ -228,11 +228,8 @@ class Grafted(Backbone):
         self.record_input_size(size)
 
     def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        embed = state.get("pos_embed")
-        if embed is None or self.pos_embed is None or embed.ndim != 3 or embed.shape == self.pos_embed.shape:
-            return state, []
-        old = guess_grid(embed.shape[1] - self.num_prefix, "pos_embed")
-        return {**state, "pos_embed": resize_embedding(embed, old, self.grid, self.num_prefix)}, ["pos_embed"]
+        state = dict(state)
+        return state, fit_embedding(state, "pos_embed", self.pos_embed, self.grid, self.num_prefix)
 
     def no_weight_decay(self) -> set[str]:
         names = {"pos_embed", "cls_token", "dist_token"}

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError, unknown
 from weft.grid import Grid
-from weft.layers.position import guess_grid, resize_embedding
+from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import to_map
 from weft.models.base import Backbone, check_heads
 
@@ -262,11 +262,8 @@ class T2TViT(Backbone):
         self.record_input_size(size)
 
     def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        embed = state.get("pos_embed")
-        if embed is None or embed.ndim != 3 or embed.shape == self.pos_embed.shape:
-            return state, []
-        old = guess_grid(embed.shape[1] - 1, "pos_embed")
-        return {**state, "pos_embed": resize_embedding(embed, old, self.grid, num_prefix_tokens=1)}, ["pos_embed"]
+        state = dict(state)
+        return state, fit_embedding(state, "pos_embed", self.pos_embed, self.grid, num_prefix_tokens=1)
 
     def no_weight_decay(self) -> set[str]:
         return {"cls_token"}

@@ -204,12 +204,30 @@ def test_a_model_in_training_stays_there_and_answers_as_in_evaluation():
     assert model.training
 
 
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+@pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])
+def test_an_export_looks_where_its_model_looked(name, format, tmp_path):
+    model = lively(name, num_classes=5)
+    export(model, tmp_path / "out", format=format)
+    picture = one(model)
+    want = explain(model, picture, grad_cam=False)
+    found = explain(open_model(tmp_path / "out")[0], picture, grad_cam=False)
+    np.testing.assert_allclose(found.probabilities, want.probabilities, atol=1e-4)
+    assert found.attention.keys() == want.attention.keys()
+    for level, fmap in want.attention.items():
+        np.testing.assert_allclose(found.attention[level], fmap, atol=1e-4)
+    np.testing.assert_allclose(found.rollout, want.rollout, atol=1e-4)
+    np.testing.assert_allclose(found.focus, want.focus, atol=1e-4)
+    if want.depth is not None:
+        np.testing.assert_allclose(found.depth, want.depth, atol=1e-4)
+
+
 def test_what_cannot_be_explained_says_so(tmp_path, monkeypatch):
     model = lively("levit_nano_32", num_classes=5)
     with pytest.raises(UsageError, match="from 0 to 4; got 5"):
         explain(model, one(model), label=5)
     export(model, tmp_path / "out", format="onnx")
-    with pytest.raises(UsageError, match="An export cannot be looked into"):
+    with pytest.raises(UsageError, match="Grad-CAM needs gradients, which an export has not"):
         explain(open_model(tmp_path / "out")[0], one(model))
     with watched() as weights, torch.no_grad():
         model(images(model, 1))

@@ -66,29 +66,35 @@ def explain(
     One forward pass, and with `grad_cam` one more, backwards too. Folded networks and every size do.
 
     Args:
-        model: CeiT, CvT or LeViT; of others, timm's among them, there is Grad-CAM alone. It is left as it was.
+        model: CeiT, CvT or LeViT; of others, timm's among them, there is Grad-CAM alone, and of exports all but that.
+            It is left as it was.
         image: a file, a picture, or a tensor (channels height width) that is prepared already.
         label: the class to explain; None for the likeliest.
         grad_cam: compute it, by captum.
 
     Raises:
-        UsageError: an export, which cannot be looked into, or a class that is not there.
+        UsageError: Grad-CAM of an export, which has no gradients, or a class that is not there.
         DataError: a picture that cannot be read.
     """
     check_explainable(model, grad_cam)
     cfg: dict[str, Any] = dict(getattr(model, "pretrained_cfg", {}))
     tensor = image if isinstance(image, Tensor) else _prepared(image, cfg)
-    device = next(model.parameters()).device
-    images = tensor[None].to(device)
-    is_known = isinstance(model, (CeiT, CvT, LeViT))
+    network = model.network if isinstance(model, ExportedModel) else model
+    is_known = isinstance(network, (CeiT, CvT, LeViT))
     with _answering(model):
-        with torch.inference_mode(), watched() as weights:
-            logits = model(images)[0].float()
+        if isinstance(model, ExportedModel):
+            images = tensor[None]
+            answer, weights = model.watched(images)
+        else:
+            images = tensor[None].to(next(model.parameters()).device)
+            with torch.inference_mode(), watched() as weights:
+                answer = model(images)
+        logits = answer[0].float()
         if label is None:
             label = int(logits.argmax())
         elif not 0 <= label < len(logits):
             raise UsageError(f"label must be a class from 0 to {len(logits) - 1}; got {label}.")
-        maps = attention_maps(model, weights, Grid(*images.shape[-2:])) if is_known else None
+        maps = attention_maps(network, weights, Grid(*images.shape[-2:])) if is_known else None
         cam = compute_grad_cam(model, images, label)[0] if grad_cam else None
     return Explanation(
         _as_picture(tensor, cfg),
@@ -103,9 +109,12 @@ def explain(
 
 
 def check_explainable(model: nn.Module, grad_cam: bool) -> None:
-    """Raises a UsageError for an export, and where captum is needed and not installed."""
-    if isinstance(model, ExportedModel):
-        raise UsageError("An export cannot be looked into. Explain the run or the model directory that it was made of.")
+    """Raises a UsageError where Grad-CAM is asked of an export, or needs captum, which is not installed."""
+    if grad_cam and isinstance(model, ExportedModel):
+        raise UsageError(
+            "Grad-CAM needs gradients, which an export has not. Leave it out (--no-grad-cam, grad_cam=False), or"
+            " explain the run or the model directory that it was made of."
+        )
     if grad_cam:
         check_captum()
 

@@ -52,7 +52,7 @@ def explain_run(
     """`weft.explain` for a run or model directory and for many pictures.
 
     Args:
-        run: a run directory, whose best model is taken, or a model directory of weights.
+        run: a run directory, whose best model is taken, or a model directory; or, without Grad-CAM, an export.
         images: files, folders (every image below them) or patterns such as 'x/*.png'.
         out: a directory for a .png and a .npz of every picture, and explanations.json, which lists them.
         label: name of the class to explain; None for the likeliest of each picture.
@@ -62,7 +62,7 @@ def explain_run(
         quiet: no progress.
 
     Raises:
-        UsageError: an export, an unknown class, a directory that is taken, captum is not installed.
+        UsageError: Grad-CAM of an export, an unknown class, a directory that is taken, captum is not installed.
         CheckpointError: no model there, or one that cannot be read.
     """
     options = options_of(None, img_size, device, None, None, limit)

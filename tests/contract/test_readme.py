@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from weft.cli import main
 from weft.cli.app import VERBS, verb_parser
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md")
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))))
+ELSEWHERE = ("git", "cd", "pip", ".venv/bin/pre-commit", ".ci/run", "curl", "docker", "torchrun", "python", "serve")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -24,7 +27,7 @@ def commands() -> list[str]:
     lines: list[str] = []
     for page in PAGES:
         for block in blocks((ROOT / page).read_text(encoding="utf-8"), "sh"):
-            lines += [line.partition("  #")[0].strip() for line in block.replace("\\\n", " ").splitlines()]
+            lines += [line.partition(" #")[0].strip() for line in block.replace("\\\n", " ").splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -46,7 +49,7 @@ def test_every_command_exists(command: str) -> None:
     elif words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     else:
-        assert words[0] in ("git", "cd", "pip", ".venv/bin/pre-commit", ".ci/run"), f"what is {words[0]}?"
+        assert words[0] in ELSEWHERE, f"what is {words[0]}?"
 
 
 def test_the_first_python_ends_in_the_shape(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,4 +76,22 @@ def test_the_table_is_that_of_weft_models(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", (ROOT / page).read_text(encoding="utf-8")):
-        assert (ROOT / target).exists(), target
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_the_container_runs_a_command_that_exists() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    entry, command = (
+        json.loads(re.search(rf"^{word} (\[.*\])$", text, re.MULTILINE)[1]) for word in ("ENTRYPOINT", "CMD")
+    )
+    program, verb, *words = entry + command
+    assert program == "weft"
+    args = verb_parser(verb).parse_args(words)
+    assert f"EXPOSE {args.port}" in text
+    assert "USER 10001" in text  # no root
+    assert set(re.search(r"/weft\[(.*?)\]", text)[1].split(",")) <= set(extras())
+
+
+def extras() -> dict[str, list[str]]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)["project"]["optional-dependencies"]

@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         value = getattr(usual, option[2:].replace("-", "_"))
         parser.add_argument(option, metavar="N", default=value, help=f"{what} (default: {value})")
+    parser.add_argument("--log", action="store_true", help="a line on stderr for every answer")
     example(parser, EXAMPLE)
 
 
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         names=tuple(args.name),
         token=os.environ.get(TOKEN) or None,
         is_open=args.no_token,
+        log=args.log,
     )
     from weft.serve import serve
 

@@ -24,6 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from weft.data import BadImage
+from weft.data.image import printable
 from weft.serve.batching import Batcher, Full
 from weft.serve.guard import AGAIN, Guard, Intake, Refusal, refused
 from weft.serve.metrics import Metrics
@@ -182,6 +183,12 @@ class Service:
         self.metrics.reloads.labels("done").inc()
         say("the model was loaded anew.")
 
+    def on_answer(self, method: str, path: str, status: int, seconds: float, request_id: str) -> None:
+        """Counts an answer, and logs it where that is wanted."""
+        self.metrics.on_answer(method, path, status, seconds)
+        if self.settings.log:
+            say(f"{status} {method} {printable(path)} {1000 * seconds:.1f} ms {request_id}")
+
     @property
     def is_ready(self) -> bool:
         """Whether new pictures would be taken."""
@@ -270,7 +277,7 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
     # no pages of FastAPI: they fetch their scripts from elsewhere
     app = FastAPI(title="weft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    app.add_middleware(Guard, settings=settings, on_answer=service.metrics.on_answer)  # type: ignore[arg-type]
+    app.add_middleware(Guard, settings=settings, on_answer=service.on_answer)  # type: ignore[arg-type]
     app.add_exception_handler(Refusal, _on_refusal)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_parameter)

@@ -70,10 +70,10 @@ class Guard:
     Args:
         app: what answers.
         settings: of the service.
-        on_answer: told of every answer: method, path, status, seconds.
+        on_answer: told of every answer: method, path, status, seconds, and the request's id.
     """
 
-    def __init__(self, app: Any, settings: Settings, on_answer: Callable[[str, str, int, float], None]) -> None:
+    def __init__(self, app: Any, settings: Settings, on_answer: Callable[[str, str, int, float, str], None]) -> None:
         self.app, self.settings, self.on_answer = app, settings, on_answer
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -108,7 +108,7 @@ class Guard:
                 fault = Refusal(500, "internal", "The service failed; its log has the reason under this request_id.")
                 await refused(fault, request_id)(scope, receive, carry)
         finally:
-            self.on_answer(scope["method"], scope["path"], status, time.perf_counter() - begun)
+            self.on_answer(scope["method"], scope["path"], status, time.perf_counter() - begun, request_id)
 
     def _check(self, request: Request) -> None:
         hosts = request.headers.getlist("host")

@@ -39,6 +39,7 @@ class Settings:
         token: what a client must send as `Authorization: Bearer TOKEN`; None for nothing on this machine, and for a
             token made up at the start where other machines reach it.
         is_open: no token is asked for, wherever a client is.
+        log: a line on stderr for every answer.
     """
 
     run: str
@@ -62,6 +63,7 @@ class Settings:
     names: tuple[str, ...] = ()
     token: str | None = None
     is_open: bool = False
+    log: bool = False
 
     def __post_init__(self) -> None:
         """Raises a UsageError for what does not fit."""

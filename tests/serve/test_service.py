@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import re
 import struct
 import threading
 import time
@@ -435,6 +436,19 @@ def test_metrics_add_up(model_dir: Path) -> None:
         assert "strangers" not in text
 
     with_client(body, model_dir)
+
+
+def test_the_log_has_a_line_per_answer_and_nobody_writes_into_it(
+    model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def body(client: httpx2.AsyncClient) -> None:
+        await client.post("/predict?top_k=1", content=picture(0))
+        await client.get("/x%0aweft:%20200%20GET%20/forged")
+
+    with_client(body, model_dir, log=True)
+    first, second = [line for line in capsys.readouterr().err.splitlines() if "ms " in line]
+    assert re.fullmatch(r"weft: 200 POST /predict \d+\.\d ms [0-9a-f]{12}", first)
+    assert re.fullmatch(r"weft: 404 GET /x\\nweft: 200 GET /forged \d+\.\d ms [0-9a-f]{12}", second)
 
 
 def test_the_description_names_every_way_in(model_dir: Path) -> None:

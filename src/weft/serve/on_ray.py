@@ -22,15 +22,8 @@ except ImportError as error:
         "ray[serve] is needed for this, and is not installed. Run: pip install 'weft[serve,ray]'"
     ) from error
 
-HERE = (
-    "host",
-    "port",
-    "workers",
-    "drain",
-    "grace",
-    "token",
-    "is_open",
-)  # of a single machine, or not to be read in `ps`
+# of a single machine, or not to be read in a list of processes
+HERE = ("host", "port", "workers", "drain", "grace", "token", "is_open", "log")
 
 
 def application(args: Mapping[str, str]) -> serve.Application:

@@ -12,7 +12,7 @@ DEMO := runs/demo
 
 help:
 	@echo "make demo     train on handwritten digits, evaluate, predict; leaves $(DEMO)"
-	@echo "make test     the tests, but for the slowest; ten minutes on two cores"
+	@echo "make test     the tests, but for the slowest; a quarter of an hour on two cores"
 	@echo "make test-slow  the slowest"
 	@echo "make check    style, types, layers, known vulnerabilities"
 	@echo "make torture  kills training 100 times per family and at every point of writing; 20 minutes"

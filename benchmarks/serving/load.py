@@ -4,7 +4,8 @@
 
 PHOTOS: a folder of pictures. Clients and service share this machine's cores. The phases:
 
-speed   the forward pass alone as `weft bench` times it, and 64 clients in a closed loop with good pictures, in turns
+speed   the forward pass alone as `weft bench` times it, and 64 clients in a closed loop with good pictures, in turns;
+        once more with the pictures made smaller (short side 256), which are decoded in a fifth of the time
 half    requests at random moments (a Poisson process) at half of that rate
 over    requests at three times that rate, whatever comes back; /live is asked meanwhile; then at half, at once
 mixed   64 clients, nine of ten pictures good, the rest broken or hostile, for --minutes; memory is sampled each second
@@ -43,6 +44,7 @@ from weft.train import predict
 
 CLIENTS = 64
 BATCH = 32
+IDLE = 20  # seconds; the service closes a connection after 30, maybe in the moment in which it is used again
 SLACK = 1e-4  # of a probability
 
 
@@ -74,6 +76,16 @@ def good_bodies(folder: Path, run: Path) -> list[Body]:
     """The pictures, each with its offline answer."""
     answers = predict(run, folder, top_k=5)
     return [Body(Path(answer.image).read_bytes(), dict(answer.top)) for answer in answers if answer.error is None]
+
+
+def shrunk(folder: Path, out: Path) -> Path:
+    """The pictures at a short side of 256."""
+    out.mkdir()
+    for path in sorted(folder.iterdir()):
+        image = Image.open(path).convert("RGB")
+        share = 256 / min(image.size)
+        image.resize([round(side * share) for side in image.size]).save(out / f"{path.stem}.jpg", quality=90)
+    return out
 
 
 def bad_bodies(good: bytes) -> list[Body]:
@@ -119,6 +131,7 @@ class Client:
     def __init__(self, port: int, tally: Tally) -> None:
         self.port, self.tally = port, tally
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.used = 0.0
 
     async def ask(self, body: Body) -> None:
         """Sends, waits, and judges what comes."""
@@ -144,8 +157,10 @@ class Client:
             self.tally.wrong += not same
 
     async def _exchange(self, data: bytes) -> tuple[int, bytes]:
-        if self.streams is None:
+        if self.streams is None or time.perf_counter() - self.used > IDLE:
+            self.close()
             self.streams = await asyncio.open_connection("127.0.0.1", self.port)
+        self.used = time.perf_counter()
         reader, writer = self.streams
         head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         writer.write(head.encode() + data)
@@ -294,10 +309,11 @@ def main() -> None:
     parser.add_argument("photos", type=Path)
     parser.add_argument("--model", default="ceit_tiny_patch16_224", help="a name, with random weights, or a directory")
     parser.add_argument("--way", default="folded", help="of weft bench, to compare with")
-    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--minutes", type=float, default=5, help="0: speed alone, to speed.csv")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(args.model)
         if not run.is_dir():
@@ -310,15 +326,20 @@ def main() -> None:
         bodies = good_bodies(args.photos, run)
         bad = bad_bodies(bodies[0].data)
         rows = []
-        speeds, alone = [], []
-        for _ in range(args.turns):
-            alone.append(benched(run, args.way))
+        small = good_bodies(shrunk(args.photos, Path(folder) / "small"), run)
+        speeds = []
+        for phase, pictures in [("speed", bodies), ("speed, small", small)] * args.turns:
+            alone = benched(run, args.way)
             service = Service(run)
-            asyncio.run(closed_loop(service.port, bodies, [], 5))
-            tally, speed = asyncio.run(closed_loop(service.port, bodies, [], 25))
-            speeds.append(speed)
-            rows.append(row("speed", tally, speed, alone[-1], service))
+            asyncio.run(closed_loop(service.port, pictures, [], 5))
+            tally, speed = asyncio.run(closed_loop(service.port, pictures, [], 25))
+            rows.append(row(phase, tally, speed, alone, service))
             print(rows[-1], flush=True)
+            if phase == "speed":
+                speeds.append(speed)
+        if args.minutes == 0:
+            write_csv(args.out / "speed.csv", [dict(zip(HEADER, row, strict=True)) for row in rows])
+            return
         service = Service(run)
         asyncio.run(closed_loop(service.port, bodies, [], 5))
         half = statistics.median(speeds) / 2
@@ -335,14 +356,14 @@ def main() -> None:
         tally, samples = asyncio.run(mixed(service, bodies, bad, args.minutes))
         counted = counters(service.port)
         rows.append(row("mixed", tally, len(tally.seconds) / (60 * args.minutes), None, service))
-        print(rows[-1], tally.unexpected[:5], flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
+        print(rows[-1], flush=True)
     write_csv(args.out / "load.csv", [dict(zip(HEADER, row, strict=True)) for row in rows])
     write_csv(
         args.out / "memory.csv", [dict(zip(("second", "MiB", "open files"), row, strict=True)) for row in samples]
     )
-    warm = [mib for second, mib, _ in samples if second >= 30]
-    print(f"share of bench {statistics.median(s / a for s, a in zip(speeds, alone, strict=True)):.3f}")
+    warm = [mib for second, mib, _ in samples if second >= 60]
+    for phase in ("speed", "speed, small"):
+        print(f"{phase}: {statistics.median(float(row[3]) for row in rows if row[0] == phase):.3f} of weft bench")
     print(f"overload: /live at most {live[0]:.0f} ms; two seconds later p99 {live[1]:.0f} ms, {live[2]}")
     print(f"requests counted by the service {counted:.0f}, by the clients {sum(tally.codes.values())}")
     print(f"memory after warm-up: {min(warm):.0f} to {max(warm):.0f} MiB")
@@ -354,6 +375,8 @@ HEADER += ("codes", "exit code")
 
 def row(phase: str, tally: Tally, speed: float, alone: float | None, service: Service) -> tuple:
     """A line of load.csv; ends the service."""
+    for text in tally.unexpected[:5]:
+        print(f"{phase}: {text}", flush=True)
     codes = " ".join(f"{code}:{count}" for code, count in sorted(tally.codes.items()))
     share = "" if alone is None else f"{speed / alone:.3f}"
     shown = "" if alone is None else f"{alone:.1f}"

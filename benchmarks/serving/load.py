@@ -40,6 +40,7 @@ from PIL import Image
 import weft
 from weft.bench.records import write_csv
 from weft.checkpoints import save_model_dir
+from weft.serve import Predictor
 from weft.train import predict
 
 CLIENTS = 64
@@ -86,6 +87,22 @@ def shrunk(folder: Path, out: Path) -> Path:
         share = 256 / min(image.size)
         image.resize([round(side * share) for side in image.size]).save(out / f"{path.stem}.jpg", quality=90)
     return out
+
+
+def prepared(run: Path, name: str, bodies: list[Body]) -> dict[str, str]:
+    """Milliseconds of one thread from a picture's bytes to its tensor."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    predictor = Predictor.open(run, runtime="torch")
+    for body in bodies[:20]:
+        predictor.read(body.data, max_pixels=10**8)
+    begun = time.perf_counter()
+    for body in bodies:
+        predictor.read(body.data, max_pixels=10**8)
+    seconds = time.perf_counter() - begun
+    torch.set_num_threads(threads)
+    size = statistics.mean(len(body.data) for body in bodies)
+    return {"pictures": name, "bytes": f"{size:.0f}", "ms": f"{1000 * seconds / len(bodies):.2f}"}
 
 
 def bad_bodies(good: bytes) -> list[Body]:
@@ -327,6 +344,8 @@ def main() -> None:
         bad = bad_bodies(bodies[0].data)
         rows = []
         small = good_bodies(shrunk(args.photos, Path(folder) / "small"), run)
+        sizes = [("as they are", bodies), ("short side 256", small)]
+        write_csv(args.out / "prepare.csv", [prepared(run, name, pictures) for name, pictures in sizes])
         speeds = []
         for phase, pictures in [("speed", bodies), ("speed, small", small)] * args.turns:
             alone = benched(run, args.way)
@@ -351,7 +370,8 @@ def main() -> None:
         tally, slowest, after = asyncio.run(overload(service.port, bodies, 2 * half))
         rows.append(row("over", tally, len(tally.seconds) / 60, None, service))
         print(rows[-1], f"/live took {slowest:.0f} ms at most; after it p99 {after.centile(99):.0f} ms", flush=True)
-        live = (slowest, after.centile(99), dict(after.codes))
+        beside = {"slowest /live ms": f"{slowest:.0f}", "p99 ms two seconds later": f"{after.centile(99):.0f}"}
+        write_csv(args.out / "overload.csv", [beside])
         service = Service(run)
         tally, samples = asyncio.run(mixed(service, bodies, bad, args.minutes))
         counted = counters(service.port)
@@ -364,7 +384,6 @@ def main() -> None:
     warm = [mib for second, mib, _ in samples if second >= 60]
     for phase in ("speed", "speed, small"):
         print(f"{phase}: {statistics.median(float(row[3]) for row in rows if row[0] == phase):.3f} of weft bench")
-    print(f"overload: /live at most {live[0]:.0f} ms; two seconds later p99 {live[1]:.0f} ms, {live[2]}")
     print(f"requests counted by the service {counted:.0f}, by the clients {sum(tally.codes.values())}")
     print(f"memory after warm-up: {min(warm):.0f} to {max(warm):.0f} MiB")
 

@@ -236,24 +236,35 @@ def test_a_new_model_is_taken_without_dropping_a_request(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_missed_by_nobody_for_long(model_dir: Path) -> None:
-    with running(model_dir, "--workers", "2") as service:
+def test_a_worker_that_dies_is_missed_by_nobody_for_long(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    with running(folder, "--workers", "2", "--host", "0.0.0.0", WEFT_TOKEN="of mine") as service:
+        assert "#token=of mine" in service.said
+        own = {"Authorization": "Bearer of mine"}
+
+        def ask() -> str:
+            status, found, _ = service.ask(body=picture(0), headers=own)
+            assert status == 200
+            return found["answers"][0]["top"][0]["class"]
+
         begun = time.monotonic()
         while True:  # the processes begin after the address is told
             with contextlib.suppress(OSError, http.client.HTTPException):
-                if service.ask(body=picture(0))[0] == 200:
-                    break
+                before = ask()
+                break
             assert time.monotonic() - begun < 60
         children = _until(lambda: _children(service.process.pid), 2)
         os.kill(children[0], signal.SIGKILL)
         time.sleep(0.2)
-        for _ in range(10):
-            assert service.ask(body=picture(0))[0] == 200
+        assert {ask() for _ in range(10)} == {before}
         _until(lambda: [pid for pid in _children(service.process.pid) if pid not in children], 1)
-        os.kill(service.process.pid, signal.SIGHUP)
-        for _ in range(10):
-            assert service.ask(body=picture(0))[0] == 200
-        text = service.ask("/metrics")[1].decode()
+        ready = time.monotonic()
+        saved(folder, seed=1)
+        while before in {ask() for _ in range(20)}:  # until both have the new one; one that begins now has it anyway
+            os.kill(service.process.pid, signal.SIGHUP)
+            time.sleep(1)
+            assert time.monotonic() - ready < 60
+        text = service.ask("/metrics", headers=own)[1].decode()
         counted = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("weft_images_total{")]
         assert sum(counted) >= 20
         assert service.stop() == 0

@@ -8,6 +8,7 @@ import functools
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ from weft.serve.settings import Settings
 from weft.version import __version__
 
 T = TypeVar("T")
-ENVIRONMENT = "WEFT_SERVE"  # settings for a process that this one starts
 PAGE = {"app.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
 PATHS = ("/", "/predict", "/model", "/health", "/live", "/ready", "/metrics")
 STATUS = {
@@ -132,7 +132,7 @@ class Service:
 
     Args:
         settings: of the service.
-        predictor: the model; None to open what the settings say when the service starts.
+        predictor: the model; None to open what the settings say.
 
     Attributes:
         is_draining: it stops: no new pictures are taken.
@@ -158,12 +158,14 @@ class Service:
         self.metrics.waiting.set_function(lambda: self.batcher.waiting)
         self.batcher.start()
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(ValueError, RuntimeError, AttributeError, NotImplementedError):  # not the main thread
+        # a copy under Ray is not in the main thread, which alone gets signals; Windows has no SIGHUP
+        is_told = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGHUP")
+        if is_told:
             loop.add_signal_handler(signal.SIGHUP, self.begin_reload)
         try:
             yield
         finally:
-            with contextlib.suppress(ValueError, RuntimeError, AttributeError, NotImplementedError):
+            if is_told:
                 loop.remove_signal_handler(signal.SIGHUP)
             await self.batcher.close()
             self.decoders.shutdown(wait=False, cancel_futures=True)
@@ -249,7 +251,7 @@ class Service:
             raise Refusal(400, "form", f"The form cannot be read: {text}.") from None
         try:
             files = [(part.filename or "image", part) for _, part in form.multi_items() if not isinstance(part, str)]
-            found = [Sent(_printable(PurePosixPath(name).name), await part.read()) for name, part in files]
+            found = [Sent(printable(PurePosixPath(name).name)[:200], await part.read()) for name, part in files]
         finally:
             await form.close()
         if not found:
@@ -382,10 +384,6 @@ def _answer(predictor: Predictor, name: str, found: Verdict | BadImage, top_k: i
         grid = found.overlay.grid.astype(float).round(3)  # as float64, or JSON would have sixteen digits
         answer["overlay"] = {"grid": grid.tolist(), "region": list(found.overlay.region)}
     return answer
-
-
-def _printable(name: str) -> str:
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)[:200]
 
 
 def _once(data: bytes) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 import time
 import traceback
@@ -125,9 +126,9 @@ class Batcher:
                 continue
             begun = time.perf_counter()
             pictures, predictor = [job.picture for job in batch], batch[0].predictor
-            overlay = any(job.overlay for job in batch)
+            answer = functools.partial(predictor.answer, pictures, overlay=batch[0].overlay)
             try:
-                verdicts = await loop.run_in_executor(self.thread, _answer, predictor, pictures, overlay)
+                verdicts = await loop.run_in_executor(self.thread, answer)
             except Exception as error:
                 if not isinstance(error, ModelFault):
                     print(f"weft: the model failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
@@ -166,7 +167,3 @@ class Batcher:
 
     def _expects_more(self) -> bool:
         return self._preparing > 0 or len(self._waiting) < self._gathered
-
-
-def _answer(predictor: Predictor, pictures: Sequence[Picture], overlay: bool) -> list[Verdict]:
-    return predictor.answer(pictures, overlay=overlay)

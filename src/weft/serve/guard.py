@@ -171,25 +171,30 @@ class Intake:
         """
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Refusal(415, "packed", "Send the body as it is, without Content-Encoding.")
-        declared = request.headers.get("content-length", "0")
         parts = bytearray()
         try:
-            async with asyncio.timeout(self.settings.read_timeout):
-                if declared.isdecimal() and int(declared) > self.settings.max_bytes:
-                    raise await self._too_large(request)
-                async for chunk in request.stream():
-                    self.held += len(chunk)
-                    parts += chunk
-                    if len(parts) > self.settings.max_bytes:
-                        raise await self._too_large(request)
-                    if self.held > max(HELD_BYTES, self.settings.max_bytes):
-                        raise Refusal(503, "busy", "Too much is being received at once; try again.", AGAIN | CLOSE)
+            try:
+                async with asyncio.timeout(self.settings.read_timeout):
+                    await self._receive(request, parts)
+            except TimeoutError:
+                seconds = self.settings.read_timeout
+                text = f"A request must have come within {seconds:g} seconds."
+                raise Refusal(408, "too-slow", text, CLOSE) from None
             yield bytes(parts)
-        except TimeoutError:
-            seconds = self.settings.read_timeout
-            raise Refusal(408, "too-slow", f"A request must have come within {seconds:g} seconds.", CLOSE) from None
         finally:
             self.held -= len(parts)
+
+    async def _receive(self, request: Request, parts: bytearray) -> None:
+        declared = request.headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self.settings.max_bytes:
+            raise await self._too_large(request)
+        async for chunk in request.stream():
+            self.held += len(chunk)
+            parts += chunk
+            if len(parts) > self.settings.max_bytes:
+                raise await self._too_large(request)
+            if self.held > max(HELD_BYTES, self.settings.max_bytes):
+                raise Refusal(503, "busy", "Too much is being received at once; try again.", AGAIN | CLOSE)
 
     async def _too_large(self, request: Request) -> Refusal:
         await _thrown_away(request)

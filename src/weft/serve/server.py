@@ -20,11 +20,13 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from weft.errors import UsageError
-from weft.serve.app import ENVIRONMENT, Service, create_app, opened, say
+from weft.serve.app import Service, create_app, opened, say
 from weft.serve.metrics import SHARED
+from weft.serve.predictor import Predictor
 from weft.serve.protocol import GuardedProtocol
 from weft.serve.settings import Settings
 
+ENVIRONMENT = "WEFT_SERVE"  # holds the settings for the processes that this one starts
 CONNECTIONS = 1000  # per process; more are answered 503
 
 
@@ -46,11 +48,10 @@ def serve(settings: Settings) -> None:
         if settings.workers == 1:
             _use_threads(settings)
             app = create_app(settings)
-            _tell(settings, app.state.service, url)
+            _tell(settings, app.state.service.predictor, url)
             _Server(_config(settings, app), app.state.service).run([sock])
         else:
-            opened(settings)  # what cannot be served is told here, once
-            say(f"{settings.workers} processes answer on {url}")
+            _tell(settings, opened(settings), url)  # what cannot be served is told here, once
             _serve_in_processes(settings, sock)
 
 
@@ -152,9 +153,10 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
         yield sock
 
 
-def _tell(settings: Settings, service: Service, url: str) -> None:
-    facts = service.predictor.facts
-    say(f"{facts['architecture']}, {len(facts['classes'])} classes, {facts['runtime']} {facts['precision']}.")
+def _tell(settings: Settings, predictor: Predictor, url: str) -> None:
+    facts = predictor.facts
+    by = "" if settings.workers == 1 else f", by {settings.workers} processes"
+    say(f"{facts['architecture']}, {len(facts['classes'])} classes, {facts['runtime']} {facts['precision']}{by}.")
     secret = f"/#token={settings.token}" if settings.token is not None else "/"
     say(f"open {url}{secret}  (Ctrl-C ends it)")
     if not settings.is_private:

@@ -19,8 +19,7 @@ from weft.errors import UsageError
 from weft.grid import Grid
 from weft.interpret.gradcam import check_captum
 from weft.interpret.gradcam import grad_cam as compute_grad_cam
-from weft.interpret.maps import attention_maps
-from weft.layers.attention import watched
+from weft.interpret.maps import answer_watched, attention_maps
 from weft.models.ceit import CeiT
 from weft.models.cvt import CvT
 from weft.models.levit import LeViT
@@ -82,13 +81,8 @@ def explain(
     network = model.network if isinstance(model, ExportedModel) else model
     is_known = isinstance(network, (CeiT, CvT, LeViT))
     with _answering(model):
-        if isinstance(model, ExportedModel):
-            images = tensor[None]
-            answer, weights = model.watched(images)
-        else:
-            images = tensor[None].to(next(model.parameters()).device)
-            with torch.inference_mode(), watched() as weights:
-                answer = model(images)
+        images = tensor[None] if isinstance(model, ExportedModel) else tensor[None].to(next(model.parameters()).device)
+        answer, weights = answer_watched(model, images)
         logits = answer[0].float()
         if label is None:
             label = int(logits.argmax())

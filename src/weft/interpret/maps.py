@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.grid import Grid
+from weft.layers.attention import watched
 from weft.models.ceit import CeiT
 from weft.models.cvt import CvT
 from weft.models.levit import AttentionDownsample, BiasedAttention, LeViT
@@ -58,6 +60,14 @@ class AttentionMaps(NamedTuple):
     rollout: Tensor
     depth: Tensor | None
     focus: Tensor
+
+
+def answer_watched(model: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:
+    """What a model or an export answers, and the weights (b heads n m) of every attention of that very pass."""
+    if isinstance(model, ExportedModel):
+        return model.watched(images)
+    with torch.inference_mode(), watched() as weights:
+        return model(images), weights
 
 
 def attention_maps(model: nn.Module, weights: Sequence[Tensor], img_size: Grid) -> AttentionMaps:

@@ -18,8 +18,7 @@ from weft.data.transforms import seen_region
 from weft.deploy import ExportedModel, fold, open_model
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.grid import Grid
-from weft.interpret.maps import AttentionMaps, attention_maps
-from weft.layers.attention import watched
+from weft.interpret.maps import AttentionMaps, answer_watched, attention_maps
 from weft.models.base import Backbone
 from weft.models.ceit import CeiT
 from weft.models.cvt import CvT
@@ -151,7 +150,8 @@ class Predictor:
         maps = None
         with torch.inference_mode(), self.on.autocast():
             if overlay:
-                logits, weights = self._watched(images)
+                answer, weights = answer_watched(self.model, images)
+                logits = mean_logits(answer)
                 maps = attention_maps(self._network(), weights, Grid(*images.shape[-2:]))
             else:
                 logits = mean_logits(self.model(images))
@@ -167,12 +167,6 @@ class Predictor:
     def _network(self) -> nn.Module:
         assert self.described is not None
         return self.described
-
-    def _watched(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        if isinstance(self.model, ExportedModel):
-            return self.model.watched(images)
-        with watched() as weights:
-            return mean_logits(self.model(images)), weights
 
     def _overlay(self, maps: AttentionMaps, i: int, size: tuple[int, int]) -> Overlay:
         grid = maps.focus[i].float().cpu().numpy()

@@ -42,6 +42,7 @@ def page(browser: Any, service: Running) -> Iterator[Any]:
     own = (f"http://127.0.0.1:{service.port}/", "blob:")
     page.on("request", lambda request: None if request.url.startswith(own) else elsewhere.append(request.url))
     page.on("pageerror", lambda error: failures.append(str(error)))
+    page.on("filechooser", lambda _: None)  # from now on no dialog opens: asked for late, it comes after the key
     page.goto(own[0])
     page.get_by_text("4 classes").wait_for()
     yield page

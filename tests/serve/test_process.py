@@ -238,7 +238,7 @@ def test_a_new_model_is_taken_without_dropping_a_request(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_worker_that_dies_is_missed_by_nobody_for_long(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
-    with running(folder, "--workers", "2", "--host", "0.0.0.0", WEFT_TOKEN="of mine") as service:
+    with running(folder, "--workers", "2", "--drain", "3", "--host", "0.0.0.0", WEFT_TOKEN="of mine") as service:
         assert "#token=of mine" in service.said
         own = {"Authorization": "Bearer of mine"}
 
@@ -267,7 +267,9 @@ def test_a_worker_that_dies_is_missed_by_nobody_for_long(tmp_path: Path) -> None
         text = service.ask("/metrics", headers=own)[1].decode()
         counted = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("weft_images_total{")]
         assert sum(counted) >= 20
-        assert service.stop() == 0
+        service.process.send_signal(signal.SIGTERM)
+        _until(lambda: [503] * (service.ask("/ready", headers=own)[0] == 503), 1)  # all of them still listen
+        assert service.process.wait(20) == 0
 
 
 def _children(pid: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from types import FrameType
 from typing import Any
@@ -48,20 +49,22 @@ def serve(settings: Settings) -> None:
         if settings.workers == 1:
             _use_threads(settings)
             app = create_app(settings)
-            _tell(settings, app.state.service.predictor, url)
-            _Server(_config(settings, app), app.state.service).run([sock])
+            service = app.state.service
+            _Server(_config(settings, app), service, lambda: _tell(settings, service.predictor, url)).run([sock])
         else:
-            _tell(settings, opened(settings), url)  # what cannot be served is told here, once
-            _serve_in_processes(settings, sock)
+            facts = opened(settings)  # what cannot be served is told here, once
+            _serve_in_processes(settings, sock, lambda: _tell(settings, facts, url))
 
 
-def _serve_in_processes(settings: Settings, sock: socket.socket) -> None:
+def _serve_in_processes(settings: Settings, sock: socket.socket, on_start: Callable[[], None]) -> None:
     threads = settings.threads or max((os.cpu_count() or 1) // settings.workers, 1)
     os.environ[ENVIRONMENT] = json.dumps(asdict(replace(settings, threads=threads)))
     with tempfile.TemporaryDirectory(prefix="weft-serve-") as folder:
         os.environ[SHARED] = folder
         config = _config(settings, "weft.serve.server:from_environment")
-        _Processes(config, [sock]).run()
+        processes = _Processes(config, [sock])  # hears signals from here on
+        on_start()
+        processes.run()
 
 
 def from_environment() -> Any:
@@ -69,7 +72,21 @@ def from_environment() -> Any:
     words = json.loads(os.environ[ENVIRONMENT])
     settings = Settings(**{**words, "names": tuple(words["names"])})
     _use_threads(settings)
-    return create_app(settings)
+    app = create_app(settings)
+    _drain_first(app.state.service)
+    return app
+
+
+def _drain_first(service: Service) -> None:
+    """Puts the time between unready and closed before what uvicorn, whose handlers are in place, does on SIGTERM."""
+    close, loop = signal.getsignal(signal.SIGTERM), asyncio.get_running_loop()
+
+    def stop(sig: int, frame: FrameType | None) -> None:
+        if callable(close) and not service.is_draining:
+            service.is_draining = True
+            loop.call_soon_threadsafe(loop.call_later, service.settings.drain, close, sig, frame)
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def _use_threads(settings: Settings) -> None:
@@ -97,12 +114,24 @@ def _config(settings: Settings, app: Any) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Stops in two steps: first it says that it is not ready, then it closes its door. Its end is no error."""
+    """Stops in two steps: first it says that it is not ready, then it closes its door. Its end is no error.
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    Args:
+        config: uvicorn's.
+        service: what it runs.
+        on_start: called when it answers, and signals are heard.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, on_start: Callable[[], None]) -> None:
         super().__init__(config)
         self.service = service
+        self.on_start = on_start
         self.stop_at: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Opens the door, and tells of it."""
+        await super().startup(sockets)
+        self.on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins the end, a second one hurries it."""

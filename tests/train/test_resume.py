@@ -116,6 +116,14 @@ def test_from_every_step(
     tiny.assert_same_run(whole_here, tmp_path / "run")
 
 
+@pytest.mark.parametrize("opt", ["sgd", "lamb", "lion", "muon"])
+def test_with_every_optimiser(opt: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(pictures, tmp_path / "whole", **{"optim.opt": opt})
+    killed_at(4, pictures, tmp_path / "run", monkeypatch, **{"optim.opt": opt})
+    train(resume=tmp_path / "run", quiet=True)
+    tiny.assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
 def _skip_a_batch(one: session.Session) -> None:
     one.meter.step += 1
 

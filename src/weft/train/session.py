@@ -343,7 +343,7 @@ def learner_state(learner: Learner) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for number, moments in optimizer["state"].items():
         for name, value in moments.items():
             (tensors if isinstance(value, Tensor) else plain)[f"optimizer.{number}.{name}"] = value
-    groups = [{"step": group["step"]} if "step" in group else {} for group in optimizer["param_groups"]]
+    groups = [{"step": int(group["step"])} if "step" in group else {} for group in optimizer["param_groups"]]
     return tensors, {"step": learner.step, "skipped": learner.skipped, "optimizer": plain, "groups": groups}
 
 

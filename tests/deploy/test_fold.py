@@ -63,7 +63,9 @@ def test_every_switch(name, switches):
     check(lively(name, **switches))
 
 
-@pytest.mark.parametrize("name", weft.list_models())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "cvt_w24")) for name in weft.list_models()]
+)
 def test_every_variant(name):
     """The big ones on small images: their modules are the same."""
     check(lively(name, **(dict(img_size=64) if name.startswith(BIG) else {})))

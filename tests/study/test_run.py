@@ -45,6 +45,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_study_from_its_file_to_its_page(file, capfd):
     """One of its variants cannot be trained; then once more, and then another in its place."""
     done = run_study(file, out=file.parent / "out", jobs=2, quiet=True)

@@ -33,7 +33,7 @@ def losses(out: Path) -> list[float]:
     return [float(line.split(",")[3]) for line in (out / "steps.csv").read_text().splitlines()[1:]]
 
 
-@pytest.mark.parametrize("model", ["ceit_nano_32", "levit_nano_32"])
+@pytest.mark.parametrize("model", ["ceit_nano_32", pytest.param("levit_nano_32", marks=pytest.mark.slow)])
 def test_two_processes_compute_what_one_does(model: str, pictures: Path, tmp_path: Path) -> None:
     """With mixup, cutmix, repeated augmentation and averaging; statistics of BatchNorm shared."""
     one, two = tmp_path / "one", tmp_path / "two"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import shutil
 import signal
 import subprocess
 import time
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ import torch
 
 from tests.train import tiny
 from weft.errors import CheckpointError, DataError, StoppedError, UsageError
-from weft.recipes import load_recipe
+from weft.recipes import Recipe, load_recipe
 from weft.train import loop, session, train
 from weft.train.state import load_state
 
@@ -116,12 +119,42 @@ def test_from_every_step(
     tiny.assert_same_run(whole_here, tmp_path / "run")
 
 
-@pytest.mark.parametrize("opt", ["sgd", "lamb", "lion", "muon"])
-def test_with_every_optimiser(opt: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_here(pictures, tmp_path / "whole", **{"optim.opt": opt})
-    killed_at(4, pictures, tmp_path / "run", monkeypatch, **{"optim.opt": opt})
+def choices(kind: type = Recipe, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every value of every choice in the schema that is not the default."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint, key = hints[field.name], prefix + field.name
+        if dataclasses.is_dataclass(hint):
+            yield from choices(hint, f"{key}.")
+        elif typing.get_origin(hint) is typing.Literal or hint is bool:
+            values = (False, True) if hint is bool else typing.get_args(hint)
+            yield from ((key, value) for value in values if value != tiny.EVERYTHING.get(key, field.default))
+
+
+ELSEWHERE = ("pretrained", "device", "parallel", "sync_bn")  # need weights, a GPU, several processes
+NEEDS_MODEL = {"distill": "distill.teacher", "optim.freeze": "start_from"}
+CHOICES = [(key, value) for key, value in choices() if key not in ELSEWHERE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("key", "value"), CHOICES, ids=str)
+def test_with_every_choice(
+    key: str, value: object, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if key == "compile" and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a compiler")
+    words = {key: value}
+    if needed := NEEDS_MODEL.get(key.split(".")[0], NEEDS_MODEL.get(key)):
+        words |= {needed: str(_trained(pictures, tmp_path / "before"))}
+    run_here(pictures, tmp_path / "whole", **words)
+    killed_at(4, pictures, tmp_path / "run", monkeypatch, **words)
     train(resume=tmp_path / "run", quiet=True)
     tiny.assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def _trained(pictures: Path, out: Path) -> Path:
+    train(pictures, "levit_nano_32", settings={**tiny.ARGUMENTS["levit_nano_32"], "epochs": 1}, out=out, quiet=True)
+    return out / "best"
 
 
 def _skip_a_batch(one: session.Session) -> None:

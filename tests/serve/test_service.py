@@ -182,6 +182,18 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
 }
 
 
+def test_a_body_of_another_type_is_told_which(model_dir: Path) -> None:
+    async def body(client: httpx2.AsyncClient) -> None:
+        headers = {"content-type": "application/x-www-form-urlencoded"}  # curl's own
+        response = await client.post("/predict", content=picture(0), headers=headers)
+        assert response.json()["error"]["message"] == (
+            "A picture is sent as image/* or application/octet-stream, several as multipart/form-data; this came as"
+            " application/x-www-form-urlencoded. With curl --data-binary, add -H 'Content-Type: image/jpeg'."
+        )
+
+    with_client(body, model_dir)
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_has_a_sentence_and_disturbs_nobody(case: str, model_dir: Path) -> None:
     words, status, code = REFUSED[case]

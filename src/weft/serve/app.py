@@ -238,7 +238,10 @@ class Service:
             return [Sent("image", data)]
         if kind != "multipart/form-data":
             raise Refusal(
-                415, "content-type", "Send a picture as image/* or application/octet-stream, or multipart/form-data."
+                415,
+                "content-type",
+                f"A picture is sent as image/* or application/octet-stream, several as multipart/form-data; this came as"
+                f" {printable(kind)[:80]}. With curl --data-binary, add -H 'Content-Type: image/jpeg'.",
             )
         most = self.settings.max_images
         again = Request({**request.scope}, _once(data))  # counted already; Starlette reads the parts

@@ -240,8 +240,8 @@ class Service:
             raise Refusal(
                 415,
                 "content-type",
-                f"A picture is sent as image/* or application/octet-stream, several as multipart/form-data; this came as"
-                f" {printable(kind)[:80]}. With curl --data-binary, add -H 'Content-Type: image/jpeg'.",
+                "A picture is sent as image/* or application/octet-stream, several as multipart/form-data; this came"
+                f" as {printable(kind)[:80]}. With curl --data-binary, add -H 'Content-Type: image/jpeg'.",
             )
         most = self.settings.max_images
         again = Request({**request.scope}, _once(data))  # counted already; Starlette reads the parts

@@ -26,6 +26,15 @@ from tests.helpers import lively
 from weft.checkpoints import save_model_dir
 
 NAMES = ["left", "right", "up", "down"]
+SLOW = """
+import time
+from weft.serve.predictor import Predictor
+quick = Predictor.answer
+def slow(self, pictures, *, overlay=False):
+    time.sleep({seconds})
+    return quick(self, pictures, overlay=overlay)
+Predictor.answer = slow
+"""
 
 
 def saved(folder: Path, seed: int = 0, model: str = "ceit_nano_32") -> Path:
@@ -84,6 +93,16 @@ class Running:
         """Its exit code."""
         self.process.send_signal(sig)
         return self.process.wait(timeout)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that answer: those that Python spawned, its resource tracker aside."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
 
 
 def read_all(sock: socket.socket) -> bytes:

@@ -18,20 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.running import Running, picture, running, saved
+from tests.serve.running import SLOW, Running, picture, running, saved
 from weft.cli import main
 from weft.train import predict
 
 POST = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
-SLOW = """
-import time
-from weft.serve.predictor import Predictor
-quick = Predictor.answer
-def slow(self, pictures, *, overlay=False):
-    time.sleep({seconds})
-    return quick(self, pictures, overlay=overlay)
-Predictor.answer = slow
-"""
 
 
 @pytest.fixture(scope="module")
@@ -253,11 +244,11 @@ def test_a_worker_that_dies_is_missed_by_nobody_for_long(tmp_path: Path) -> None
                 before = ask()
                 break
             assert time.monotonic() - begun < 60
-        children = _until(lambda: _children(service.process.pid), 2)
+        children = _until(lambda: children(service.process.pid), 2)
         os.kill(children[0], signal.SIGKILL)
         time.sleep(0.2)
         assert {ask() for _ in range(10)} == {before}
-        _until(lambda: [pid for pid in _children(service.process.pid) if pid not in children], 1)
+        _until(lambda: [pid for pid in children(service.process.pid) if pid not in children], 1)
         ready = time.monotonic()
         saved(folder, seed=1)
         while before in {ask() for _ in range(20)}:  # until both have the new one; one that begins now has it anyway
@@ -270,16 +261,6 @@ def test_a_worker_that_dies_is_missed_by_nobody_for_long(tmp_path: Path) -> None
         service.process.send_signal(signal.SIGTERM)
         _until(lambda: [503] * (service.ask("/ready", headers=own)[0] == 503), 1)  # all of them still listen
         assert service.process.wait(20) == 0
-
-
-def _children(pid: int) -> list[int]:
-    """Processes that answer: those that Python spawned, its resource tracker aside."""
-    found = []
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with contextlib.suppress(OSError):
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
-    return found
 
 
 def _until(look, count: int, seconds: float = 60) -> list[int]:

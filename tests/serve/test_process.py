@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.running import SLOW, Running, picture, running, saved
+from tests.serve.running import SLOW, Running, children, picture, running, saved
 from weft.cli import main
 from weft.train import predict
 
@@ -244,11 +244,11 @@ def test_a_worker_that_dies_is_missed_by_nobody_for_long(tmp_path: Path) -> None
                 before = ask()
                 break
             assert time.monotonic() - begun < 60
-        children = _until(lambda: children(service.process.pid), 2)
-        os.kill(children[0], signal.SIGKILL)
+        first = _until(lambda: children(service.process.pid), 2)
+        os.kill(first[0], signal.SIGKILL)
         time.sleep(0.2)
         assert {ask() for _ in range(10)} == {before}
-        _until(lambda: [pid for pid in children(service.process.pid) if pid not in children], 1)
+        _until(lambda: [pid for pid in children(service.process.pid) if pid not in first], 1)
         ready = time.monotonic()
         saved(folder, seed=1)
         while before in {ask() for _ in range(20)}:  # until both have the new one; one that begins now has it anyway

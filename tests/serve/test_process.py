@@ -245,10 +245,12 @@ def test_a_worker_that_dies_is_missed_by_nobody_for_long(tmp_path: Path) -> None
                 break
             assert time.monotonic() - begun < 60
         first = _until(lambda: children(service.process.pid), 2)
+        os.kill(first[0], signal.SIGSTOP)  # it is asked for its health, and dies before it answers
+        time.sleep(1.2)
         os.kill(first[0], signal.SIGKILL)
         time.sleep(0.2)
         assert {ask() for _ in range(10)} == {before}
-        _until(lambda: [pid for pid in children(service.process.pid) if pid not in first], 1)
+        _until(lambda: [pid for pid in children(service.process.pid) if pid not in first], 1, seconds=20)
         ready = time.monotonic()
         saved(folder, seed=1)
         while before in {ask() for _ in range(20)}:  # until both have the new one; one that begins now has it anyway

@@ -151,6 +151,12 @@ class _Server(uvicorn.Server):
 class _Processes(Multiprocess):
     """Starts one anew that dies. SIGHUP goes to all of them: each changes its model while it answers."""
 
+    def keep_subprocess_alive(self) -> None:
+        """Asks each for its health. The child's end of the line is open here, too, and would hide that it is gone."""
+        for process in self.processes:
+            process.child_conn.close()
+        super().keep_subprocess_alive()
+
     def handle_hup(self) -> None:
         """Hands it on."""
         for process in self.processes:

@@ -57,11 +57,11 @@ def stop(folder: Path, turn: int) -> str:
 def kill(folder: Path, turn: int) -> str:
     """SIGKILL to one of two processes."""
     with running(folder, "--workers", "2") as service:
-        _until(lambda: len(children(service.process.pid)) == 2 and _top(service, 0) is not None, 60)
+        _until(lambda: len(children(service.process.pid)) == 2 and bool(_top(service, 0)), 60)
         before = children(service.process.pid)
         os.kill(before[turn % 2], signal.SIGKILL)
         begun = time.monotonic()
-        lost = sum(_top(service, i) is None for i in range(20))
+        lost = sum(not _top(service, i) for i in range(20))
         again = _until(lambda: len([pid for pid in children(service.process.pid) if pid not in before]) == 1, 5)
         seconds = time.monotonic() - begun
         code = service.stop()
@@ -78,7 +78,7 @@ def leave(folder: Path, turn: int) -> str:
             with socket.create_connection(("127.0.0.1", service.port)) as sock:
                 sock.sendall((head + data)[: len(head) + i * len(data) // (IN_FLIGHT - 1)])
         begun = time.monotonic()
-        answered = _top(service, 0) is not None
+        answered = bool(_top(service, 0))
         seconds = time.monotonic() - begun
         code = service.stop()
     return "" if answered and seconds < 1 and code == 0 else f"answered {answered} in {seconds:.1f} s, exit {code}"
@@ -93,7 +93,7 @@ def fuzz(folder: Path, examples: int) -> tuple[str, str]:
         words += ["--exclude-checks", "positive_data_acceptance"]  # that a string is binary does not make it a picture
         done = subprocess.run(words, capture_output=True, text=True, cwd=there)
         cases = re.search(r"([\d,]+) generated", done.stdout)
-        alive = _top(service, 0) is not None
+        alive = bool(_top(service, 0))
     print(done.stdout[-1500:], flush=True)
     said = f"{cases[1]} cases" if cases else "no count of cases"
     return said, "" if done.returncode == 0 and alive else f"exit {done.returncode}, alive {alive}"

@@ -18,8 +18,9 @@ from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.study import compare, comparing
 from weft.study.comparing import LARGE, SMALL, _cost
+from weft.study.frontier import frontier_figure
 from weft.study.jobs import Job, Measured, Result, carry_out
-from weft.study.outcome import Entry, Limits, advise, pareto
+from weft.study.outcome import Comparison, Entry, Limits, advise, pareto
 from weft.study.speeds import Form, measure_forms
 from weft.study.statistics import Estimate
 from weft.train import evaluate
@@ -66,6 +67,20 @@ def test_advice_calls_nothing_better_that_is_not_shown_to_be():
     assert "Nothing that was trained to the end" in advise(ENTRIES, Limits(megabytes=1), ())
     stopped = dataclasses.replace(ENTRIES[3], stopped_after=2)
     assert "d stopped early" in advise([*ENTRIES[:3], stopped], Limits(), ())
+
+
+def test_names_stand_inside_the_picture_and_no_tick_above_a_hundred():
+    entries = (entry("best", 99.2, 100), entry("worst", 30.0, 300, -69.2))
+    found = Comparison(Path(), "digits", 9, 1, Limits(), "", (), entries, pareto(entries, Limits()), "")
+    figure = frontier_figure(found)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    frame = axes.get_window_extent()
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert frame.x0 < box.x0 < box.x1 < frame.x1
+        assert frame.y0 < box.y0 < box.y1 < frame.y1
+    assert max(axes.get_yticks()) == 100
 
 
 def test_the_cost_of_stages_is_that_of_the_costliest_that_stay():

@@ -138,8 +138,7 @@ def frontier_figure(found: Comparison) -> Figure:
     axes.set(xlabel="images per second, this machine", ylabel="held-out top-1 (%)")
     axes.margins(0.15)
     low, high = axes.get_ylim()
-    axes.set_ylim(low, high)  # above 100, too: room for the names of the best
-    axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= 100])
+    axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= min(high, 100)])  # above are names alone
     axes.grid(True, alpha=0.25)
     return figure
 

@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Six good pictures, three bad ones, and company."""
+    """Seven good pictures, one of them a copy, three bad ones, and company."""
     class_folders(tmp_path, 3, ("cats", "dogs"))
     (tmp_path / "cats" / "cut.jpg").write_bytes(jpeg()[:500])
     (tmp_path / "cats" / "two\nlines.jpg").write_bytes(b"<html>")
@@ -26,6 +26,7 @@ def mixed(tmp_path: Path) -> Path:
     (tmp_path / "dogs" / "0000.jpg").write_bytes(encoded(photo()[..., 0], "JPEG"))
     (tmp_path / "dogs" / "notes.txt").write_text("x")
     (tmp_path / "dogs" / ".hidden").write_text("x")
+    (tmp_path / "dogs" / "cat.jpg").write_bytes((tmp_path / "cats" / "0001.jpg").read_bytes())
     return tmp_path
 
 
@@ -38,10 +39,11 @@ def test_the_report(mixed: Path, capsys: Capture) -> None:
         " whatever its name says)",
         "bad   dogs/empty.jpg: zero-byte (it is empty (0 bytes))",
         "",
-        "6 good, classes 2: cats 3, dogs 3",
+        "7 good, classes 2: cats 3, dogs 4",
         "3 bad: 1 not-an-image, 1 truncated, 1 zero-byte",
         "1 ignored, neither named nor made like an image: 1 .txt",
         "1 gray: gray, made RGB",
+        "1 there more than once, the same to the byte: cats/0001.jpg = dogs/cat.jpg",
         "1 hidden, passed over: hidden, or left by a system (.DS_Store, __MACOSX, Thumbs.db)",
     ]
     assert digest(mixed) == before
@@ -50,14 +52,15 @@ def test_the_report(mixed: Path, capsys: Capture) -> None:
 def test_json(mixed: Path, capsys: Capture) -> None:
     assert main(["data", "check", str(mixed), "--json"]) == 3
     facts = json.loads(capsys.readouterr().out)
-    assert facts["classes"] == {"": {"cats": 3, "dogs": 3}}
+    assert facts["classes"] == {"": {"cats": 3, "dogs": 4}}
+    assert facts["copies"] == [["cats/0001.jpg", "dogs/cat.jpg"]]
     assert [(bad["key"], bad["reason"]) for bad in facts["bad"]] == [
         ("cats/cut.jpg", "truncated"),
         ("cats/two\nlines.jpg", "not-an-image"),
         ("dogs/empty.jpg", "zero-byte"),
     ]
     assert (facts["good"], facts["ignored"], facts["notes"], facts["skipped"]) == (
-        6,
+        7,
         {"txt": 1},
         {"gray": 1},
         {"hidden": 1},

@@ -358,6 +358,24 @@ def test_conversions_are_noted(photos):
     assert "Read as a person sees them: 1 cmyk (CMYK, made RGB)." in open_data(photos).notes
 
 
+def test_copies_that_flatter_are_noted(given):
+    (given / "val" / "cat" / "again.jpg").write_bytes((given / "train" / "cat" / "0001.jpg").read_bytes())
+    (given / "val" / "owl" / "again.jpg").write_bytes((given / "val" / "owl" / "0000.jpg").read_bytes())
+    assert [note for note in open_data(given).notes if "same to the byte" in note] == [
+        "1 held-out image, the same to the byte, is also learned from, and flatters the result: val/cat/again.jpg."
+    ]
+
+
+def test_copies_under_two_names_are_noted(photos):
+    for name in ("dog", "owl"):
+        (photos / name / "cat.jpg").write_bytes((photos / "cat" / "0003.jpg").read_bytes())
+    splits = open_data(photos, val_fraction=0.05)
+    assert not any("/cat.jpg" in key or "0003" in key for key in keys(splits.val))
+    assert splits.notes[1:] == [
+        "1 image is in several classes at once, the same to the byte: cat/0003.jpg = dog/cat.jpg = owl/cat.jpg."
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

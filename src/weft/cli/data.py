@@ -27,6 +27,7 @@ bad   cats/page.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, 
  2 bad: 1 not-an-image, 1 truncated
  3 ignored, neither named nor made like an image: 2 .txt, 1 .heic
 12 exif-rotated: turned upright by its EXIF orientation
+ 1 there more than once, the same to the byte: cats/7.jpg = dogs/3.jpg
 
 weft data prepare photos packed --size 320        # resized once, in tar shards; then: weft train packed
 weft data list                                    # the papers' data sets
@@ -131,7 +132,7 @@ def _show(done: int, total: int) -> None:
 
 
 def _report(inventory: Inventory) -> str:
-    from weft.data.checks import extensions, some, tally
+    from weft.data.checks import extensions, same_bytes, some, tally
     from weft.data.image import REASONS, printable
     from weft.data.pixels import NOTES
     from weft.data.tree import SKIPPED
@@ -151,6 +152,9 @@ def _report(inventory: Inventory) -> str:
     if ignored := extensions(inventory.ignored):
         rows.append((sum(ignored.values()), f"ignored, neither named nor made like an image: {tally(ignored)}"))
     rows += [(number, f"{kind}: {NOTES[kind]}") for kind, number in facts["notes"].items()]
+    if copies := inventory.copies:
+        again = sum(len(keys) - 1 for keys in copies)
+        rows.append((again, f"there more than once, the same to the byte: {some(map(same_bytes, copies))}"))
     rows += [(number, f"{kind}, passed over: {SKIPPED[kind]}") for kind, number in facts["skipped"].items()]
     width = max(len(f"{number:,}") for number, _ in rows)
     lines += [f"{number:>{width},} {text}" for number, text in rows]

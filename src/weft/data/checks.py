@@ -118,6 +118,29 @@ def survey_notes(inventory: Inventory, names: list[str], val: list[Picture]) -> 
     return notes
 
 
+def copy_notes(inventory: Inventory, train: list[Picture], val: list[Picture]) -> list[str]:
+    """What pictures that are there twice do to a training and to its number, a sentence each."""
+    learnt, held = {picture.key for picture in train}, {picture.key for picture in val}
+    class_of = {picture.key: picture.class_name for picture in train + val}
+    leaked = [key for keys in inventory.copies if learnt.intersection(keys) for key in keys if key in held]
+    torn = [keys for keys in inventory.copies if len({class_of[key] for key in keys if key in class_of}) > 1]
+    notes = []
+    if leaked:
+        notes.append(
+            f"{count(len(leaked), 'held-out image')}, the same to the byte, {'is' if len(leaked) == 1 else 'are'} also "
+            f"learned from, and {'flatters' if len(leaked) == 1 else 'flatter'} the result: {some(leaked)}."
+        )
+    if torn:
+        several = count(len(torn), "image is", "images are")
+        notes.append(f"{several} in several classes at once, the same to the byte: {some(map(same_bytes, torn))}.")
+    return notes
+
+
+def same_bytes(keys: Iterable[str]) -> str:
+    """`cats/1.jpg = cats/7.jpg`."""
+    return " = ".join(keys)
+
+
 def bad_files(inventory: Inventory) -> str:
     """Counts by reason, and the first few by name."""
     by_reason = tally(Counter(file.reason for file in inventory.bad))

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.data.catalog import CATALOG
-from weft.data.checks import check_bad, check_empty, check_numbers, check_sides, class_list, count, survey_notes
+from weft.data.checks import (
+    check_bad,
+    check_empty,
+    check_numbers,
+    check_sides,
+    class_list,
+    copy_notes,
+    count,
+    survey_notes,
+)
 from weft.data.digits import open_digits
 from weft.data.image import MAX_PIXELS, BadImage
 from weft.data.inventory import Inventory, Picture, Progress, examine, survey
@@ -120,6 +129,7 @@ def open_data(
     if classes is None or is_given or not train + val:  # what is only to be evaluated needs no two sides
         check_sides(inventory, len(train), len(val))
     notes = [_split_note(train, val, names, val_fraction, seed, inventory), *survey_notes(inventory, names, val)]
+    notes += copy_notes(inventory, train, val)
     if len(inside) < len(pictures):
         notes.append(f"Not used, since outside all class folders: {count(len(pictures) - len(inside), 'image')}.")
     notes += [] if shelf is None else shelf.notes

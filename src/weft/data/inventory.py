@@ -3,8 +3,10 @@ it."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
@@ -50,6 +52,8 @@ class Inventory:
         ignored: files whose name and content promise no picture, counted by extension.
         skipped: entries passed over, counted by a key of `weft.data.tree.SKIPPED`.
         notes: conversions of good pictures, counted by a key of `weft.data.pixels.NOTES`.
+        copies: keys of good pictures whose files are the same to the byte, two or more each; known once all are
+            decoded.
         classes_outside: class or split folders that are links to outside the root, not followed.
         unread: top-level folders that a split leaves aside.
     """
@@ -62,6 +66,7 @@ class Inventory:
     ignored: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+    copies: list[list[str]] = field(default_factory=list)
     classes_outside: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
@@ -79,6 +84,7 @@ class Inventory:
             "ignored": dict(sorted(self.ignored.items())),
             "skipped": dict(sorted(self.skipped.items())),
             "notes": dict(sorted(self.notes.items())),
+            "copies": self.copies,
             "classes_outside": self.classes_outside,
             "unread": self.unread,
         }
@@ -165,16 +171,20 @@ def examine(
     `read` gives the bytes of a picture by its key, where they are not those of a file below the root.
     """
     results = _in_threads(lambda picture: _full_look(inventory.root, picture, max_pixels, read), pictures, workers)
+    same: dict[int, list[str]] = defaultdict(list)
     for done, (picture, verdict) in enumerate(results, 1):
         if isinstance(verdict, BadFile):
             inventory.bad.append(verdict)
         else:
+            seen, digest = verdict
             inventory.good.append(picture)
-            inventory.notes.update(verdict.notes)
-            if EXTENSIONS.get(extension(picture.key), verdict.format) != verdict.format:
+            inventory.notes.update(seen.notes)
+            same[digest].append(picture.key)
+            if EXTENSIONS.get(extension(picture.key), seen.format) != seen.format:
                 inventory.notes["extension"] += 1
         if progress is not None and (done % 64 == 0 or done == len(pictures)):
             progress(done, len(pictures))
+    inventory.copies = [keys for keys in same.values() if len(keys) > 1]
     inventory.bad.sort()
 
 
@@ -234,13 +244,24 @@ def _first_look(root: Path, picture: Picture) -> bool | BadFile:
     return _bad(picture, problem) if extension(picture.key) in EXTENSIONS else False
 
 
-def _full_look(root: Path, picture: Picture, max_pixels: int, read: Callable[[str], bytes] | None) -> Look | BadFile:
+def _full_look(
+    root: Path, picture: Picture, max_pixels: int, read: Callable[[str], bytes] | None
+) -> tuple[Look, int] | BadFile:
+    """What opening it takes, and a number that stands for its bytes."""
     try:
-        return look(os.path.join(root, picture.key) if read is None else read(picture.key), max_pixels=max_pixels)
+        source = os.path.join(root, picture.key) if read is None else read(picture.key)
+        return look(source, max_pixels=max_pixels), _digest(source)
     except BadImage as err:
         return _bad(picture, err)
     except OSError as err:  # the disk
         return _bad(picture, BadImage("", "unreadable", err.strerror or ""))
+
+
+def _digest(source: str | bytes) -> int:
+    """64 bits: among a million pictures two different ones share theirs once in forty million times."""
+    with io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8))
+    return int.from_bytes(digest.digest(), "little")
 
 
 def _bad(picture: Picture, err: BadImage) -> BadFile:

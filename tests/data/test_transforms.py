@@ -16,7 +16,7 @@ import weft
 from tests.data.pictures import encoded, photo
 from weft.data import eval_transform, open_image, train_transform
 from weft.data.seeding import randomness_of
-from weft.data.transforms import _rand_augment, _Shift, posterize_at_least_one_bit
+from weft.data.transforms import _rand_augment, _Shift, posterize_at_least_one_bit, visible
 from weft.errors import UsageError
 
 PHOTO = Image.fromarray(photo(90, 120))
@@ -72,6 +72,18 @@ def test_normalisation_is_mean_and_std():
     seen = eval_transform({"input_size": (3, 8, 8), "crop_pct": 1.0, "mean": MEAN, "std": STD})(flat)
     expected = [(1 - 0.485) / 0.229, (0 - 0.456) / 0.224, (0.2 - 0.406) / 0.225]
     torch.testing.assert_close(seen[:, 4, 4], torch.tensor(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_what_is_visible_is_what_was_there(channels):
+    cfg = {"input_size": (channels, 16, 16), "crop_pct": 1.0, "mean": MEAN, "std": STD}
+    pixels = photo(16, 16) if channels > 1 else np.repeat(photo(16, 16)[..., :1], 3, axis=-1)
+    if channels <= 3:
+        seen = visible(eval_transform(cfg)(Image.fromarray(pixels)), cfg)
+    else:  # no file has five channels: other means than the picture's own are those of the first
+        planes = torch.from_numpy(np.moveaxis(pixels, -1, 0).copy()) / 255
+        seen = visible(((torch.cat([planes, planes[:2]]) - MEAN[0]) / STD[0])[None], cfg)[0]
+    np.testing.assert_array_equal((255 * seen).round().permute(1, 2, 0).numpy(), pixels)
 
 
 def test_gray_becomes_three_equal_channels():

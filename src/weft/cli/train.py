@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-time", metavar="TIME", help="stop, saved, after 90s, 45m or 1h30m (exit code 143)")
     parser.add_argument("--skip-nonfinite", metavar="N", help="tolerate N steps whose loss or gradient is not finite")
     parser.add_argument("--find-lr", action="store_true", help="try learning rates and suggest one; leaves nothing")
+    parser.add_argument("--preview", metavar="FILE", help="draw training images as the network will see them, no more")
     parser.add_argument("--track", metavar="NAMES", help="tensorboard, wandb, or both with a comma between")
     parser.add_argument("--print-config", action="store_true", help="print the recipe as it stands, and do nothing")
     add_common(parser, "--force", "--json", "--quiet")
@@ -67,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.find_lr:
         return _find_lr(args, settings, given)
+    if args.preview is not None:
+        return _preview(args, settings, given)
     from weft.train import train
 
     result = train(
@@ -106,4 +109,13 @@ def _find_lr(args: argparse.Namespace, settings: dict[str, Any], given: dict[str
     rows = [(f"{point.lr:.1e}", f"{point.loss:.3f}", f"{point.smoothed:.3f}") for point in found.points[::5]]
     print(table(("lr", "loss", "smoothed"), rows))
     print(f"suggested: --set optim.lr={found.lr:.1e}")
+    return 0
+
+
+def _preview(args: argparse.Namespace, settings: dict[str, Any], given: dict[str, Any]) -> int:
+    """Draws training images, and says where."""
+    from weft.train import preview
+
+    words = dict(recipe=args.recipe, settings=settings, force=args.force, quiet=args.quiet, **given)
+    print(preview(args.data, out=args.preview, **words))
     return 0

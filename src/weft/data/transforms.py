@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from timm.data.auto_augment import RandAugment, posterize, rand_augment_transform
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_pil_interp
+from torch import Tensor
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
@@ -234,6 +236,16 @@ def _per_channel(values: Sequence[float], in_chans: int) -> tuple[float, ...]:
     if len(values) != in_chans:
         raise UsageError(f"mean and std must have one value per channel ({in_chans}); got {tuple(values)}.")
     return tuple(values)
+
+
+def visible(images: Float[Tensor, "*b c h w"], cfg: Mapping[str, Any]) -> Float[Tensor, "*b 3 h w"]:
+    """Normalised pictures as colours from 0 to 1, cut off there; gray ones in three equal channels, of more the first
+    three. `cfg` as in `eval_transform`."""
+    resolved, channels = resolve_data_config(pretrained_cfg=dict(cfg)), images.shape[-3]
+    values = (resolved[key] if channels <= 3 else resolved[key][:1] * channels for key in ("mean", "std"))
+    mean, std = (torch.tensor(_per_channel(value, channels))[:, None, None] for value in values)
+    colours = (images.float() * std + mean).clamp(0, 1)
+    return colours.expand(*colours.shape[:-3], 3, -1, -1) if channels == 1 else colours[..., :3, :, :]
 
 
 def _check_interpolation(word: str) -> None:

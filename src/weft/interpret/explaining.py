@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from weft.data import eval_transform, open_image
+from weft.data.transforms import visible
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.grid import Grid
@@ -91,7 +91,7 @@ def explain(
         maps = attention_maps(network, weights, Grid(*images.shape[-2:])) if is_known else None
         cam = compute_grad_cam(model, images, label)[0] if grad_cam else None
     return Explanation(
-        _as_picture(tensor, cfg),
+        (255 * visible(tensor.cpu(), cfg)).round().byte().permute(1, 2, 0).numpy(),
         label,
         _array(logits.softmax(dim=0)),
         {} if maps is None else {name: _array(found[0]) for name, found in maps.levels.items()},
@@ -127,20 +127,6 @@ def _answering(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
-
-
-def _as_picture(tensor: Tensor, cfg: dict[str, Any]) -> np.ndarray:
-    """Undoes the normalisation; one channel becomes three."""
-    channels = tensor.shape[0]
-    mean, std = (torch.tensor(_channels(cfg.get(key, default), channels)) for key, default in (("mean", 0), ("std", 1)))
-    picture = (tensor.cpu().float() * std[:, None, None] + mean[:, None, None]).clamp(0, 1)
-    picture = picture.expand(3, -1, -1) if channels == 1 else picture[:3]
-    return (255 * picture).round().byte().permute(1, 2, 0).numpy()
-
-
-def _channels(value: Any, count: int) -> list[float]:
-    values = [float(item) for item in value] if isinstance(value, (tuple, list)) else [float(value)]
-    return values if len(values) == count else values[:1] * count
 
 
 def _array(tensor: Tensor) -> np.ndarray:

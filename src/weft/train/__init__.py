@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from weft.train.apply import Answer as Answer
     from weft.train.apply import evaluate as evaluate
     from weft.train.apply import predict as predict
+    from weft.train.beforehand import find_lr as find_lr
+    from weft.train.beforehand import preview as preview
     from weft.train.metrics import Evaluation as Evaluation
     from weft.train.run import RunResult as RunResult
-    from weft.train.run import find_lr as find_lr
     from weft.train.run import train as train
 
 _HOMES = {
@@ -20,11 +21,12 @@ _HOMES = {
     "Evaluation": "weft.train.metrics",
     "RunResult": "weft.train.run",
     "evaluate": "weft.train.apply",
-    "find_lr": "weft.train.run",
+    "find_lr": "weft.train.beforehand",
     "predict": "weft.train.apply",
+    "preview": "weft.train.beforehand",
     "train": "weft.train.run",
 }
 
-__all__ = ["Answer", "Evaluation", "RunResult", "evaluate", "find_lr", "predict", "train"]
+__all__ = ["Answer", "Evaluation", "RunResult", "evaluate", "find_lr", "predict", "preview", "train"]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -16,7 +16,7 @@ from torch import nn
 
 from weft.checkpoints import load_checkpoint
 from weft.checkpoints.model_dir import CONFIG, WEIGHTS
-from weft.data import ImageDataset, Source, Splits, eval_transform, make_loader, train_transform
+from weft.data import ImageDataset, Source, Splits, eval_transform, make_loader, open_data, train_transform
 from weft.data.image import printable
 from weft.data.loader import ImageLoader
 from weft.data.order import WHOLE, Share
@@ -26,6 +26,7 @@ from weft.hub import create_model
 from weft.models.zoo import ZOO
 from weft.recipes import Recipe
 from weft.train.objective import check_mixing
+from weft.train.progress import looking
 from weft.train.runtime import Runtime
 from weft.version import __version__
 
@@ -38,6 +39,24 @@ def default_name(recipe: Recipe) -> str:
     """MODEL-DATA, with nothing in it that a path could stumble over."""
     text = f"{recipe.model}-{Path(recipe.data.source or '').resolve().name}"
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in text)[:100]
+
+
+def open_splits(recipe: Recipe, quiet: bool) -> Splits:
+    """The data of a recipe; told on the way how many pictures were looked at.
+
+    Raises:
+        DataError: it cannot be used.
+    """
+    with looking(quiet=quiet) as progress:
+        return open_data(
+            str(recipe.data.source),
+            val_fraction=recipe.data.val_fraction,
+            train_fraction=recipe.data.train_fraction,
+            seed=recipe.seed,
+            max_bad=recipe.data.max_bad,
+            limit=recipe.data.limit,
+            progress=progress,
+        )
 
 
 def build_model(recipe: Recipe, num_classes: int) -> nn.Module:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from weft.checkpoints import load_model_dir
-from weft.data import Splits, image_size_hint, open_data
+from weft.data import Splits, image_size_hint
 from weft.data.order import epochs_of
 from weft.durable import sweep
 from weft.errors import UsageError
@@ -25,17 +25,18 @@ from weft.train.build import (
     default_name,
     environment,
     evaluation_batches,
+    open_splits,
     training_batches,
     training_images,
 )
 from weft.train.defaults import default_recipe, fill_in, overrides_of
 from weft.train.distillation import answers_are_fixed, open_teacher
-from weft.train.finder import LrFinding, find_batch_size, sweep_lr
+from weft.train.finder import find_batch_size
 from weft.train.loop import Learner
 from weft.train.metrics import Evaluation
 from weft.train.mistakes import mistakes_figure
 from weft.train.objective import balanced_weights
-from weft.train.progress import Reporter, clock, counting, looking
+from weft.train.progress import Reporter, clock, counting
 from weft.train.report import write_report
 from weft.train.resume import Resumed, check_data, record_data, resumed
 from weft.train.rundir import locked, make_dir, refuse_taken, remove, write_text
@@ -166,7 +167,7 @@ def train(
     if out is not None:
         refuse_taken(Path(out), force=force)
     quiet = quiet or not runtime.is_main
-    splits = _opened(plan, quiet)
+    splits = open_splits(plan, quiet)
     plan, decisions = fill_in(plan, image_size_hint(splits.train), len(splits.train), runtime.world)
     if plan.batch_size == "auto":
         size, said = find_batch_size(plan, len(splits.classes), len(splits.train), runtime)
@@ -176,43 +177,6 @@ def train(
     return _Job(plan, splits, folder, runtime, stop, names, quiet).begin([*splits.notes, *decisions], force=force)
 
 
-def find_lr(
-    data: str | Path | None = None,
-    model: str | None = None,
-    *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    steps: int = 100,
-    quiet: bool = False,
-    **given: Any,
-) -> LrFinding:
-    """Tries learning rates from 1e-7 to 1 on the training images, and suggests one. Leaves nothing behind.
-
-    Args:
-        data, model, recipe, settings, quiet: as in `train`.
-        steps: how many to try.
-        given: further arguments of `train` that are settings, such as `batch_size`.
-
-    Raises:
-        UsageError, DataError, CheckpointError: as in `train`.
-    """
-    plan = load_recipe(recipe or default_recipe(data), overrides_of(data, settings or {}, {"model": model, **given}))
-    if plan.data.source is None:
-        raise UsageError("Training needs images; got none. Name a folder or `digits`: weft train DATA --find-lr.")
-    runtime = Runtime.of(plan.device, plan.precision)
-    splits = _opened(plan, quiet)
-    plan, _ = fill_in(plan, image_size_hint(splits.train), len(splits.train), runtime.world)
-    if plan.batch_size == "auto":
-        size, _ = find_batch_size(plan, len(splits.classes), len(splits.train), runtime)
-        plan = dataclasses.replace(plan, batch_size=size)
-    network = build_model(plan, len(splits.classes)).to(runtime.device)
-    if plan.start_from is not None:
-        begin_from(network, plan.start_from, splits.classes)
-    batches = training_batches(plan, training_images(plan, splits.train, network), network, runtime)
-    plan = dataclasses.replace(plan, distill=dataclasses.replace(plan.distill, teacher=None))
-    return sweep_lr(network, plan, batches, runtime, len(splits.classes), steps)
-
-
 def _go_on(
     out: Path, overrides: Sequence[tuple[str, Any]], override: bool, stop: Stop, names: Sequence[str], quiet: bool
 ) -> RunResult:
@@ -220,20 +184,7 @@ def _go_on(
     run = resumed(out, overrides, override=override)
     runtime = Runtime.of(run.recipe.device, run.recipe.precision, deterministic=run.recipe.deterministic)
     quiet = quiet or not runtime.is_main
-    return _Job(run.recipe, _opened(run.recipe, quiet), out, runtime, stop, names, quiet).resume(run)
-
-
-def _opened(plan: Recipe, quiet: bool) -> Splits:
-    with looking(quiet=quiet) as progress:
-        return open_data(
-            str(plan.data.source),
-            val_fraction=plan.data.val_fraction,
-            train_fraction=plan.data.train_fraction,
-            seed=plan.seed,
-            max_bad=plan.data.max_bad,
-            limit=plan.data.limit,
-            progress=progress,
-        )
+    return _Job(run.recipe, open_splits(run.recipe, quiet), out, runtime, stop, names, quiet).resume(run)
 
 
 class _Job:

@@ -22,6 +22,7 @@ from timm.models._hub import save_config_for_hf
 from torch import nn
 
 from weft.checkpoints.files import read_state_dict
+from weft.checkpoints.hub_dir import PREFIX, fetched
 from weft.checkpoints.load import load_checkpoint
 from weft.durable import flush_file, flush_folder, sha256_of
 from weft.errors import CheckpointError, StorageError, UsageError, nearest
@@ -139,11 +140,13 @@ def _check_rebuilds(model: nn.Module, config: dict[str, Any]) -> None:
 
 
 def model_dir(run: str | Path) -> Path:
-    """The model directory that a run stands for: its best one, or itself.
+    """The model directory that a run stands for: its best one, or itself; of `hf-hub:OWNER/NAME`, one fetched.
 
     Raises:
         CheckpointError: neither is there.
     """
+    if str(run).startswith(PREFIX):
+        return fetched(str(run), (WEIGHTS, CONFIG))
     for path in (Path(run) / "best", Path(run)):
         if (path / CONFIG).is_file():
             return path

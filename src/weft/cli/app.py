@@ -22,7 +22,7 @@ from weft.version import __version__
 
 VERBS = (
     *("train", "evaluate", "predict", "compare", "study", "convert", "export", "bench", "explain", "serve"),
-    *("data", "models", "recipes", "doctor"),
+    *("push", "data", "models", "recipes", "doctor"),
 )
 
 EXIT_CODES = """exit codes:

@@ -146,7 +146,7 @@ def sniff(head: bytes) -> str | None:
     return None
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> io.BufferedReader:
     """Opens a regular file for reading; never waits for the other end of a pipe, and never touches a device.
 
     Raises:

@@ -8,7 +8,6 @@ stopped goes on.
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import signal
@@ -280,6 +279,7 @@ def _carry_out_here(folder: Path, file: str) -> None:
     from weft.bench.cost import cost
     from weft.checkpoints import load_model_dir
     from weft.train import evaluate, train
+    from weft.train.rundir import read_metrics
 
     facts = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     run = folder / "run"
@@ -307,9 +307,8 @@ def _carry_out_here(folder: Path, file: str) -> None:
         found = evaluate(run, facts["data"], img_size=side, limit=facts["settings"].get("data.limit"), quiet=True)
         right = "".join("1" if is_right else "0" for is_right in found.right)
         measured.append({"size": side, "top1": found.top1, "right": right})
-    with (run / "metrics.csv").open(newline="") as lines:
-        history = list(csv.DictReader(lines))
-    curve = [(int(row["epoch"]), float(row["val_top1"])) for row in history]
+    history = read_metrics(run / "metrics.csv")
+    curve = [(row.epoch, row.val_top1) for row in history]
     whole = {
         "job": facts,
         "measured": measured,
@@ -317,9 +316,9 @@ def _carry_out_here(folder: Path, file: str) -> None:
         "params": counted.params,
         "macs": counted.macs,
         "megabytes": (run / "best" / "model.safetensors").stat().st_size / 1e6,
-        "seconds": sum(float(row["seconds"]) for row in history),
+        "seconds": sum(row.seconds for row in history),
         "peak_mib": 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "images_per_second": float(history[-1]["images_per_second"]),
+        "images_per_second": history[-1].images_per_second,
     }
     write_whole(folder / file, json.dumps(whole).encode())
 

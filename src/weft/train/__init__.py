@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from weft.train.metrics import Evaluation as Evaluation
     from weft.train.run import RunResult as RunResult
     from weft.train.run import train as train
+    from weft.train.sharing import push as push
 
 _HOMES = {
     "Answer": "weft.train.apply",
@@ -24,9 +25,10 @@ _HOMES = {
     "find_lr": "weft.train.beforehand",
     "predict": "weft.train.apply",
     "preview": "weft.train.beforehand",
+    "push": "weft.train.sharing",
     "train": "weft.train.run",
 }
 
-__all__ = ["Answer", "Evaluation", "RunResult", "evaluate", "find_lr", "predict", "preview", "train"]
+__all__ = ["Answer", "Evaluation", "RunResult", "evaluate", "find_lr", "predict", "preview", "push", "train"]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

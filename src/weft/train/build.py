@@ -15,7 +15,8 @@ from timm.data import resolve_model_data_config
 from torch import nn
 
 from weft.checkpoints import load_checkpoint
-from weft.checkpoints.model_dir import CONFIG, WEIGHTS
+from weft.checkpoints.hub_dir import PREFIX
+from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir
 from weft.data import ImageDataset, Source, Splits, eval_transform, make_loader, open_data, train_transform
 from weft.data.image import printable
 from weft.data.loader import ImageLoader
@@ -79,7 +80,8 @@ def begin_from(model: nn.Module, source: str | Path, classes: Sequence[str] | No
 
     Args:
         model: the network, built.
-        source: a run directory (its best model), a model directory, or a checkpoint of any layout that weft reads.
+        source: a run directory (its best model), a model directory, one on the hub (`hf-hub:OWNER/NAME`), or a
+            checkpoint of any layout that weft reads.
         classes: what the model is to tell apart.
 
     Returns:
@@ -88,6 +90,8 @@ def begin_from(model: nn.Module, source: str | Path, classes: Sequence[str] | No
     Raises:
         CheckpointError: there is nothing there, or it does not fit.
     """
+    if str(source).startswith(PREFIX):
+        source = model_dir(source)
     folders = (Path(source) / "best", Path(source))
     path = next((folder / WEIGHTS for folder in folders if (folder / WEIGHTS).is_file()), Path(source))
     if path.is_dir() or not path.exists():

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 from weft.durable import is_leftover, write_whole, writing
 from weft.errors import UsageError
@@ -154,6 +154,13 @@ def write_metrics(path: Path, history: Sequence[EpochRow]) -> None:
     writer.writerow(EpochRow._fields)
     writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in history)
     write_text(path, buffer.getvalue())
+
+
+def read_metrics(path: Path) -> list[EpochRow]:
+    """What `write_metrics` wrote."""
+    kinds = get_type_hints(EpochRow)
+    with path.open(newline="") as lines:
+        return [EpochRow(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(lines)]
 
 
 class StepLog:

@@ -1,0 +1,168 @@
+"""`push`: a trained model to the Hugging Face hub, with a card that says what it is, how good, and how it was made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import yaml
+from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData
+
+from weft.checkpoints import load_model_dir
+from weft.checkpoints.hub_dir import PREFIX, told
+from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir, read_config
+from weft.data.image import printable
+from weft.errors import UsageError
+from weft.recipes import dump, load_recipe
+from weft.train.build import preprocessing
+from weft.train.rundir import EpochRow, read_metrics
+
+CLASSES_NAMED = 100
+
+
+def push(run: str | Path, repo: str, *, license: str | None = None, private: bool = False, force: bool = False) -> str:
+    """Puts the weights of a model and its card on the hub, in one commit. What was there stays in the history.
+
+    Args:
+        run: a run directory, whose best model is taken, or a model directory.
+        repo: OWNER/NAME; made if it is not there.
+        license: of the weights, in the hub's words, such as `apache-2.0`.
+        private: for a repository that is made: only its owner sees it.
+        force: also where the repository has a model already.
+
+    Returns:
+        The address of its page.
+
+    Raises:
+        UsageError: the repository has a model, or the run is an export.
+        CheckpointError: no model there, or the hub does not take it.
+    """
+    folder, card = model_dir(run), model_card(run, repo, license=license)
+    hub = HfApi()
+    with told(repo):
+        page = hub.create_repo(repo, private=private, exist_ok=True)
+        if not force and hub.file_exists(repo, CONFIG):
+            raise UsageError(f"{repo} has a model already. --force puts this one in its place; the history keeps both.")
+        files = [CommitOperationAdd(name, folder / name) for name in (WEIGHTS, CONFIG)]
+        files.append(CommitOperationAdd("README.md", card.encode()))
+        hub.create_commit(repo, files, commit_message="A model, trained with weft")
+    return str(page)
+
+
+def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str:
+    """What the page on the hub says of a model: Markdown, and before it what the hub's search reads.
+
+    Paths of this machine are not in it: of the data there is the last part of its name.
+
+    Raises:
+        UsageError: the run is an export.
+        CheckpointError: no model there.
+    """
+    folder, title = model_dir(run), repo.rpartition("/")[2]
+    config = read_config(folder)
+    if "artefact" in config:
+        raise UsageError(f"The hub gets weights to go on with; {run} is an export. Push the run that it was made of.")
+    model, names = load_model_dir(folder)
+    channels, height, width = preprocessing(model)["input_size"]
+    size = sum(weight.numel() for weight in model.parameters())
+    facts = [
+        ("network", f"`{config['architecture']}`, {size:,} parameters"),
+        ("input", f"{height}x{width} pixels, {'gray' if channels == 1 else 'RGB'}"),
+        ("classes", _cell(_classes(names, model.num_classes))),
+    ]
+    made, data, training, best = folder.parent, "", "", None
+    if (made / "recipe.yaml").is_file():
+        recipe = load_recipe(made / "recipe.yaml")
+        data = printable(Path(recipe.data.source or "").name)
+        facts.append(("data", _cell(data) + _counts(made / "recipe.yaml")))
+        nowhere = dataclasses.replace(recipe.data, source=data)
+        training = TRAINING.format(recipe=dump(dataclasses.replace(recipe, data=nowhere, start_from=None)))
+    if folder.name == "best" and (made / "metrics.csv").is_file():
+        best = best_of(read_metrics(made / "metrics.csv"))
+        scores = f"{best.val_top1:.2f} %, {best.val_top5:.2f} %"
+        chosen = f"of epoch {best.epoch}, chosen by the same images, so a little flattering"
+        facts.append(("held-out top-1, top-5", f"{scores} {chosen}"))
+    head = ModelCardData(
+        license=license,
+        library_name="timm",
+        tags=["weft", "image-classification"],
+        pipeline_tag="image-classification",
+        model_name=title,
+        eval_results=None if best is None else [_result(best, data or "unknown")],
+    )
+    table = "\n".join(f"| {name} | {text} |" for name, text in facts)
+    return CARD.format(head=head.to_yaml(), title=title, table=table, name=f"{PREFIX}{repo}") + training
+
+
+CARD = """---
+{head}
+---
+
+# {title}
+
+| | |
+|---|---|
+{table}
+
+## Use
+
+```sh
+weft predict {name} picture.jpg
+weft serve {name}
+```
+
+```python
+import timm
+import weft.models.registry  # makes weft's networks known to timm
+
+model = timm.create_model("{name}", pretrained=True).eval()
+```
+"""
+
+TRAINING = """
+## Training
+
+`weft train DATA --recipe FILE`, of which FILE is:
+
+```yaml
+{recipe}```
+"""
+
+
+def best_of(history: list[EpochRow]) -> EpochRow:
+    """The epoch whose model a run keeps as its best."""
+    measured = [row for row in history if not math.isnan(row.val_top1)]
+    return max(measured, key=lambda row: (row.val_top1, -row.val_loss, -row.epoch))
+
+
+def _result(best: EpochRow, data: str) -> EvalResult:
+    return EvalResult(
+        task_type="image-classification",
+        dataset_type=data,
+        dataset_name=f"{data}, held out",
+        metric_type="accuracy",
+        metric_value=round(best.val_top1 / 100, 6),
+    )
+
+
+def _counts(recipe: Path) -> str:
+    """How many images, by the record in a run's recipe."""
+    noted = (yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}).get("environment") or {}
+    if not {"train_images", "val_images"} <= set(noted):
+        return ""
+    return f": {noted['train_images']:,} images to learn from, {noted['val_images']:,} held out"
+
+
+def _classes(names: list[str] | None, count: int) -> str:
+    if not names:
+        return str(count)
+    more = f" and {len(names) - CLASSES_NAMED} more" if len(names) > CLASSES_NAMED else ""
+    return f"{count}: {', '.join(names[:CLASSES_NAMED])}{more}"
+
+
+def _cell(text: str) -> str:
+    """Text that stays text in a Markdown table."""
+    for sign in "\\|<*_[`":
+        text = text.replace(sign, f"\\{sign}")
+    return text

@@ -1,0 +1,196 @@
+"""A model on its way to the hub and back: what is sent, what the card says, and that it answers the same from there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HTTPError,
+    LocalTokenNotFoundError,
+    RepositoryNotFoundError,
+    Response,
+)
+
+from tests.train.conftest import COLOURS
+from weft.checkpoints import load_model_dir, save_model_dir
+from weft.checkpoints.model_dir import model_dir
+from weft.cli import main
+from weft.errors import CheckpointError, UsageError
+from weft.hub import create_model
+from weft.train import RunResult, predict, sharing, train
+from weft.train.rundir import EpochRow
+from weft.train.sharing import best_of, model_card, push
+
+REPO = "me/colours"
+SMALL = dict(model="levit_nano_32", batch_size=12, device="cpu", quiet=True)
+
+
+class Hub:
+    """What `HfApi` does, to a folder: one for each repository, in the form of the cache."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache, self.created = cache, {}
+
+    def snapshot(self, repo: str) -> Path:
+        return self.cache / f"models--{repo.replace('/', '--')}" / "snapshots" / ("0" * 40)
+
+    def create_repo(self, repo: str, *, private: bool, exist_ok: bool) -> str:
+        assert exist_ok
+        self.created.setdefault(repo, private)
+        return f"https://hub.example/{repo}"
+
+    def file_exists(self, repo: str, name: str) -> bool:
+        return (self.snapshot(repo) / name).exists()
+
+    def create_commit(self, repo: str, operations: list[Any], *, commit_message: str) -> None:
+        folder = self.snapshot(repo)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder.parent.parent / "refs").mkdir(exist_ok=True)
+        (folder.parent.parent / "refs" / "main").write_text("0" * 40)
+        for operation in operations:
+            source = operation.path_or_fileobj
+            content = source if isinstance(source, bytes) else Path(source).read_bytes()
+            (folder / operation.path_in_repo).write_bytes(content)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub(tmp_path / "cache")
+    monkeypatch.setattr(sharing, "HfApi", lambda: hub)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub.cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return hub
+
+
+def test_there_and_back(hub: Hub, trained: RunResult, photos: Path, tmp_path: Path) -> None:
+    assert push(trained.out, REPO, private=True) == f"https://hub.example/{REPO}"
+    assert hub.created == {REPO: True}
+    sent = hub.snapshot(REPO)
+    assert sorted(path.name for path in sent.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    there, here = predict(f"hf-hub:{REPO}", photos), predict(trained.out, photos)
+    assert [answer.as_dict() for answer in there] == [answer.as_dict() for answer in here]
+    settings = {"optim.lr": 1e-9, "steps": 1}
+    again = train(photos, start_from=f"hf-hub:{REPO}", out=tmp_path / "again", settings=settings, **SMALL)
+    for folder in (again.out / "last", hub.snapshot(REPO)):
+        weights = dict(load_model_dir(folder)[0].named_parameters())
+        for name, want in load_model_dir(trained.out / "best")[0].named_parameters():
+            assert torch.allclose(weights[name], want, atol=1e-6), name
+
+
+def test_nothing_is_replaced_unasked(hub: Hub, trained: RunResult) -> None:
+    push(trained.out, REPO)
+    with pytest.raises(UsageError, match=r"me/colours has a model already\. --force puts this one in its place"):
+        push(trained.out, REPO)
+    push(trained.out / "last", REPO, force=True)
+
+
+def test_the_card(trained: RunResult) -> None:
+    text = model_card(trained.out, REPO, license="apache-2.0")
+    _, head, body = text.split("---\n", 2)
+    facts = yaml.safe_load(head)
+    assert (facts["license"], facts["pipeline_tag"]) == ("apache-2.0", "image-classification")
+    (result,) = facts["model-index"][0]["results"]
+    assert result["metrics"][0]["value"] == pytest.approx(trained.top1 / 100, abs=1e-5)
+    assert f"{trained.top1:.2f} %, 100.00 % of epoch {trained.best_epoch}," in body
+    assert "photos: 36 images to learn from, 9 held out" in body
+    assert f"3: {', '.join(COLOURS)}" in body
+    assert "hf-hub:me/colours" in body
+    assert str(trained.out.parent) not in text
+    assert str(Path(trained.data).parent) not in text
+    recipe = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
+    assert (recipe["model"], recipe["data"]["source"]) == ("levit_nano_32", "photos")
+
+
+def test_a_card_of_weights_alone(tmp_path: Path) -> None:
+    names = ["a|b", "<img src=x>", "[x](y)"]
+    save_model_dir(create_model("cvt_nano_32", num_classes=3), tmp_path / "m", label_names=names)
+    text = model_card(tmp_path / "m", REPO)
+    assert r"3: a\|b, \<img src=x>, \[x](y)" in text
+    assert "held-out" not in text
+    assert "Training" not in text
+    assert "license" not in text
+
+
+def test_the_best_epoch_is_that_of_the_run() -> None:
+    nan = float("nan")
+    scores = [(0.9, 50.0), (0.8, 60.0), (nan, nan), (0.5, 70.0), (0.6, 70.0), (0.5, 70.0)]
+    rows = [EpochRow(epoch, 0, 0, 0, 0, loss, top1, 0, 0, 0, 0) for epoch, (loss, top1) in enumerate(scores, 1)]
+    assert best_of(rows).epoch == 4
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (LocalTokenNotFoundError("no token"), r"must know who asks for me/colours; nobody is logged in\. Run `hf auth"),
+        (HTTPError(""), r"did not do what was asked with me/colours: HTTPError"),
+        (OSError("the cable is out\nand more"), r"did not do what was asked with me/colours: the cable is out$"),
+    ],
+)
+def test_what_the_hub_says(
+    problem: Exception, message: str, hub: Hub, trained: RunResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> str:
+        raise problem
+
+    monkeypatch.setattr(hub, "create_repo", fail)
+    with pytest.raises(CheckpointError, match=message):
+        push(trained.out, REPO)
+
+
+def test_answers_of_the_hub(hub: Hub, trained: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = type("Asked", (), {"method": "POST", "url": "https://hub.example"})()
+    response = Response(403, request=asked)
+    for kind, message in (
+        (HfHubHTTPError, "did not do what was asked with me/colours: no rights"),
+        (RepositoryNotFoundError, "must have me/colours; it has not, or not for you"),
+    ):
+
+        def fail(*args: object, kind: type[HfHubHTTPError] = kind, **kwargs: object) -> str:
+            raise kind("no rights", response=response)
+
+        monkeypatch.setattr(hub, "create_repo", fail)
+        with pytest.raises(CheckpointError, match=message):
+            push(trained.out, REPO)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hf-hub:me/nowhere", "me/nowhere must be on the hub or in its cache; it is not in the cache"),
+        ("hf-hub:a/b/c/d", "is called OWNER/NAME; got 'a/b/c/d'"),
+        ("hf-hub:me/colours@v2", "me/colours must be on the hub or in its cache"),
+    ],
+)
+def test_models_that_are_not_there(name: str, message: str, hub: Hub, trained: RunResult) -> None:
+    push(trained.out, REPO)
+    with pytest.raises(CheckpointError, match=message):
+        model_dir(name)
+
+
+def test_a_damaged_copy_is_noticed(hub: Hub, trained: RunResult) -> None:
+    push(trained.out, REPO)
+    weights = hub.snapshot(REPO) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="must have the sha256 that"):
+        load_model_dir(model_dir(f"hf-hub:{REPO}"))
+
+
+def test_on_the_command_line(hub: Hub, trained: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["push", str(trained.out), REPO, "--print-card"]) == 0
+    assert capsys.readouterr().out == model_card(trained.out, REPO)
+    assert hub.created == {}
+    assert main(["push", str(trained.out), REPO]) == 0
+    assert capsys.readouterr().out == f"https://hub.example/{REPO}\n"
+    assert main(["push", str(tmp_path), REPO]) == 4
+    assert "is neither" in capsys.readouterr().err
+    folder = shutil.copytree(trained.out / "best", tmp_path / "export")
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"architecture"', '"artefact": {}, "architecture"'))
+    assert main(["push", str(folder), REPO, "--force"]) == 2
+    assert "is an export. Push the run that it was made of." in capsys.readouterr().err

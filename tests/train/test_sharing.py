@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import yaml
 from huggingface_hub.errors import (
@@ -81,6 +82,16 @@ def test_there_and_back(hub: Hub, trained: RunResult, photos: Path, tmp_path: Pa
         weights = dict(load_model_dir(folder)[0].named_parameters())
         for name, want in load_model_dir(trained.out / "best")[0].named_parameters():
             assert torch.allclose(weights[name], want, atol=1e-6), name
+
+
+def test_timm_reads_it(hub: Hub, trained: RunResult) -> None:
+    push(trained.out, REPO)
+    theirs, (ours, _) = (
+        timm.create_model(f"hf-hub:{REPO}", pretrained=True).eval(),
+        load_model_dir(trained.out / "best"),
+    )
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(theirs(images), ours(images))
 
 
 def test_nothing_is_replaced_unasked(hub: Hub, trained: RunResult) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import yaml
 from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData
+from huggingface_hub.utils import validate_repo_id
 
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.hub_dir import PREFIX, told
 from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir, read_config
 from weft.data.image import printable
 from weft.errors import UsageError
-from weft.recipes import dump, load_recipe
+from weft.recipes import Recipe, dump, load_recipe
 from weft.train.build import preprocessing
 from weft.train.rundir import EpochRow, read_metrics
 
@@ -57,8 +58,10 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
 
     Raises:
         UsageError: the run is an export.
-        CheckpointError: no model there.
+        CheckpointError: no model there, or a name that the hub does not take.
     """
+    with told(repo):
+        validate_repo_id(repo)
     folder, title = model_dir(run), repo.rpartition("/")[2]
     config = read_config(folder)
     if "artefact" in config:
@@ -72,12 +75,11 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
         ("classes", _cell(_classes(names, model.num_classes))),
     ]
     made, data, training, best = folder.parent, "", "", None
-    if (made / "recipe.yaml").is_file():
+    if folder.name in ("best", "last") and (made / "recipe.yaml").is_file():
         recipe = load_recipe(made / "recipe.yaml")
         data = printable(Path(recipe.data.source or "").name)
         facts.append(("data", _cell(data) + _counts(made / "recipe.yaml")))
-        nowhere = dataclasses.replace(recipe.data, source=data)
-        training = TRAINING.format(recipe=dump(dataclasses.replace(recipe, data=nowhere, start_from=None)))
+        training = TRAINING.format(recipe=dump(_without_places(recipe, data)))
     if folder.name == "best" and (made / "metrics.csv").is_file():
         best = best_of(read_metrics(made / "metrics.csv"))
         scores = f"{best.val_top1:.2f} %, {best.val_top5:.2f} %"
@@ -128,6 +130,17 @@ TRAINING = """
 ```yaml
 {recipe}```
 """
+
+
+def _without_places(recipe: Recipe, data: str) -> Recipe:
+    """A recipe that does not tell where on this machine something lies."""
+    teacher = recipe.distill.teacher
+    return dataclasses.replace(
+        recipe,
+        start_from=None if recipe.start_from is None else Path(recipe.start_from).name,
+        data=dataclasses.replace(recipe.data, source=data),
+        distill=dataclasses.replace(recipe.distill, teacher=None if teacher is None else Path(teacher).name),
+    )
 
 
 def best_of(history: list[EpochRow]) -> EpochRow:

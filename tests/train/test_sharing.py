@@ -86,10 +86,8 @@ def test_there_and_back(hub: Hub, trained: RunResult, photos: Path, tmp_path: Pa
 
 def test_timm_reads_it(hub: Hub, trained: RunResult) -> None:
     push(trained.out, REPO)
-    theirs, (ours, _) = (
-        timm.create_model(f"hf-hub:{REPO}", pretrained=True).eval(),
-        load_model_dir(trained.out / "best"),
-    )
+    theirs = timm.create_model(f"hf-hub:{REPO}", pretrained=True).eval()
+    ours, _ = load_model_dir(trained.out / "best")
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(theirs(images), ours(images))
 
@@ -198,6 +196,8 @@ def test_on_the_command_line(hub: Hub, trained: RunResult, tmp_path: Path, capsy
     assert hub.created == {}
     assert main(["push", str(trained.out), REPO]) == 0
     assert capsys.readouterr().out == f"https://hub.example/{REPO}\n"
+    assert main(["push", str(trained.out), "../me"]) == 4
+    assert "is called OWNER/NAME; got '../me'" in capsys.readouterr().err
     assert main(["push", str(tmp_path), REPO]) == 4
     assert "is neither" in capsys.readouterr().err
     folder = shutil.copytree(trained.out / "best", tmp_path / "export")

@@ -102,7 +102,7 @@ def test_int8_is_near(format, pictures, tmp_path):
     assert (exported(x) - network(x)).abs().max() < 0.1 * network(x).abs().max()
 
 
-@pytest.mark.parametrize("name", NANO)
+@pytest.mark.parametrize("name", [NANO[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NANO[1:])])
 def test_int8_for_any_batch_is_int8_for_one(name, tmp_path):
     """Biases are large here: OpenVINO 2026.4 drops that of CeiT's stem if the graph asks for the batch behind it."""
     network = model(name)
@@ -149,6 +149,7 @@ def test_int8_where_no_batch_may_be_unknown(pictures, tmp_path, monkeypatch):
     export(network, tmp_path / "there", format="openvino", precision="int8", data=data, max_drop=100)
 
 
+@pytest.mark.slow
 def test_a_signal_after_models_that_came_and_went(tmp_path):
     export(model("levit_nano_32"), tmp_path / "out", format="openvino")
     program = (
@@ -296,6 +297,7 @@ def test_int8_by_the_command_line(models, pictures, tmp_path):
     assert 0 < report["max_difference"] < report["max_logit"]
 
 
+@pytest.mark.slow
 def test_making_int8_speaks_to_nobody(models, pictures, tmp_path):
     """OpenVINO and NNCF both count their users, unless they are asked in the right way."""
     code = """

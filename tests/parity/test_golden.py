@@ -132,7 +132,9 @@ def test_logits_in_float32(theirs):
     assert torch.equal(ours.argmax(dim=1), record.argmax(dim=1))
 
 
-@pytest.mark.parametrize("theirs", NETWORKS)
+@pytest.mark.parametrize(
+    "theirs", [pytest.param(theirs, marks=[pytest.mark.slow] * ("w24" in theirs)) for theirs in NETWORKS]
+)
 def test_every_released_state_dict_is_read_whole(theirs):
     state = released_state(theirs)
     with torch.device("cpu"):

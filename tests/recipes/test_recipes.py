@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 import yaml
 
 from weft.hub import create_model
-from weft.recipes import Recipe, load_recipe, recipe_names, recipe_text, settings
+from weft.recipes import Recipe, dump, load_recipe, recipe_names, recipe_text, settings
 from weft.recipes.load import KEYS
 from weft.train.schedule import peak_lr
 
@@ -131,3 +132,18 @@ def test_the_page_names_every_recipe_and_every_key() -> None:
     for key, may_be, default in settings():
         row = f"| `{key}` | {may_be} | `{default}` |"
         assert f"\n{row}" in page, row
+
+
+def test_cifar10_is_what_was_measured() -> None:
+    """The recipe, resolved, is the record of the run whose accuracy its head tells."""
+    said = recipe_text("cifar10")
+    record = ROOT / re.search(r"benchmarks/cifar10/[\w-]*mixed", said)[0]  # type: ignore[index]
+    run = yaml.safe_load(record.with_suffix(".yaml").read_text())
+    recipe = yaml.safe_load(dump(load_recipe("cifar10")))
+    assert {key: value for key, value in run.items() if key not in ("data", "environment")} == {
+        key: value for key, value in recipe.items() if key not in ("data", "environment")
+    }
+    assert run["environment"]["processes"] == 2
+    with record.with_suffix(".csv").open(newline="") as lines:
+        best = max(float(row["val_top1"]) for row in csv.DictReader(lines) if row["val_top1"] != "nan")
+    assert f"{best:.2f} %" in said

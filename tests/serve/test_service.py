@@ -499,6 +499,7 @@ def test_a_picture_of_one_pixel(model_dir: Path) -> None:
     with_client(body, model_dir)
 
 
+@pytest.mark.slow
 def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     folder = saved(tmp_path / "run" / "best")

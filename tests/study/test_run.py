@@ -146,6 +146,7 @@ def test_over_two_workers_of_ray(tmp_path, monkeypatch):
     assert "at least 2 images" in results[tasks[1].folder].error
 
 
+@pytest.mark.slow
 def test_a_study_that_is_stopped_stops_its_runs(tmp_path):
     def stop(ended: Job, result: Result) -> None:
         raise KeyboardInterrupt

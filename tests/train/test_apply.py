@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image, ImageOps
 
 from tests.train.conftest import COLOURS, PER_CLASS, paint
 from weft.errors import CheckpointError, DataError, UsageError
@@ -60,6 +61,25 @@ def test_excluded_images_are_in_no_number(trained: RunResult, tmp_path: Path) ->
     assert result.count == 42
     assert sorted(key for key, _ in result.excluded) == ["red/text.png", "red/zero.png"]
     assert dict(result.excluded)["red/zero.png"] == "zero-byte"
+
+
+def test_a_picture_and_its_mirror_image_are_one_to_tta(trained: RunResult, photos: Path, tmp_path: Path) -> None:
+    for path in photos.glob("*/*.png"):
+        (tmp_path / "turned" / path.parent.name).mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            ImageOps.mirror(image).save(tmp_path / "turned" / path.parent.name / path.name)
+    turned = tmp_path / "turned"
+    for tta, is_equal in ((True, True), (False, False)):
+        there, here = (predict(trained.out, folder, tta=tta) for folder in (turned, photos))
+        shares = [[dict(answer.top)["red"] for answer in answers] for answers in (there, here)]
+        assert (shares[0] == pytest.approx(shares[1], abs=1e-5)) is is_equal  # float32
+        losses = [evaluate(trained.out, folder, split="all", tta=tta, quiet=True).loss for folder in (turned, photos)]
+        assert (losses[0] == pytest.approx(losses[1], abs=1e-6)) is is_equal
+
+
+def test_the_report_tells_of_tta(trained: RunResult, photos: Path, tmp_path: Path) -> None:
+    evaluate(trained.out, photos, out=tmp_path / "check", tta=True, quiet=True)
+    assert "each asked with its mirror image" in (tmp_path / "check" / "report.md").read_text()
 
 
 def test_what_evaluate_writes(trained: RunResult, photos: Path, tmp_path: Path) -> None:

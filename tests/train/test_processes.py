@@ -130,6 +130,7 @@ os.write(1, (line + chr(10)).encode())  # in one piece: two processes share the 
         assert len(lines[0]) == (4 if parallel == "fsdp" else 3)
 
 
+@pytest.mark.slow
 def test_what_a_spread_model_does_not_allow(pictures: Path, tmp_path: Path) -> None:
     words = {"parallel": "fsdp", "optim.opt": "lamb"}
     done = tiny.finish([*TORCHRUN, *tiny.command(pictures, tmp_path / "run", accumulate=1, **words)])

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="a folder of images, or `digits`")
     parser.add_argument("--split", choices=("auto", "train", "val", "all"), default="auto", help="which images of DATA")
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
-    add_common(parser, "--workers", "--limit")
+    add_common(parser, "--workers", "--limit", "--tta")
     add_common(parser, "--out", out="report.html, report.md, their pictures, evaluation.json")
     add_common(parser, "--force", "--json")
     parser.add_argument("--csv", action="store_true", help="print the scores of each class as CSV")
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision or "fp32",
         workers=args.workers,
         limit=args.limit,
+        tta=args.tta,
         out=args.out,
         force=args.force,
         quiet=args.quiet,

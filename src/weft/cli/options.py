@@ -24,6 +24,10 @@ COMMON: dict[str, dict[str, Any]] = {
     "--precision": dict(choices=("fp32", "bf16"), help="number format of products and convolutions"),
     "--workers": dict(metavar="N", help="processes that read images; results do not depend on it"),
     "--threads": dict(metavar="N", help="threads of the processor to compute with; default: as many as torch takes"),
+    "--tta": dict(
+        action="store_true",
+        help="test-time augmentation: the mean with each picture's mirror image; not where left and right matter",
+    ),
     "--limit": dict(metavar="N", help="use at most N images of each split"),
     "--force": dict(action="store_true", help="overwrite what is there"),
     "--json": dict(action="store_true", help="print the result as JSON"),

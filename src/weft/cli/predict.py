@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", metavar="N", type=int, default=5, help="classes named per picture (default: 5)")
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads", "--json")
     parser.add_argument("--limit", metavar="N", help="use at most N images")
+    add_common(parser, "--tta")
     parser.add_argument("--csv", action="store_true", help="print one line per picture and class as CSV")
     add_common(parser, "--quiet")
     example(parser, EXAMPLE)
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device or "auto",
         precision=args.precision or "fp32",
         limit=args.limit,
+        tta=args.tta,
     )
     good = [answer for answer in answers if answer.error is None]
     lines = [(a.image, rank, name, f"{p:.4f}") for a in good for rank, (name, p) in enumerate(a.top, start=1)]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.model_dir import model_dir
@@ -50,6 +51,18 @@ class Answer:
         return {"image": self.image, "top": [{"class": name, "probability": share} for name, share in self.top]}
 
 
+class Mirrored(nn.Module):
+    """A model that is also asked of the mirror image of each picture: the mean of the two logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+        """(b classes), one head or two."""
+        return (mean_logits(self.model(images)) + mean_logits(self.model(images.flip(-1)))) / 2
+
+
 def evaluate(
     run: str | Path,
     data: str | Path,
@@ -61,6 +74,7 @@ def evaluate(
     precision: str | None = None,
     workers: int | None = None,
     limit: int | None = None,
+    tta: bool = False,
     out: str | Path | None = None,
     force: bool = False,
     quiet: bool = False,
@@ -73,6 +87,7 @@ def evaluate(
         split: which images of `data`. 'auto': those held out, where the data has its own split or the run was trained
             on it; all of them otherwise.
         batch_size, img_size, device, precision, workers, limit: as in `train`.
+        tta: test-time augmentation: also ask of the mirror image of each, and take the mean of the two logits.
         out: a directory for report and JSON; None to write nothing.
         force: replace an evaluation that is there.
         quiet: no progress and no notes.
@@ -96,7 +111,7 @@ def evaluate(
     batches = evaluation_batches(source, model, int(options.batch_size), options.workers)
     with counting(len(source), quiet=quiet) as count:
         result = measure(
-            model,
+            Mirrored(model) if tta else model,
             batches,
             splits.classes,
             runtime,
@@ -111,7 +126,8 @@ def evaluate(
             ("data", f"{data}, {words}"),
             ("images", f"{result.count}, {len(excluded)} excluded"),
         ]
-        facts += [("top-1, top-5", f"{result.top1:.2f} %, {result.top5:.2f} %")]
+        with_mirror = ", each asked with its mirror image" if tta else ""
+        facts += [("top-1, top-5", f"{result.top1:.2f} %, {result.top5:.2f} %{with_mirror}")]
         seen = mistakes_figure(model, source, result.mistakes)
         write_report(Path(out), f"{Path(run).resolve().name} on {data}", facts, result, mistakes=seen)
         write_text(Path(out) / "evaluation.json", json.dumps(result.as_dict(), indent=2) + "\n")
@@ -169,6 +185,7 @@ def predict(
     device: str | None = None,
     precision: str | None = None,
     limit: int | None = None,
+    tta: bool = False,
 ) -> list[Answer]:
     """Names what is on pictures.
 
@@ -177,6 +194,7 @@ def predict(
         images: files, folders (every image below them) or patterns such as 'x/*.png'.
         top_k: classes per picture, the likeliest first; fewer where the model has fewer.
         batch_size, img_size, device, precision, limit: as in `train`.
+        tta: as in `evaluate`.
 
     Returns:
         One answer per picture, in the order given; for one that cannot be read, its `error` says why.
@@ -192,12 +210,13 @@ def predict(
     names = names or [str(number) for number in range(model.num_classes)]
     transform = eval_transform(preprocessing(model))
     paths = list(expanded([images] if isinstance(images, (str, Path)) else images))[: options.data.limit]
+    asked = Mirrored(model) if tta else model
     answers: list[Answer] = []
     size = int(options.batch_size)
     for start in range(0, len(paths), size):
         read = [_read(path, transform) for path in paths[start : start + size]]
         tensors = [item for item in read if isinstance(item, torch.Tensor)]
-        tops = iter(_tops(model, torch.stack(tensors), names, top_k, runtime) if tensors else ())
+        tops = iter(_tops(asked, torch.stack(tensors), names, top_k, runtime) if tensors else ())
         for path, item in zip(paths[start:], read, strict=False):
             answers.append(item if isinstance(item, Answer) else Answer(printable(path), next(tops)))
     return answers

@@ -95,7 +95,7 @@ def test_a_taken_directory_is_refused_before_any_work(
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.csv").write_text("precious")
-    monkeypatch.setattr(run, "open_data", lambda *args, **kwargs: pytest.fail("data was opened"))
+    monkeypatch.setattr(run, "open_splits", lambda *args, **kwargs: pytest.fail("data was opened"))
     with pytest.raises(UsageError, match=r"run is neither\. Pass --force"):
         train(photos, out=tmp_path / "run", **SHORT)
     assert (tmp_path / "run" / "metrics.csv").read_text() == "precious"

@@ -366,6 +366,15 @@ def test_copies_that_flatter_are_noted(given):
     ]
 
 
+def test_of_many_copies_a_few_are_named(photos):
+    first = (photos / "cat" / "0000.jpg").read_bytes()
+    for number in range(1, 20):
+        (photos / "cat" / f"{number:04}.jpg").write_bytes(first)
+    (photos / "dog" / "cat.jpg").write_bytes(first)
+    (note,) = [note for note in open_data(photos).notes if "several classes" in note]
+    assert note.endswith(": cat/0000.jpg = cat/0001.jpg = cat/0002.jpg = cat/0003.jpg = cat/0004.jpg = 16 more.")
+
+
 def test_copies_under_two_names_are_noted(photos):
     for name in ("dog", "owl"):
         (photos / name / "cat.jpg").write_bytes((photos / "cat" / "0003.jpg").read_bytes())

@@ -97,6 +97,15 @@ def as_hf(root: Path) -> str:
     return f"hf:imagefolder?data_dir={as_folder(root)}"
 
 
+def test_copies_are_noticed_in_shards_too(tmp_path: Path) -> None:
+    shards = as_shards(tmp_path)
+    with tarfile.open(tmp_path / "part-01.tar", "a") as archive:
+        add(archive, "again.jpg", next(iter(files().values())))
+        add(archive, "again.cls", b"elsewhere\n")
+    (note,) = [note for note in open_data(shards, allow_empty_class=True).notes if "several classes" in note]
+    assert "part-00.tar/00000.jpg = part-01.tar/again.jpg" in note
+
+
 WAYS = (as_folder, as_csv, as_tsv, as_parquet, as_shards, as_json_shards, as_class_shard, as_hf)
 NOISY = pytest.mark.filterwarnings("ignore")  # of other libraries
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from PIL import Image
 
 from weft.cli import main
 from weft.data import Splits, open_data, open_image
-from weft.errors import UsageError
+from weft.errors import CheckpointError, UsageError
 from weft.recipes import load_recipe
-from weft.train import preview
+from weft.train import beforehand, preview, train
 from weft.train.augmented import EPOCHS, PICTURES, augmented_figure
 from weft.train.build import build_model, training_images
 
@@ -77,6 +78,24 @@ def test_on_the_command_line(photos: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(words) == 2
     assert f"--preview must name a new file; {out} is there already." in capsys.readouterr().err
     assert main([*words, "--force"]) == 0
+
+
+def test_nothing_is_fetched_or_tried_for_it(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beforehand, "find_batch_size", lambda *args: pytest.fail("steps were tried"))
+    settings = {"pretrained": True, "batch_size": "auto"}
+    preview(
+        photos, "ceit_nano_32", out=tmp_path / "seen.png", settings=settings, quiet=True
+    )  # it has no public weights
+    with pytest.raises(CheckpointError, match="ceit_nano_32 has no public weights"):
+        train(photos, "ceit_nano_32", out=tmp_path / "run", settings={"pretrained": True}, quiet=True)
+
+
+def test_one_thing_at_a_time(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(photos), "--find-lr", "--preview", str(tmp_path / "seen.png")]) == 2
+    assert "--preview: not allowed with argument --find-lr" in capsys.readouterr().err
+    words = ["train", str(photos), "--model", "levit_nano_32", "--quiet", "--json"]
+    assert main([*words, "--preview", str(tmp_path / "seen.svg")]) == 0
+    assert json.loads(capsys.readouterr().out) == {"preview": str(tmp_path / "seen.svg")}
 
 
 def test_what_is_no_picture_is_refused(photos: Path, tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import timm
 import torch
 import yaml
+from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HTTPError,
@@ -63,7 +65,10 @@ class Hub:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub(tmp_path / "cache")
-    monkeypatch.setattr(sharing, "HfApi", lambda: hub)
+    real = create_autospec(HfApi, instance=True)  # calls that the real one would not take are errors
+    for name in ("create_repo", "file_exists", "create_commit"):
+        getattr(real, name).side_effect = lambda *args, name=name, **words: getattr(hub, name)(*args, **words)
+    monkeypatch.setattr(sharing, "HfApi", lambda: real)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub.cache))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return hub
@@ -130,7 +135,38 @@ def test_the_best_epoch_is_that_of_the_run() -> None:
     nan = float("nan")
     scores = [(0.9, 50.0), (0.8, 60.0), (nan, nan), (0.5, 70.0), (0.6, 70.0), (0.5, 70.0)]
     rows = [EpochRow(epoch, 0, 0, 0, 0, loss, top1, 0, 0, 0, 0) for epoch, (loss, top1) in enumerate(scores, 1)]
-    assert best_of(rows).epoch == 4
+    best = best_of(rows)
+    assert best is not None
+    assert best.epoch == 4
+    assert best_of(rows[2:3]) is None
+
+
+def test_a_card_tells_no_places(trained: RunResult, tmp_path: Path) -> None:
+    run = shutil.copytree(trained.out, tmp_path / "run")
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe |= {"start_from": "/home/me/secret/weights.pth", "environment": {"train_images": "many"}}
+    recipe["distill"]["teacher"] = "hf-hub:me/teacher"
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    text = model_card(run, REPO)
+    assert "start_from: weights.pth" in text
+    assert "teacher: hf-hub:me/teacher" in text
+    assert "secret" not in text
+    assert "| data | photos |" in text
+
+
+def test_a_record_that_was_changed(trained: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = shutil.copytree(trained.out, tmp_path / "run")
+    monkeypatch.chdir(run / "best")
+    assert f"of epoch {trained.best_epoch}" in model_card(".", REPO)
+    (run / "metrics.csv").write_text("epoch,top1\n1,many\n")
+    with pytest.raises(CheckpointError, match=r"metrics\.csv must be as the run wrote it"):
+        model_card(run, REPO)
+
+
+def test_a_teacher_from_the_hub(hub: Hub, trained: RunResult, photos: Path, tmp_path: Path) -> None:
+    push(trained.out, REPO)
+    settings = {"distill.teacher": f"hf-hub:{REPO}", "steps": 1}
+    assert train(photos, out=tmp_path / "pupil", settings=settings, **SMALL).epochs == 1
 
 
 @pytest.mark.parametrize(

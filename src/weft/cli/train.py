@@ -47,10 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, "--seed", "--device", "--precision", "--workers", "--limit")
     parser.add_argument("--max-time", metavar="TIME", help="stop, saved, after 90s, 45m or 1h30m (exit code 143)")
     parser.add_argument("--skip-nonfinite", metavar="N", help="tolerate N steps whose loss or gradient is not finite")
-    parser.add_argument("--find-lr", action="store_true", help="try learning rates and suggest one; leaves nothing")
-    parser.add_argument("--preview", metavar="FILE", help="draw training images as the network will see them, no more")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--find-lr", action="store_true", help="try learning rates and suggest one; leaves nothing")
+    instead.add_argument("--preview", metavar="FILE", help="draw training images as the network will see them, no more")
     parser.add_argument("--track", metavar="NAMES", help="tensorboard, wandb, or both with a comma between")
-    parser.add_argument("--print-config", action="store_true", help="print the recipe as it stands, and do nothing")
+    instead.add_argument("--print-config", action="store_true", help="print the recipe as it stands, and do nothing")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
 
@@ -117,5 +118,9 @@ def _preview(args: argparse.Namespace, settings: dict[str, Any], given: dict[str
     from weft.train import preview
 
     words = dict(recipe=args.recipe, settings=settings, force=args.force, quiet=args.quiet, **given)
-    print(preview(args.data, out=args.preview, **words))
+    out = preview(args.data, out=args.preview, **words)
+    if args.json:
+        print_json({"preview": str(out)})
+    else:
+        print(out)
     return 0

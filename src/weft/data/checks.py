@@ -136,9 +136,10 @@ def copy_notes(inventory: Inventory, train: list[Picture], val: list[Picture]) -
     return notes
 
 
-def same_bytes(keys: Iterable[str]) -> str:
-    """`cats/1.jpg = cats/7.jpg`."""
-    return " = ".join(keys)
+def same_bytes(keys: Sequence[str]) -> str:
+    """`cats/1.jpg = cats/7.jpg`; of many the first few, and how many more."""
+    more = f" = {len(keys) - NUM_NAMED:,} more" if len(keys) > NUM_NAMED else ""
+    return " = ".join(keys[:NUM_NAMED]) + more
 
 
 def bad_files(inventory: Inventory) -> str:

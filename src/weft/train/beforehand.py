@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.backend_bases import FigureCanvasBase
-from torch import nn
 
 from weft.data import Splits, image_size_hint
 from weft.durable import writing
@@ -41,7 +40,13 @@ def find_lr(
     Raises:
         UsageError, DataError, CheckpointError: as in `train`.
     """
-    plan, splits, network, runtime = _ready("--find-lr", data, model, recipe, settings, quiet, given)
+    plan, splits, runtime = _planned("--find-lr", data, model, recipe, settings, quiet, given)
+    if plan.batch_size == "auto":
+        size, _ = find_batch_size(plan, len(splits.classes), len(splits.train), runtime)
+        plan = dataclasses.replace(plan, batch_size=size)
+    network = build_model(plan, len(splits.classes)).to(runtime.device)
+    if plan.start_from is not None:
+        begin_from(network, plan.start_from, splits.classes)
     batches = training_batches(plan, training_images(plan, splits.train, network), network, runtime)
     plan = dataclasses.replace(plan, distill=dataclasses.replace(plan.distill, teacher=None))
     return sweep_lr(network, plan, batches, runtime, len(splits.classes), steps)
@@ -68,7 +73,7 @@ def preview(
 
     Raises:
         UsageError: `out` is taken, or of a kind that cannot be written; and as in `train`.
-        DataError, CheckpointError: as in `train`.
+        DataError: as in `train`.
         StorageError: the disk did not take it.
     """
     path = Path(out)
@@ -76,7 +81,8 @@ def preview(
         raise UsageError(f"--preview must name a new file; {path} is there already. Pass --force or another name.")
     if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
         raise UsageError(f"--preview must name a picture, such as seen.png; got {path.name}.")
-    plan, splits, network, _ = _ready("--preview FILE", data, model, recipe, settings, quiet, given)
+    plan, splits, _ = _planned("--preview FILE", data, model, recipe, settings, quiet, given)
+    network = build_model(dataclasses.replace(plan, pretrained=False), len(splits.classes))  # its weights are not asked
     figure = augmented_figure(plan, splits, network)
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,14 +90,13 @@ def preview(
     return path
 
 
-class _Ready(NamedTuple):
+class _Planned(NamedTuple):
     plan: Recipe
     splits: Splits
-    network: nn.Module
     runtime: Runtime
 
 
-def _ready(
+def _planned(
     option: str,
     data: str | Path | None,
     model: str | None,
@@ -99,18 +104,12 @@ def _ready(
     settings: Mapping[str, Any] | None,
     quiet: bool,
     given: Mapping[str, Any],
-) -> _Ready:
-    """Everything that a training with these arguments would begin with."""
+) -> _Planned:
+    """What a training with these arguments would be."""
     plan = load_recipe(recipe or default_recipe(data), overrides_of(data, settings or {}, {"model": model, **given}))
     if plan.data.source is None:
         raise UsageError(f"Training needs images; got none. Name a folder or `digits`: weft train DATA {option}.")
     runtime = Runtime.of(plan.device, plan.precision)
     splits = open_splits(plan, quiet)
     plan, _ = fill_in(plan, image_size_hint(splits.train), len(splits.train), runtime.world)
-    if plan.batch_size == "auto":
-        size, _ = find_batch_size(plan, len(splits.classes), len(splits.train), runtime)
-        plan = dataclasses.replace(plan, batch_size=size)
-    network = build_model(plan, len(splits.classes)).to(runtime.device)
-    if plan.start_from is not None:
-        begin_from(network, plan.start_from, splits.classes)
-    return _Ready(plan, splits, network, runtime)
+    return _Planned(plan, splits, runtime)

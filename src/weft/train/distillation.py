@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.checkpoints import load_model_dir
+from weft.checkpoints.hub_dir import PREFIX
+from weft.checkpoints.model_dir import CONFIG, model_dir
 from weft.data.order import Key
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
@@ -86,9 +88,8 @@ def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], run
             "A student with two heads learns from a teacher in training mode only, for it is then that it answers with "
             "both; got train_mode eval. Set train_mode: train, or distill.teacher: null."
         )
-    if (Path(name) / "config.json").is_file() or (Path(name) / "best" / "config.json").is_file():
-        folder = Path(name) / "best" if (Path(name) / "best" / "config.json").is_file() else Path(name)
-        model, names = load_model_dir(folder)
+    if name.startswith(PREFIX) or any((folder / CONFIG).is_file() for folder in (Path(name) / "best", Path(name))):
+        model, names = load_model_dir(model_dir(name))
     elif Path(name).exists():
         raise CheckpointError(
             f"A teacher must be a model's name or a model directory; {name} is neither. Make one with weft convert."

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
 from weft.durable import is_leftover, write_whole, writing
-from weft.errors import UsageError
+from weft.errors import CheckpointError, UsageError
 
 try:
     import fcntl
@@ -157,10 +157,18 @@ def write_metrics(path: Path, history: Sequence[EpochRow]) -> None:
 
 
 def read_metrics(path: Path) -> list[EpochRow]:
-    """What `write_metrics` wrote."""
+    """What `write_metrics` wrote.
+
+    Raises:
+        CheckpointError: it is something else by now.
+    """
     kinds = get_type_hints(EpochRow)
     with path.open(newline="") as lines:
-        return [EpochRow(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(lines)]
+        rows = list(csv.DictReader(lines))
+    try:
+        return [EpochRow(**{name: kinds[name](value) for name, value in row.items()}) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} must be as the run wrote it; it has been changed ({error}).") from error
 
 
 class StepLog:

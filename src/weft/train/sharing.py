@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -62,7 +63,7 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
     """
     with told(repo):
         validate_repo_id(repo)
-    folder, title = model_dir(run), repo.rpartition("/")[2]
+    folder, title = model_dir(run).resolve(), repo.rpartition("/")[2]
     config = read_config(folder)
     if "artefact" in config:
         raise UsageError(f"The hub gets weights to go on with; {run} is an export. Push the run that it was made of.")
@@ -82,6 +83,7 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
         training = TRAINING.format(recipe=dump(_without_places(recipe, data)))
     if folder.name == "best" and (made / "metrics.csv").is_file():
         best = best_of(read_metrics(made / "metrics.csv"))
+    if best is not None:
         scores = f"{best.val_top1:.2f} %, {best.val_top5:.2f} %"
         chosen = f"of epoch {best.epoch}, chosen by the same images, so a little flattering"
         facts.append(("held-out top-1, top-5", f"{scores} {chosen}"))
@@ -134,19 +136,22 @@ TRAINING = """
 
 def _without_places(recipe: Recipe, data: str) -> Recipe:
     """A recipe that does not tell where on this machine something lies."""
-    teacher = recipe.distill.teacher
+
+    def name_of(place: str | None) -> str | None:
+        return place if place is None or place.startswith(PREFIX) else Path(place).name
+
     return dataclasses.replace(
         recipe,
-        start_from=None if recipe.start_from is None else Path(recipe.start_from).name,
+        start_from=name_of(recipe.start_from),
         data=dataclasses.replace(recipe.data, source=data),
-        distill=dataclasses.replace(recipe.distill, teacher=None if teacher is None else Path(teacher).name),
+        distill=dataclasses.replace(recipe.distill, teacher=name_of(recipe.distill.teacher)),
     )
 
 
-def best_of(history: list[EpochRow]) -> EpochRow:
-    """The epoch whose model a run keeps as its best."""
+def best_of(history: Sequence[EpochRow]) -> EpochRow | None:
+    """The epoch whose model a run keeps as its best; None before the first that was measured."""
     measured = [row for row in history if not math.isnan(row.val_top1)]
-    return max(measured, key=lambda row: (row.val_top1, -row.val_loss, -row.epoch))
+    return max(measured, key=lambda row: (row.val_top1, -row.val_loss, -row.epoch), default=None)
 
 
 def _result(best: EpochRow, data: str) -> EvalResult:
@@ -160,11 +165,11 @@ def _result(best: EpochRow, data: str) -> EvalResult:
 
 
 def _counts(recipe: Path) -> str:
-    """How many images, by the record in a run's recipe."""
-    noted = (yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}).get("environment") or {}
-    if not {"train_images", "val_images"} <= set(noted):
-        return ""
-    return f": {noted['train_images']:,} images to learn from, {noted['val_images']:,} held out"
+    """How many images, by the record in a run's recipe, which `load_recipe` takes but leaves aside."""
+    noted = yaml.safe_load(recipe.read_text(encoding="utf-8")).get("environment") or {}
+    train, val = (noted.get(name) for name in ("train_images", "val_images"))
+    known = isinstance(train, int) and isinstance(val, int)
+    return f": {train:,} images to learn from, {val:,} held out" if known else ""
 
 
 def _classes(names: list[str] | None, count: int) -> str:

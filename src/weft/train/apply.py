@@ -32,6 +32,7 @@ from weft.train.rundir import make_dir, refuse_taken, write_text
 from weft.train.runtime import Runtime
 
 SPLITS = ("auto", "train", "val", "all")
+WORDS = {"train": "the training images", "val": "the held-out images", "all": "all images"}
 CONTENTS = ("report.md", "report.html", *PICTURES, "evaluation.json")  # what `evaluate` writes
 
 
@@ -105,9 +106,9 @@ def evaluate(
     model, classes, runtime = opened(run, options)
     trained_with = _recipe_of(Path(run))
     splits = _open_known(data, classes, model.num_classes, options, trained_with, quiet)
-    source, excluded, words = _chosen(splits, split, data, trained_with)
+    split, source, excluded = _chosen(splits, split, data, trained_with)
     if not quiet:
-        say(f"Evaluating {words}: {len(source):,} images.")
+        say(f"Evaluating {WORDS[split]}: {len(source):,} images.")
     batches = evaluation_batches(source, model, int(options.batch_size), options.workers)
     with counting(len(source), quiet=quiet) as count:
         result = measure(
@@ -123,14 +124,15 @@ def evaluate(
         make_dir(Path(out), CONTENTS, force=force)
         facts = [
             ("model", str(run)),
-            ("data", f"{data}, {words}"),
+            ("data", f"{data}, {WORDS[split]}"),
             ("images", f"{result.count}, {len(excluded)} excluded"),
         ]
         with_mirror = ", each asked with its mirror image" if tta else ""
         facts += [("top-1, top-5", f"{result.top1:.2f} %, {result.top5:.2f} %{with_mirror}")]
         seen = mistakes_figure(model, source, result.mistakes)
         write_report(Path(out), f"{Path(run).resolve().name} on {data}", facts, result, mistakes=seen)
-        write_text(Path(out) / "evaluation.json", json.dumps(result.as_dict(), indent=2) + "\n")
+        of = {"model": str(run), "data": str(data), "split": split, "tta": tta}
+        write_text(Path(out) / "evaluation.json", json.dumps(of | result.as_dict(), indent=2) + "\n")
     return result
 
 
@@ -278,16 +280,15 @@ def _open_known(
 
 def _chosen(
     splits: Splits, split: str, data: str | Path, trained_with: Recipe | None
-) -> tuple[Source, list[tuple[str, str]], str]:
-    """The images to evaluate, those excluded, and what to call them."""
+) -> tuple[str, Source, list[tuple[str, str]]]:
+    """The split that is meant, its images and those excluded."""
     is_trained_on = trained_with is not None and _same(data, trained_with.data.source)
     if split == "auto":
         split = "val" if splits.is_given or is_trained_on else "all"
     bad = [(printable(item.key), item.reason) for item in splits.bad if split == "all" or item.split in ("", split)]
     if split == "all":
-        return _Joined(splits.train, splits.val), bad, "all images"
-    source = splits.val if split == "val" else splits.train
-    return source, bad, "the held-out images" if split == "val" else "the training images"
+        return split, _Joined(splits.train, splits.val), bad
+    return split, splits.val if split == "val" else splits.train, bad
 
 
 def _same(data: str | Path, source: str | None) -> bool:

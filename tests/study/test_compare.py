@@ -18,7 +18,7 @@ from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.study import compare, comparing
 from weft.study.comparing import LARGE, SMALL, _cost
-from weft.study.frontier import frontier_figure
+from weft.study.frontier import frontier_figure, trained_cells
 from weft.study.jobs import Job, Measured, Result, carry_out
 from weft.study.outcome import Comparison, Entry, Limits, advise, pareto
 from weft.study.speeds import Form, measure_forms
@@ -67,6 +67,11 @@ def test_advice_calls_nothing_better_that_is_not_shown_to_be():
     assert "Nothing that was trained to the end" in advise(ENTRIES, Limits(megabytes=1), ())
     stopped = dataclasses.replace(ENTRIES[3], stopped_after=2)
     assert "d stopped early" in advise([*ENTRIES[:3], stopped], Limits(), ())
+
+
+def test_a_chance_is_never_called_nought():
+    cells = [trained_cells(dataclasses.replace(ENTRIES[2], p_value=p))[3] for p in (None, 0.0, 1e-5, 0.25)]
+    assert cells == ["", "< 1e-06", "1e-05", "0.25"]
 
 
 def test_names_stand_inside_the_picture_and_no_tick_above_a_hundred():

@@ -12,6 +12,7 @@ from weft.train.progress import clock
 
 GREY = "0.6"
 WIDTH = 28  # letters of a name in a picture
+LEAST_CHANCE = 1e-6  # smaller ones say no more
 
 TRAINED = (
     *("model", "top-1 % (95 %)", "to the best (95 %)", "McNemar p", "says"),
@@ -54,13 +55,19 @@ def trained_cells(entry: Entry) -> tuple[str, ...]:
         f"{entry.name} ({entry.model})" if entry.name != entry.model else entry.name,
         interval(entry.accuracy),
         interval(entry.to_best, signed=True),
-        "" if entry.p_value is None else f"{entry.p_value:.2g}",
+        _chance(entry.p_value),
         stopped or says,
         f"{entry.params:,}",
         f"{entry.macs / 1e6:,.0f}M",
         clock(entry.seconds),
         f"{entry.peak_mib:,} MiB",
     )
+
+
+def _chance(p_value: float | None) -> str:
+    if p_value is None:
+        return ""
+    return f"{p_value:.2g}" if p_value >= LEAST_CHANCE else f"< {LEAST_CHANCE:g}"
 
 
 def used_rows(found: Comparison) -> list[tuple[str, ...]]:

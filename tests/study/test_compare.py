@@ -17,7 +17,8 @@ from weft.cli import main
 from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.study import compare, comparing
-from weft.study.comparing import LARGE, SMALL, _cost
+from weft.study.budget import Price, epochs_within, seconds
+from weft.study.comparing import LARGE, SMALL
 from weft.study.frontier import frontier_figure, trained_cells
 from weft.study.jobs import Job, Measured, Result, carry_out
 from weft.study.outcome import Comparison, Entry, Limits, advise, pareto
@@ -89,10 +90,15 @@ def test_names_stand_inside_the_picture_and_no_tick_above_a_hundred():
 
 
 def test_the_cost_of_stages_is_that_of_the_costliest_that_stay():
-    costs = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 10.0}
-    assert _cost(costs, 4, 1) == 16 + 13 + 2 * 13  # all, then two of them, then both on to the end
-    assert _cost(costs, 1, 1) == 16
-    assert _cost(costs, 4, 3) == _cost(costs, 4, 1) + 2 * 4 * 13
+    prices = [Price(epoch, start=0.0) for epoch in (1.0, 2.0, 3.0, 10.0)]
+    assert seconds(prices, 4, 1) == 16 + 13 + 2 * 13  # all, then two of them, then both on to the end
+    assert seconds(prices, 1, 1) == 16
+    assert seconds(prices, 4, 3) == seconds(prices, 4, 1) + 2 * 4 * 13
+    slow = [price._replace(start=5.0) for price in prices]
+    assert seconds(slow, 4, 1) == seconds(prices, 4, 1) + 5 * (4 + 2 + 2)  # stages have their beginnings
+    assert seconds(slow, 4, 2) == seconds(prices, 4, 2) + 5 * (4 + 2 + 2 + 2)
+    assert epochs_within(slow, seconds(slow, 4, 1), 1) == 4
+    assert epochs_within(slow, seconds(slow, 4, 1) - 1, 1) == 3
 
 
 def quick_forms(folder, jobs, tell):
@@ -118,6 +124,9 @@ def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
         assert item.stopped_after is None
         assert len(item.curve) == 2
         assert item.seconds > 0 < item.peak_mib
+    overheads = [json.loads(file.read_text())["overhead"] for file in out.glob("runs/*/result.json")]
+    assert len(overheads) == 2
+    assert all(0 < overhead < 300 for overhead in overheads)
     assert len(done.frontier) == 2
     page = (out / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 2
@@ -182,7 +191,9 @@ def test_a_budget_stops_the_worse_half(tmp_path, capfd, monkeypatch):
             right = np.arange(72) < 60 - 10 * order.index(name)
             curve = tuple((epoch, float(epoch)) for epoch in range(1, epochs + 1))
             top1 = 100 * float(right.mean())
-            results[job.folder] = Result(None, {None: Measured(top1, right)}, curve, images_per_second=1000.0)
+            results[job.folder] = Result(
+                None, {None: Measured(top1, right)}, curve, overhead=0.5, images_per_second=1000.0
+            )
             if name == "test_resnet" and job.until:
                 results[job.folder] = Result(error="killed by signal 9 (SIGKILL)")
             on_done(job, results[job.folder])
@@ -198,8 +209,9 @@ def test_a_budget_stops_the_worse_half(tmp_path, capfd, monkeypatch):
     known = json.loads((tmp_path / "out" / "compare.json").read_text())
     epochs, stages = known["epochs"], known["stages"]
     assert stages == [math.ceil(epochs / 4), math.ceil(epochs / 2), epochs]
-    cost = (1438 + comparing.EVALUATION * 359) / 1000  # of an epoch, by the made-up speed
-    assert _cost(dict.fromkeys(models, cost), epochs, 2) <= 60 < _cost(dict.fromkeys(models, cost), epochs + 1, 2)
+    evaluated = comparing.EVALUATION * 359
+    prices = [Price((1438 + evaluated) / 1000, 0.5 + evaluated / 1000)] * len(models)  # by the made-up speed
+    assert seconds(prices, epochs, 2) <= 60 < seconds(prices, epochs + 1, 2)
     by_name = {item["name"]: item for item in found["entries"]}
     assert [by_name[name]["stopped_after"] for name in models] == [None, stages[0], None, None]
     assert by_name["test_resnet"]["error"] == "killed by signal 9 (SIGKILL)"

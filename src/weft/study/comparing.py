@@ -21,6 +21,7 @@ from weft.durable import write_whole
 from weft.errors import DataError, UsageError
 from weft.hub import create_model
 from weft.recipes import load_recipe
+from weft.study.budget import Price, epochs_within, stages_of, staying
 from weft.study.jobs import Job, Result, carry_out, check_engine
 from weft.study.outcome import Comparison, Entry, Limits, advise, pareto
 from weft.study.plan import Scale, Study, Variant, check_variant, slug
@@ -32,7 +33,6 @@ from weft.train.rundir import make_dir, refuse_taken
 
 CONTENTS = ("compare.json", "runs", "probes", "exports", "forms.json", "results.json", "report.md", "report.html")
 PICTURES = ("frontier.png", "curves.png")
-STAGES = (0.25, 0.5, 1.0)  # shares of the epochs after which the worse half stops
 PROBE_STEPS = 12
 PER_CLASS = 5  # held-out images of a class below which an accuracy is a guess
 EVALUATION = 0.35  # time of an image when evaluated, over that when trained
@@ -229,26 +229,26 @@ class _Plan:
         wanted = recipe.epochs or 1
         if budget is None:
             return {"epochs": wanted, "stages": [wanted]}
-        costs = self._seconds_per_epoch(recipe.batch_size)
-        if not costs:
+        prices = self._prices(recipe.batch_size)
+        if not prices:
             raise UsageError(f"None of the candidates could be trained; see {self.folder / 'probes'}/*/log.txt.")
-        once = sum(costs.values())
-        cheapest = min(costs, key=costs.__getitem__)
-        if once > budget:
+        once = {name: sum(price) for name, price in prices.items()}
+        cheapest = min(once, key=once.__getitem__)
+        if sum(once.values()) > budget:
             raise UsageError(
-                f"The budget must hold one epoch of every candidate, {_time(once)} here ({cheapest} alone"
-                f" {_time(costs[cheapest])}); got {_time(budget)}. Give more time, fewer --models, or --limit images."
+                f"The budget must hold one epoch of every candidate, {_time(sum(once.values()))} here ({cheapest} alone"
+                f" {_time(once[cheapest])}); got {_time(budget)}. Give more time, fewer --models, or --limit images."
             )
-        epochs = max(n for n in range(1, 10_001) if n == 1 or _cost(costs, n, seeds) <= budget)
-        stages = sorted({max(1, math.ceil(share * epochs)) for share in STAGES})
+        epochs = epochs_within(prices.values(), budget, seeds)
+        stages = stages_of(epochs)
         self.tell(
             f"{_time(budget)} hold {epochs} epochs in stages to "
             + ", ".join(map(str, stages))
-            + f"; an epoch takes {', '.join(f'{name} {_time(cost)}' for name, cost in costs.items())}."
+            + f"; an epoch takes {', '.join(f'{name} {_time(price.epoch)}' for name, price in prices.items())}."
         )
         return {"epochs": epochs, "stages": stages}
 
-    def _seconds_per_epoch(self, batch_size: Any) -> dict[str, float]:
+    def _prices(self, batch_size: Any) -> dict[str, Price]:
         """Of each candidate, by a few steps."""
         size = batch_size if isinstance(batch_size, int) else 64
         few = min(len(self.splits.train), PROBE_STEPS * size)
@@ -262,15 +262,16 @@ class _Plan:
             for candidate in self.candidates
         }
         results = carry_out(list(probes.values()), engine=self.engine)
-        counted = len(self.splits.train) + EVALUATION * len(self.splits.val)
-        costs = {}
+        evaluated = EVALUATION * len(self.splits.val)
+        prices = {}
         for name, job in probes.items():
             result = results[job.folder]
             if result.error is None:
-                costs[name] = counted / result.images_per_second
+                pace = 1 / result.images_per_second
+                prices[name] = Price((len(self.splits.train) + evaluated) * pace, result.overhead + evaluated * pace)
             else:
                 self.tell(f"{name} cannot be trained: {result.error}")
-        return costs
+        return prices
 
     def _settings(self, candidate: Candidate, seed: int) -> dict[str, Any]:
         return {**self.settings, "model": candidate.model, **candidate.settings, "seed": seed}
@@ -306,7 +307,7 @@ class _Plan:
             healthy = [candidate for candidate in alive if found[candidate.name][0][0].error is None]
             if not is_last:
                 ranked = sorted(healthy, key=lambda candidate: -found[candidate.name][0][0].top1)
-                kept = ranked[: max(2, math.ceil(len(ranked) / 2))]
+                kept = ranked[: staying(len(ranked))]
                 if stopped := [candidate.name for candidate in healthy if candidate not in kept]:
                     self.tell(f"Stopped after epoch {stage}: {', '.join(stopped)}.")
                 alive = [candidate for candidate in alive if candidate in kept]
@@ -318,18 +319,6 @@ class _Plan:
             self.tell(f"{job.folder.name}, epoch {stage} of {epochs}: {said}")
 
         return on_done
-
-
-def _cost(costs: Mapping[str, float], epochs: int, seeds: int) -> float:
-    """Seconds of all stages at worst: the costliest are those that stay."""
-    ordered, total, before = sorted(costs.values(), reverse=True), 0.0, 0
-    stages = sorted({max(1, math.ceil(share * epochs)) for share in STAGES})
-    for stage in stages:
-        total += sum(ordered) * (stage - before)
-        if stage == stages[-1]:
-            total += (seeds - 1) * sum(ordered) * epochs
-        ordered, before = ordered[: max(2, math.ceil(len(ordered) / 2))], stage
-    return total
 
 
 def _time(seconds: float) -> str:

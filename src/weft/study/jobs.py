@@ -31,6 +31,7 @@ except ImportError:  # Windows has none, and there no memory is told
     resource = None
 
 ENGINES = ("local", "ray")
+NUMBERS = ("params", "macs", "megabytes", "seconds", "overhead", "peak_mib", "images_per_second")
 POLL_SECONDS = 0.2
 
 
@@ -95,6 +96,7 @@ class Result:
         params, macs: of the model, at its training size.
         megabytes: of its file of weights.
         seconds: of training with evaluation.
+        overhead: seconds beside them: starting, reading the data, measuring.
         peak_mib: the most memory that the process held.
         images_per_second: of training, in its last epoch.
     """
@@ -106,6 +108,7 @@ class Result:
     macs: int = 0
     megabytes: float = 0.0
     seconds: float = 0.0
+    overhead: float = 0.0
     peak_mib: int = 0
     images_per_second: float = 0.0
 
@@ -188,7 +191,7 @@ def read_result(job: Job) -> Result | None:
         for row in facts["measured"]
     }
     curve = tuple((int(epoch), float(top1)) for epoch, top1 in facts["curve"])
-    numbers = {key: facts[key] for key in ("params", "macs", "megabytes", "seconds", "peak_mib", "images_per_second")}
+    numbers = {key: facts.get(key, 0) for key in NUMBERS}
     return Result(None, measured, curve, **numbers)
 
 
@@ -276,6 +279,7 @@ class _Process:
 
 def _carry_out_here(folder: Path, file: str) -> None:
     """What the process of a job does."""
+    started = time.perf_counter()
     from weft.bench.cost import cost
     from weft.checkpoints import load_model_dir
     from weft.train import evaluate, train
@@ -285,8 +289,10 @@ def _carry_out_here(folder: Path, file: str) -> None:
     run = folder / "run"
     known = folder / "begun.json"  # the settings that run/ has
     begun = json.loads(known.read_text(encoding="utf-8")) if known.exists() else None
+    before = 0.0  # seconds of epochs that another process has trained
     with contextlib.suppress(StoppedError):
         if begun == facts["settings"] and _can_go_on(run):
+            before = sum(row.seconds for row in read_metrics(run / "metrics.csv"))
             train(resume=run, stop_after=facts["until"], quiet=True)
         else:
             write_whole(known, json.dumps(facts["settings"]).encode())
@@ -309,6 +315,7 @@ def _carry_out_here(folder: Path, file: str) -> None:
         measured.append({"size": side, "top1": found.top1, "right": right})
     history = read_metrics(run / "metrics.csv")
     curve = [(row.epoch, row.val_top1) for row in history]
+    seconds = sum(row.seconds for row in history)
     whole = {
         "job": facts,
         "measured": measured,
@@ -316,7 +323,8 @@ def _carry_out_here(folder: Path, file: str) -> None:
         "params": counted.params,
         "macs": counted.macs,
         "megabytes": (run / "best" / "model.safetensors").stat().st_size / 1e6,
-        "seconds": sum(row.seconds for row in history),
+        "seconds": seconds,
+        "overhead": time.perf_counter() - started - (seconds - before),
         "peak_mib": 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "images_per_second": history[-1].images_per_second,
     }

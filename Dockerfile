@@ -3,11 +3,13 @@
 #   docker build -t weft .
 #   docker run --rm -p 8000:8000 -v "$PWD/runs/photos:/model:ro" -e WEFT_TOKEN=... weft
 #
+# For a GPU: docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 ..., docker run --gpus all ...
 # --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges --memory 2g all fit.
 FROM python:3.12-slim AS build
 RUN python -m venv /venv
 # PyTorch without CUDA first: a tenth of the size; what follows finds it there
-RUN /venv/bin/pip install --no-cache-dir torch torchvision --index-url https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN /venv/bin/pip install --no-cache-dir torch torchvision --index-url "$TORCH_INDEX"
 COPY pyproject.toml README.md LICENSE /weft/
 COPY src /weft/src
 RUN /venv/bin/pip install --no-cache-dir "/weft[deploy,serve]"

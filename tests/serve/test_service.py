@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import re
 import struct
 import threading
@@ -497,6 +498,21 @@ def test_a_picture_of_one_pixel(model_dir: Path) -> None:
         assert (await client.post("/predict?overlay=true", content=picture(0, size=1))).status_code == 200
 
     with_client(body, model_dir)
+
+
+def test_a_neighbour_that_may_not_be_read_is_no_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /root beside /model in a container."""
+    folder = saved(tmp_path / "model")
+    (tmp_path / "root").mkdir()
+    stat = Path.stat
+
+    def guarded(self: Path, **more: Any) -> os.stat_result:
+        if self.parent == tmp_path / "root":
+            raise PermissionError(13, "Permission denied", str(self))
+        return stat(self, **more)
+
+    monkeypatch.setattr(Path, "stat", guarded)
+    assert found(folder) == folder
 
 
 @pytest.mark.slow

@@ -210,13 +210,12 @@ def _exports_of(model: Path, config: dict[str, Any]) -> dict[tuple[str, str], Pa
     exports = {}
     for folder in sorted({*model.glob("*/"), *model.parent.glob("*/"), *model.parent.glob("exports/*/")}):
         try:
-            other = read_config(folder) if (folder / CONFIG).is_file() else {}
-        except CheckpointError:
+            is_newer = (folder / CONFIG).stat().st_mtime >= (model / WEIGHTS).stat().st_mtime
+            other = read_config(folder)
+        except (OSError, CheckpointError):  # a neighbour that is none, or somebody else's
             continue
         facts = other.get("artefact")
-        if not isinstance(facts, dict) or _essence(other) != _essence(config):
-            continue
-        if (folder / CONFIG).stat().st_mtime >= (model / WEIGHTS).stat().st_mtime:
+        if is_newer and isinstance(facts, dict) and _essence(other) == _essence(config):
             exports[str(facts.get("format")), str(facts.get("precision"))] = folder
     return exports
 

@@ -15,9 +15,10 @@ import pytest
 
 from weft.cli import main
 from weft.errors import DataError, UsageError
-from weft.study import run_study
+from weft.study import load_study, run_study
 from weft.study.jobs import Job, Result, _Process, carry_out, read_result
-from weft.study.run import verdict
+from weft.study.report import lines_figure
+from weft.study.run import Row, StudyResult, verdict
 from weft.study.statistics import Estimate
 
 STUDY = """
@@ -43,6 +44,19 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "bias.yaml"
     path.write_text(STUDY)
     return path
+
+
+def test_lines_are_drawn_over_what_was_run():
+    study = load_study("data-efficiency")
+    estimate = Estimate(50.0, 49.0, 51.0)
+    rows = tuple(
+        Row(variant.name, variant.against, (50.0,), estimate, None, None, None, "", 0, 0, 0.0, ())
+        for variant in study.variants
+        if variant.at in (1, 10)
+    )
+    (axes,) = lines_figure(StudyResult(Path(), study, "small", "cifar10", 1, rows, {}, 0.0)).axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "10"]
+    assert len(axes.get_legend().get_texts()) == 5
 
 
 @pytest.mark.slow

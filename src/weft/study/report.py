@@ -90,7 +90,8 @@ def effects_figure(rows: Sequence[Row]) -> Figure:
         if row.paper_effect is not None:
             axes.plot(row.paper_effect, place, "D", markerfacecolor="none", color=COLOURS[1], markersize=9)
     axes.plot([], [], "o", color=COLOURS[0], label="here, 95 %")
-    axes.plot([], [], "D", markerfacecolor="none", color=COLOURS[1], markersize=9, label="paper")
+    if any(row.paper_effect is not None for row in rows):
+        axes.plot([], [], "D", markerfacecolor="none", color=COLOURS[1], markersize=9, label="paper")
     names = [shown(row.variant, WIDTH) for row in rows]
     axes.set_yticks(range(len(rows)), labels=names)
     axes.invert_yaxis()
@@ -153,7 +154,8 @@ def lines_figure(found: StudyResult) -> Figure:
             capsize=3,
             label=shown(name, WIDTH) or None,
         )
-    places = sorted({variant.at for variant in found.study.variants if variant.at is not None})
+    were_run = (variants[row.variant] for row in found.rows)
+    places = sorted({variant.at for variant in were_run if variant.at is not None})
     if len(places) > 2 and places[-1] / places[0] >= 10:
         axes.set_xscale("log")
     axes.set_xticks(places, labels=[f"{place:g}" for place in places])

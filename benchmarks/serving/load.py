@@ -8,6 +8,7 @@ the others ask, now or when it was last run:
 
 speed   the forward pass alone as `weft bench` times it, and 64 clients in a closed loop with good pictures, in turns;
         once more with the pictures made smaller (short side 256), which are decoded in a fifth of the time
+ways    as `speed`, with other divisions of the cores and a longer wait for company: ways.csv
 half    requests at random moments (a Poisson process) at half of that rate
 over    requests at three times that rate, whatever comes back; /live is asked meanwhile; then at half, at once
 mixed   64 clients, nine of ten pictures good, the rest broken or hostile, for --minutes; memory is sampled each second
@@ -49,6 +50,12 @@ from weft.serve import Predictor
 from weft.train import predict
 
 BATCH = 32
+WAYS = {
+    "as it is": (),
+    "two processes of one thread": ("--workers", "2", "--threads", "1"),
+    "one thread for the model": ("--threads", "1"),
+    "a wait of 20 ms": ("--max-wait-ms", "20"),
+}
 
 
 def good_bodies(folder: Path, run: Path) -> list[Body]:
@@ -205,9 +212,9 @@ class Bench:
             raise SystemExit("The phase speed must be run before this one.")
         return statistics.median(speeds)
 
-    def warm(self) -> Service:
+    def warm(self, *options: str) -> Service:
         """A service that has answered for five seconds."""
-        service = Service(self.run)
+        service = Service(self.run, *options)
         asyncio.run(closed_loop(service.port, self.bodies, [], 5))
         return service
 
@@ -242,6 +249,19 @@ class Bench:
             service = self.warm()
             tally, speed = asyncio.run(closed_loop(service.port, pictures, [], 25))
             self.add(phase, tally, speed, service, alone)
+
+    def ways(self, turns: int) -> None:
+        """In turns: the forward pass alone, and every way to divide the cores."""
+        rows = []
+        for turn in range(turns):
+            alone = benched(self.run)
+            for way, options in WAYS.items():
+                service = self.warm(*options)
+                _, speed = asyncio.run(closed_loop(service.port, self.bodies, [], 20))
+                service.stop()
+                rows.append({"turn": turn, "way": way, "images/s": f"{speed:.1f}", "share": f"{speed / alone:.3f}"})
+                print(rows[-1], flush=True)
+        write_csv(self.out / "ways.csv", rows)
 
     def half(self) -> None:
         """At random moments, half of what it can answer."""
@@ -289,7 +309,8 @@ class Bench:
         self.add(phase, tally, tally.answered / (60 * self.minutes), service)
 
 
-PHASES = ("speed", "half", "over", "mixed", "soak")
+PHASES = ("speed", "ways", "half", "over", "mixed", "soak")
+IN_TURNS = ("speed", "ways")
 
 
 def main() -> None:
@@ -299,7 +320,7 @@ def main() -> None:
     parser.add_argument("--model", default="ceit_tiny_patch16_224", help="a name, with random weights, or a directory")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES[:-1])
     parser.add_argument("--minutes", type=float, default=5, help="of mixed, and of soak")
-    parser.add_argument("--turns", type=int, default=3, help="of speed")
+    parser.add_argument("--turns", type=int, default=3, help="of speed and of ways")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -318,7 +339,7 @@ def main() -> None:
         for phase in PHASES:
             if phase in args.phases:
                 bench.rows = [row for row in bench.rows if row["phase"].partition(",")[0] != phase]
-                bench.speed(args.turns) if phase == "speed" else getattr(bench, phase)()
+                getattr(bench, phase)(*([args.turns] if phase in IN_TURNS else []))
                 write_csv(file, bench.rows)
 
 

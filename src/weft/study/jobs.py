@@ -292,7 +292,8 @@ def _carry_out_here(folder: Path, file: str) -> None:
     before = 0.0  # seconds of epochs that another process has trained
     with contextlib.suppress(StoppedError):
         if begun == facts["settings"] and _can_go_on(run):
-            before = sum(row.seconds for row in read_metrics(run / "metrics.csv"))
+            if (run / "metrics.csv").exists():  # not in the first epoch
+                before = sum(row.seconds for row in read_metrics(run / "metrics.csv"))
             train(resume=run, stop_after=facts["until"], quiet=True)
         else:
             write_whole(known, json.dumps(facts["settings"]).encode())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import weft
@@ -36,3 +39,15 @@ def images(model: nn.Module, batch: int = 2, seed: int = 0) -> Tensor:
     """Standard normal images of the model's size."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, *model.default_cfg["input_size"], generator=generator)
+
+
+def put_in_cache(cache: Path, repo: str, file: str, state: dict[str, torch.Tensor]) -> None:
+    """Write a state dict where huggingface_hub keeps the files that it downloaded."""
+    folder = cache / f"models--{repo.replace('/', '--')}"
+    revision = "0" * 40
+    snapshot = folder / "snapshots" / revision
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(revision)
+    state = {name: tensor.contiguous() for name, tensor in state.items()}
+    save_file(state, snapshot / file) if file.endswith(".safetensors") else torch.save(state, snapshot / file)

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
 
 import weft
-from tests.helpers import enliven
+from tests.helpers import enliven, put_in_cache
 from tests.reference.deterministic import fill
-from weft.checkpoints.public import PUBLIC
 from weft.errors import CheckpointError
-from weft.models.zoo import ZOO
+from weft.models.zoo import PUBLIC, ZOO
 
 transformers = pytest.importorskip("transformers")
 DOWNLOAD = torch.hub.download_url_to_file
@@ -27,18 +25,6 @@ def _offline(monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("torch.hub.download_url_to_file", unreachable)
-
-
-def put_in_cache(cache, repo, file, state):
-    """Lays a file out as huggingface_hub keeps what it downloaded."""
-    folder = cache / f"models--{repo.replace('/', '--')}"
-    revision = "0" * 40
-    snapshot = folder / "snapshots" / revision
-    snapshot.mkdir(parents=True)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text(revision)
-    state = {name: tensor.contiguous() for name, tensor in state.items()}
-    save_file(state, snapshot / file) if file.endswith(".safetensors") else torch.save(state, snapshot / file)
 
 
 @pytest.fixture
@@ -63,6 +49,37 @@ def test_fitted_to_size_channels_and_classes(tmp_path, levit):
     torch.testing.assert_close(ours.stem.conv1.linear.weight, summed)
     theirs = levit.stages[1].blocks[0].attn.attention_biases
     assert torch.equal(ours.stages[1].blocks[0].attn.attention_biases[:, 0], theirs[:, 0])
+
+
+def test_timm_itself_loads_them(tmp_path, levit, monkeypatch):
+    """By the name in timm's registry, from the hub id, with the licence and the tag that are stated there."""
+    assert timm.is_model_pretrained("weft_levit_128s")
+    cfg = timm.get_pretrained_cfg("weft_levit_128s")
+    assert (cfg.hf_hub_id, cfg.tag, cfg.license) == ("timm/levit_128s.fb_dist_in1k", "fb_dist_in1k", "apache-2.0")
+    ours = timm.create_model("weft_levit_128s", pretrained=True, cache_dir=tmp_path).eval()
+    x = torch.randn(2, 3, 224, 224)
+    torch.testing.assert_close(ours(x), levit(x), rtol=1e-5, atol=1e-5)
+    other = timm.create_model(
+        "weft_levit_128s.fb_dist_in1k", pretrained=True, cache_dir=tmp_path, num_classes=7, in_chans=1, img_size=192
+    ).eval()
+    assert other(torch.randn(1, 1, 192, 192)).shape == (1, 7)
+
+
+def test_timm_itself_loads_cvt(tmp_path):
+    theirs = enliven(transformers.CvtForImageClassification(transformers.CvtConfig(num_labels=1000))).eval()
+    put_in_cache(tmp_path, PUBLIC["cvt_13"].repo, "model.safetensors", theirs.state_dict())
+    ours = timm.create_model("weft_cvt_13", pretrained=True, cache_dir=tmp_path, act_layer="gelu").eval()
+    x = torch.randn(1, 3, 224, 224)
+    torch.testing.assert_close(ours(x), theirs(x).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_timm_knows_which_have_public_weights():
+    known = {name.partition(".")[0] for name in timm.list_pretrained("weft_*")}
+    assert known == {f"weft_{name}" for name, source in PUBLIC.items() if source.repo}
+    for name, source in PUBLIC.items():
+        if source.repo:
+            cfg = timm.get_pretrained_cfg(f"weft_{name}")
+            assert (cfg.hf_hub_id, cfg.license, cfg.input_size[1]) == (source.repo, "apache-2.0", ZOO[name].size)
 
 
 def test_as_a_backbone(tmp_path, levit):

@@ -168,6 +168,7 @@ class Service:
 def benched(run: Path) -> float:
     """Images per second of the forward pass alone, folded as the service has it, by `weft bench`."""
     words = ["bench", str(run), "--batch-size", str(BATCH), "--rounds", "3", "--json", "--ways", "folded"]
+    words += ["--allocator", "keep"]  # the service keeps memory as well
     done = subprocess.run([sys.executable, "-m", "weft", *words], capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout)[0]["images_per_second"])
 

@@ -1,12 +1,13 @@
-"""How fast weft answers beside its peers: the tables, the picture, and the machine that they are from.
+"""Inference speed of weft and its peers: tables, plot and the machine they were measured on.
 
-    python benchmarks/speed/figures.py --out benchmarks/speed                    # an hour on two cores
-    python benchmarks/speed/figures.py --out benchmarks/speed/gpu --device cuda  # with one command on a GPU
-    python benchmarks/speed/figures.py --out benchmarks/speed --tables           # from what was measured
+    python benchmarks/speed/figures.py                   # one hour on two cores
+    python benchmarks/speed/figures.py --device cuda     # on a GPU
+    python benchmarks/speed/figures.py --tables          # write the tables again, measure nothing
 
-Writes figures.csv (one line per way of running a model), machine.json and figures.png into OUT; and where OUT is this
-folder, the tables of the README here and of weft's own. Every line is from the same run as those of the same model;
-ratios are to the eager peer in it (for CeiT, timm's DeiT of its size).
+Writes figures.csv (one row per way to run a network), machine.json and figures.png into a folder named after the class
+of the processor (`weft doctor` prints it), and then the tables of the README in this folder and of weft's own README.
+All rows of a network are from one run, in which the processes of weft and of its peers take turns under equal settings:
+threads, precision, image batch, and allocator. Both allocators are measured on both sides.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,136 +24,207 @@ import torch
 from weft.bench.plot import plot_speed
 from weft.bench.records import filled, read_csv, write_csv
 from weft.bench.speed import SpeedRow, matrix_peak, speed
+from weft.processor import cpu_flags, cpu_name, has_bf16, processor_class
 
+Row = dict[str, str]
 MODELS = ("levit_128s", "levit_256", "ceit_tiny_patch16_224", "cvt_13")
 WAYS = {"cpu": ("eager", "folded", "compiled", "openvino"), "cuda": ("eager", "folded", "compiled", "graphed")}
-PRECISIONS = {"cpu": ("fp32", "bf16", "int8"), "cuda": ("fp32", "bf16")}
 BATCHES = {"cpu": (1, 16), "cuda": (1, 256)}
 PACKAGES = ("torch", "timm", "transformers", "vit-pytorch", "openvino", "nncf", "onnxruntime")
-README = Path(__file__).parent / "README.md"
-RELEASED_CEIT = 0.61  # of the speed of timm's DeiT-T, both eager at batch 16: nobody publishes it as a package
-AIMS = (  # model, batch, ours, to what of theirs, ratio aimed at
-    ("levit_128s", 1, "int8", "eager peer", 8.5),
-    ("levit_128s", 16, "folded", "eager peer", 1.25),
-    ("levit_128s", 16, "best float", "best float of peers", 1.1),
-    ("levit_128s", 16, "int8", "eager peer", 3.5),
-    ("levit_256", 1, "int8", "eager peer", 4.5),
-    ("levit_256", 16, "folded", "eager peer", 1.25),
-    ("levit_256", 16, "best float", "best float of peers", 1.1),
-    ("levit_256", 16, "int8", "eager peer", 5.0),
-    ("cvt_13", 16, "folded", "eager peer", 1.4),
-    ("cvt_13", 16, "best float", "eager peer", 3.5),
-    ("cvt_13", 16, "int8", "eager peer", 4.5),
-    ("ceit_tiny_patch16_224", 1, "int8", "released CeiT", 5.5),
-    ("ceit_tiny_patch16_224", 16, "folded", "released CeiT", 1.3),
-    ("ceit_tiny_patch16_224", 16, "best float", "released CeiT", 3.3),
-    ("ceit_tiny_patch16_224", 16, "int8", "released CeiT", 4.5),
+HERE = Path(__file__).parent
+CLASSES = {  # folder: how the tables call it
+    "avx2": "AVX2",
+    "avx512_vnni": "AVX-512, VNNI",
+    "avx512_bf16_vnni": "AVX-512, VNNI, bf16",
+    "amx": "AMX",
+    "gpu": "GPU",
+}
+TARGETS = (  # model, batch, weft's way, the peers' way, ratio aimed at; both sides under the default allocator
+    ("levit_128s", "1", "int8", "eager", 8.5),
+    ("levit_128s", "16", "folded", "eager", 1.25),
+    ("levit_128s", "16", "best float", "best float", 1.1),
+    ("levit_128s", "16", "int8", "eager", 3.5),
+    ("levit_256", "1", "int8", "eager", 4.5),
+    ("levit_256", "16", "folded", "eager", 1.25),
+    ("levit_256", "16", "best float", "best float", 1.1),
+    ("levit_256", "16", "int8", "eager", 5.0),
+    ("cvt_13", "16", "folded", "eager", 1.4),
+    ("cvt_13", "16", "best float", "eager", 3.5),
+    ("cvt_13", "16", "int8", "eager", 4.5),
 )
+MINUS = "-"  # not measured on this class
 
 
 def machine(device: str) -> dict[str, Any]:
     """What ran it."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
-    flags = set(re.findall(r"\b(avx2|avx512f|avx512_bf16|avx512_vnni|avx_vnni|amx_bf16|amx_int8)\b", info))
     versions = {}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = None
+    precisions = ("fp32", "bf16") if device == "cuda" or has_bf16() else ("fp32",)
     return {
-        "processor": found[1] if found else platform.processor(),
-        "instructions": sorted(flags),
+        "processor": cpu_name() or platform.processor(),
+        "class": processor_class(),
+        "instructions": cpu_flags(),
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "system": platform.system(),
-        **{f"peak_gmacs_{precision}": round(matrix_peak(precision, device) / 1e9) for precision in ("fp32", "bf16")},
+        **{f"peak_gmacs_{precision}": round(matrix_peak(precision, device) / 1e9) for precision in precisions},
         **versions,
     }
 
 
-def peer_of(rows: list[dict[str, str]], row: dict[str, str]) -> dict[str, str]:
-    """The eager fp32 line of the first peer in the same run."""
-    return next(
-        other
-        for other in rows
-        if (other["run"], other["batch_size"]) == (row["run"], row["batch_size"])
-        and other["model"] != row["run"]
-        and (other["way"], other["precision"]) == ("eager", "fp32")
-    )
+def precisions_of(device: str) -> tuple[str, ...]:
+    """Number formats worth measuring: bf16 only where the processor has it."""
+    if device == "cuda":
+        return ("fp32", "bf16")
+    return ("fp32", "bf16", "int8") if has_bf16() else ("fp32", "int8")
 
 
-def table(rows: list[dict[str, str]]) -> str:
-    """Markdown: images per second, ratios to the eager peer, share of the peak."""
-    lines = [
-        "| model | batch | way | img/s | to eager peer | p95 ms | peak % | differs |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        ratio = float(row["images_per_second"]) / float(peer_of(rows, row)["images_per_second"])
-        peak = f"{float(row['peak_percent']):.0f}" if row["peak_percent"] else ""
-        differs = f"{float(row['difference']):.0e}" if row["difference"] else ""
-        lines.append(
-            f"| {row['model']} | {row['batch_size']} | {row['way']} {row['precision']} |"
-            f" {float(row['images_per_second']):.1f} | {ratio:.2f} | {float(row['p95_ms']):.1f} | {peak} | {differs} |"
-        )
-    return "\n".join(lines)
+class Case:
+    """The rows of one network and batch size, from one run."""
+
+    def __init__(self, rows: list[Row], run: str, batch_size: str) -> None:
+        self.run, self.batch_size = run, batch_size
+        self.rows = [row for row in rows if (row["run"], row["batch_size"]) == (run, batch_size)]
+
+    def find(self, way: str, precision: str = "fp32", allocator: str = "default", *, peer: bool = False) -> Row | None:
+        """The fastest row of weft, or of all peers."""
+        key = (way, precision, allocator)
+        rows = [
+            row
+            for row in self.rows
+            if (row["model"] != self.run) == peer and (row["way"], row["precision"], row["allocator"]) == key
+        ]
+        return max(rows, key=_speed, default=None)
+
+    def best(self, *, precisions: tuple[str, ...], peer: bool = False) -> Row | None:
+        """The fastest row of weft, or of all peers, in any way under the default allocator."""
+        rows = [
+            row
+            for row in self.rows
+            if (row["model"] != self.run) == peer and row["precision"] in precisions and row["allocator"] == "default"
+        ]
+        return max(rows, key=_speed, default=None)
+
+    def eager_peer(self, allocator: str = "default") -> Row | None:
+        """The first peer, eager, in fp32: the base of all ratios."""
+        return next((r for r in self.rows if r["model"] != self.run and _is(r, "eager", "fp32", allocator)), None)
 
 
-def chosen(rows: list[dict[str, str]], run: str, batch_size: str) -> dict[str, dict[str, str] | None]:
-    """The lines of one model and batch that pages tell of."""
-    same = [row for row in rows if (row["run"], row["batch_size"]) == (run, batch_size)]
-    ours, theirs = ([row for row in same if (row["model"] == run) == own] for own in (True, False))
-    return {
-        "eager peer": peer_of(rows, same[0]),
-        "best float of peers": _best(theirs, is_float=True),
-        "folded": next(row for row in ours if (row["way"], row["precision"]) == ("folded", "fp32")),
-        "best float": _best(ours, is_float=True),
-        "int8": _best(ours, is_float=False),
-    }
+def cases(rows: list[Row]) -> list[Case]:
+    """All networks and batch sizes, in the order of the file."""
+    keys = dict.fromkeys((row["run"], row["batch_size"]) for row in rows)
+    return [Case(rows, run, batch_size) for run, batch_size in keys]
 
 
-def _best(rows: list[dict[str, str]], is_float: bool) -> dict[str, str] | None:
-    chosen = [row for row in rows if (row["precision"] != "int8") == is_float]
-    return max(chosen, key=_speed, default=None)
+def _is(row: Row, way: str, precision: str, allocator: str) -> bool:
+    return (row["way"], row["precision"], row["allocator"]) == (way, precision, allocator)
 
 
-def _speed(row: dict[str, str]) -> float:
+def _speed(row: Row) -> float:
     return float(row["images_per_second"])
 
 
-def summary(rows: list[dict[str, str]]) -> str:
-    """Markdown: a line per model and batch, the best of theirs beside ours, in images per second."""
+def ratio(row: Row | None, base: Row | None) -> str:
+    """Images per second of one row over those of another; `-` where one was not measured."""
+    return MINUS if row is None or base is None else f"{_speed(row) / _speed(base):.2f}"
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown of all rows; ratios are to the eager peer under the same allocator."""
     lines = [
-        "| model | batch | eager peer | best float of peers | weft folded | best float of weft | weft int8 |",
+        "| model | batch | way | allocator | img/s | to eager peer | p95 ms | peak % | differs |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in cases(rows):
+        for row in case.rows:
+            peak = f"{float(row['peak_percent']):.0f}" if row["peak_percent"] else ""
+            differs = f"{float(row['difference']):.0e}" if row["difference"] else ""
+            lines.append(
+                f"| {row['model']} | {row['batch_size']} | {row['way']} {row['precision']} | {row['allocator']} |"
+                f" {_speed(row):.1f} | {ratio(row, case.eager_peer(row['allocator']))} | {float(row['p95_ms']):.1f} |"
+                f" {peak} | {differs} |"
+            )
+    return "\n".join(lines)
+
+
+def summary(folders: list[Path]) -> str:
+    """Markdown for weft's README: ratios under equal settings, a group of rows per processor class."""
+    lines = [
+        "| processor | model | batch | eager peer, images/s | eager | folded | folded, both keep memory"
+        " | OpenVINO fp32 | OpenVINO bf16 | OpenVINO int8 | fastest of weft, images/s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for folder in folders:
+        for case in cases(read_csv(folder / "figures.csv")):
+            base = case.eager_peer()
+            assert base is not None, case.run
+            best = max((row for row in case.rows if row["model"] == case.run), key=_speed)
+            cells = [
+                ratio(case.find("eager"), base),
+                ratio(case.find("folded"), base),
+                ratio(case.find("folded", allocator="keep"), case.eager_peer("keep")),
+                *(
+                    ratio(case.find("openvino", precision), case.find("openvino", precision, peer=True))
+                    for precision in ("fp32", "bf16", "int8")
+                ),
+                f"{_speed(best):.0f}, {best['way']} {best['precision']}",
+            ]
+            peer = f"{_speed(base):.0f} ({base['model'].partition(' ')[0]})"
+            lines.append(f"| {CLASSES[folder.name]} | {case.run} | {case.batch_size} | {peer} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def allocators(rows: list[Row]) -> str:
+    """Markdown: what `weft.keep_memory` is worth to each side, throughput with it over throughput without."""
+    lines = ["| model | batch | eager peer | weft eager | weft folded |", "|---|---|---|---|---|"]
+    for case in cases(rows):
+        pairs = [
+            (case.eager_peer("keep"), case.eager_peer()),
+            *((case.find(way, allocator="keep"), case.find(way)) for way in ("eager", "folded")),
+        ]
+        lines.append(f"| {case.run} | {case.batch_size} | {' | '.join(ratio(*pair) for pair in pairs)} |")
+    return "\n".join(lines)
+
+
+def targets(rows: list[Row]) -> str:
+    """Markdown: the ratios aimed at, and those reached."""
+    lines = ["| model | batch | weft | peer | reached | target |", "|---|---|---|---|---|---|"]
+    for run, batch_size, ours, theirs, target in TARGETS:
+        case = Case(rows, run, batch_size)
+        base = case.eager_peer() if theirs == "eager" else case.best(peer=True, precisions=("fp32", "bf16"))
+        if ours == "folded":
+            row = case.find("folded")
+        else:
+            row = case.best(precisions=("int8",) if ours == "int8" else ("fp32", "bf16"))
+        lines.append(f"| {run} | {batch_size} | {ours} | {theirs} | {ratio(row, base)} | {target:g} |")
+    return "\n".join(lines)
+
+
+def corrected(rows: list[Row]) -> str:
+    """Markdown: ratios to the eager peer as they were published, and under equal conditions."""
+    lines = [
+        "| model | batch | way | published | weft keeps memory, the peer does not (here) | neither keeps | both keep |",
         "|---|---|---|---|---|---|---|",
     ]
-    for run, batch_size in dict.fromkeys((row["run"], row["batch_size"]) for row in rows):
-        peer, *others = chosen(rows, run, batch_size).values()
-        assert peer is not None
-        cells = ["" if row is None else f"{_speed(row):.0f} ({_speed(row) / _speed(peer):.2f})" for row in others]
-        first = f"{_speed(peer):.0f} ({peer['model'].partition(' ')[0]})"
-        lines.append(f"| {run} | {batch_size} | {' | '.join([first, *cells])} |")
+    old = {(row["model"], row["batch_size"], row["way"]): row["ratio"] for row in read_csv(HERE / "published.csv")}
+    for case in cases(rows):
+        for way in ("eager", "folded", "compiled"):
+            default, keep = case.find(way), case.find(way, allocator="keep")
+            lines.append(
+                f"| {case.run} | {case.batch_size} | {way} | {old[case.run, case.batch_size, way]} |"
+                f" {ratio(keep, case.eager_peer())} | {ratio(default, case.eager_peer())} |"
+                f" {ratio(keep, case.eager_peer('keep'))} |"
+            )
     return "\n".join(lines)
 
 
-def aims(rows: list[dict[str, str]]) -> str:
-    """Markdown: what was aimed at, and what was reached."""
-    lines = ["| model | batch | ours | to | reached | aimed at |", "|---|---|---|---|---|---|"]
-    for run, batch_size, ours, theirs, aim in AIMS:
-        lines_of = chosen(rows, run, str(batch_size))
-        row, base = lines_of[ours], lines_of["eager peer" if theirs == "released CeiT" else theirs]
-        assert row is not None
-        assert base is not None
-        ratio = _speed(row) / _speed(base) / (RELEASED_CEIT if theirs == "released CeiT" else 1)
-        lines.append(f"| {run} | {batch_size} | {ours} | {theirs} | {ratio:.2f} | {aim:g} |")
-    return "\n".join(lines)
-
-
-def shares(rows: list[dict[str, str]]) -> str:
-    """Markdown: a line per network, program and precision of shares.csv, in percent of its time."""
+def shares(rows: list[Row]) -> str:
+    """Markdown: a row per network, program and precision of shares.csv, in percent of its time."""
     kinds = {
         "products": ("products",),
         "attention, fused": ("attention, fused",),
@@ -175,8 +246,8 @@ def shares(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def runtimes(rows: list[dict[str, str]]) -> str:
-    """Markdown: a line per model and batch of runtimes.csv, images per second of each runtime."""
+def runtimes(rows: list[Row]) -> str:
+    """Markdown: a row per model and batch of runtimes.csv, images per second of each runtime."""
     ways = list(dict.fromkeys(f"{row['way']} {row['precision']}" for row in rows))
     lines = [f"| model | batch | {' | '.join(ways)} |", "|---|---|" + "---|" * len(ways)]
     for key in dict.fromkeys((row["model"], row["batch_size"]) for row in rows):
@@ -185,64 +256,84 @@ def runtimes(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
-TABLES = (
-    (README, "figures", "figures.csv", table),
-    (README, "aims", "figures.csv", aims),
-    (README, "shares", "shares.csv", shares),
-    (README, "runtimes", "runtimes.csv", runtimes),
-    (README.parents[2] / "README.md", "figures", "figures.csv", summary),
-)
+def measured_folders() -> list[Path]:
+    """Folders of the processor classes that were measured."""
+    return [HERE / name for name in CLASSES if (HERE / name / "figures.csv").exists()]
 
 
-def plot(rows: list[dict[str, str]], file: Path) -> None:
+def tables() -> list[tuple[Path, str, str]]:
+    """Every generated table: the page, its mark on the page, its Markdown."""
+    page, front, changelog = HERE / "README.md", HERE.parents[1] / "README.md", HERE.parents[1] / "CHANGELOG.md"
+    made = [(front, "figures", summary(measured_folders()))]
+    for folder in measured_folders():
+        rows = read_csv(folder / "figures.csv")
+        made.append((page, folder.name, table(rows)))
+        if any(row["allocator"] == "keep" for row in rows):
+            made.append((page, f"{folder.name} allocators", allocators(rows)))
+            made.append((page, f"{folder.name} corrected", corrected(rows)))
+            made.append((page, f"{folder.name} targets", targets(rows)))
+    made.append((changelog, "corrected", corrected(read_csv(HERE / "avx512_vnni" / "figures.csv"))))
+    made.append((page, "shares", shares(read_csv(HERE / "shares.csv"))))
+    made.append((page, "runtimes", runtimes(read_csv(HERE / "runtimes.csv"))))
+    return made
+
+
+def plot(rows: list[Row], file: Path) -> None:
+    """Speed of weft's networks against their multiply-adds, all under the default allocator."""
     kinds = {"params": int, "macs": int, "batch_size": int, "calls": int, "threads": int}
-    words = {"model": str, "way": str, "precision": str, "device": str}
+    texts = {"model": str, "way": str, "precision": str, "device": str, "allocator": str}
     typed = [
         SpeedRow(
             **{
-                key: None if text == "" else ({**kinds, **words}.get(key, float))(text)
+                key: None if text == "" else ({**kinds, **texts}.get(key, float))(text)
                 for key, text in row.items()
                 if key != "run"
             }
         )
         for row in rows
-        if row["model"] == row["run"]
+        if row["model"] == row["run"] and row["allocator"] == "default"
     ]
     plot_speed(typed, file)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="default: the folder of this machine's class, beside this script")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tables", action="store_true", help="measure nothing")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = args.out / "figures.csv"
-    rows: list[dict[str, Any]] = list(read_csv(file))
     if not args.tables:
-        (args.out / "machine.json").write_text(json.dumps(machine(args.device), indent=2) + "\n")
-        for name in args.models:
-            measured = speed(
-                [name],
-                ways=WAYS[args.device],
-                precisions=PRECISIONS[args.device],
-                batch_sizes=BATCHES[args.device],
-                rounds=args.rounds,
-                peers=True,
-                device=args.device,
-            )
-            rows = [row for row in rows if row["run"] != name]
-            rows += [{"run": name, **{k: _short(v) for k, v in row.as_dict().items()}} for row in measured]
-            write_csv(file, rows)  # after every model: an hour is long
-            print(table([row for row in rows if row["run"] == name]), flush=True)
-    rows = read_csv(file)
-    plot(rows, args.out / "figures.png")
-    if args.out.resolve() == README.parent.resolve():
-        for page, name, source, made in TABLES:
-            page.write_text(filled(page.read_text(), name, made(read_csv(args.out / source)))[0])
+        out = args.out or HERE / ("gpu" if args.device == "cuda" else processor_class())
+        measure(out, args.models, args.device, args.rounds)
+    if args.out is None:
+        for page, name, text in tables():
+            page.write_text(filled(page.read_text(), name, text)[0])
+
+
+def measure(out: Path, models: list[str], device: str, rounds: int) -> None:
+    """Rows of these networks in figures.csv, anew."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "figures.csv"
+    (out / "machine.json").write_text(json.dumps(machine(device), indent=2) + "\n")
+    rows: list[Any] = list(read_csv(file))
+    for name in models:
+        measured = speed(
+            [name],
+            ways=WAYS[device],
+            precisions=precisions_of(device),
+            allocators=("default", "keep"),
+            batch_sizes=BATCHES[device],
+            rounds=rounds,
+            peers=True,
+            device=device,
+        )
+        rows = [row for row in rows if row["run"] != name]
+        rows += [{"run": name, **{k: _short(v) for k, v in row.as_dict().items()}} for row in measured]
+        write_csv(file, rows)  # after every model, since an hour is long
+        print(table([row for row in rows if row["run"] == name]), flush=True)
+    plot(read_csv(file), out / "figures.png")
 
 
 def _short(value: Any) -> str:

@@ -31,8 +31,8 @@ def point(name: str, size: int, batch_size: int, attention: str) -> dict[str, An
     import torch
 
     import weft
-    from weft.heap import release_memory
     from weft.layers import attention as layer
+    from weft.memory import release_memory
 
     if attention == "products":
         layer._products_are_faster = lambda q, k: True

@@ -1,18 +1,17 @@
-"""One step of training, ours beside its peer: forward, cross-entropy, backward, AdamW.
+"""Speed of one training step, weft's network and its peer: forward, cross-entropy, backward, AdamW.
 
     python benchmarks/training/step.py --pairs cvt levit ceit --modes eager --precisions fp32 bf16 --csv results.csv
 
-Each side of a pair has a process of its own, and they take steps in turns (A B A B ...), on the same random pictures,
-with the same fused optimiser, so that a busy machine is busy for both. Told are the median of either side's images per
-second, the ratio of the medians, and the high-water mark of memory. On a CPU, ours runs twice: in a plain process, and
-as `weft train` runs it, with freed memory kept for the next step (weft/heap.py).
+Each side of a pair has a process of its own. The processes take turns (A B A B ...) on the same random images, with the
+same fused optimizer, threads and allocator. The table has the median images per second of both sides, the ratio of the
+medians, and the peak memory. On a CPU, both sides are measured twice: with the default allocator, and with
+`weft.keep_memory()`, as `weft train` runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -29,7 +28,8 @@ from torch.nn import functional as F
 import weft
 from weft.bench.peers import peer_of
 from weft.bench.records import read_csv, write_csv
-from weft.heap import keep_memory
+from weft.memory import keep_memory
+from weft.processor import processor_class
 
 PAIRS = {"cvt": "cvt_13", "levit": "levit_256", "ceit": "ceit_tiny_patch16_224"}
 
@@ -107,34 +107,35 @@ def serve(side: Side) -> None:
 
 
 def compare(name: str, mode: str, precision: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Lines of the table: both in a plain process, and ours as `weft train` runs it."""
-    children = [Child(name, 0, mode, precision, False, args), Child(name, 1, mode, precision, False, args)]
-    if args.device == "cpu":
-        children.append(Child(name, 0, mode, precision, True, args))
-    times: list[list[float]] = [[] for _ in children]
+    """Rows of the table: one for each allocator, which both sides have."""
+    allocators = ("default", "keep") if args.device == "cpu" else ("default",)
+    keys = [(allocator, place) for allocator in allocators for place in (0, 1)]
+    children = {key: Child(name, key[1], mode, precision, key[0] == "keep", args) for key in keys}
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in keys}
     for _ in range(args.rounds):
-        for child, seconds in zip(children, times, strict=True):
-            seconds.append(child.ask("step"))
-    speeds = [args.batch_size / statistics.median(seconds) for seconds in times]
-    memory = [child.end() for child in children]
+        for key, child in children.items():
+            times[key].append(child.ask("step"))
+    speeds = {key: args.batch_size / statistics.median(seconds) for key, seconds in times.items()}
+    memory = {key: child.end() for key, child in children.items()}
     lines = []
-    for place, process in ((0, "plain"), (2, "as weft train"))[: len(children) - 1]:
+    for allocator in allocators:
+        ours, peer = (allocator, 0), (allocator, 1)
         lines.append(
             {
                 "ours": network(name, 0)[0],
                 "peer": network(name, 1)[0],
                 "mode": mode,
                 "precision": precision,
-                "process": process,
-                "ours_img_s": round(speeds[place], 2),
-                "peer_img_s": round(speeds[1], 2),
-                "ratio": round(speeds[place] / speeds[1], 3),
-                "ours_peak_mib": round(memory[place]),
-                "peer_peak_mib": round(memory[1]),
+                "allocator": allocator,
+                "ours_img_s": round(speeds[ours], 2),
+                "peer_img_s": round(speeds[peer], 2),
+                "ratio": round(speeds[ours] / speeds[peer], 3),
+                "ours_peak_mib": round(memory[ours]),
+                "peer_peak_mib": round(memory[peer]),
                 "batch_size": args.batch_size,
                 "rounds": args.rounds,
                 "threads": args.threads,
-                "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
+                "device": torch.cuda.get_device_name() if args.device == "cuda" else processor_class(),
                 **{package: version(package) for package in ("torch", "timm", "transformers")},
             }
         )

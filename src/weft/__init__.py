@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft.deploy import fold as fold
     from weft.hub import create_model as create_model
     from weft.interpret import explain as explain
+    from weft.memory import keep_memory as keep_memory
     from weft.models import list_models as list_models
 
 _HOMES = {
@@ -25,11 +26,12 @@ _HOMES = {
     "explain": "weft.interpret",
     "export": "weft.deploy",
     "fold": "weft.deploy",
+    "keep_memory": "weft.memory",
     "list_models": "weft.models",
     "load_checkpoint": "weft.checkpoints",
 }
 
-__all__ = ["__version__", "create_model", "explain", "export", "fold", "list_models", "load_checkpoint"]
+__all__ = ["__version__", "create_model", "explain", "export", "fold", "keep_memory", "list_models", "load_checkpoint"]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES, "__version__")
 

@@ -6,7 +6,10 @@ Every message has three parts: what must hold, what came, what to do. No torch i
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterable
+
+DISTRIBUTION = "weft-vision"  # on PyPI; `weft` there is another project
 
 
 class WeftError(Exception):
@@ -55,6 +58,26 @@ class StoppedError(WeftError):
     """A run reached its time limit; it is saved and can be resumed."""
 
     exit_code = 143
+
+
+def need(extra: str, *packages: str) -> None:
+    """Check that optional packages are installed.
+
+    Args:
+        extra: the extra of the distribution that brings them, such as `deploy`.
+        packages: names that are imported.
+
+    Raises:
+        UsageError: one is not installed; the message has the command that installs the extra.
+    """
+    missing = next((package for package in packages if importlib.util.find_spec(package) is None), None)
+    if missing is not None:
+        raise UsageError(f"{missing} is needed for this, and is not installed. Run: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to an installed weft."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:

@@ -4,12 +4,42 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from weft.bench.records import filled, read_csv
+
+STAND_IN = """
+import json, pathlib, sys
+import torch
+sys.path.insert(0, {root!r})
+import weft
+from weft.checkpoints.layout import translate
+from weft.checkpoints.ceit import RELEASED
+
+class CeIT(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.network = weft.create_model("ceit_tiny_patch16_224")
+        for number, (name, value) in enumerate(sorted(self.network.named_parameters())):
+            torch.nn.init.normal_(value, std=0.02, generator=torch.Generator().manual_seed(number))
+
+    def forward(self, images):
+        return self.network(images)
+
+    def state_dict(self):
+        released = json.loads(pathlib.Path({root!r}, "tests/reference/official_state_dicts.json").read_text())
+        shapes = dict(released["ceit_tiny_patch16_224"]["state_dict"])
+        own = self.network.state_dict()
+        return {{name: own[translate(name, RELEASED.rename)].reshape(shape) for name, shape in shapes.items()}}
+
+def ceit_tiny_patch16_224(pretrained=False, **kwargs):
+    return CeIT()
+"""
 
 ROOT = Path(__file__).parents[2]
 SPEED = ROOT / "benchmarks" / "speed"
@@ -30,10 +60,54 @@ def figures() -> ModuleType:
     return script(SPEED / "figures.py")
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_the_tables_are_the_measurements(number: int, figures: ModuleType) -> None:
-    page, name, source, made = figures.TABLES[number]
-    assert filled(page.read_text(), name)[1] == made(read_csv(SPEED / source))
+def test_the_tables_are_the_measurements(figures: ModuleType) -> None:
+    tables = figures.tables()
+    assert len(tables) >= 6
+    for page, name, text in tables:
+        assert filled(page.read_text(), name)[1] == text, f"{page}: {name}"
+
+
+def test_ratios_are_of_equal_settings(figures: ModuleType) -> None:
+    """A row of weft is compared with the peer's row under the same allocator, never with another."""
+    row = {"run": "m", "model": "m", "batch_size": "1", "precision": "fp32", "peak_percent": "", "difference": ""}
+    rows = [
+        {**row, "model": model, "way": "eager", "allocator": allocator, "images_per_second": speed, "p95_ms": "1"}
+        for model, allocator, speed in (
+            ("m", "default", "10"),
+            ("m", "keep", "30"),
+            ("timm m", "default", "5"),
+            ("timm m", "keep", "20"),
+        )
+    ]
+    shown = [line.split(" | ")[5] for line in figures.table(rows).splitlines()[2:]]
+    assert shown == ["2.00", "1.50", "1.00", "1.00"]
+    for folder in figures.measured_folders():
+        for case in figures.cases(read_csv(folder / "figures.csv")):
+            settings = [
+                {(r["way"], r["precision"], r["allocator"]) for r in case.rows if (r["model"] == case.run) == own}
+                for own in (True, False)
+            ]
+            ours, theirs = ({key for key in keys if key[0] == "eager"} for keys in settings)
+            assert not ours or ours == theirs, (folder, case.run)
+
+
+def test_the_released_checkout_is_measured_under_equal_settings(tmp_path: Path) -> None:
+    """With a stand-in of the released code's interface: `ceit_model.ceit_tiny_patch16_224`, and its state dict."""
+    (tmp_path / "checkout").mkdir()
+    (tmp_path / "checkout" / "ceit_model.py").write_text(STAND_IN.format(root=str(ROOT)))
+    words = ["--batch-size", "1", "--rounds", "1", "--threads", "1", "--csv", str(tmp_path / "released.csv")]
+    done = subprocess.run(
+        [sys.executable, str(SPEED / "released.py"), str(tmp_path / "checkout"), *words],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = read_csv(tmp_path / "released.csv")
+    sides = ["released", "weft eager", "weft folded", "timm DeiT-T"]
+    assert [(row["side"], row["allocator"]) for row in rows] == [
+        (side, allocator) for allocator in ("default", "keep") for side in sides
+    ]
+    assert all(float(row["to_released"]) == 1 for row in rows if row["side"] == "released")
 
 
 def test_the_tables_of_studies_are_their_results() -> None:

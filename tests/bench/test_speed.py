@@ -15,11 +15,12 @@ from tests.helpers import lively
 from weft.bench.cost import cost
 from weft.bench.peers import peers_of
 from weft.bench.plot import _panels, plot_speed
-from weft.bench.speed import CALLS, PRECISIONS, SECONDS, WAYS, SpeedRow, _Worker, matrix_peak, speed
-from weft.bench.worker import Task
+from weft.bench.speed import CALLS, IN_TORCH, PRECISIONS, SECONDS, WAYS, SpeedRow, _tasks, _Worker, matrix_peak, speed
+from weft.bench.worker import REFERENCE, Task
 from weft.cli import main
 from weft.deploy import export
 from weft.errors import UsageError
+from weft.processor import has_bf16
 
 
 @pytest.mark.slow
@@ -43,12 +44,49 @@ def test_every_way() -> None:
             assert row.peak_percent > 0  # over 100 where something else runs while the peak is measured
         assert row.difference is not None
         least, most = {"fp32": (0, 1e-5), "bf16": (1e-4, 0.1), "int8": (1e-4, 0.3)}[row.precision]
+        if row.way == "openvino" and row.precision == "bf16" and not has_bf16():
+            least = 0  # OpenVINO computes in fp32 there
         assert least <= row.difference < most  # no less: it did compute in that precision
     for first in (rows[0], rows[len(pairs)]):
         assert first.ratio == 1
         same = [row for row in rows if row.batch_size == first.batch_size]
         ratios = [row.images_per_second / first.images_per_second for row in same]
         assert [row.ratio for row in same] == pytest.approx(ratios)
+
+
+def test_weft_and_its_peers_run_under_equal_settings() -> None:
+    """In every way that both have: the same precisions, threads, device and allocators."""
+    ways, precisions, allocators = ("eager", "folded", "compiled", "openvino"), ("fp32", "bf16"), ("default", "keep")
+    for model in ("levit_256", "cvt_13", "ceit_tiny_patch16_224"):
+        tasks = [t for t in _tasks(model, ways, precisions, allocators, True, "cpu", 2) if t.way != REFERENCE]
+        sides = {
+            peer: {
+                (t.way, t.precision, t.allocator, t.threads, t.device)
+                for t in tasks
+                if t.peer == peer and t.way != "folded"
+            }
+            for peer in {t.peer for t in tasks}
+        }
+        assert len(sides) >= 2
+        assert all(settings == sides[None] for settings in sides.values()), model
+        assert {t.allocator for t in tasks if t.way == "openvino"} == {"default"}
+        assert {t.allocator for t in tasks if t.way in IN_TORCH} == set(allocators)
+        kept = {(t.way, t.precision) for t in tasks if t.allocator == "keep"}
+        assert kept == {(way, precision) for way in IN_TORCH for precision in precisions}
+
+
+def test_a_row_for_each_allocator() -> None:
+    rows = speed(["levit_nano_32"], allocators=("default", "keep"), batch_sizes=[1], rounds=1, threads=1)
+    found = [(row.way, row.allocator) for row in rows]
+    assert found == [(way, allocator) for way in ("eager", "folded") for allocator in ("default", "keep")]
+    with pytest.raises(UsageError, match=r"allocators must be some of default, keep; got jemalloc\."):
+        speed(["levit_nano_32"], allocators=("jemalloc",))
+
+
+def test_an_allocator_that_cannot_be_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    with pytest.raises(UsageError, match=r"allocator keep needs glibc and an environment without MALLOC_\* settings"):
+        speed(["levit_nano_32"], ways=("eager",), allocators=("keep",), batch_sizes=[1], rounds=1, threads=1)
 
 
 @pytest.mark.slow
@@ -72,7 +110,16 @@ def test_the_batch_grows_until_that_brings_nothing(
 
 
 def test_a_picture_has_a_panel_per_batch_size_asked(tmp_path: Path) -> None:
-    facts = dict(ratio=1.0, peak_percent=None, difference=None, calls=9, threads=1, device="cpu", precision="fp32")
+    facts = dict(
+        ratio=1.0,
+        peak_percent=None,
+        difference=None,
+        calls=9,
+        threads=1,
+        device="cpu",
+        precision="fp32",
+        allocator="default",
+    )
     row = SpeedRow(
         "levit_nano_32",
         "eager",

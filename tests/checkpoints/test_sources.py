@@ -6,6 +6,8 @@ import torch
 
 import weft
 from tests.helpers import enliven, lively
+from weft.checkpoints import load_model_dir
+from weft.checkpoints.conversion import convert_checkpoint
 from weft.checkpoints.load import LAYOUTS, recognise
 from weft.errors import CheckpointError, UsageError
 
@@ -29,8 +31,9 @@ def assert_equal_outputs(theirs, name, answer=lambda outputs: outputs, **switche
     return report
 
 
-@pytest.mark.parametrize("size", ["128s", "192"])
-@pytest.mark.parametrize("form", ["levit_", "levit_conv_"])
+@pytest.mark.parametrize(
+    ("form", "size"), [("levit_", size) for size in ("128s", "128", "192", "256", "384")] + [("levit_conv_", "128s")]
+)
 def test_timm_levit(form, size):
     theirs = timm.create_model(f"{form}{size}", num_classes=11)
     assert "timm" in assert_equal_outputs(theirs, f"levit_{size}", num_classes=11).source
@@ -54,16 +57,86 @@ def test_transformers_levit_with_one_head():
     assert_equal_outputs(theirs, "levit_128s", lambda out: out.logits, num_classes=11, distilled=False)
 
 
-def test_transformers_cvt():
-    theirs = transformers.CvtForImageClassification(transformers.CvtConfig(num_labels=11))
-    report = assert_equal_outputs(theirs, "cvt_13", lambda out: out.logits, num_classes=11)
+@pytest.mark.parametrize(("name", "depth"), [("cvt_13", [1, 2, 10]), ("cvt_21", [1, 4, 16])])
+def test_transformers_cvt(name, depth):
+    theirs = transformers.CvtForImageClassification(transformers.CvtConfig(depth=depth, num_labels=11))
+    report = assert_equal_outputs(theirs, name, lambda out: out.logits, num_classes=11)
     assert "transformers" in report.source
+
+
+@pytest.mark.slow
+def test_transformers_cvt_w24_block_by_block():
+    """277M parameters in float64, on small images, which CvT takes as they are: every block's output, then the
+    logits."""
+    config = transformers.CvtConfig(
+        embed_dim=[192, 768, 1024],
+        num_heads=[3, 12, 16],
+        depth=[2, 2, 20],
+        drop_path_rate=[0.0, 0.0, 0.0],
+        num_labels=11,
+    )
+    theirs = enliven(transformers.CvtForImageClassification(config)).double().eval()
+    state = theirs.state_dict()
+    ours = weft.create_model("cvt_w24", num_classes=11, **recognise(state).switches(state)).double().eval()
+    weft.load_checkpoint(ours, state)
+    taps: dict[tuple[str, int, int], torch.Tensor] = {}
+
+    def watch(block, key):
+        block.register_forward_hook(lambda module, args, out: taps.__setitem__(key, out))
+
+    for level, (stage, their_stage) in enumerate(zip(ours.stages, theirs.cvt.encoder.stages, strict=True)):
+        for number, (block, layer) in enumerate(zip(stage.blocks, their_stage.layers, strict=True)):
+            watch(block, ("ours", level, number))
+            watch(layer, ("theirs", level, number))
+    x = torch.randn(2, 3, 96, 96, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x).logits, rtol=1e-9, atol=1e-9)
+    compared = [key[1:] for key in taps if key[0] == "ours"]
+    assert len(compared) == 24
+    for key in compared:
+        torch.testing.assert_close(taps["ours", *key], taps["theirs", *key], rtol=1e-9, atol=1e-9, msg=str(key))
 
 
 def test_vit_pytorch_cvt():
     theirs = vit_cvt.CvT(num_classes=11, s3_heads=6)
     widths = dict(embed_dim=(64, 192, 384), depth=(1, 2, 10), num_heads=(1, 3, 6))
     assert "vit-pytorch" in assert_equal_outputs(theirs, "cvt_13", num_classes=11, **widths).source
+
+
+def test_vit_pytorch_cvt_with_heads_narrower_than_the_channels(tmp_path):
+    """`s3_heads=4`, the default of older versions: 4 heads of 64 for 384 channels."""
+    theirs = vit_cvt.CvT(num_classes=11, s3_heads=4)
+    state = theirs.state_dict()
+    asked = recognise(state).switches(state)
+    assert (asked["num_heads"], asked["head_dim"]) == ((1, 3, 4), (64, 64, 64))
+    assert "vit-pytorch" in assert_equal_outputs(theirs, "cvt_13", num_classes=11).source
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pt")
+    made = convert_checkpoint(tmp_path / "theirs.pt", tmp_path / "ours")
+    assert made.model == "cvt_13"
+    ours, _ = load_model_dir(tmp_path / "ours")
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs.float().eval()(x), rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(weft.fold(ours)(x), ours(x), rtol=1e-5, atol=2e-5)
+    with pytest.raises(CheckpointError, match=r"head_dim=\(64, 64, 64\) \(this model: \(64, 64, 96\)\)"):
+        weft.load_checkpoint(weft.create_model("cvt_13", **{**asked, "head_dim": None}, num_classes=11), state)
+
+
+def test_ceit_pytorch_with_heads_of_another_width():
+    """Its `dim=384, heads=6, with_lca=True`: LCA keeps its 4 heads of 48. Names and shapes, since it is no package."""
+    ours = weft.create_model("ceit_small_patch16_224", lca_num_heads=4, lca_head_dim=48, head_dim=32)
+    state = {
+        "transformer.layers.0.1.fn.fn.up_proj.0.weight": torch.empty(0),
+        "conv.0.weight": torch.empty(32, 3, 7, 7),
+        "transformer.layers.0.0.fn.fn.to_qkv.weight": torch.empty(3 * 8 * 64, 384),
+        "LCA.layers.0.1.fn.net.0.weight": torch.empty(384, 384),
+        "LCA.layers.0.0.fn.to_qkv.weight": torch.empty(3 * 192, 384),
+    }
+    asked = recognise(state).switches(state)
+    heads = {key: asked[key] for key in ("num_heads", "head_dim", "lca_num_heads", "lca_head_dim")}
+    assert heads == dict(num_heads=8, head_dim=64, lca_num_heads=4, lca_head_dim=48)
+    assert ours.blocks[0].attn.qkv.weight.shape == (3 * 6 * 32, 384)
+    assert ours.lca.attn.proj.weight.shape == (384, 192)
 
 
 def test_vit_pytorch_levit():

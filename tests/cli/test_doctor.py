@@ -61,11 +61,3 @@ def test_floors(
     rows = {row["package"]: row for row in json.loads(capsys.readouterr().out)["packages"]}
     assert rows[package]["state"] == state
     assert rows[package]["installed"] == (version or "-")
-
-
-def test_a_machine_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_file(*args: object, **kwargs: object) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(doctor.Path, "read_text", no_file)
-    assert doctor._cpu_flags() == []

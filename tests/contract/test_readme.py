@@ -15,7 +15,19 @@ from weft.cli.app import VERBS, verb_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))))
-ELSEWHERE = ("git", "cd", "pip", ".venv/bin/pre-commit", ".ci/run", "curl", "docker", "torchrun", "python", "serve")
+ELSEWHERE = (
+    "git",
+    "cd",
+    "pip",
+    ".venv/bin/pre-commit",
+    ".ci/run",
+    "curl",
+    "docker",
+    "torchrun",
+    "python",
+    "serve",
+    "sbatch",
+)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -315,7 +315,7 @@ def test_names_without_data_say_what_to_do(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("WEFT_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"OxfordIIITPet must lie below .* torchvision:OxfordIIITPet\?download=1"):
         open_data("pets")
-    with pytest.raises(DataError, match=r"knows inat18 by name, but not where it lies: a table made from"):
+    with pytest.raises(DataError, match=r"knows inat18 by name, but not where it lies: a table: weft data inaturalist"):
         open_data("inat18")
     with pytest.raises(UsageError, match=r"Unknown data set of torchvision 'CIFAR1O'. Nearest: CIFAR10"):
         open_data("torchvision:CIFAR1O")

@@ -236,7 +236,7 @@ def test_what_cannot_be_explained_says_so(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="feature_info"):
         gradcam.grad_cam(torch.nn.Flatten(), torch.zeros(1, 3, 4, 4), 0)
     monkeypatch.setattr(gradcam.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'weft\[explain\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'weft-vision\[explain\]'"):
         explain(model, one(model))
 
 
@@ -293,7 +293,7 @@ def test_what_is_refused_writes_nothing(model_dir, pictures, tmp_path, monkeypat
     assert main(["explain", str(tmp_path / "exported"), str(pictures), "--out", str(tmp_path / "out")]) == 2
     monkeypatch.setattr(gradcam.importlib.util, "find_spec", lambda name: None)
     assert main(["explain", str(model_dir), str(pictures), "--out", str(tmp_path / "out")]) == 2
-    assert "weft[explain]" in capsys.readouterr().err
+    assert "weft-vision[explain]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

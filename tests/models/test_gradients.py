@@ -12,9 +12,13 @@ from weft.models.base import activation
 ACT = activation("hard_swish")
 BLOCKS = {
     "LeFF": (lambda: ceit.LeFF(4, 8, 3, norm=True, bias=True, final_act=False, pass_cls=True), (5, 4), [(2, 2)]),
-    "LCA": (lambda: ceit.LayerwiseClassAttention(4, 3, 2, 2.0, qkv_bias=True, embed=True, norm_eps=1e-6), (3, 4), []),
+    "LCA": (
+        lambda: ceit.LayerwiseClassAttention(4, 3, 2, 2, 2.0, qkv_bias=True, embed=True, norm_eps=1e-6),
+        (3, 4),
+        [],
+    ),
     "ConvAttention": (
-        lambda: cvt.ConvAttention(4, 2, True, 3, 2, False, True, 0.5, num_prefix=1, drop_rate=0.0),
+        lambda: cvt.ConvAttention(4, 2, 3, True, 3, 2, False, True, 0.5, num_prefix=1, drop_rate=0.0),
         (10, 4),
         [(3, 3)],
     ),

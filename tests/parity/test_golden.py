@@ -20,6 +20,7 @@ from weft.layers.tokens import to_map
 FOLDER = Path(__file__).parents[1] / "reference"
 NETWORKS = json.loads((FOLDER / "official_state_dicts.json").read_text())
 GOLDEN = dict(np.load(FOLDER / "golden.npz"))
+GOLDEN_MORE = dict(np.load(FOLDER / "golden_more.npz"))
 RECORDED = sorted({key.split("/")[0] for key in GOLDEN})
 
 
@@ -121,6 +122,19 @@ def test_every_record_is_reproduced(theirs):
             flat = ours.contiguous().flatten()
             ours = torch.cat([flat.mean()[None], flat.std()[None], flat[:6]])
         torch.testing.assert_close(ours, record, rtol=1e-9, atol=1e-9 * record.abs().max().item(), msg=name)
+
+
+@pytest.mark.parametrize("record", sorted(GOLDEN_MORE))
+def test_logits_of_large_networks(record):
+    """CeiT-B and CeiT-S at 384 pixels, in float64, on other images."""
+    theirs = record.partition("/")[0]
+    expected, state = torch.from_numpy(GOLDEN_MORE[record]), released_state(theirs)
+    model = build(theirs, state)  # not `loaded`, which keeps it
+    weft.load_checkpoint(model, state)
+    images = torch.from_numpy(image_batch(NETWORKS[theirs]["image_size"], 2, 5))
+    with torch.inference_mode():
+        logits = model.double().eval()(images)
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("theirs", RECORDED)

@@ -28,7 +28,12 @@ DEIT = {  # DeiT, table 9; the defaults of the released main.py of DeiT, CeiT an
 ADAMW = {"optim.opt": "adamw", "optim.eps": 1e-8, "optim.momentum": 0.9, "optim.beta2": 0.999}
 COSINE = {"schedule.kind": "cosine", "schedule.warmup_lr": 1e-6, "schedule.min_lr": 1e-5, "schedule.warmup_epochs": 5}
 LEVIT = {**DEIT, **ADAMW, **COSINE, "augment.repeats": 3, "optim.weight_decay": 0.025, "optim.clip_grad": 0.01}
-LEVIT |= {"optim.clip_mode": "agc", "distill.teacher": "regnety_160", "distill.kind": "hard", "distill.alpha": 0.5}
+LEVIT |= {
+    "optim.clip_mode": "agc",
+    "distill.teacher": "regnety_160.deit_in1k",
+    "distill.kind": "hard",
+    "distill.alpha": 0.5,
+}
 LEVIT |= {"distill.temperature": 1.0, "precision": "fp32", "evaluate_every": 20}
 PRETRAIN = {**DEIT, **ADAMW, **COSINE, "augment.repeats": 3, "optim.weight_decay": 0.05, "optim.clip_grad": 0}
 PRETRAIN |= {"batch_size": 1024, "lr": 1e-3, "model_args.drop_path_rate": 0.1}
@@ -60,7 +65,7 @@ STATED: dict[str, dict[str, Any]] = {
     "levit_pretrain": {**LEVIT, "epochs": 1000, "batch_size": 8192, "lr": 8e-3},
     "levit_ablation": {**LEVIT, "epochs": 100, "batch_size": 2048, "lr": 2e-3, "model": "levit_128s"},
     "deit_pretrain": {**PRETRAIN, "epochs": 300},
-    "deit_distilled": {**PRETRAIN, "epochs": 300, "distill.teacher": "regnety_160", "distill.kind": "hard"},
+    "deit_distilled": {**PRETRAIN, "epochs": 300, "distill.teacher": "regnety_160.deit_in1k", "distill.kind": "hard"},
     "deit_finetune_384": {
         **DEIT, **ADAMW, "schedule.warmup_epochs": 0, "optim.clip_grad": 0, "epochs": 30, "batch_size": 512, "lr": 5e-6,
         "schedule.min_lr": 5e-6, "optim.weight_decay": 1e-8,

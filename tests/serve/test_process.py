@@ -339,5 +339,5 @@ def test_what_is_not_installed_is_said(
         importlib.util, "find_spec", lambda name, *more: None if name == "fastapi" else real(name, *more)
     )
     assert main(["serve", str(model_dir)]) == 2
-    expected = "weft: fastapi is needed for this, and is not installed. Run: pip install 'weft[serve]'\n"
+    expected = "weft: fastapi is needed for this, and is not installed. Run: pip install 'weft-vision[serve]'\n"
     assert capsys.readouterr().err == expected

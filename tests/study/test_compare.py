@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 from PIL import Image
 
 import weft
+from tests.helpers import put_in_cache
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
 from weft.deploy import open_model
@@ -28,6 +30,27 @@ from weft.train import evaluate
 
 SETTINGS = {"data.limit": 160, "batch_size": 16, "epochs": 2, "model_args.drop_path_rate": 0.0}
 MODELS = ("levit_nano_32", "test_resnet")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub's cache with public weights, random ones; nothing else can be had."""
+    cache = tmp_path / "hub"
+    for repo in (
+        "deit_tiny_patch16_224.fb_in1k",
+        "resnet18.a1_in1k",
+        "levit_256.fb_dist_in1k",
+        "levit_128s.fb_dist_in1k",
+    ):
+        put_in_cache(cache, f"timm/{repo}", "model.safetensors", timm.create_model(repo).state_dict())
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.CvtForImageClassification(transformers.CvtConfig(num_labels=1000))
+    put_in_cache(cache, "microsoft/cvt-13", "model.safetensors", theirs.state_dict())
+    for name, value in (("HF_HUB_CACHE", str(cache)), ("HF_HUB_OFFLINE", True)):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))  # for processes of their own
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return cache
 
 
 def form(name: str, top1: float, speed: float, ms: float = 1.0, size: float = 4.0) -> Form:
@@ -71,7 +94,7 @@ def test_advice_calls_nothing_better_that_is_not_shown_to_be():
 
 
 def test_a_chance_is_never_called_nought():
-    cells = [trained_cells(dataclasses.replace(ENTRIES[2], p_value=p))[3] for p in (None, 0.0, 1e-5, 0.25)]
+    cells = [trained_cells(dataclasses.replace(ENTRIES[2], p_value=p))[4] for p in (None, 0.0, 1e-5, 0.25)]
     assert cells == ["", "< 1e-06", "1e-05", "0.25"]
 
 
@@ -231,19 +254,86 @@ def test_a_budget_that_holds_nothing_says_what_it_would_take(tmp_path):
         compare("digits", models=MODELS, budget=0.01, settings={"data.limit": 64}, out=tmp_path / "out", quiet=True)
 
 
-def test_without_public_weights_of_all_nobody_has_them(monkeypatch):
-    asked = []
+def planned(tmp_path, candidates, said, base=None, settings=None):
+    plan = comparing._Plan(tmp_path, "photos", base, settings or {}, None, candidates, "local", 1, said.append)
+    plan.start_from(plan.find_weights())
+    return plan
 
-    def offline(name, **more):
-        asked.append(name)
-        if name == "deit_tiny_patch16_224":
-            raise OSError("no network")
 
-    monkeypatch.setattr(comparing, "create_model", offline)
-    assert comparing._recipe_for("photos", 224, LARGE) is None
-    assert asked == ["ceit_tiny_patch16_224", "cvt_13", "levit_256", "deit_tiny_patch16_224"]
-    assert comparing._recipe_for("photos", 224, LARGE[:3]) == "small_folder"
-    assert comparing._recipe_for("photos", 32, SMALL) == "small_images"
+def test_candidates_with_public_weights_start_from_them(tmp_path, hub):
+    """From a hub's cache that holds the default candidates' weights; CeiT has none on any hub."""
+    said: list[str] = []
+    plan = planned(tmp_path, LARGE, said)
+    assert {candidate.name: candidate.weights for candidate in plan.candidates} == {
+        "CeiT": "",
+        "CvT": "microsoft/cvt-13",
+        "LeViT": "timm/levit_256.fb_dist_in1k",
+        "DeiT": "timm/deit_tiny_patch16_224.fb_in1k",
+        "ResNet": "timm/resnet18.a1_in1k",
+    }
+    assert len(said) == 1
+    assert "CeiT is trained from scratch: No hub has the weights of ceit_tiny_patch16_224" in said[0]
+    jobs = {candidate.name: plan.job(candidate, 0, 3, None) for candidate in plan.candidates}
+    assert {name: job.recipe for name, job in jobs.items()} == {
+        "CeiT": None,
+        **dict.fromkeys(("CvT", "LeViT", "DeiT", "ResNet"), "small_folder"),
+    }
+    assert plan.recipe == "small_folder"
+
+
+def test_without_any_weights_all_are_trained_from_scratch(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(comparing, "public_weights", lambda model: ("", "no network"))
+    said: list[str] = []
+    plan = planned(tmp_path, LARGE, said)
+    assert plan.recipe is None
+    assert not any(candidate.weights for candidate in plan.candidates)
+    assert len(said) == len(LARGE)
+
+
+def test_small_images_and_given_recipes_are_not_asked_about(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparing, "public_weights", lambda model: pytest.fail("asked for weights"))
+    assert not any(c.weights for c in planned(tmp_path, SMALL, [], base="small_images").candidates)
+    assert not any(c.weights for c in planned(tmp_path, LARGE, [], settings={"pretrained": "false"}).candidates)
+    assert comparing._recipe_for("photos", 32) == "small_images"
+    assert comparing._recipe_for("photos", 224) is None
+
+
+def test_a_recipe_that_asks_for_weights_goes_without_where_there_are_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparing, "public_weights", lambda model: ("", "none") if "ceit" in model else ("x/y", ""))
+    plan = planned(tmp_path, LARGE[:2], [], base="small_folder")
+    jobs = [plan.job(candidate, 0, 3, None) for candidate in plan.candidates]
+    assert [job.recipe for job in jobs] == ["small_folder", "small_folder"]
+    assert [job.settings.get("pretrained") for job in jobs] == [False, None]
+
+
+def test_the_advice_says_what_starting_from_scratch_means():
+    first, second = ENTRIES[0], dataclasses.replace(ENTRIES[1], weights="timm/x")
+    advice = advise([first, second], Limits(), ())
+    assert f"{first.name} was trained from scratch, for lack of public weights" in advice
+    assert "not which architecture is better" in advice
+    assert "from scratch" not in advise(ENTRIES[:2], Limits(), ())
+    assert [trained_cells(entry)[1] for entry in (first, second)] == ["scratch", "timm/x"]
+
+
+@pytest.mark.slow
+def test_weights_and_scratch_in_one_comparison(tmp_path, hub):
+    """The whole way, on large pictures: one network from public weights, one without any."""
+    rng = np.random.default_rng(0)
+    for number in range(2):
+        (tmp_path / "photos" / f"c{number}").mkdir(parents=True)
+        for index in range(26):
+            pixels = rng.integers(0, 120, (128, 128, 3)) + 100 * number
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "photos" / f"c{number}" / f"{index}.png")
+    settings = {"img_size": 64, "batch_size": 8, "epochs": 1}
+    models = ["levit_128s", "ceit_tiny_patch16_224"]
+    found = compare(tmp_path / "photos", models=models, settings=settings, out=tmp_path / "out", quiet=True)
+    weights = {entry.model: entry.weights for entry in found.entries}
+    assert weights == {"levit_128s": "timm/levit_128s.fb_dist_in1k", "ceit_tiny_patch16_224": ""}
+    assert "from scratch by the defaults of weft train: ceit_tiny_patch16_224" in found.protocol
+    log = (tmp_path / "out" / "runs" / "levit-128s-seed0" / "run" / "recipe.yaml").read_text()
+    assert "pretrained: true" in log
+    assert "started from" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_seeds_are_compared_with_their_own():

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,4 +33,54 @@ def test_tensorboard_gets_every_step(photos: Path, tmp_path: Path) -> None:
 def test_an_unknown_tracker(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"Unknown tracker 'tensorbord'\. Nearest: tensorboard"):
         train(photos, out=tmp_path / "run", track="tensorbord", **SHORT)
+    assert not (tmp_path / "run").exists()
+
+
+def log_records(data: bytes) -> Iterator[bytes]:
+    """Records of a .wandb file: LevelDB's log format (blocks of 32 KiB, checksum, length, type) after 7 bytes."""
+    assert data[:4] == b":W&B"
+    place, record = 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:  # a header does not fit: the rest of the block is padding
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        record += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield record
+            record = b""
+
+
+def test_wandb_offline(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real library without its service: the run's settings and every step are in the file that it would upload."""
+    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    result = train(photos, out=tmp_path / "run", track="wandb", **SHORT)
+    (file,) = (tmp_path / "run").glob("wandb/offline-run-*/run-*.wandb")
+    records = [pb.Record.FromString(data) for data in log_records(file.read_bytes())]
+    rows = []
+    for record in records:
+        if record.HasField("history"):
+            row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            rows.append(row)
+    losses = {row["_step"]: row["loss"] for row in rows if "loss" in row}
+    written = [float(line.split(",")[3]) for line in (result.out / "steps.csv").read_text().splitlines()[1:]]
+    assert list(losses) == list(range(1, 7))
+    assert list(losses.values()) == pytest.approx(written, rel=1e-5)
+    assert [row["_step"] for row in rows if "val_top1" in row] == [3, 6]
+    config = {item.key for record in records if record.HasField("config") for item in record.config.update}
+    config |= {item.key for record in records if record.HasField("run") for item in record.run.config.update}
+    assert {"model", "optim", "augment"} <= config
+
+
+def test_a_library_that_is_not_installed(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "wandb" else real(name, *more))
+    with pytest.raises(UsageError, match=r"wandb is needed for this, .* pip install 'weft-vision\[track\]'"):
+        train(photos, out=tmp_path / "run", track="wandb", **SHORT)
     assert not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
-from weft.errors import UsageError
+from weft.errors import UsageError, need
 from weft.models.registry import create_model
 
 CVT_DEPTH = {"cvt_13": [1, 2, 10], "cvt_21": [1, 4, 16]}  # the rest is transformers' default, and vit-pytorch's
@@ -87,8 +87,5 @@ def network_of(builds: str) -> nn.Module:
 
 
 def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0].replace("_", "-")
-        raise UsageError(f"{package} is needed for this peer. Run: pip install 'weft[peers]'") from error
+    need("peers", name.partition(".")[0])
+    return importlib.import_module(name)

@@ -3,8 +3,8 @@
 All that is compared runs in turns (A B C A B C ...), each in a process of its own, on the same random images, so that a
 busy machine is busy for all; the first calls of a turn warm up. Told are medians and the 95th percentile of
 single calls. Speed is judged by the machine's own measured peak of matrix products in the same number format, and every
-answer is compared with the model's: nothing is fast that is wrong. Ours run as weft runs them, with freed memory kept
-(`weft.heap`), peers in plain processes.
+answer is compared with the model's: nothing is fast that is wrong. All processes of a comparison have the same
+settings: weft's networks and those of peers run with the same threads and the same allocator (`allocators`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from weft.bench.peers import peers_of
-from weft.bench.worker import REFERENCE, Task, has_peers_weights, is_directory
+from weft.bench.worker import ALLOCATORS, REFERENCE, Task, has_peers_weights, is_directory
 from weft.checkpoints.model_dir import model_dir, read_config
 from weft.deploy.graphs import DTYPES, check_tools
 from weft.errors import UsageError
@@ -44,6 +44,7 @@ WAYS = {  # and the number formats of each
     "openvino": ("fp32", "bf16", "int8"),
 }
 PRECISIONS = ("fp32", "bf16", "int8")
+IN_TORCH = ("eager", "folded", "compiled")  # the ways whose activations torch allocates: the allocator matters to these
 PEAK_SIDE = 2048  # of the square matrices that measure the peak
 CALLS, SECONDS = 3, 0.25  # of a turn, at least; as many seconds before them warm up
 BEST = "best"
@@ -57,6 +58,7 @@ class SpeedRow:
 
     Attributes:
         model, way, precision, device, batch_size: what ran.
+        allocator: default, or keep (`weft.keep_memory`).
         p50_ms, p95_ms: of single calls with a whole batch.
         images_per_second: by the median.
         ratio: images per second over those of the first row of this batch size.
@@ -71,6 +73,7 @@ class SpeedRow:
     way: str
     precision: str
     device: str
+    allocator: str
     batch_size: int
     p50_ms: float
     p95_ms: float
@@ -93,6 +96,7 @@ def speed(
     *,
     ways: Sequence[str] = ("eager", "folded"),
     precisions: Sequence[str] = ("fp32",),
+    allocators: Sequence[str] = ("default",),
     batch_sizes: Sequence[int | str] = (1, 16),
     rounds: int = 10,
     threads: int | None = None,
@@ -106,6 +110,9 @@ def speed(
         ways: of WAYS, which says what number formats each has; an export has only its own way.
         precisions: of PRECISIONS. int8 is calibrated on noise here: its speed is that of `weft export`, its answers
             are not.
+        allocators: of ALLOCATORS. `keep` calls `weft.keep_memory` in the process, as `weft train`, `evaluate`,
+            `predict` and `serve` do; with both, every network (weft's and each peer's) is measured under either.
+            Runtimes other than torch, and GPUs, have only `default`.
         batch_sizes: images of a call; `best` doubles them until that brings nothing.
         rounds: turns of each, with CALLS timed calls or as many as SECONDS hold.
         threads: of all runtimes; None for as many as torch takes.
@@ -117,9 +124,11 @@ def speed(
         UsageError: words that do not fit, or something that is not installed.
         CheckpointError: a directory that cannot be read.
     """
-    _check(ways, precisions, batch_sizes, rounds, threads, device)
+    _check(ways, precisions, allocators, batch_sizes, rounds, threads, device)
     threads = threads or torch.get_num_threads()
-    tasks = [task for model in models for task in _tasks(str(model), ways, precisions, peers, device, threads)]
+    tasks = [
+        task for model in models for task in _tasks(str(model), ways, precisions, allocators, peers, device, threads)
+    ]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers = [stack.enter_context(_Worker(task, folder / f"{i}.npy")) for i, task in enumerate(tasks)]
@@ -147,12 +156,18 @@ def matrix_peak(precision: str = "fp32", device: str = "cpu", threads: int | Non
 def _check(
     ways: Sequence[str],
     precisions: Sequence[str],
+    allocators: Sequence[str],
     batch_sizes: Sequence[int | str],
     rounds: int,
     threads: int | None,
     device: str,
 ) -> None:
-    for what, words, known in (("ways", ways, tuple(WAYS)), ("precisions", precisions, PRECISIONS)):
+    asked = (
+        ("ways", ways, tuple(WAYS)),
+        ("precisions", precisions, PRECISIONS),
+        ("allocators", allocators, ALLOCATORS),
+    )
+    for what, words, known in asked:
         wrong = [word for word in words if word not in known]
         if wrong or not words:
             raise UsageError(f"{what} must be some of {', '.join(known)}; got {', '.join(wrong) or 'none'}.")
@@ -174,7 +189,13 @@ def _check(
 
 
 def _tasks(
-    what: str, ways: Sequence[str], precisions: Sequence[str], peers: bool, device: str, threads: int
+    what: str,
+    ways: Sequence[str],
+    precisions: Sequence[str],
+    allocators: Sequence[str],
+    peers: bool,
+    device: str,
+    threads: int,
 ) -> Iterator[Task]:
     """Every way of running one model, the one to compare with, and its peers. Complains before anything is started."""
     is_path = is_directory(what)
@@ -192,7 +213,8 @@ def _tasks(
     for peer in (None, *range(count)):
         for way, precision in pairs:
             if peer is None or way != "folded":
-                yield Task(what, peer, peers, way, precision, device, threads)
+                for allocator in allocators if device == "cpu" and way in IN_TORCH else ("default",):
+                    yield Task(what, peer, peers, way, precision, device, threads, allocator)
 
 
 class _Worker:
@@ -297,6 +319,7 @@ def _measured(
             way=worker.facts["way"],
             precision=worker.precision,
             device=worker.task.device,
+            allocator=worker.task.allocator,
             batch_size=size,
             p50_ms=1000 * median,
             p95_ms=1000 * sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1],

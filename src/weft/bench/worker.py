@@ -31,11 +31,12 @@ from weft.deploy import ExportedModel, fold, open_model
 from weft.deploy.graphs import Cast, write_graph
 from weft.deploy.runtimes import run_file
 from weft.errors import WeftError
-from weft.heap import keep_memory, release_memory
 from weft.hub import create_model
+from weft.memory import keep_memory, release_memory
 from weft.models.base import Backbone
 
 CALIBRATION = 32  # random images that set the ranges of int8: enough for its speed, not for its accuracy
+ALLOCATORS = ("default", "keep")  # the C library's own settings, or `weft.keep_memory`
 REFERENCE = "reference"  # the way that answers what the others should; not measured
 
 
@@ -48,6 +49,7 @@ class Task:
         peer: which of its peers to run instead; None for the model itself.
         peers: whether the first of them lends the model its weights.
         way, precision, device, threads: how to run it; the way of an export is its own.
+        allocator: of ALLOCATORS; applies to the whole process.
     """
 
     what: str
@@ -57,6 +59,7 @@ class Task:
     precision: str
     device: str
     threads: int
+    allocator: str = "default"
 
 
 @dataclass(frozen=True)
@@ -202,8 +205,9 @@ def main() -> None:
             say(error=str(error))
             return
         release_memory()
-        if task.peer is None and task.way in ("eager", "folded", "compiled"):
-            keep_memory()  # as weft runs its networks; their users have plain processes
+        if task.allocator == "keep" and not keep_memory():
+            say(error="allocator keep needs glibc and an environment without MALLOC_* settings. Leave keep out.")
+            return
         say(
             model=subject.model,
             way=subject.way,

@@ -10,6 +10,8 @@ from torch import nn
 from weft.checkpoints.layout import Layout, State
 from weft.models.ceit import CeiT, LeFF
 
+_HEAD_DIM, _LCA_HEADS = 64, 4  # CeiT-pytorch's defaults; its weights do not show them
+
 
 def _patches_to_kernel(state: State) -> State:
     """CeiT-pytorch flattens a patch (rows, columns, channels) in front of a linear layer; here it is a convolution."""
@@ -22,10 +24,15 @@ def _patches_to_kernel(state: State) -> State:
 def _pytorch_switches(state: State) -> dict[str, Any]:
     switches: dict[str, Any] = dict(stem_chans=state["conv.0.weight"].shape[0], stem_bias=True, stem_padding=(4, 0))
     switches |= dict(qkv_bias=False, leff_bias=False, leff_final_act=True, leff_pass_cls=False, norm_eps=1e-5)
+    rows, dim = state["transformer.layers.0.0.fn.fn.to_qkv.weight"].shape
+    if rows != 3 * dim:
+        switches |= dict(num_heads=rows // (3 * _HEAD_DIM), head_dim=_HEAD_DIM)
     first = state.get("LCA.layers.0.1.fn.net.0.weight")
     if first is None:
         return switches | dict(lca=False)
-    return switches | dict(lca_num_heads=4, lca_mlp_ratio=first.shape[0] / first.shape[1], lca_embed=False)
+    switches |= dict(lca_num_heads=_LCA_HEADS, lca_mlp_ratio=first.shape[0] / first.shape[1], lca_embed=False)
+    inner = state["LCA.layers.0.0.fn.to_qkv.weight"].shape[0] // 3
+    return switches if inner == dim else switches | dict(lca_head_dim=inner // _LCA_HEADS)
 
 
 RELEASED = Layout(
@@ -87,12 +94,16 @@ LAYOUTS = (RELEASED, CEIT_PYTORCH)
 
 def built(model: CeiT) -> dict[str, Any]:
     """The switches of a CeiT that its state dict does not show."""
-    switches: dict[str, Any] = dict(norm_eps=cast("nn.LayerNorm", cast("nn.Module", model.blocks[0]).norm1).eps)
-    mlp = cast("nn.Module", model.blocks[0]).mlp
+    first: Any = model.blocks[0]
+    heads = first.attn.num_heads
+    switches: dict[str, Any] = dict(norm_eps=first.norm1.eps)
+    switches |= dict(num_heads=heads, head_dim=first.attn.proj.in_features // heads)
+    mlp = first.mlp
     if isinstance(mlp, LeFF):
         switches |= dict(leff_final_act=isinstance(mlp.final_act, nn.GELU), leff_pass_cls=mlp.pass_cls)
     if model.lca is not None:
-        switches["lca_num_heads"] = cast("nn.Module", model.lca.attn).num_heads
+        lca: Any = model.lca.attn
+        switches |= dict(lca_num_heads=lca.num_heads, lca_head_dim=lca.proj.in_features // lca.num_heads)
     if len(model.patch_embed.convs):
         conv, pool = cast("nn.Conv2d", model.patch_embed.convs[0]), model.patch_embed.pool
         padding = (int(conv.padding[0]), int(cast("int", pool.padding)) if isinstance(pool, nn.MaxPool2d) else 1)

@@ -29,11 +29,13 @@ def _split_kv(state: State) -> State:
 def _vit_switches(state: State) -> dict[str, Any]:
     stages = range(len({name.split(".")[1] for name in state if name.startswith("layers.")}))
     kernels = [state[f"layers.{s}.0.weight"].shape[-1] for s in stages]
-    widths = [state[f"layers.{s}.2.layers.0.0.to_q.net.2.weight"].shape[0] for s in stages]
+    inner, dims = zip(*(state[f"layers.{s}.2.layers.0.0.to_q.net.2.weight"].shape[:2] for s in stages), strict=True)
     return dict(
         act_layer="gelu",
         scale_by="head_dim",
-        num_heads=tuple(width // _VIT_HEAD_DIM for width in widths),
+        num_heads=tuple(width // _VIT_HEAD_DIM for width in inner),
+        # An inner width of its own: with `s3_heads=4`, once the default there, 4 heads of 64 for 384 channels.
+        **({} if inner == dims else dict(head_dim=(_VIT_HEAD_DIM,) * len(dims))),
         embed_padding=tuple(kernel // 2 for kernel in kernels),
         global_pool="avg",
         final_norm=False,
@@ -116,9 +118,10 @@ def built(model: CvT) -> dict[str, Any]:
     switches: dict[str, Any] = dict(
         act_layer=name_of_activation(cast("nn.Module", firsts[-1].mlp.act)),
         num_heads=tuple(block.attn.num_heads for block in firsts),
+        head_dim=tuple(cast("nn.Linear", block.attn.q).out_features // block.attn.num_heads for block in firsts),
         embed_padding=tuple(cast("Any", stage.patch_embed).proj.padding[0] for stage in model.stages),
     )
-    for dim, block in zip(model.embed_dim, firsts, strict=True):
-        if block.attn.num_heads > 1:  # with one head both scales are the same
+    for dim, width, block in zip(model.embed_dim, switches["head_dim"], firsts, strict=True):
+        if width != dim:  # with one head of the whole width both scales are the same
             switches["scale_by"] = "embed_dim" if block.attn.scale == dim**-0.5 else "head_dim"
     return switches

@@ -108,6 +108,12 @@ def recognise(state: Mapping[str, Tensor]) -> Layout | None:
     return next((layout for layout in LAYOUTS if layout.recognises(dict(state))), None)
 
 
+def to_weft(state: Mapping[str, Tensor]) -> State:
+    """Convert a state dict of any known layout to weft's names and shapes; one under weft's own names is unchanged."""
+    layout = recognise(state)
+    return convert(layout, dict(state)).state if layout else dict(state)
+
+
 def describe_model(model: nn.Module) -> str:
     """What to call a model in a message."""
     return getattr(model, "weft_name", "") or type(model).__name__

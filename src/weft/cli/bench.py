@@ -8,7 +8,20 @@ from weft.cli.options import add_common, example, print_csv, print_json, table, 
 
 HELP = "measure how fast models answer here, in every way that they can be run"
 
-HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", "ratio", "peak %", "MACs", "differs")
+HEADER = (
+    "model",
+    "way",
+    "precision",
+    "allocator",
+    "batch",
+    "p50 ms",
+    "p95 ms",
+    "images/s",
+    "ratio",
+    "peak %",
+    "MACs",
+    "differs",
+)
 
 EXAMPLE = """
 weft bench levit_256 --ways eager folded openvino --precision fp32 bf16 --peers
@@ -28,6 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ways = "eager, folded, compiled, graphed (CUDA graphs), onnx, openvino"
     parser.add_argument("--ways", nargs="+", default=["eager", "folded"], metavar="WAY", help=ways)
     parser.add_argument("--precision", nargs="+", default=["fp32"], metavar="P", help="fp32, bf16, int8")
+    parser.add_argument(
+        "--allocator",
+        nargs="+",
+        default=["default"],
+        metavar="A",
+        help="default, keep (weft.keep_memory, as train, evaluate, predict and serve); both: a row for each",
+    )
     parser.add_argument(
         "--batch-size", nargs="+", default=["1", "16"], metavar="N", help="images at a time, or best (default: 1 16)"
     )
@@ -54,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         args.models,
         ways=args.ways,
         precisions=args.precision,
+        allocators=args.allocator,
         batch_sizes=[text if text == BEST else whole("--batch-size", text) for text in args.batch_size],
         rounds=whole("--rounds", args.rounds),
         threads=None if args.threads is None else whole("--threads", args.threads),
@@ -76,6 +97,7 @@ def _cells(row) -> tuple[str, ...]:  # its module brings torch, which --help mus
         row.model,
         row.way,
         row.precision,
+        row.allocator,
         str(row.batch_size),
         f"{row.p50_ms:.1f}",
         f"{row.p95_ms:.1f}",

@@ -30,18 +30,30 @@ bad   cats/page.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, 
  1 there more than once, the same to the byte: cats/7.jpg = dogs/3.jpg
 
 weft data prepare photos packed --size 320        # resized once, in tar shards; then: weft train packed
+weft data inaturalist train2018.json val2018.json inat18.csv   # a table from the annotations of iNaturalist
 weft data list                                    # the papers' data sets
 """
 
 
+PLACES = {  # of each action: its paths, and how many they are
+    "check": (" DATA", 1, 1),
+    "prepare": (" DATA OUT", 2, 2),
+    "inaturalist": (" JSON [JSON ...] OUT.csv", 2, 100),
+    "list": ("", 0, 0),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.usage = "weft data check DATA | prepare DATA OUT [--size N] | list"
+    parser.usage = "weft data check DATA | prepare DATA OUT [--size N] | inaturalist JSON [JSON ...] OUT.csv | list"
+    parser.add_argument("action", choices=tuple(PLACES), help="nothing is ever written to DATA, whatever the action")
     parser.add_argument(
-        "action", choices=("check", "prepare", "list"), help="nothing is ever written to DATA, whatever the action"
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="check: a directory of images; prepare: any data and the folder to write; inaturalist: annotations, table",
     )
-    parser.add_argument("data", nargs="?", metavar="DATA", help="a directory of images; for prepare any data")
-    parser.add_argument("out", nargs="?", metavar="OUT", help="prepare: the folder to write")
+    parser.add_argument("--images", metavar="DIR", help="inaturalist: the folder of the images (default: OUT's)")
     parser.add_argument("--size", metavar="N", default="320", help="prepare: pixels of the short side (default: 320)")
     parser.add_argument("--max-pixels", metavar="N", help="pictures that claim more are bad (default: 100 million)")
     parser.add_argument(
@@ -54,11 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks, prepares or lists."""
+    words, fewest, most = PLACES[args.action]
+    if not fewest <= len(args.paths) <= most:
+        raise UsageError(f"weft data {args.action} is called as: weft data {args.action}{words}.")
     if args.action == "list":
         return _list(args.json)
-    if args.data is None or (args.out is None) != (args.action == "check"):
-        words = "check DATA" if args.action == "check" else "prepare DATA OUT"
-        raise UsageError(f"weft data {args.action} is called as: weft data {words}.")
+    if args.action == "inaturalist":
+        return _inaturalist(args)
+    args.data, args.out = args.paths[0], args.paths[-1]
     return _check(args) if args.action == "check" else _prepare(args)
 
 
@@ -73,6 +88,20 @@ def _list(as_json: bool) -> int:
         for name, known in CATALOG.items()
     ]
     print(table(("name", "classes", "train", "held out", "source", "note"), rows))
+    return 0
+
+
+def _inaturalist(args: argparse.Namespace) -> int:
+    from weft.data.inaturalist import convert_inaturalist
+
+    *annotations, out = args.paths
+    table = convert_inaturalist(annotations, out, images=args.images, force=args.force)
+    if args.json:
+        print_json({**table._asdict(), "out": str(table.out)})
+    else:
+        print(
+            f"{table.train:,} images for training and {table.val:,} held out, in {table.classes:,} classes: {table.out}"
+        )
     return 0
 
 

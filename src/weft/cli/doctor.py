@@ -7,13 +7,14 @@ import importlib.metadata
 import os
 import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from weft.cli.options import add_common, example, print_json, table
+from weft.errors import DISTRIBUTION
+from weft.processor import cpu_flags, cpu_name, processor_class
 from weft.version import __version__
 
 HELP = "print versions, check them, and say what this machine can do"
@@ -28,7 +29,6 @@ pillow       13.0.0     >=13.0.0  ok
 """
 
 EXTRAS = ("deploy", "peers")  # what is checked if it is there
-CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "sve")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def check_packages() -> list[dict[str, str]]:
     """Every package that weft needs or can use, with its state: ok, missing, too old, or, for optional ones, absent."""
-    needed = [Requirement(text) for text in importlib.metadata.requires("weft") or []]
+    needed = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
     required = [need for need in needed if need.marker is None]
     optional = [
         need
@@ -83,25 +83,15 @@ def describe_machine() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "cores": cores,
         "torch_threads": torch.get_num_threads(),
-        "cpu_flags": _cpu_flags(),
+        "processor": cpu_name(),
+        "processor_class": processor_class(),
+        "cpu_flags": list(cpu_flags()),
         "torch_cpu_kernels": torch.backends.cpu.get_cpu_capability(),
         "memory_gib": _memory_gib(),
         "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
         "cuda": torch.version.cuda if gpus else None,
         "bf16_on_gpu": torch.cuda.is_bf16_supported() if gpus else None,
     }
-
-
-def _cpu_flags() -> list[str]:
-    """The flags that decide how fast a network runs; Linux tells them, other systems do not."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    flags = next(
-        (line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))), []
-    )
-    return [flag for flag in CPU_FLAGS if flag in flags]
 
 
 def _memory_gib() -> float | None:

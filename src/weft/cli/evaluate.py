@@ -17,6 +17,7 @@ weft evaluate runs/photos more_photos/ --out runs/photos-check
 
 more_photos/ holds one folder per class; folders are matched with the model's classes by name.
 On the folder that the run was trained on, the images it held out are used, unless --split says otherwise.
+Weights without class names: folders that are all numbers, such as those of ImageNet-V2, are taken by value.
 """
 
 MOST_CELLS = 20
@@ -29,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=("auto", "train", "val", "all"), default="auto", help="which images of DATA")
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
     add_common(parser, "--workers", "--limit", "--tta")
+    parser.add_argument(
+        "--real-labels", metavar="FILE", help="also score by ReaL labels (real.json): several or none per image"
+    )
     add_common(parser, "--out", out="report.html, report.md, their pictures, evaluation.json")
     add_common(parser, "--force", "--json")
     parser.add_argument("--csv", action="store_true", help="print the scores of each class as CSV")
@@ -52,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
         limit=args.limit,
         tta=args.tta,
+        real_labels=args.real_labels,
         out=args.out,
         force=args.force,
         quiet=args.quiet,
@@ -70,6 +75,11 @@ def _text(result: Evaluation) -> str:
         f"top-1 {result.top1:.2f} %  top-5 {result.top5:.2f} %  loss {result.loss:.4f}"
         f"  calibration error {result.ece:.1f}  n = {result.count}"
     ]
+    if result.real is not None:
+        real = result.real
+        parts.append(
+            f"ReaL top-1 {real.top1:.2f} %  n = {real.images} ({real.unlabelled} without a ReaL label left out)"
+        )
     if result.excluded:
         parts.append(
             f"{len(result.excluded)} excluded, in no number here:\n"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 
 from weft.cli.options import add_common, example, print_json, table
-from weft.errors import unknown
+from weft.errors import UsageError, unknown
 from weft.models import list_models
-from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, printed_rows
+from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, baselines, printed_rows
 from weft.models.zoo import PRINTED, ZOO, Row
 
 HELP = "list the models: size, parameters, multiply-adds, reported accuracy, licence of the weights"
@@ -23,6 +24,7 @@ levit_128s   224   7.78M  304.7M   76.6  LeViT paper, Table 3  apache-2.0
 
 weft models --papers                 # every row of the papers' tables: ResNet, EfficientNet, DeiT, T2T-ViT, PVT, ours
 weft models CvT --papers transfer    # fine-tuned elsewhere
+weft models --baselines              # timm's networks that weft loads with public weights: teachers, baselines
 """
 
 
@@ -36,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=TABLES[0],
         help="the papers' own tables, rivals included, beside what is counted here; imagenet without a word",
     )
+    parser.add_argument(
+        "--baselines",
+        action="store_true",
+        help="timm's networks that weft loads with public weights, by tag, with reported accuracy and source",
+    )
     add_common(parser, "--json")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     example(parser, EXAMPLE)
@@ -43,8 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the table."""
+    if args.papers is not None and args.baselines:
+        raise UsageError("--papers and --baselines are two tables; give one of them.")
     if args.papers is not None:
         return _papers(args)
+    if args.baselines:
+        return _baselines(args)
     names = list_models(args.pattern)
     if not names:
         raise unknown("model", args.pattern, ZOO, "weft models")
@@ -53,6 +64,31 @@ def run(args: argparse.Namespace) -> int:
         print_json([_facts(name) for name in names])
     else:
         _print_table(HEADER, rows, args.markdown)
+    return 0
+
+
+def _baselines(args: argparse.Namespace) -> int:
+    found = [row for row in baselines() if fnmatch.fnmatchcase(row.name.lower(), args.pattern.lower())]
+    if not found:
+        raise unknown("baseline", args.pattern, [row.name for row in baselines()], "weft models --baselines")
+    if args.json:
+        print_json([row._asdict() for row in found])
+        return 0
+    header = ("name", "role", "size", "params", "top-1 in the paper", "source", "top-1 of the tag", "source")
+    rows = [
+        (
+            row.name,
+            row.role,
+            str(row.size),
+            f"{row.params / 1e6:.2f}M",
+            f"{row.paper_top1:.1f}",
+            row.paper_source,
+            f"{row.tag_top1:.2f}",
+            row.tag_source,
+        )
+        for row in found
+    ]
+    _print_table(header, rows, args.markdown)
     return 0
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 
 from weft.cli.options import add_common, example, whole
-from weft.errors import UsageError
+from weft.errors import UsageError, need
 from weft.serve.settings import RUNTIMES, TOKEN, Settings
 
 HELP = "answer over HTTP: a page for people, /predict for programs"
@@ -59,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is told to stop."""
-    missing = [package for package in NEEDS if importlib.util.find_spec(package) is None]
-    if missing:
-        raise UsageError(f"{missing[0]} is needed for this, and is not installed. Run: pip install 'weft[serve]'")
+    need("serve", *NEEDS)
     settings = Settings(
         run=args.run,
         host=args.host,

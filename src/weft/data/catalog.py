@@ -28,12 +28,10 @@ class Known(NamedTuple):
 CATALOG = {
     "imagenet": Known(1000, 1_281_167, 50_000, "torchvision:ImageNet"),
     "imagenet22k": Known(21_841, 14_000_000, 0, "", "a folder or tar shards; CvT says 22k classes, 14M images"),
-    "imagenet_real": Known(
-        1000, 0, 50_000, "", "evaluation only: a table of ImageNet's val images with the new labels"
-    ),
-    "imagenet_v2": Known(1000, 0, 10_000, "", "evaluation only: a folder, matched frequency"),
-    "inat18": Known(8142, 437_513, 24_426, "", "a table made from the data set's JSON files"),
-    "inat19": Known(1010, 265_240, 3_003, "", "a table made from the data set's JSON files"),
+    "imagenet_real": Known(1000, 0, 50_000, "", "evaluation only: weft evaluate RUN imagenet --real-labels real.json"),
+    "imagenet_v2": Known(1000, 0, 10_000, "", "evaluation only: its folder, classes 0 to 999"),
+    "inat18": Known(8142, 437_513, 24_426, "", "a table: weft data inaturalist train.json val.json table.csv"),
+    "inat19": Known(1010, 265_240, 3_003, "", "a table: weft data inaturalist train.json val.json table.csv"),
     "cars": Known(196, 8_144, 8_041, "torchvision:StanfordCars", "CeiT's table says 8,133 for training"),
     "flowers": Known(102, 2_040, 6_149, "torchvision:Flowers102", "the official train and val together train"),
     "pets": Known(37, 3_680, 3_669, "torchvision:OxfordIIITPet"),

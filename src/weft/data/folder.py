@@ -23,7 +23,7 @@ from weft.data.image import MAX_PIXELS, BadImage
 from weft.data.inventory import Inventory, Picture, Progress, examine, survey
 from weft.data.library import open_hf, open_torchvision
 from weft.data.shards import is_shards, open_shards
-from weft.data.shelf import Reader, Shelf
+from weft.data.shelf import Reader, Shelf, in_order
 from weft.data.source import BadFile, Sample, Splits, lost, stratified_share, stratified_split, stratified_subset
 from weft.data.table import SUFFIXES, FileReader, open_table
 from weft.errors import DataError
@@ -65,6 +65,7 @@ def open_data(
     train_fraction: float = 1.0,
     allow_empty_class: bool = False,
     classes: Sequence[str] | None = None,
+    evaluate_only: bool = False,
     max_pixels: int = MAX_PIXELS,
     follow_links: bool = False,
     progress: Progress | None = None,
@@ -85,6 +86,10 @@ def open_data(
         train_fraction: what part of each class to take for train, above 0; of val all is taken.
         allow_empty_class: a class folder without a good picture keeps its place in the list; by default it is an error.
         classes: the list to label by, such as a trained model's; by default the class folders (of `train/`), sorted.
+        evaluate_only: nothing is trained on the data, so it needs no images on both sides of the split. Class folders
+            that are all numbers are ordered by value (`2` before `10`), as the outputs of weights without class names
+            are; for training, folders are sorted alphabetically. Tables and shards whose classes are numbers are always
+            ordered by value.
         max_pixels: pictures that claim more are bad.
         follow_links: also enter folders outside `data` that links lead to.
         progress: called now and then with (checked, of how many).
@@ -107,6 +112,8 @@ def open_data(
     names = class_list(inventory, pictures, classes)
     if shelf is not None and classes is None:
         names = shelf.classes  # in the order of the data itself
+    elif evaluate_only and classes is None:
+        names = in_order(set(names))
     inside = [picture for picture in pictures if picture.class_name]
     parts = _given(inside) if is_given else _made(inside, val_fraction, seed)
     if train_fraction < 1:
@@ -126,7 +133,7 @@ def open_data(
         train, val = _spared(train, val)
     if not allow_empty_class and classes is None:
         check_empty(names, train if limit is None and train_fraction == 1 else inside, inventory)
-    if classes is None or is_given or not train + val:  # what is only to be evaluated needs no two sides
+    if not train + val or not (evaluate_only or (classes is not None and not is_given)):
         check_sides(inventory, len(train), len(val))
     notes = [_split_note(train, val, names, val_fraction, seed, inventory), *survey_notes(inventory, names, val)]
     notes += copy_notes(inventory, train, val)

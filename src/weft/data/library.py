@@ -23,7 +23,7 @@ from weft.data.download import cache_dir
 from weft.data.image import open_regular, printable
 from weft.data.inventory import VAL_NAMES, Picture
 from weft.data.shelf import Shelf
-from weft.errors import DataError, UsageError, unknown
+from weft.errors import DataError, need, unknown
 
 # how each of torchvision's classes calls the part to learn from and the part to be measured on
 _TRAIN_FLAG = ({"train": True}, {"train": False})
@@ -144,10 +144,9 @@ def open_hf(address: str) -> Shelf:
         UsageError: the library is not installed, or a word after the question mark is not known.
         DataError: it is not there, or has no pictures with classes.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise UsageError("hf: needs the library datasets. Install it: pip install weft[data].") from error
+    need("data", "datasets")
+    import datasets
+
     name, options = _read(address, ("config", "data_dir", "revision", "split", "val", "image", "label"))
     words: dict[str, Any] = {word: options[word] for word in ("data_dir", "revision") if word in options}
     try:

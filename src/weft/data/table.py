@@ -15,7 +15,7 @@ from typing import Any
 from weft.data.image import open_regular, printable
 from weft.data.inventory import VAL_NAMES, Picture
 from weft.data.shelf import Shelf, in_order
-from weft.errors import DataError, UsageError
+from weft.errors import DataError, need
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 IMAGE = ("image", "path", "file", "filename", "filepath", "file_name")
@@ -70,10 +70,9 @@ def _text(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
 
 def _parquet(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
     """Header and rows of a Parquet file, a batch of rows at a time."""
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise UsageError(f"{path} needs pyarrow. Install it: pip install weft[data].") from error
+    need("data", "pyarrow")
+    from pyarrow import parquet
+
     try:
         file = parquet.ParquetFile(path)
     except ValueError as error:  # pyarrow's own errors are ValueErrors

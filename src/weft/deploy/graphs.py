@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.deploy.runtimes import Answer, need, openvino_core, run_file
-from weft.errors import UsageError
+from weft.deploy.runtimes import Answer, openvino_core, run_file
+from weft.errors import UsageError, need
 
 FORMATS = {
     "onnx": ("fp32", "fp16", "int8"),
@@ -56,7 +56,7 @@ def check_tools(format: str, precision: str) -> None:
     Raises:
         UsageError: a package or a compiler that this format and precision need is not installed.
     """
-    need(*NEEDS.get(format, ()), *(("nncf",) if (format, precision) == ("openvino", "int8") else ()))
+    need("deploy", *NEEDS.get(format, ()), *(("nncf",) if (format, precision) == ("openvino", "int8") else ()))
     if format == "aotinductor" and not any(shutil.which(name) for name in COMPILERS):
         raise UsageError(
             f"aotinductor needs a C++ compiler, and none of {', '.join(COMPILERS)} was found. Install one, name it"

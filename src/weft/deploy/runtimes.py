@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft import processor
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.model_dir import PREPROCESSING, arguments_of, read_config
 from weft.durable import sha256_of
-from weft.errors import CheckpointError, UsageError
+from weft.errors import CheckpointError, UsageError, need
 from weft.models.registry import create_model
 from weft.models.zoo import ZOO
 
@@ -168,16 +168,9 @@ def run_file(path: Path, format: str, precision: str, threads: int | None = None
         threads: of the runtime; None for as many as torch has.
         fixed: for how many batch sizes OpenVINO may prepare a graph of their own.
     """
-    need(RUNTIMES[format])
+    need("deploy", RUNTIMES[format])
     threads = threads or torch.get_num_threads()
     return InOnnxRuntime(path, threads) if format == "onnx" else InOpenVino(path, precision, threads, fixed)
-
-
-def need(*packages: str) -> None:
-    """Raises a UsageError that names the extra where one of these is not installed."""
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
-        raise UsageError(f"{missing[0]} is needed for this, and is not installed. Run: pip install 'weft[deploy]'")
 
 
 class InOnnxRuntime:
@@ -195,7 +188,7 @@ class InOnnxRuntime:
     def watched(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         """As `OpenFile.watched`."""
         if self._watching is None:
-            need("onnx")
+            need("deploy", "onnx")
             onnx = importlib.import_module("onnx")
             graph = onnx.load(str(self.path))
             for node in graph.graph.node:
@@ -241,11 +234,11 @@ class InOpenVino:
     def __init__(self, path: Path, precision: str, threads: int, most: int) -> None:
         self.core, self.path, self.most = openvino_core(), path, most
         self.hints = {
-            "INFERENCE_PRECISION_HINT": "bf16" if precision in ("bf16", "int8") and _cpu_has("bf16") else "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if precision in ("bf16", "int8") and processor.has_bf16() else "f32",
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
         }
-        is_unsafe = precision == "int8" and _cpu_has("amx_int8")
+        is_unsafe = precision == "int8" and "amx_int8" in processor.cpu_flags()
         self.of_any_size = None if is_unsafe else self.core.compile_model(str(path), "CPU", self.hints)
         self.fixed: dict[int, Any] = {}
         self._watching: Any = None
@@ -280,9 +273,3 @@ class InOpenVino:
             graph.reshape(list(shape))
             self.fixed[shape[0]] = self.core.compile_model(graph, "CPU", self.hints)
         return self.fixed[shape[0]]
-
-
-def _cpu_has(what: str) -> bool:
-    flags = Path("/proc/cpuinfo")
-    words = {"bf16": ("avx512_bf16", "amx_bf16")}.get(what, (what,))
-    return flags.exists() and any(word in flags.read_text() for word in words)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.errors import UsageError
+from weft.errors import UsageError, need
 from weft.grid import Grid
 from weft.layers.tokens import to_map, to_tokens
 from weft.models.ceit import CeiT
@@ -44,8 +43,7 @@ def grad_cam(model: nn.Module, images: Float[Tensor, "b c height width"], label:
 
 def check_captum() -> None:
     """Raises a UsageError that names the extra where captum is not installed."""
-    if importlib.util.find_spec("captum") is None:
-        raise UsageError("captum is needed for Grad-CAM, and is not installed. Run: pip install 'weft[explain]'")
+    need("explain", "captum")
 
 
 @contextlib.contextmanager

@@ -30,10 +30,22 @@ def per_stage(value: Any, count: int, what: str) -> tuple:
     return values
 
 
-def check_heads(embed_dim: int, num_heads: int, where: str = "") -> None:
-    """Attention cuts the channels into equal heads."""
+def head_width(embed_dim: int, num_heads: int, head_dim: int | None = None, where: str = "") -> int:
+    """Width of one attention head: `head_dim` where it is given, otherwise `embed_dim` in equal parts.
+
+    Raises:
+        UsageError: `embed_dim` cannot be cut into `num_heads` equal parts, or `head_dim` is not positive.
+    """
+    if head_dim is not None:
+        if head_dim < 1:
+            raise UsageError(f"head_dim{where} must be at least 1; got {head_dim}.")
+        return head_dim
     if embed_dim % num_heads:
-        raise UsageError(f"embed_dim{where} must be divisible by num_heads{where}; got {embed_dim} and {num_heads}.")
+        raise UsageError(
+            f"embed_dim{where} must be divisible by num_heads{where}; got {embed_dim} and {num_heads}."
+            " Or give head_dim."
+        )
+    return embed_dim // num_heads
 
 
 def activation(name: str) -> type[nn.Module]:

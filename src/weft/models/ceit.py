@@ -32,7 +32,7 @@ from weft.layers.attention import attend
 from weft.layers.norm import absorb, scaled_rows
 from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
-from weft.models.base import Backbone, check_heads
+from weft.models.base import Backbone, head_width
 
 VARIANTS: dict[str, dict[str, Any]] = {  # the paper's Table 2 and the released ceit_model.py; nano is ours
     "ceit_tiny_patch16_224": dict(img_size=224, embed_dim=192, num_heads=3),
@@ -114,11 +114,11 @@ class ImageToTokens(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention, as in ViT."""
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, drop_rate: float) -> None:
+    def __init__(self, dim: int, num_heads: int, head_dim: int, qkv_bias: bool, drop_rate: float) -> None:
         super().__init__()
-        self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.num_heads, self.scale = num_heads, head_dim**-0.5
+        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
+        self.proj = nn.Linear(num_heads * head_dim, dim)
         self.proj_drop = nn.Dropout(drop_rate)
 
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
@@ -247,11 +247,11 @@ class Block(nn.Module):
 class LastTokenAttention(nn.Module):
     """Attention of the last token to all; one fused matrix, of which queries use only their rows for that token."""
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
+    def __init__(self, dim: int, num_heads: int, head_dim: int, qkv_bias: bool) -> None:
         super().__init__()
-        self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.num_heads, self.scale = num_heads, head_dim**-0.5
+        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
+        self.proj = nn.Linear(num_heads * head_dim, dim)
 
     def forward(self, tokens: Float[Tensor, "b l c"]) -> Float[Tensor, "b 1 c"]:
         return _attend_alone(self, tokens[:, -1:], tokens)
@@ -267,7 +267,7 @@ class LayerwiseClassAttention(nn.Module):
     Args:
         dim: channels of a token.
         depth: number of layers.
-        num_heads: heads of the attention.
+        num_heads, head_dim: heads of the attention, and the width of each.
         mlp_ratio: hidden width of the feed-forward over `dim`.
         qkv_bias: bias in q, k, v.
         embed: learned embedding per layer, zero at first (released code; not in the paper).
@@ -275,12 +275,20 @@ class LayerwiseClassAttention(nn.Module):
     """
 
     def __init__(
-        self, dim: int, depth: int, num_heads: int, mlp_ratio: float, qkv_bias: bool, embed: bool, norm_eps: float
+        self,
+        dim: int,
+        depth: int,
+        num_heads: int,
+        head_dim: int,
+        mlp_ratio: float,
+        qkv_bias: bool,
+        embed: bool,
+        norm_eps: float,
     ) -> None:
         super().__init__()
         self.layer_embed = nn.Parameter(torch.zeros(1, depth, dim)) if embed else None
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
-        self.attn = LastTokenAttention(dim, num_heads, qkv_bias)
+        self.attn = LastTokenAttention(dim, num_heads, head_dim, qkv_bias)
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
 
@@ -304,13 +312,14 @@ class CeiT(Backbone):
         stem_convs, stem_chans, stem_pool, stem_norm, stem_bias, stem_padding: see `ImageToTokens`.
         embed_dim: channels of a token.
         depth: number of blocks.
-        num_heads: heads; must divide `embed_dim`.
+        num_heads: heads of attention.
+        head_dim: width of a head; None: `embed_dim / num_heads`, which must be a whole number.
         mlp_ratio: hidden width of the feed-forward over `embed_dim`.
         qkv_bias: bias in q, k, v.
         leff_kernel: of the depthwise convolution, odd; 0: a plain MLP.
         leff_norm, leff_bias, leff_final_act, leff_pass_cls: see `LeFF`.
         lca: layer-wise class-token attention; False: the class token of the last block.
-        lca_num_heads: heads there; None: as in the blocks.
+        lca_num_heads, lca_head_dim: heads there; None: as in the blocks, and `embed_dim / lca_num_heads` wide.
         lca_mlp_ratio, lca_embed: see `LayerwiseClassAttention`.
         norm_eps: of every LayerNorm.
         drop_rate: dropout of embeddings, projections and in front of the head, in [0, 1).
@@ -336,6 +345,7 @@ class CeiT(Backbone):
         embed_dim: int = 192,
         depth: int = 12,
         num_heads: int = 3,
+        head_dim: int | None = None,
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         leff_kernel: int = 3,
@@ -345,6 +355,7 @@ class CeiT(Backbone):
         leff_pass_cls: bool = True,
         lca: bool = True,
         lca_num_heads: int | None = None,
+        lca_head_dim: int | None = None,
         lca_mlp_ratio: float = 4.0,
         lca_embed: bool = True,
         norm_eps: float = 1e-6,
@@ -359,11 +370,13 @@ class CeiT(Backbone):
             pools=("token", "avg"),
             drop_rate=drop_rate,
         )
+        if lca_num_heads is None and lca_head_dim is None:
+            lca_head_dim = head_dim
         lca_num_heads = lca_num_heads or num_heads
         if leff_kernel and leff_kernel % 2 == 0:
             raise UsageError(f"leff_kernel must be odd, so that the map keeps its size, or 0; got {leff_kernel}.")
-        check_heads(embed_dim, num_heads)
-        check_heads(embed_dim, lca_num_heads)
+        head_dim = head_width(embed_dim, num_heads, head_dim)
+        lca_head_dim = head_width(embed_dim, lca_num_heads, lca_head_dim, where=" of LCA")
         self.embed_dim = embed_dim
         self.patch_size = patch_size
         self.patch_embed = ImageToTokens(
@@ -378,7 +391,7 @@ class CeiT(Backbone):
         hidden_dim = int(embed_dim * mlp_ratio)
         self.blocks = nn.ModuleList()
         for drop_path in torch.linspace(0, drop_path_rate, depth, device="cpu").tolist():
-            attn = Attention(embed_dim, num_heads, qkv_bias, drop_rate)
+            attn = Attention(embed_dim, num_heads, head_dim, qkv_bias, drop_rate)
             mlp: nn.Module = Mlp(embed_dim, hidden_dim, drop=drop_rate)
             if leff_kernel:
                 mlp = LeFF(embed_dim, hidden_dim, leff_kernel, leff_norm, leff_bias, leff_final_act, leff_pass_cls)
@@ -386,7 +399,7 @@ class CeiT(Backbone):
         self.lca: nn.Module | None = None
         if lca:
             self.lca = LayerwiseClassAttention(
-                embed_dim, depth, lca_num_heads, lca_mlp_ratio, qkv_bias, lca_embed, norm_eps
+                embed_dim, depth, lca_num_heads, lca_head_dim, lca_mlp_ratio, qkv_bias, lca_embed, norm_eps
             )
         self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
         self.feature_info = [dict(num_chs=embed_dim, reduction=patch_size, module=f"blocks.{i}") for i in range(depth)]
@@ -501,7 +514,7 @@ def _attend_alone(
     attn: Attention | LastTokenAttention, token: Float[Tensor, "b 1 c"], tokens: Float[Tensor, "b n c"]
 ) -> Float[Tensor, "b 1 c"]:
     """Attention of one token to all."""
-    rows = [tokens.shape[-1], 2 * tokens.shape[-1]]
+    rows = [attn.proj.in_features, 2 * attn.proj.in_features]
     q_weight, kv_weight = attn.qkv.weight.split(rows)
     q_bias, kv_bias = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split(rows)
     q = F.linear(token, q_weight, q_bias)
@@ -511,8 +524,8 @@ def _attend_alone(
 
 
 def _with_scale_in_queries(attn: Attention | LastTokenAttention) -> nn.Module:
-    dim = attn.qkv.in_features
-    attn.qkv = scaled_rows(attn.qkv, torch.tensor([attn.scale] * dim + [1.0] * (2 * dim), dtype=torch.float64))
+    inner = attn.proj.in_features
+    attn.qkv = scaled_rows(attn.qkv, torch.tensor([attn.scale] * inner + [1.0] * (2 * inner), dtype=torch.float64))
     attn.scale = 1.0
     return attn
 

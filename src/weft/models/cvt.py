@@ -29,7 +29,7 @@ from weft.layers.attention import attend
 from weft.layers.norm import absorb, scaled_rows
 from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
-from weft.models.base import Backbone, activation, check_heads, per_stage
+from weft.models.base import Backbone, activation, head_width, per_stage
 
 VARIANTS: dict[str, dict[str, Any]] = {  # Table 2; one value per stage; nano is ours
     "cvt_13": dict(embed_dim=(64, 192, 384), depth=(1, 2, 10), num_heads=(1, 3, 6)),
@@ -90,7 +90,7 @@ class ConvAttention(nn.Module):
 
     Args:
         dim: channels of a token.
-        num_heads: heads; must divide `dim`.
+        num_heads, head_dim: heads, and the width of each.
         conv: project by convolution; False: by a linear layer at each place, for keys and values without a stride.
         kernel_size: of the depthwise convolutions.
         kv_stride: stride of those for keys and values.
@@ -105,6 +105,7 @@ class ConvAttention(nn.Module):
         self,
         dim: int,
         num_heads: int,
+        head_dim: int,
         conv: bool,
         kernel_size: int,
         kv_stride: int,
@@ -119,10 +120,11 @@ class ConvAttention(nn.Module):
         self.conv_q = ConvProjection(dim, kernel_size, 1) if conv else None
         self.conv_k = ConvProjection(dim, kernel_size, kv_stride) if conv else None
         self.conv_v = ConvProjection(dim, kernel_size, kv_stride) if conv and not shared_kv else None
-        self.q = nn.Linear(dim, dim, bias=qkv_bias)
-        self.k = nn.Linear(dim, dim, bias=qkv_bias)
-        self.v = nn.Linear(dim, dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        inner = num_heads * head_dim
+        self.q = nn.Linear(dim, inner, bias=qkv_bias)
+        self.k = nn.Linear(dim, inner, bias=qkv_bias)
+        self.v = nn.Linear(dim, inner, bias=qkv_bias)
+        self.proj = nn.Linear(inner, dim)
         self.proj_drop = nn.Dropout(drop_rate)
 
     def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
@@ -233,15 +235,16 @@ class CvT(Backbone):
         global_pool: 'token' (the class token), 'avg' (mean of the last tokens; no class token is built) or ''.
         embed_dim: channels per stage.
         depth: blocks per stage.
-        num_heads: heads per stage; must divide `embed_dim`.
+        num_heads: heads per stage.
+        head_dim: width of a head, per stage; None: `embed_dim / num_heads`, which must be a whole number.
         mlp_ratio: hidden width of the MLP over `embed_dim`, per stage.
         embed_kernel, embed_stride, embed_padding: of the token embedding, per stage; kernels equal to the strides with
             no padding are plain patches.
         conv_proj: convolutional projection, per stage; False: linear.
-        proj_kernel: its kernel size.
+        proj_kernel: its kernel size, odd, per stage.
         kv_stride: its stride for keys and values, per stage.
         shared_kv: keys and values share their depthwise convolution.
-        qkv_bias: bias in the linear layers of q, k, v.
+        qkv_bias: bias in the linear layers of q, k, v, per stage.
         pos_embed: learned position embedding, per stage.
         scale_by: 'embed_dim' (released) or 'head_dim': scores are multiplied by that width to the power -0.5.
         act_layer: activation of the MLP, a timm name.
@@ -263,15 +266,16 @@ class CvT(Backbone):
         embed_dim: tuple[int, ...] = (64, 192, 384),
         depth: tuple[int, ...] = (1, 2, 10),
         num_heads: tuple[int, ...] = (1, 3, 6),
+        head_dim: int | tuple[int | None, ...] | None = None,
         mlp_ratio: float | tuple[float, ...] = 4.0,
         embed_kernel: tuple[int, ...] = (7, 3, 3),
         embed_stride: tuple[int, ...] = (4, 2, 2),
         embed_padding: tuple[int, ...] = (2, 1, 1),
         conv_proj: bool | tuple[bool, ...] = True,
-        proj_kernel: int = 3,
+        proj_kernel: int | tuple[int, ...] = 3,
         kv_stride: int | tuple[int, ...] = 2,
         shared_kv: bool = False,
-        qkv_bias: bool = True,
+        qkv_bias: bool | tuple[bool, ...] = True,
         pos_embed: bool | tuple[bool, ...] = False,
         scale_by: str = "embed_dim",
         act_layer: str = "quick_gelu",
@@ -292,7 +296,8 @@ class CvT(Backbone):
             raise UsageError(f"scale_by must be 'embed_dim' or 'head_dim'; got {scale_by!r}.")
         if not isinstance(drop_path_rate, (tuple, list)):
             drop_path_rate = (*[0.0] * (count - 1), drop_path_rate)
-        values = dict(depth=depth, num_heads=num_heads, mlp_ratio=mlp_ratio, embed_kernel=embed_kernel)
+        values: dict[str, Any] = dict(depth=depth, num_heads=num_heads, head_dim=head_dim, mlp_ratio=mlp_ratio)
+        values |= dict(embed_kernel=embed_kernel, proj_kernel=proj_kernel, qkv_bias=qkv_bias)
         values |= dict(embed_stride=embed_stride, embed_padding=embed_padding, conv_proj=conv_proj)
         values |= dict(kv_stride=kv_stride, pos_embed=pos_embed, drop_path_rate=drop_path_rate)
         rows = {name: per_stage(value, count, name) for name, value in values.items()}
@@ -305,18 +310,22 @@ class CvT(Backbone):
         grid, reduction = self.img_size, 1
         for i, dim in enumerate(embed_dim):
             row = {name: value[i] for name, value in rows.items()}
-            check_heads(dim, row["num_heads"], f"[{i}]")
+            width = head_width(dim, row["num_heads"], row["head_dim"], f"[{i}]")
+            if row["proj_kernel"] % 2 == 0:
+                raise UsageError(
+                    f"proj_kernel[{i}] must be odd, so that queries keep their grid; got {row['proj_kernel']}."
+                )
             num_prefix = self.num_prefix if i == count - 1 else 0
             patch_embed = TokenEmbed(
                 embed_dim[i - 1] if i else in_chans, dim, row["embed_kernel"], row["embed_stride"], row["embed_padding"]
             )
             grid = patch_embed.grid(grid)
-            scale = (dim if scale_by == "embed_dim" else dim // row["num_heads"]) ** -0.5
+            scale = (dim if scale_by == "embed_dim" else width) ** -0.5
             blocks = []
             for drop_path in torch.linspace(0, row["drop_path_rate"], row["depth"], device="cpu").tolist():
                 attn = ConvAttention(
-                    dim, row["num_heads"], row["conv_proj"], proj_kernel, row["kv_stride"], shared_kv, qkv_bias, scale,
-                    num_prefix, drop_rate,
+                    dim, row["num_heads"], width, row["conv_proj"], row["proj_kernel"], row["kv_stride"], shared_kv,
+                    row["qkv_bias"], scale, num_prefix, drop_rate,
                 )  # fmt: skip
                 mlp: nn.Module = QuickMlp(dim, int(dim * row["mlp_ratio"]), drop_rate)
                 if act_layer != "quick_gelu":

@@ -47,6 +47,48 @@ class Printed(NamedTuple):
     note: str
 
 
+class Baseline(NamedTuple):
+    """A network of timm whose public weights weft loads, by its explicit tag, and its accuracy in the papers.
+
+    timm resolves a name without a tag to the tag that it prefers, which may be another training than the papers'.
+
+    Attributes:
+        name: timm's, with the tag of the weights.
+        role: what weft loads it for.
+        size: image side in pixels that the tag is built for.
+        params: number of parameters.
+        paper_top1, paper_source: top-1 in percent on ImageNet-1k that the papers report, and where.
+        tag_top1, tag_source: top-1 that is reported for these weights, and where.
+    """
+
+    name: str
+    role: str
+    size: int
+    params: int
+    paper_top1: float
+    paper_source: str
+    tag_top1: float
+    tag_source: str
+
+
+def baselines() -> list[Baseline]:
+    """Teachers and baselines of timm, in the order of baselines.csv."""
+    with (Path(__file__).parent / "baselines.csv").open(newline="", encoding="utf-8") as file:
+        return [
+            Baseline(
+                cells["name"],
+                cells["role"],
+                int(cells["size"]),
+                int(cells["params"]),
+                float(cells["paper_top1"]),
+                cells["paper_source"],
+                float(cells["tag_top1"]),
+                cells["tag_source"],
+            )
+            for cells in csv.DictReader(file)
+        ]
+
+
 TABLES = ("imagenet", "transfer")
 MACHINES = {"v100": "V100", "xeon": "Xeon 6138, one thread", "graviton2": "Graviton2, one thread"}
 DATA_SETS = {

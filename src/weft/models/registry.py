@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 from typing import Any
 
@@ -15,7 +16,7 @@ from weft.errors import unknown
 from weft.grid import Grid
 from weft.models import ceit, cvt, grafted, levit, t2t
 from weft.models.base import Backbone
-from weft.models.zoo import ZOO
+from weft.models.zoo import PUBLIC, ZOO
 
 FAMILIES: dict[type[Backbone], dict[str, dict[str, Any]]] = {
     ceit.CeiT: ceit.VARIANTS,
@@ -61,14 +62,32 @@ def _default_cfg(family: type[Backbone], name: str, variant: dict[str, Any]) -> 
         first_conv=first_conv.get(family, stem),
         classifier=classifier,
         license=ZOO[name].weights_licence or "apache-2.0",
+        **({"hf_hub_id": PUBLIC[name].repo} if name in PUBLIC and PUBLIC[name].repo else {}),
         **_preprocessing(name, size),
     )
+
+
+def _tagged(name: str) -> str:
+    """Name of a registered configuration: with the tag of the public weights, where a hub has them."""
+    repo = PUBLIC[name].repo if name in PUBLIC else ""
+    if not repo:
+        return f"weft_{name}"
+    return f"weft_{name}.{repo.partition('.')[2] or ('in22k_ft_in1k' if repo.endswith('22k') else 'in1k')}"
+
+
+def _under_our_names(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Convert a state dict that timm has downloaded, in the layout of whoever published it, to this model's names."""
+    to_weft = importlib.import_module(
+        "weft.checkpoints.load"
+    ).to_weft  # checkpoints import models: resolved when needed
+    network: Any = model
+    return network.resize_state_dict(to_weft(state))[0]
 
 
 # What timm's registry wants: `default_cfgs` beside the entry points, both under the name that timm knows.
 default_cfgs = generate_default_cfgs(
     {
-        f"weft_{name}": _default_cfg(family, name, variant)
+        _tagged(name): _default_cfg(family, name, variant)
         for family, variants in FAMILIES.items()
         for name, variant in variants.items()
     }
@@ -83,7 +102,7 @@ def _register(family: type[Backbone], name: str, variant: dict[str, Any]) -> Non
                 family,
                 f"weft_{name}",
                 pretrained,
-                pretrained_filter_fn=lambda state, model: model.resize_state_dict(state)[0],
+                pretrained_filter_fn=_under_our_names,
                 feature_cfg=dict(out_indices=_feature_levels(variant), feature_cls="getter"),
                 **{**variant, **kwargs},
             )

@@ -27,7 +27,7 @@ from weft.errors import UsageError, unknown
 from weft.grid import Grid
 from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import to_map
-from weft.models.base import Backbone, check_heads
+from weft.models.base import Backbone, head_width
 
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride, padding
 TOKEN_TYPES = ("performer", "transformer")
@@ -189,7 +189,7 @@ class T2TViT(Backbone):
     ) -> None:
         if token_type not in TOKEN_TYPES:
             raise unknown("token_type", token_type, TOKEN_TYPES, ", ".join(TOKEN_TYPES))
-        check_heads(embed_dim, num_heads)
+        head_width(embed_dim, num_heads)
         super().__init__(
             in_chans=in_chans,
             num_classes=num_classes,

@@ -96,6 +96,42 @@ PRINTED = {  # parameters and "FLOPs" as the papers print them; docs/deploy.md s
 }
 
 
+class Source(NamedTuple):
+    """Where the weights of a model are.
+
+    Attributes:
+        repo: repository on the Hugging Face hub; '' where there is none.
+        file: the authors' own file, tried where the hub fails; its name ends in the beginning of its sha256.
+        by_hand: how a person gets the file, where no hub has it.
+        size: image side that they were trained at, in pixels.
+    """
+
+    repo: str
+    file: str = ""
+    by_hand: str = ""
+    size: int = 224
+
+
+_CEIT = "one archive for all CeiT on Google Drive, file 1S19SQUic9ILBGNkcJTOy74MGoj-JRM4x"
+_LEVIT = "https://dl.fbaipublicfiles.com/LeViT/LeViT-{}.pth"
+PUBLIC: dict[str, Source] = {  # licences: ZOO
+    "levit_128s": Source("timm/levit_128s.fb_dist_in1k", _LEVIT.format("128S-96703c44")),
+    "levit_128": Source("timm/levit_128.fb_dist_in1k", _LEVIT.format("128-b88c2750")),
+    "levit_192": Source("timm/levit_192.fb_dist_in1k", _LEVIT.format("192-92712e41")),
+    "levit_256": Source("timm/levit_256.fb_dist_in1k", _LEVIT.format("256-13b5763e")),
+    "levit_384": Source("timm/levit_384.fb_dist_in1k", _LEVIT.format("384-9bdaf2e2")),
+    # transformers runs CvT with another activation than these weights were trained with; here they get their own back.
+    "cvt_13": Source("microsoft/cvt-13"),
+    "cvt_21": Source("microsoft/cvt-21"),
+    "cvt_w24": Source("microsoft/cvt-w24-384-22k", size=384),
+    "ceit_tiny_patch16_224": Source("", by_hand=_CEIT),
+    "ceit_small_patch16_224": Source("", by_hand=_CEIT),
+    "ceit_base_patch16_224": Source("", by_hand=_CEIT),
+    "ceit_tiny_patch16_384": Source("", by_hand=_CEIT, size=384),
+    "ceit_small_patch16_384": Source("", by_hand=_CEIT, size=384),
+}
+
+
 def list_models(pattern: str = "*") -> list[str]:
     """Names of our models, sorted, that match a shell pattern such as `ceit*`."""
     return sorted(fnmatch.filter(ZOO, pattern))

@@ -208,7 +208,7 @@ class Distill:
 
     teacher: str | None = None
     """A model's name (its public weights are taken) or a model directory; None for no teacher. LeViT's is
-    regnety_160."""
+    regnety_160.deit_in1k."""
 
     kind: Literal["hard", "soft"] = "hard"
     """hard: the teacher's answer is a label. soft: its probabilities are the target."""

@@ -12,15 +12,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from weft.errors import UsageError, unknown
+from weft.errors import UsageError, install_command, unknown
 from weft.serve.settings import TOKEN, Settings
 
 try:
     from ray import serve
 except ImportError as error:
-    raise UsageError(
-        "ray[serve] is needed for this, and is not installed. Run: pip install 'weft[serve,ray]'"
-    ) from error
+    command = install_command("serve,ray")
+    raise UsageError(f"ray[serve] is needed for this, and is not installed. Run: {command}") from error
 
 # of a single machine, or not to be read in a list of processes
 HERE = ("host", "port", "workers", "drain", "grace", "token", "is_open", "log")

@@ -1,8 +1,10 @@
 """`compare`: which model, at which speed, on one's own pictures and one's own machine.
 
-All candidates are trained under one protocol: the same recipe, images, split, epochs and seeds. Within a budget of time
-they run in stages, and after each the worse half stops (successive halving, arXiv 1502.07943): a run that is stopped is
-at the same point of the same schedule as those that go on, so nothing is trained twice.
+All candidates are trained under one protocol: the same recipe, images, split, epochs and seeds. Photos are compared
+from public weights where they can be had; a candidate without any is trained from scratch, by the recipe for that, and
+marked. Within a budget of time they run in stages, and after each the worse half stops (successive halving, arXiv
+1502.07943): a run that is stopped is at the same point of the same schedule as those that go on, so nothing is trained
+twice.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from weft.train.rundir import make_dir, refuse_taken
 
 CONTENTS = ("compare.json", "runs", "probes", "exports", "forms.json", "results.json", "report.md", "report.html")
 PICTURES = ("frontier.png", "curves.png")
+FROM_WEIGHTS = "small_folder"  # recipe of candidates that start from public weights
 PROBE_STEPS = 12
 PER_CLASS = 5  # held-out images of a class below which an accuracy is a guess
 EVALUATION = 0.35  # time of an image when evaluated, over that when trained
@@ -40,11 +43,16 @@ EVALUATION = 0.35  # time of an image when evaluated, over that when trained
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that is compared, and the settings that make it fit."""
+    """A model that is compared, and the settings that make it fit.
+
+    Attributes:
+        weights: public weights that it starts from, as OWNER/NAME on the hub; '' for training from scratch.
+    """
 
     name: str
     model: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    weights: str = ""
 
 
 SMALL = (  # for images of up to 96 pixels: about as costly as each other, trained at 32
@@ -68,8 +76,8 @@ LARGE = (
     Candidate("CeiT", "ceit_tiny_patch16_224"),
     Candidate("CvT", "cvt_13"),
     Candidate("LeViT", "levit_256", {"model_args.distilled": False}),
-    Candidate("DeiT", "deit_tiny_patch16_224"),
-    Candidate("ResNet", "resnet18"),
+    Candidate("DeiT", "deit_tiny_patch16_224.fb_in1k"),
+    Candidate("ResNet", "resnet18.a1_in1k"),
 )
 
 
@@ -119,7 +127,7 @@ def compare(
     _check_held_out(splits)
     side = max(image_size_hint(splits.train))
     candidates = _candidates(models, side)
-    base = recipe or _recipe_for(data, side, candidates)
+    base = recipe or _recipe_for(data, side)
     for candidate in candidates:
         _check(candidate, base, more)
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
@@ -127,6 +135,10 @@ def compare(
     known = _begin(folder, facts, force=force)
     tell = (lambda text: None) if quiet else say
     plan = _Plan(folder, data, base, more, splits, candidates, engine, jobs, tell)
+    if "weights" not in known:
+        known["weights"] = plan.find_weights()
+        write_whole(folder / "compare.json", json.dumps(known, indent=2).encode())
+    plan.start_from(known["weights"])
     if "epochs" not in known:
         known |= plan.decide(budget, seeds)
         write_whole(folder / "compare.json", json.dumps(known, indent=2).encode())
@@ -164,16 +176,22 @@ def _candidates(models: Sequence[str], side: int) -> tuple[Candidate, ...]:
     return tuple(Candidate(name, name, known[name].settings if name in known else {}) for name in models)
 
 
-def _recipe_for(data: str, side: int, candidates: Sequence[Candidate]) -> str | None:
-    """Where public weights of every candidate can be had, from these; else from scratch, all alike."""
-    if data == "digits" or side <= SMALL_SIDE:
-        return "digits" if data == "digits" else "small_images"
-    for candidate in candidates:
-        try:
-            create_model(candidate.model, pretrained=True)
-        except Exception:  # there are none, or no network: timm and the hub raise a dozen kinds
-            return None
-    return "small_folder"
+def _recipe_for(data: str, side: int) -> str | None:
+    """Recipe of candidates that are trained from scratch; None for the defaults of `weft train`."""
+    return "digits" if data == "digits" else "small_images" if side <= SMALL_SIDE else None
+
+
+def public_weights(model: str) -> tuple[str, str]:
+    """Fetch the public weights of a model, or take them from the cache.
+
+    Returns:
+        Their name on the hub ('' where they cannot be had), and the reason why they cannot.
+    """
+    try:
+        network = create_model(model, pretrained=True)
+    except Exception as error:  # there are none, or no network: timm and the hub raise a dozen kinds
+        return "", (str(error).splitlines() or [type(error).__name__])[0]
+    return getattr(network, "pretrained_cfg", {}).get("hf_hub_id") or model, ""
 
 
 def _check(candidate: Candidate, base: str | None, settings: Mapping[str, Any]) -> None:
@@ -214,9 +232,33 @@ class _Plan:
         self.folder, self.data, self.base, self.settings, self.splits = folder, data, base, settings, splits
         self.candidates, self.engine, self.at_once, self.tell = candidates, engine, at_once, tell
 
+    def find_weights(self) -> dict[str, str]:
+        """Public weights of each candidate, by name; '' where it is trained from scratch.
+
+        Candidates for small images, and those of a recipe or setting that does not ask for public weights, are trained
+        from scratch.
+        """
+        wants_them = load_recipe(self.base, list(self.settings.items())).pretrained
+        is_free = self.base is None and "pretrained" not in self.settings
+        found: dict[str, str] = {}
+        for candidate in self.candidates if wants_them or is_free else ():
+            found[candidate.name], reason = public_weights(candidate.model)
+            if reason:
+                self.tell(f"{candidate.name} is trained from scratch: {reason}")
+        return found
+
+    def start_from(self, weights: Mapping[str, str]) -> None:
+        """Give each candidate the public weights that were found for it."""
+        self.candidates = [replace(candidate, weights=weights.get(candidate.name, "")) for candidate in self.candidates]
+
     @property
-    def is_pretrained(self) -> bool:
-        return load_recipe(self.base, list(self.settings.items())).pretrained
+    def recipe(self) -> str | None:
+        """Recipe whose epochs and batch size all candidates share."""
+        return FROM_WEIGHTS if self.base is None and any(c.weights for c in self.candidates) else self.base
+
+    def _recipe_of(self, candidate: Candidate) -> str | None:
+        """Recipe of one candidate: without public weights, one that is made for training from scratch."""
+        return self.recipe if candidate.weights else self.base
 
     def decide(self, budget: float | None, seeds: int) -> dict[str, Any]:
         """Epochs and stages: all of the recipe's without a budget, what fits with one.
@@ -224,7 +266,7 @@ class _Plan:
         Raises:
             UsageError: not even one epoch of each fits.
         """
-        recipe = load_recipe(self.base, list(self.settings.items()))
+        recipe = load_recipe(self.recipe, list(self.settings.items()))
         recipe, _ = fill_in(recipe, image_size_hint(self.splits.train), len(self.splits.train))
         wanted = recipe.epochs or 1
         if budget is None:
@@ -255,7 +297,7 @@ class _Plan:
         probes = {
             candidate.name: Job(
                 self.folder / "probes" / slug(candidate.name),
-                self.base,
+                self._recipe_of(candidate),
                 self.data,
                 {**self._settings(candidate, 0), "epochs": 2, "data.limit": few},
             )
@@ -274,13 +316,16 @@ class _Plan:
         return prices
 
     def _settings(self, candidate: Candidate, seed: int) -> dict[str, Any]:
-        return {**self.settings, "model": candidate.model, **candidate.settings, "seed": seed}
+        settings = {**self.settings, "model": candidate.model, **candidate.settings, "seed": seed}
+        if not candidate.weights and load_recipe(self.base, list(self.settings.items())).pretrained:
+            settings["pretrained"] = False
+        return settings
 
     def job(self, candidate: Candidate, seed: int, epochs: int, until: int | None) -> Job:
         """A training, up to an epoch."""
         return Job(
             self.folder / "runs" / f"{slug(candidate.name)}-seed{seed}",
-            self.base,
+            self._recipe_of(candidate),
             self.data,
             {**self._settings(candidate, seed), "epochs": epochs},
             until=until,
@@ -344,7 +389,7 @@ def _summed_up(plan: _Plan, results: Any, known: Mapping[str, Any], seeds: int, 
         runs, stopped = results[candidate.name]
         first = runs[0]
         if first.error is not None:
-            entries.append(Entry(candidate.name, candidate.model, error=first.error))
+            entries.append(Entry(candidate.name, candidate.model, error=first.error, weights=candidate.weights))
             continue
         good = [run for run in runs if run.error is None]
         top1 = tuple(run.top1 for run in good)
@@ -365,6 +410,7 @@ def _summed_up(plan: _Plan, results: Any, known: Mapping[str, Any], seeds: int, 
                 peak_mib=first.peak_mib,
                 forms=tuple(forms.get(candidate.name, ())),
                 curve=first.curve,
+                weights=candidate.weights,
             )
         )
     entries.sort(key=lambda entry: -math.inf if entry.accuracy is None else entry.accuracy.value, reverse=True)
@@ -372,11 +418,19 @@ def _summed_up(plan: _Plan, results: Any, known: Mapping[str, Any], seeds: int, 
     frontier = pareto(entries, limits)
     counts = f"{len(plan.splits.train):,} images to learn from and {len(plan.splits.val):,} held out"
     stages = known["stages"]
-    recipe = "the defaults of weft train" if plan.base is None else f"recipe {plan.base}"
+    recipe = "the defaults of weft train" if plan.recipe is None else f"recipe {plan.recipe}"
+    scratch = [candidate.name for candidate in plan.candidates if not candidate.weights]
+    if len(scratch) == len(plan.candidates):
+        start = ", from scratch"
+    else:
+        start = ", from public weights"
+        if scratch:
+            by = "the defaults of weft train" if plan.base is None else f"recipe {plan.base}"
+            start += f"; without public weights, and so from scratch by {by}: {', '.join(scratch)}"
     protocol = (
         f"{recipe}, {known['epochs']} epochs, {counts}, the same for all"
         + (f"; after epochs {', '.join(map(str, stages[:-1]))} the worse half stopped" if len(stages) > 1 else "")
-        + (", from public weights" if plan.is_pretrained else ", from scratch")
+        + start
         + f"; {seeds} seed{'s' if seeds > 1 else ''}."
     )
     return Comparison(

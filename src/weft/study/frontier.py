@@ -15,7 +15,7 @@ WIDTH = 28  # letters of a name in a picture
 LEAST_CHANCE = 1e-6  # smaller ones say no more
 
 TRAINED = (
-    *("model", "top-1 % (95 %)", "to the best (95 %)", "McNemar p", "says"),
+    *("model", "started from", "top-1 % (95 %)", "to the best (95 %)", "McNemar p", "says"),
     *("parameters", "MACs", "trained in", "peak"),
 )
 USED = ("model", "form", "fastest as", "top-1 %", "one image, ms", "images/s", "MB", "frontier")
@@ -53,6 +53,7 @@ def trained_cells(entry: Entry) -> tuple[str, ...]:
         says = "worse than the best" if entry.is_told_apart else "no difference shown"
     return (
         f"{entry.name} ({entry.model})" if entry.name != entry.model else entry.name,
+        entry.weights or "scratch",
         interval(entry.accuracy),
         interval(entry.to_best, signed=True),
         _chance(entry.p_value),

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from weft.durable import write_whole
-from weft.errors import CheckpointError, StoppedError, UsageError, WeftError
+from weft.errors import CheckpointError, StoppedError, UsageError, WeftError, need
 
 try:
     import resource
@@ -228,10 +228,9 @@ def _by_ray(jobs: Sequence[Job], at_once: int) -> Iterator[tuple[Job, str | None
 
 
 def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise UsageError("The engine ray is not installed. Run: pip install 'weft[ray]'") from None
+    need("ray", "ray")
+    import ray
+
     return ray
 
 

@@ -24,6 +24,7 @@ class Entry:
         forms: ways to deploy it, with accuracy and speed of each.
         seconds, peak_mib: of training, one seed.
         error: why there is nothing else, or None.
+        weights: public weights that it started from, by their name on the hub; '' where it was trained from scratch.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Entry:
     forms: tuple[Form, ...] = ()
     curve: tuple[tuple[int, float], ...] = ()
     error: str | None = None
+    weights: str = ""
 
     @property
     def is_told_apart(self) -> bool:
@@ -140,4 +142,11 @@ def advise(entries: Sequence[Entry], limits: Limits, frontier: Sequence[tuple[st
     stopped = [entry.name for entry in entries if entry.stopped_after]
     if stopped:
         words.append(f"{', '.join(stopped)} stopped early, and could have come further.")
+    scratch = [entry.name for entry in entries if not entry.weights and entry.error is None]
+    if scratch and any(entry.weights for entry in entries):
+        words.append(
+            f"{', '.join(scratch)} {'was' if len(scratch) == 1 else 'were'} trained from scratch, for lack of public"
+            " weights, while the others started from ImageNet: the comparison says which to take here, not which"
+            " architecture is better."
+        )
     return " ".join(words)

@@ -23,6 +23,7 @@ from weft.deploy.graphs import write_graph
 from weft.deploy.runtimes import run_file
 from weft.durable import write_whole
 from weft.errors import WeftError
+from weft.memory import keep_memory
 from weft.models.base import Backbone
 from weft.study.jobs import Job, read_result
 from weft.train.apply import export_run
@@ -62,6 +63,7 @@ def measure_forms(folder: Path, jobs: Mapping[str, Job], tell: Callable[[str], N
         jobs: trainings that are done, by candidate.
         tell: takes notes.
     """
+    keep_memory()  # for every candidate alike, as where a model is used by `weft predict` and `weft serve`
     kept = folder / "forms.json"
     known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     found: dict[str, list[Form]] = {}

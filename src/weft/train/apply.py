@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,12 +22,13 @@ from weft.data.tree import EXTENSIONS, extension, walk
 from weft.deploy import ExportReport, export, open_model
 from weft.errors import DataError, UsageError
 from weft.recipes import Recipe, load_recipe
-from weft.train.build import evaluation_batches, preprocessing, resized
+from weft.train.build import evaluation_batches, name_of, preprocessing, resized
 from weft.train.defaults import DIGITS, overrides_of
 from weft.train.metrics import Evaluation, measure
 from weft.train.mistakes import mistakes_figure
 from weft.train.objective import mean_logits
 from weft.train.progress import counting, looking, say
+from weft.train.real_labels import read_real_labels, real_score
 from weft.train.report import PICTURES, write_report
 from weft.train.rundir import make_dir, refuse_taken, write_text
 from weft.train.runtime import Runtime
@@ -76,6 +78,7 @@ def evaluate(
     workers: int | None = None,
     limit: int | None = None,
     tta: bool = False,
+    real_labels: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
     quiet: bool = False,
@@ -89,6 +92,8 @@ def evaluate(
             on it; all of them otherwise.
         batch_size, img_size, device, precision, workers, limit: as in `train`.
         tta: test-time augmentation: also ask of the mirror image of each, and take the mean of the two logits.
+        real_labels: also score by ReaL labels, of which an image has several or none: `real.json` for ImageNet's
+            validation images, or a JSON object from image names to lists of class numbers.
         out: a directory for report and JSON; None to write nothing.
         force: replace an evaluation that is there.
         quiet: no progress and no notes.
@@ -105,6 +110,7 @@ def evaluate(
         refuse_taken(Path(out), CONTENTS, force=force)
     model, classes, runtime = opened(run, options)
     trained_with = _recipe_of(Path(run))
+    labels = None if real_labels is None else read_real_labels(real_labels, model.num_classes)
     splits = _open_known(data, classes, model.num_classes, options, trained_with, quiet)
     split, source, excluded = _chosen(splits, split, data, trained_with)
     if not quiet:
@@ -120,6 +126,9 @@ def evaluate(
             excluded=excluded,
             on_batch=count,
         )
+    if labels is not None:
+        keys = [name_of(source, int(place)) for place in result.places]
+        result = dataclasses.replace(result, real=real_score(labels, keys, result.predicted))
     if out is not None:
         make_dir(Path(out), CONTENTS, force=force)
         facts = [
@@ -129,6 +138,8 @@ def evaluate(
         ]
         with_mirror = ", each asked with its mirror image" if tta else ""
         facts += [("top-1, top-5", f"{result.top1:.2f} %, {result.top5:.2f} %{with_mirror}")]
+        if result.real is not None:
+            facts += [("ReaL top-1", f"{result.real.top1:.2f} % of {result.real.images:,} images with a ReaL label")]
         seen = mistakes_figure(model, source, result.mistakes)
         write_report(Path(out), f"{Path(run).resolve().name} on {data}", facts, result, mistakes=seen)
         of = {"model": str(run), "data": str(data), "split": split, "tta": tta}
@@ -268,14 +279,25 @@ def _open_known(
             limit=options.data.limit,
             allow_empty_class=True,
             classes=classes,
+            evaluate_only=True,
             progress=progress,
         )
+    if classes is None and not quiet:
+        say(_order_note(splits.classes))
     if len(splits.classes) != num_classes:
         raise DataError(
             f"Data must have the model's classes; it has {len(splits.classes)}, the model {num_classes} without names."
             " Evaluate a model directory that names its classes."
         )
     return splits
+
+
+def _order_note(classes: Sequence[str]) -> str:
+    """Sentence on which folder stands for which output of weights that name no classes."""
+    return (
+        "The weights have no class names: their outputs are matched with the folders in order, first"
+        f" '{printable(classes[0])}', last '{printable(classes[-1])}'."
+    )
 
 
 def _chosen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from weft.data.dataset import LOST
 from weft.data.loader import ImageLoader
 from weft.train.objective import mean_logits
+from weft.train.real_labels import RealScore
 from weft.train.runtime import Runtime
 
 MOST_MISTAKES = 20
@@ -71,6 +72,9 @@ class Evaluation:
         mistakes: the most confident ones, first the worst.
         right: (count) whether each was answered right, in the order of the images.
         sure: (count) the probability of each answer.
+        predicted: (count) the predicted class of each.
+        places: (count) number of each image in the source.
+        real: accuracy by ReaL labels, where they were given.
     """
 
     classes: list[str]
@@ -84,6 +88,9 @@ class Evaluation:
     mistakes: list[Mistake]
     right: np.ndarray
     sure: np.ndarray
+    predicted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    places: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    real: RealScore | None = None
 
     @property
     def calibration(self) -> list[Bin]:
@@ -122,6 +129,7 @@ class Evaluation:
             "classes": [score._asdict() for score in self.per_class],
             "confusion": self.confusion.tolist(),
             "mistakes": [mistake._asdict() for mistake in self.mistakes],
+            **({} if self.real is None else {"real": self.real._asdict()}),
         }
 
 
@@ -224,6 +232,8 @@ def _summary(
         ],
         right=true == taken,
         sure=sure,
+        predicted=taken,
+        places=place,
     )
 
 

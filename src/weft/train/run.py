@@ -219,6 +219,8 @@ class _Job:
         notes = list(notes)
         if self.recipe.start_from is not None:
             notes.append(begin_from(self.model, self.recipe.start_from, self.splits.classes))
+        if weights := getattr(self.model, "pretrained_cfg", {}).get("hf_hub_id") if self.recipe.pretrained else None:
+            notes.append(f"Starts from the public weights {weights}.")
         learner = self._learner()
         with self._held():
             if self.runtime.is_main:

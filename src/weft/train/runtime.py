@@ -24,7 +24,8 @@ from accelerate.utils import InitProcessGroupKwargs, broadcast, gather_object
 from torch import Tensor, nn
 
 from weft.errors import StoppedError, UsageError
-from weft.heap import keep_memory
+from weft.memory import keep_memory
+from weft.train.slurm import join_slurm
 
 PATIENCE = datetime.timedelta(minutes=30)  # of processes that wait for each other, as for the first one's evaluation
 
@@ -56,6 +57,7 @@ class Runtime:
         if device == "cuda" and not has_gpu:
             raise UsageError("device cuda needs a GPU that this PyTorch can see; it sees none. Pass --device cpu.")
         on_cpu = device == "cpu" or not has_gpu
+        join_slurm(num_gpus=0 if on_cpu else torch.cuda.device_count())
         if on_cpu:
             keep_memory()
         if deterministic and not on_cpu:

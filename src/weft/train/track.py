@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.errors import UsageError, unknown
+from weft.errors import need, unknown
 from weft.recipes import Recipe
 
 TRACKERS = ("tensorboard", "wandb")
@@ -22,8 +22,6 @@ class Tracker:
         recipe: what the run does, for the record.
         out: the directory of the run; TensorBoard's files go into `out/tensorboard`.
 
-    Raises:
-        UsageError: an unknown name, or a library that is not installed.
     """
 
     def __init__(self, names: Sequence[str], recipe: Recipe, out: Path) -> None:
@@ -41,27 +39,25 @@ class Tracker:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuses an unknown name.
+    """Check the names and that their libraries are installed, before a run directory is made.
 
     Raises:
-        UsageError: it is not of `TRACKERS`.
+        UsageError: a name that is not of `TRACKERS`, or a library that is not installed.
     """
     for name in names:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS, ", ".join(TRACKERS))
+        need("track", name)
 
 
 def _opened(name: str, recipe: Recipe, out: Path) -> Any:
     from accelerate import tracking
 
     values = {key: json.dumps(value) for key, value in dataclasses.asdict(recipe).items() if key != "environment"}
-    try:
-        if name == "tensorboard":
-            tracker: Any = tracking.TensorBoardTracker("tensorboard", out)
-        else:
-            tracker = tracking.WandBTracker("weft", name=out.name, dir=str(out))
-        tracker.start()
-    except ImportError as error:
-        raise UsageError(f"--track {name} needs its library; {error}. Install it: pip install {name}.") from error
+    if name == "tensorboard":
+        tracker: Any = tracking.TensorBoardTracker("tensorboard", out)
+    else:
+        tracker = tracking.WandBTracker("weft", name=out.name, dir=str(out))
+    tracker.start()
     tracker.store_init_configuration(values)
     return tracker

@@ -85,6 +85,11 @@ def test_the_table_is_that_of_weft_models(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out in README, "weft models --markdown, and paste it into the README"
 
 
+def test_the_table_of_baselines_is_that_of_weft_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--baselines", "--markdown"]) == 0
+    assert capsys.readouterr().out in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", (ROOT / page).read_text(encoding="utf-8")):

@@ -26,6 +26,7 @@ def watch(event, args):
     if event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
         seen.append((event, str(args[0])))
 sys.addaudithook(watch)
+sys.modules["wandb"] = None  # timm imports it where it is installed, and requests below it tries out IPv6
 import weft
 weft.create_model("ceit_nano_32"), weft.load_checkpoint
 scratch = os.environ["TMPDIR"]  # where Python's tempfile tries out whether a folder can be written to

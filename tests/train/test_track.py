@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.train import tiny
 from tests.train.conftest import SHORT
 from weft.errors import UsageError
 from weft.train import train
@@ -76,6 +77,15 @@ def test_wandb_offline(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = {item.key for record in records if record.HasField("config") for item in record.config.update}
     config |= {item.key for record in records if record.HasField("run") for item in record.run.config.update}
     assert {"model", "optim", "augment"} <= config
+
+
+def test_wandb_from_the_command_line(photos: Path, tmp_path: Path) -> None:
+    """Which hides wandb from timm, and must find it again."""
+    environment = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}
+    words = [*tiny.command(photos, tmp_path / "run", epochs=1), "--track", "wandb"]
+    done = tiny.finish(words, **environment)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "run").glob("wandb/offline-run-*/run-*.wandb"))) == 1
 
 
 def test_a_library_that_is_not_installed(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,8 @@ def _run(words: list[str]) -> int:
         if word.startswith("-"):
             raise unknown(f"option of weft {verb}", word.split("=")[0], parser.option_names(), f"weft {verb} --help")
         raise UsageError(f"weft {verb} has no place for '{word}'. See: weft {verb} --help")
+    # timm imports wandb where it is installed, which takes a second and opens a socket; only --track wandb needs it
+    sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]  # the documented way to make an import fail
     return verb_module(verb).run(args)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS, ", ".join(TRACKERS))
+        if sys.modules.get(name, sys) is None:  # the command line hides wandb from timm
+            del sys.modules[name]
         need("track", name)
 
 

@@ -17,7 +17,7 @@ import torch
 from tests.train import tiny
 from weft.data import ImageDataset, Sample, eval_transform, make_loader
 from weft.data.folder import KeyedSource
-from weft.errors import DataError, DivergedError, StorageError, UsageError
+from weft.errors import DataError, DivergedError, StorageError, UsageError, WeftError
 from weft.train import loop, train
 from weft.train.state import load_state
 
@@ -62,6 +62,89 @@ def test_a_signal_is_answered_within_seconds(
     assert "go on with: weft train --resume" in said
     train(resume=out, quiet=True)
     tiny.assert_same_run(whole, out)
+
+
+@pytest.mark.parametrize("moment", ["in a step", "between two steps"])
+def test_a_reader_that_dies_in_a_step_leaves_no_half_step_behind(
+    moment: str, pictures: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch tells of a dead worker by an exception anywhere in the parent: here once BatchNorm has seen a batch that
+    the weights have not."""
+    out, learn = tmp_path / "run", loop.Learner.learn
+
+    def dying(self: loop.Learner, parts: list[loop.Batch], *more: object) -> loop.StepResult:
+        if self.step != 3:
+            return learn(self, parts, *more)
+        if moment == "in a step":
+            self.model(parts[0][0])
+        signal.raise_signal(signal.SIGTERM)
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated. ")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Learner, "learn", dying)
+        with pytest.raises(SystemExit) as caught:
+            train(pictures, settings=settings(), out=out, **HERE)
+    assert caught.value.code == 143
+    assert load_state(out / "state")[0].facts["step"] == 3
+    train(resume=out, quiet=True)
+    tiny.assert_same_run(whole, out)
+
+
+def test_a_reader_that_is_killed_is_told(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(self: loop.Learner, *more: object) -> loop.StepResult:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(loop.Learner, "learn", killed)
+    with pytest.raises(
+        WeftError, match=r"one did \(DataLoader worker \(pid 7\) is killed .*No state had been saved yet"
+    ):
+        train(pictures, settings=settings(), out=tmp_path / "run", **HERE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_to_the_whole_group(number: signal.Signals, pictures: Path, whole: Path, tmp_path: Path) -> None:
+    """It reaches the processes that read images as well; they leave it to their parent."""
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        tiny.command(pictures, out, workers=2),
+        env=tiny.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 120
+    while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode in (0, 128 + number), said
+    assert "Traceback" not in said
+    train(resume=out, quiet=True)
+    tiny.assert_same_run(whole, out)
+
+
+def test_readers_end_with_their_parent(pictures: Path, tmp_path: Path) -> None:
+    """They ignore the signals of others, not the end of the run."""
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        tiny.command(pictures, out, workers=2), env=tiny.environment(), stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 120
+    while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
+        time.sleep(0.01)
+    readers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert readers
+    for reader in readers:
+        os.kill(int(reader), signal.SIGTERM)
+        os.kill(int(reader), signal.SIGINT)
+    time.sleep(0.2)
+    assert all(Path(f"/proc/{reader}").exists() for reader in readers)
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 30
+    while any(Path(f"/proc/{reader}/stat").exists() for reader in readers) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{reader}/stat").exists() for reader in readers)
 
 
 def test_the_second_signal_acts_at_once_and_breaks_nothing(pictures: Path, whole: Path, tmp_path: Path) -> None:

@@ -38,21 +38,65 @@ def test_unknown_words(words: tuple[str, str], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "reason", "error", "code"),
-    [(signal.SIGINT, 3, KeyboardInterrupt, None), (signal.SIGTERM, 2, SystemExit, 143)],
+    [
+        (signal.SIGINT, Stop.SIGINT, KeyboardInterrupt, None),
+        (signal.SIGTERM, Stop.SIGTERM, SystemExit, 143),
+        (signal.SIGHUP, Stop.SIGHUP, SystemExit, 129),
+    ],
 )
 def test_the_first_signal_waits_for_the_loop(
-    number: signal.Signals, reason: int, error: type[BaseException], code: int | None
+    number: signal.Signals, reason: int, error: type[BaseException], code: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = signal.getsignal(number)
+    class Now(Exception):
+        pass
+
+    def act(number: int, frame: object) -> None:
+        raise Now
+
+    before = signal.signal(number, act)
+    try:
+        with Stop() as stop:
+            assert stop.reason == 0
+            signal.raise_signal(number)  # nothing happens here ...
+            assert stop.reason == reason
+            with pytest.raises(error) as caught:
+                stop.leave(stop.reason, "stopped")
+            monkeypatch.setattr(Stop, "ECHO_SECONDS", 0.0)
+            with pytest.raises(Now):
+                signal.raise_signal(number)  # ... and a second one acts at once
+        assert getattr(caught.value, "code", None) == code
+        assert signal.getsignal(number) is act
+    finally:
+        signal.signal(number, before)
+
+
+def test_an_echo_of_a_signal_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout` signals its child and then its group; torchrun's agent repeats what the group got."""
     with Stop() as stop:
-        assert stop.reason == 0
-        signal.raise_signal(number)  # nothing happens here ...
-        assert stop.reason == reason
-        assert signal.getsignal(number) is before  # ... and a second one would act at once
-        with pytest.raises(error) as caught:
-            stop.leave(stop.reason, "stopped")
-    assert getattr(caught.value, "code", None) == code
-    assert signal.getsignal(number) is before
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            signal.raise_signal(number)
+        assert stop.reason == Stop.SIGTERM
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with Stop() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.reason == Stop.SIGINT
+    monkeypatch.delenv("WORLD_SIZE")
+    with Stop():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):  # a person who presses twice means it
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.reason == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_time_limit() -> None:

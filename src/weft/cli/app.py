@@ -27,14 +27,14 @@ VERBS = (
 
 EXIT_CODES = """exit codes:
   0 done                    4 checkpoint refused      7 verification failed
-  2 bad argument or recipe  5 training diverged       130 interrupted (Ctrl-C)
-  3 data refused            6 disk did not take it    143 terminated
+  2 bad argument or recipe  5 training diverged       129 terminal closed (SIGHUP)
+  3 data refused            6 disk did not take it    130 interrupted (Ctrl-C), 143 terminated
 
 example:
   weft train digits --out runs/digits
   weft predict runs/digits some/picture.png"""
 
-_INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)  # should a library crash, the lines of Python that led there are told
     try:
-        with _sigterm_as_exit():
+        with _signals_as_exit():
             return _run(list(sys.argv[1:] if argv is None else argv))
     except WeftError as error:
         return _complain(str(error), error.exit_code)
@@ -159,17 +159,20 @@ def _complain(message: str, code: int) -> int:
 
 
 @contextlib.contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """SIGTERM unwinds the stack like Ctrl-C does, so that half-written files are swept up."""
+def _signals_as_exit() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that half-written files are removed."""
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(_TERMINATED)
+        raise SystemExit(128 + signum)
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
+    before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

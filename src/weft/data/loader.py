@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +18,23 @@ from weft.data.order import WHOLE, Key, Order, Share
 from weft.errors import DataError, UsageError
 
 TIMEOUT_S = 60  # for one batch
+
+
+_CAN_BLOCK = hasattr(signal, "pthread_sigmask") and hasattr(signal, "sigwaitinfo")  # not on macOS and Windows
+_LEFT_TO_PARENT = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+def _obey_parent_alone(worker: int) -> None:
+    """End this worker process on a SIGTERM that its parent sends, and on nobody else's; all are blocked here."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
+            pass
+        os._exit(0)
+
+    if _CAN_BLOCK:
+        threading.Thread(target=watch, daemon=True).start()
 
 
 class EpochBatches(Sampler[list[Key]]):
@@ -52,6 +72,20 @@ class ImageLoader(DataLoader):
         """The next loop begins with this step of this epoch, both counted from 0."""
         self.dataset.set_epoch(epoch)
         self.batch_sampler.start = step
+
+    def _get_iterator(self) -> Any:
+        """Start worker processes that leave SIGINT, SIGTERM and SIGHUP to the parent, from their first instruction on.
+
+        A signal to the group of processes (Ctrl-C, `timeout`, a cluster's scheduler) reaches the workers as well. Were
+        one to end before the parent has stopped, torch would raise in the parent, in the middle of a step.
+        """
+        if self.num_workers == 0 or not _CAN_BLOCK:
+            return super()._get_iterator()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)  # children inherit it
+        try:
+            return super()._get_iterator()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own, narrower type is private
         try:
@@ -126,5 +160,6 @@ def make_loader(
         persistent_workers=workers > 0,
         pin_memory=torch.cuda.is_available(),
         timeout=timeout_s if workers else 0,
+        worker_init_fn=_obey_parent_alone,
         generator=torch.Generator(),  # else every loop would draw from the global generator, and shift the model's
     )

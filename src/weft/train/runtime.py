@@ -27,6 +27,7 @@ from weft.errors import StoppedError, UsageError
 from weft.memory import keep_memory
 from weft.train.slurm import join_slurm
 
+STOPPING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 PATIENCE = datetime.timedelta(minutes=30)  # of processes that wait for each other, as for the first one's evaluation
 
 
@@ -144,41 +145,69 @@ def _accelerator(on_cpu: bool) -> Accelerator:
 
 
 class Stop:
-    """What may end a run between two steps: Ctrl-C, SIGTERM, a time limit.
+    """Requests to end a run between two steps: Ctrl-C, SIGTERM, SIGHUP (a closed terminal), a time limit.
 
-    The second signal acts at once, as if this were not here. Outside the main thread, where Python allows no handlers,
-    no signal is caught. With several processes the word of one is the word of all.
+    A first signal is noted, and the run stops after the step in progress. A later one acts at once, as if this class
+    were
+    not there, unless it is an echo of the first: launchers such as torchrun and `timeout` signal a process that the
+    signal to its group has reached already. Signals that the process ignores, as under nohup, stay ignored. Outside the
+    main thread, where Python allows no handlers, no signal is caught. With several processes, one request stops all.
 
     Args:
         max_seconds: length of the time limit; None for none.
-        after_epochs: stop at the end of this epoch, counted from 1; None to go on.
+        after_epochs: stop at the end of this epoch, counted from 1; None to continue.
     """
 
-    TIME, SIGTERM, SIGINT, EPOCHS = 1, 2, 3, 4
+    TIME, SIGHUP, SIGTERM, SIGINT, EPOCHS = 1, 2, 3, 4, 5
     REASONS: ClassVar = {
         TIME: "the time limit is reached",
+        SIGHUP: "SIGHUP",
         SIGTERM: "SIGTERM",
         SIGINT: "Ctrl-C",
         EPOCHS: "as many epochs as were asked for",
     }
+    CODES: ClassVar = {SIGHUP: 129, SIGTERM: 143}  # exit codes, by the convention of shells
+    ECHO_SECONDS: ClassVar = 2.0
 
     def __init__(self, max_seconds: float | None = None, after_epochs: int | None = None) -> None:
         self.after_epochs = after_epochs
         self.requested: signal.Signals | None = None
         self.deadline = None if max_seconds is None else time.monotonic() + max_seconds
+        self._at = 0.0
         self._before: dict[signal.Signals, Any] = {}
+        self._terminals: list[int] = []
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._terminals = [number for number in (1, 2) if os.isatty(number)]
+            for number in STOPPING:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._give_back()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = signal.Signals(number)
-        self._give_back()
+        if self.requested is None:
+            self.requested, self._at = signal.Signals(number), time.monotonic()
+            if number == getattr(signal, "SIGHUP", None):
+                self._leave_terminal()
+        elif not self._is_echo(number):
+            self._give_back()
+            signal.raise_signal(number)
+
+    def _is_echo(self, number: int) -> bool:
+        # a person presses Ctrl-C twice; only a launcher repeats it
+        is_repeated = number != signal.SIGINT or int(os.environ.get("WORLD_SIZE", "1")) > 1
+        return is_repeated and time.monotonic() - self._at < self.ECHO_SECONDS
+
+    def _leave_terminal(self) -> None:
+        """Send output elsewhere: to write to a terminal that is gone is an error, and there is a state to save."""
+        for number in self._terminals:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            os.close(nowhere)
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():
@@ -189,14 +218,14 @@ class Stop:
     def reason(self) -> int:
         """Why to stop now: 0 for going on, else a key of `REASONS`; of several reasons the greatest counts."""
         if self.requested is not None:
-            return self.SIGINT if self.requested is signal.SIGINT else self.SIGTERM
+            return getattr(self, self.requested.name)
         return self.TIME if self.deadline is not None and time.monotonic() > self.deadline else 0
 
     @staticmethod
     def leave(reason: int, message: str) -> NoReturn:
-        """Raises what a reason means: KeyboardInterrupt, SystemExit(143) for SIGTERM, StoppedError at the limit."""
+        """Raise what a reason means: KeyboardInterrupt, SystemExit for a signal, StoppedError at the time limit."""
         if reason == Stop.SIGINT:
             raise KeyboardInterrupt(message)
-        if reason == Stop.SIGTERM:
-            raise SystemExit(128 + signal.SIGTERM)
+        if reason in Stop.CODES:
+            raise SystemExit(Stop.CODES[reason])
         raise StoppedError(message)

@@ -23,7 +23,7 @@ from weft.data.image import printable
 from weft.data.loader import ImageLoader
 from weft.data.order import Key, epochs_of
 from weft.durable import writing
-from weft.errors import CheckpointError, DivergedError, UsageError
+from weft.errors import CheckpointError, DivergedError, UsageError, WeftError
 from weft.recipes import Recipe
 from weft.train.build import machine, name_of
 from weft.train.loop import Batch, Learner, Meter, StepResult, in_steps, train_epoch
@@ -31,7 +31,7 @@ from weft.train.metrics import Evaluation, measure
 from weft.train.progress import Reporter, say
 from weft.train.rundir import EpochRow, StepLog, write_metrics
 from weft.train.runtime import Runtime, Stop
-from weft.train.state import State, save_state
+from weft.train.state import State, newest_step, save_state
 from weft.train.track import Tracker
 
 SHOWN = 16  # names of images in a message
@@ -314,23 +314,41 @@ class Session:
         )
         if self.runtime.is_main:
             self._keep("last")
-        if self.runtime.is_main and reason == Stop.SIGTERM:
+        self._depart(reason, message)
+
+    def _depart(self, reason: int, message: str) -> NoReturn:
+        if self.runtime.is_main and reason in Stop.CODES:
             say(message)  # the others are told where they are caught
         self.stop.leave(reason, message)
 
     def _explain(self, error: MemoryError | RuntimeError) -> NoReturn:
-        """Errors of torch that are the run's circumstances, as sentences."""
+        """Turn errors of torch that are the run's circumstances into sentences.
+
+        Nothing is saved here. The error may have come in the middle of a step, when BatchNorm has seen images that the
+        weights have not: a run that resumed from such a state would end with other weights, without a sign.
+        """
         text = str(error)
-        # a signal to the whole group of processes also reaches those that read images; their end may be noticed first
-        if self.stop.reason and "DataLoader worker" in text:
-            self._save()
-            self._leave(self.stop.reason)
+        if self.stop.reason:  # a signal to all processes of a group may end another one before this one has stopped
+            message = f"Stopped: {Stop.REASONS[self.stop.reason]}; the step in progress was left. {self._last_saved()}"
+            self._depart(self.stop.reason, message)
+        if "DataLoader worker" in text:
+            raise WeftError(
+                f"A process that reads images must not end while a run needs it; one did ({text.splitlines()[0]})."
+                f" Memory may have run out: try fewer --workers. {self._last_saved()}"
+            ) from error
         if isinstance(error, MemoryError) or any(sign in text for sign in ("out of memory", "can't allocate memory")):
             raise UsageError(
                 f"A step must fit into memory; batch_size {self.recipe.batch_size} in {self.recipe.accumulate} part(s) "
                 "does not. Lower --batch-size, or raise accumulate, or set grad_checkpointing."
             ) from error
         raise error
+
+    def _last_saved(self) -> str:
+        """Sentence on the newest state on the disk."""
+        newest = newest_step(self.out / "state")
+        if newest is None:
+            return "No state had been saved yet: start again."
+        return f"The last saved state is that of step {newest}; go on with: weft train --resume {self.out}"
 
 
 def learner_state(learner: Learner) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -92,6 +92,12 @@ def load_state(folder: Path) -> tuple[State, list[Skipped]]:
     )
 
 
+def newest_step(folder: Path) -> int | None:
+    """Step of the newest state that has a manifest; None where there is none."""
+    newest = next(iter(_manifests(folder)), None)
+    return None if newest is None else int(newest.stem.rpartition("-")[2])
+
+
 def told(skipped: Iterable[Skipped]) -> str:
     """What was passed over and why, as text."""
     return " ".join(f"{item.path.name}: {item.reason}." for item in skipped)

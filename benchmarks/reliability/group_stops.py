@@ -1,0 +1,206 @@
+"""Stops a training run by signals to its whole process group, and compares what it resumes to bit by bit.
+
+    python benchmarks/reliability/group_stops.py --stops 200 --csv benchmarks/reliability/group_stops.csv
+
+`timeout`, a cluster's scheduler and a closed terminal signal all processes of a run at the same time: the one that trains,
+the workers that read images, both ranks under torchrun and torchrun itself. Each run here (three networks with BatchNorm,
+0 or 2 workers, one process or two ranks; mixup, repeated augmentation, RandAugment, drop-path, averaging) is stopped at
+random moments by SIGTERM, SIGINT or SIGHUP and resumed until it ends. Then weights, average, moments, models and the loss
+of every step are compared with those of a run that nothing disturbed. A run may also refuse to resume with a message. What
+it must never do is to end with other bits. `--source DIR` measures another checkout of weft, for a comparison.
+
+Single-process runs are forked from this process, which has imported everything, so that a stop costs one second; runs of two
+ranks are started by torchrun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["PYTHONWARNINGS"] = "ignore"
+ROOT = Path(__file__).parents[2]
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
+MODELS = ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
+SETUPS = ((1, 0), (1, 2), (1, 2), (2, 0), (2, 2))  # processes, workers; the reported case twice
+STOPS_PER_RUN = 4
+MORE = {"epochs": 5, "accumulate": 1, "batch_size": 12}
+
+
+def command(data: Path | None, out: Path, model: str, processes: int, workers: int) -> list[str]:
+    """`weft train` as the words of a process, under torchrun for two."""
+    from tests.train import tiny
+
+    words = tiny.command(data, out, workers=workers) if data is None else tiny.command(
+        data, out, model, workers=workers, **MORE
+    )  # fmt: skip
+    if processes == 1:
+        return words
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return [*run, "--no-python", *words]
+
+
+class Process:
+    """A run in a process group of its own."""
+
+    def __init__(self, words: list[str], log: Path, is_forked: bool) -> None:
+        self.is_forked = is_forked
+        if not is_forked:
+            with log.open("ab") as sink:
+                self.process = subprocess.Popen(words, stdout=sink, stderr=sink, start_new_session=True)
+            self.pid = self.process.pid
+            return
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(sink, 1)
+            os.dup2(sink, 2)
+            from weft.cli import main
+
+            try:
+                code = main(words[3:])  # python -m weft
+            except BaseException:
+                traceback.print_exc()
+                code = 1
+            os._exit(code)
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, or None if it still runs then."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self.is_forked:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    return os.waitstatus_to_exitcode(status)
+            elif (code := self.process.poll()) is not None:
+                return code
+            time.sleep(0.005)
+        return None
+
+    def signal(self, name: str) -> None:
+        """To all processes of the group."""
+        os.killpg(self.pid, getattr(signal, name))
+
+    def end(self) -> None:
+        """Whatever is left of the group."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def steps_on_disk(out: Path) -> int:
+    """Step of the newest state, 0 without one."""
+    found = [int(path.stem.rpartition("-")[2]) for path in out.glob("state/step-*.json")]
+    return max(found, default=0)
+
+
+def disturbed(setup: tuple[int, int], model: str, data: Path, folder: Path, chance: random.Random) -> dict[str, Any]:
+    """A run that is stopped several times, then left alone until it ends."""
+    processes, workers = setup
+    out, log, codes, used = folder / "run", folder / "log.txt", list[int | str](), list[str]()
+    is_forked = processes == 1
+    for number in range(STOPS_PER_RUN + 1):
+        is_begun = bool(list(out.glob("state/step-*.json")))
+        if not is_begun and out.exists():
+            shutil.rmtree(out)
+        process = Process(command(None if is_begun else data, out, model, processes, workers), log, is_forked)
+        is_last = number == STOPS_PER_RUN
+        if not is_last:
+            at = steps_on_disk(out)
+            # until it works, or a little before: moments of starting and of ending are among them
+            until = time.monotonic() + 90
+            while steps_on_disk(out) == at and process.wait(0) is None and time.monotonic() < until:
+                time.sleep(0.005)
+            time.sleep(chance.uniform(0, 0.6 if is_forked else 1.0))
+            name = chance.choice(SIGNALS)
+            try:
+                process.signal(name)
+                used.append(name)
+            except ProcessLookupError:
+                pass
+        code = process.wait(180)
+        process.end()
+        codes.append("hung" if code is None else code)
+        if code == 0:
+            break
+        if is_last:
+            return {"stops": used, "codes": codes, "outcome": "refused to resume", "log": log.read_text()[-500:]}
+    return {"stops": used, "codes": codes, "outcome": "", "out": out}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stops", type=int, default=200)
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--source", type=Path, default=ROOT, help="a checkout of weft")
+    parser.add_argument("--label", default="after")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    os.environ["PYTHONPATH"] = str(args.source / "src")
+    sys.path[:0] = [str(args.source / "src"), str(ROOT)]
+    from tests.train import tiny
+
+    import weft.train  # noqa: F401  # before forking
+    from weft.bench.records import read_csv, write_csv
+
+    chance, rows, count = random.Random(args.seed), [], 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = tiny.paint(folder / "noise")
+        whole: dict[tuple[int, str], Path] = {}
+        number = 0
+        while count < args.stops:
+            setup, model = SETUPS[number % len(SETUPS)], MODELS[number % len(MODELS)]
+            key = (setup[0], model)
+            if key not in whole:
+                whole[key] = folder / f"whole-{setup[0]}-{model}"
+                done = tiny.finish(command(data, whole[key], model, setup[0], 0))
+                assert done.returncode == 0, done.stderr
+            place = folder / f"run-{number}"
+            place.mkdir()
+            result = disturbed(setup, model, data, place, chance)
+            if not result["outcome"]:
+                try:
+                    tiny.assert_same_run(whole[key], result["out"])
+                    result["outcome"] = "same bits"
+                except AssertionError as error:
+                    result["outcome"] = f"DIFFERENT: {str(error).splitlines()[0]}"
+            count += len(result["stops"])
+            rows.append(
+                {
+                    "weft": args.label,
+                    "run": number,
+                    "model": model,
+                    "processes": setup[0],
+                    "workers": setup[1],
+                    "signals": " ".join(result["stops"]),
+                    "exit_codes": " ".join(map(str, result["codes"])),
+                    "outcome": result["outcome"],
+                }
+            )
+            print(count, *rows[-1].values(), sep="  ", flush=True)
+            if args.csv:
+                others = [row for row in read_csv(args.csv) if row["weft"] != args.label]
+                write_csv(args.csv, [*others, *rows])
+            shutil.rmtree(place)
+            number += 1
+    wrong = sum(row["outcome"].startswith("DIFFERENT") for row in rows)
+    print(f"{count} stops in {len(rows)} runs: {wrong} runs ended with other bits.")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,15 +2,16 @@
 
     python benchmarks/reliability/group_stops.py --stops 200 --csv benchmarks/reliability/group_stops.csv
 
-`timeout`, a cluster's scheduler and a closed terminal signal all processes of a run at the same time: the one that trains,
-the workers that read images, both ranks under torchrun and torchrun itself. Each run here (three networks with BatchNorm,
-0 or 2 workers, one process or two ranks; mixup, repeated augmentation, RandAugment, drop-path, averaging) is stopped at
-random moments by SIGTERM, SIGINT or SIGHUP and resumed until it ends. Then weights, average, moments, models and the loss
-of every step are compared with those of a run that nothing disturbed. A run may also refuse to resume with a message. What
-it must never do is to end with other bits. `--source DIR` measures another checkout of weft, for a comparison.
+`timeout`, a cluster's scheduler and a closed terminal signal all processes of a run at the same time: the one that
+trains, the workers that read images, both ranks under torchrun and torchrun itself. Each run here (three networks with
+BatchNorm, 0 or 2 workers, one process or two ranks; mixup, repeated augmentation, RandAugment, drop-path, averaging) is
+stopped at random moments by SIGTERM, SIGINT or SIGHUP and resumed until it ends. Then weights, average, moments, models
+and the loss of every step are compared with those of a run that nothing disturbed. A run may also refuse to resume with
+a message. What it must never do is to end with other bits. `--source DIR` measures another checkout of weft, for a
+comparison.
 
-Single-process runs are forked from this process, which has imported everything, so that a stop costs one second; runs of two
-ranks are started by torchrun.
+Single-process runs are forked from this process, which has imported everything, so that a stop costs one second; runs
+of two ranks are started by torchrun.
 """
 
 from __future__ import annotations

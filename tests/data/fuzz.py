@@ -57,7 +57,7 @@ def seeds() -> list[bytes]:
                 "TIFF",
                 compression=("tiff_lzw", "tiff_deflate", "jpeg", "packbits", "tiff_adobe_deflate")[seed % 5],
             ),
-            encoded(image.convert("1"), "TIFF", compression=("group3", "group4")[seed % 2]),
+            encoded(image.convert("1"), "TIFF", compression=("tiff_lzw", "packbits")[seed % 2]),
             encoded(image.convert("CMYK"), "TIFF"),
             encoded(image, "GIF", interlace=seed % 2),
             encoded(frames[0], "GIF", save_all=True, append_images=frames[1:], disposal=seed % 4, transparency=0),

@@ -100,6 +100,28 @@ def raw_tiff(values: np.ndarray, bits: int, *, photometric: int, order: str = "<
     return mark + struct.pack(f"{order}I", 8 + len(strip) + len(padding)) + strip + padding + directory + b"\0\0\0\0"
 
 
+def tagged_tiff(tags: dict[int, tuple[int, Any]]) -> bytes:
+    """An uncompressed TIFF of 8x8 pixels with tags of any type: {tag: (type, values)}, values a tuple or bytes."""
+    packing = {1: "B", 2: "c", 3: "H", 4: "I", 5: "II", 7: "B", 9: "i", 11: "f", 12: "d"}
+    pixels = bytes(range(192))
+    fields = {256: (4, (8,)), 257: (4, (8,)), 258: (3, (8, 8, 8)), 259: (3, (1,)), 262: (3, (2,)), 273: (4, (8,))}
+    fields |= {277: (3, (3,)), 278: (4, (8,)), 279: (4, (192,)), **tags}
+    start = 8 + len(pixels)
+    beside, entries, place = b"", b"", start + 2 + 12 * len(fields) + 4
+    for tag, (kind, values) in sorted(fields.items()):
+        if isinstance(values, bytes):
+            packed, count = values, len(values)
+        else:
+            packed, count = b"".join(struct.pack(f"<{packing[kind]}", *np.atleast_1d(v)) for v in values), len(values)
+        if len(packed) <= 4:
+            entries += struct.pack("<HHI4s", tag, kind, count, packed.ljust(4, b"\0"))
+        else:
+            entries += struct.pack("<HHII", tag, kind, count, place + len(beside))
+            beside += packed
+    directory = struct.pack("<H", len(fields)) + entries + struct.pack("<I", 0)
+    return b"II*\0" + struct.pack("<I", start) + pixels + directory + beside
+
+
 def paged_tiff(num_pages: int) -> bytes:
     """A TIFF file of so many pages of 4 x 4 pixels, chained by hand (Pillow would take a second per thousand)."""
     pages, offset = [], 8

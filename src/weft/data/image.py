@@ -1,14 +1,15 @@
 """From a file or bytes to the RGB picture a person sees, or to one exception that says why not.
 
-Training, evaluation, prediction and serving all read pictures here, so they see the same pixels. Six formats pass the
-gate (`FORMATS`): every other decoder of Pillow, and its security record, stays out of reach. Size is judged from the
-header, before any pixel is decoded. What no decoder can see is a changed byte inside compressed data: such a picture
-opens, with wrong pixels.
+Training, evaluation, prediction, serving and the checks of data all read images here, by one code path, so that they
+see the same pixels and agree on which images can be used. Six formats pass the gate (`FORMATS`): every other decoder of
+Pillow, and its security record, stays out of reach. Size, shape and structure are judged before any pixel is decoded.
+What no decoder can see is a changed byte inside compressed data: such an image opens, with wrong pixels.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import io
 import os
@@ -20,14 +21,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 
-from weft.data.pixels import NoRange, describe, read_header, to_rgb, upright_size
+from weft.data.pixels import Header, NoRange, describe, read_header, to_rgb, upright_size
+from weft.data.structure import Excess, check_structure
 from weft.errors import DataError
+
+with contextlib.suppress(OSError, AttributeError):  # libtiff would report every damaged strip on standard error
+    ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)  # it's among the libraries that Pillow's own one needs
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 1 << 30
+MAX_ASPECT = 100  # longer side over the shorter; resizing the shorter side to the model's size multiplies the longer
 HEAD_BYTES = 32  # enough for `sniff`
 WHITE = (255, 255, 255)
 
@@ -42,6 +48,9 @@ REASONS = {
     "truncated": "it ends too early",
     "damaged": "its content does not decode",
     "too-many-pixels": "it claims too many pixels",
+    "too-thin": f"its longer side is more than {MAX_ASPECT} times its shorter side",
+    "too-complex": "it has far more parts than an image of its kind needs, and would take long to read",
+    "compression": "its compression is not one that weft opens",
     "metadata-bomb": "its text unpacks to far more than it should",
     "float-pixels": f"its pixels are floating point and {NO_RANGE}",
     "integer-pixels": f"its pixels are wide or signed integers and {NO_RANGE}",
@@ -98,10 +107,16 @@ def open_image(
         BadImage: the picture cannot be used, for one of `REASONS`.
     """
     with _opened(source, max_pixels) as image:
-        if at_least is not None:
-            image.draft(None, (at_least, at_least))
-        image.load()
-        return to_rgb(image, background)
+        return _decoded(image, at_least, background)[0]
+
+
+def _decoded(image: Image.Image, at_least: int | None, background: tuple[int, int, int]) -> tuple[Image.Image, Header]:
+    """The RGB image, and what its header said. The only way to pixels: what passes here once passes always."""
+    header = read_header(image)  # before the pixels: a TIFF's metadata is read once, and may raise
+    if at_least is not None:
+        image.draft(None, (at_least, at_least))
+    image.load()
+    return to_rgb(image, background), header
 
 
 def look(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Look:
@@ -111,9 +126,7 @@ def look(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Look:
         BadImage: as `open_image`, for the same reasons.
     """
     with _opened(source, max_pixels) as image:
-        header = read_header(image)
-        image.draft(None, (max(image.width // 8, 1), max(image.height // 8, 1)))
-        image.load()
+        _, header = _decoded(image, max(min(image.size) // 8, 1), WHITE)
         format = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a phone's JPEG with a second picture
         return Look(upright_size(image, header), format, describe(image, header))
 
@@ -183,19 +196,22 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
     name = "The image" if isinstance(source, bytes) else printable(os.fspath(source))
     if source == b"":
         raise BadImage(name, "zero-byte")
-    with io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file, _pillow_limits(max_pixels):
-        head = file.read(HEAD_BYTES)
-        file.seek(0)
-        if sniff(head) is None:
+    # always from bytes: a decoder may do otherwise with a file of its own
+    data = source if isinstance(source, bytes) else _bytes_of(source)
+    with io.BytesIO(data) as file, _pillow_limits(max_pixels):
+        head = data[:HEAD_BYTES]
+        format = sniff(head)
+        if format is None:
             raise BadImage(name, "not-an-image")
         try:
+            check_structure(data, format)
             with Image.open(file, formats=FORMATS) as image:
-                if image.width * image.height > max_pixels:
-                    claimed = image.width * image.height
-                    raise BadImage(name, "too-many-pixels", f"{claimed} claimed, the limit is {max_pixels}")
+                _check_size(name, image.size, max_pixels)
                 yield image
         except BadImage:
             raise
+        except Excess as err:
+            raise BadImage(name, err.reason, str(err)) from err
         except NoRange as err:
             raise BadImage(name, err.reason) from err
         except Image.DecompressionBombError as err:  # Pillow's own test comes first; its text has the number
@@ -208,6 +224,19 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
             raise BadImage(name, "damaged", f"it begins like a {sniff(head)}, but its header cannot be read") from err
         except Exception as err:  # hostile bytes leave Pillow in a dozen ways: SyntaxError, KeyError, struct.error, ...
             raise BadImage(name, _reason(err, head, file), printable(str(err))) from err
+
+
+def _bytes_of(source: str | Path) -> bytes:
+    with open_regular(source) as file:
+        return file.read()
+
+
+def _check_size(name: str, size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise BadImage(name, "too-many-pixels", f"{width * height} claimed, the limit is {max_pixels}")
+    if max(size) > MAX_ASPECT * min(size):
+        raise BadImage(name, "too-thin", f"it is {width} x {height}")
 
 
 def _reason(err: Exception, head: bytes, file: BinaryIO) -> str:

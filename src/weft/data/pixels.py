@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import threading
+from collections import OrderedDict
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -37,6 +40,11 @@ UPRIGHT = {  # EXIF orientation -> what makes it upright
 BITS_PER_SAMPLE, PHOTOMETRIC, RANGE_LOW, RANGE_HIGH = 258, 262, 340, 341  # TIFF tags
 MODE_NOTES = {"1": "gray", "L": "gray", "LA": "gray", "La": "gray", "P": "palette", "PA": "palette", "CMYK": "cmyk"}
 PROFILE_MODES = {"GRAY": "L", "RGB": "RGB", "CMYK": "CMYK", "Lab": "LAB"}  # ICC colour space -> Pillow's mode
+
+
+MAX_TRANSFORMS = 16  # colour conversions that are kept; each has tables of up to a megabyte
+ROWS = 256  # of pixels that are scaled at a time
+MAX_PROFILE = 4 << 20  # bytes of a colour profile; printers' large ones have 3 MiB
 
 
 class NoRange(ValueError):
@@ -98,7 +106,9 @@ def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
     colour, alpha = _split_alpha(image)
     colour = _to_srgb(colour, image.info.get("icc_profile"))
     if alpha is not None:
-        colour = Image.composite(colour, Image.new("RGB", colour.size, background), alpha)
+        below = Image.new("RGB", colour.size, background)
+        below.paste(colour, mask=alpha)  # as Image.composite, which would copy what is below
+        colour = below
     turn = UPRIGHT.get(orientation(image))
     return colour if turn is None else colour.transpose(turn)
 
@@ -136,7 +146,8 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     is_gray = image.mode in ("1", "L", "LA", "La")
     if image.mode in ("La", "RGBa"):  # colours multiplied by alpha
         image = image.convert("LA" if is_gray else "RGBA")
-    image = image.convert("RGBA")
+    if image.mode != "RGBA":
+        image = image.convert("RGBA")
     alpha = image.getchannel("A")
     colour = image.getchannel("R") if is_gray else image.convert("RGB")
     return colour, None if alpha.getextrema() == (255, 255) else alpha
@@ -145,14 +156,24 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 def _to_eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     """Gray pixels of more than 8 bits: black to 0, white to 255, by what the file declares; never clamped."""
     low, high, _ = _value_range(image)
-    with np.errstate(all="ignore"):  # a stranger's floats may be anything; what is no number becomes black
-        values = np.asarray(image).astype(np.float64)
-        levels = np.nan_to_num((values - low) * (255 / (high - low)), nan=0.0).clip(0, 255)
-    alpha = None
+
+    def level(values: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):  # untrusted floats may be anything; what is no number becomes black
+            scaled = (values.astype(np.float64) - low) * (255 / (high - low))
+            return np.rint(np.nan_to_num(scaled, nan=0.0).clip(0, 255)).astype(np.uint8)
+
+    values = np.asarray(image)
     transparent = image.info.get("transparency")
+    alpha = None
     if isinstance(transparent, int):
-        alpha = Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8))
-    return Image.fromarray(np.rint(levels).astype(np.uint8)), alpha
+        alpha = Image.fromarray(np.where(values == transparent, np.uint8(0), np.uint8(255)))
+    if values.dtype.itemsize == 2:
+        table = level(np.arange(1 << 16))
+        return Image.fromarray(table[values.astype(np.uint16, copy=False)]), alpha
+    levels = np.empty(values.shape, np.uint8)
+    for row in range(0, len(values), ROWS):  # in bands: as 64-bit floats, all rows would be eight times the image
+        levels[row : row + ROWS] = level(values[row : row + ROWS])
+    return Image.fromarray(levels), alpha
 
 
 def _value_range(image: Image.Image) -> tuple[float, float, bool]:
@@ -202,9 +223,28 @@ def _apply(image: Image.Image, transform: ImageCms.ImageCmsTransform) -> Image.I
     return converted
 
 
-@lru_cache(maxsize=64)
 def _transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
     """(mode that goes in, conversion to sRGB); no conversion for sRGB itself, no mode for an unreadable profile."""
+    if len(profile) > MAX_PROFILE:
+        return "", None
+    key = hashlib.sha256(profile).digest()  # not the profile itself: a service would keep what strangers send
+    with _transforms_lock:
+        if key in _transforms:
+            _transforms.move_to_end(key)
+            return _transforms[key]
+    found = _built_transform(profile)
+    with _transforms_lock:
+        _transforms[key] = found
+        while len(_transforms) > MAX_TRANSFORMS:
+            _transforms.popitem(last=False)
+    return found
+
+
+_transforms: OrderedDict[bytes, tuple[str, ImageCms.ImageCmsTransform | None]] = OrderedDict()
+_transforms_lock = threading.Lock()
+
+
+def _built_transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
     try:
         parsed = ImageCms.getOpenProfile(io.BytesIO(profile))
         mode = PROFILE_MODES[cast(Any, parsed.profile).xcolor_space.strip()]

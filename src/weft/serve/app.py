@@ -39,6 +39,9 @@ PATHS = ("/", "/predict", "/model", "/health", "/live", "/ready", "/metrics")
 STATUS = {
     "not-an-image": 415,
     "too-many-pixels": 422,
+    "too-thin": 422,
+    "too-complex": 422,
+    "compression": 415,
     "metadata-bomb": 422,
     "out-of-memory": 422,
 }  # of a picture that cannot be used; the rest is 400

@@ -1,0 +1,175 @@
+"""Bounds on the structure of an image file, checked before Pillow parses it.
+
+A few bytes can ask a decoder for much work: every scan of a progressive JPEG is a pass over all of its coefficients,
+and Pillow reads markers, chunks, blocks and tables in Python, one at a time. The functions here count them in the bytes
+of the file, in time proportional to its size, and refuse a file far beyond what any encoder writes. The compressions
+that weft opens are listed here as well: `TIFF_COMPRESSIONS`, `BMP_COMPRESSIONS`.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+MAX_SCANS = 64  # of a JPEG; encoders write 1 to 20
+MAX_MARKERS = 4096  # of a JPEG, outside its compressed data
+MAX_FILL = 1 << 16  # bytes of padding between the markers of a JPEG
+MAX_CHUNKS = 10_000  # of a PNG, beside those of its pixels
+MAX_DATA_CHUNKS = 200_000  # of a PNG's pixels; encoders write 8 KiB or more in each
+MAX_BLOCKS = 100_000  # of a GIF, up to its second frame
+MAX_STRIPS = 1 << 16  # strips or tiles of a TIFF
+TIFF_COMPRESSIONS = {1: "none", 5: "LZW", 7: "JPEG", 8: "Deflate", 32773: "PackBits", 32946: "Deflate"}
+BMP_COMPRESSIONS = {0: "none", 3: "bit fields", 6: "bit fields"}
+
+_TAG_COMPRESSION, _TAGS_OFFSETS = 259, (273, 324)  # TIFF: offsets of strips, and of tiles
+_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # a marker that ends compressed data
+
+
+class Excess(Exception):
+    """What is too much. `reason` is `too-complex` or `compression`; the text says how much there is."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def check_structure(data: bytes, format: str) -> None:
+    """Check the bytes of a file against the bounds of its format.
+
+    Args:
+        data: the file.
+        format: as `weft.data.image.sniff` names it.
+
+    Raises:
+        Excess: a bound is exceeded, or a compression is not among those that are open. A file that is damaged otherwise
+            passes: its decoder says what is wrong.
+    """
+    check = {"JPEG": _check_jpeg, "PNG": _check_png, "GIF": _check_gif, "TIFF": _check_tiff, "BMP": _check_bmp}
+    if format in check:
+        check[format](data)
+
+
+def _bounded(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise Excess("too-complex", f"more than {most:,} {what}")
+
+
+def _check_jpeg(data: bytes) -> None:
+    place, markers, fill, scans = 2, 0, 0, 0
+    components = 0
+    while place + 1 < len(data):
+        if data[place] != 0xFF:  # no marker: what a decoder skips until the next one
+            found = data.find(b"\xff", place)
+            skipped = (found if found >= 0 else len(data)) - place
+            fill, place = fill + skipped, place + skipped
+        elif data[place + 1] == 0xFF:
+            run = _run_of_ff(data, place)
+            fill, place = fill + run - 1, place + run - 1
+        else:
+            marker, markers = data[place + 1], markers + 1
+            _bounded(markers, MAX_MARKERS, "markers")
+            if marker == 0xD9:  # end of image
+                return
+            if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:  # without a length
+                place += 2
+                continue
+            length = int.from_bytes(data[place + 2 : place + 4], "big")
+            if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+                components = data[place + 9] if place + 9 < len(data) else 0
+                is_progressive = marker in (0xC2, 0xC6, 0xCA, 0xCE)
+                components = -1 if is_progressive else components
+            if marker == 0xDA:
+                scans += 1
+                _bounded(scans, MAX_SCANS, "scans")
+                if place + 4 < len(data) and data[place + 4] == components:
+                    return  # the one scan of a sequential image holds all components: decoders stop after it
+                ahead = _AFTER_SCAN.search(data, place + 2 + length)
+                if ahead is None:
+                    return
+                place = ahead.start()
+                continue
+            place += 2 + max(length, 2)
+        _bounded(fill, MAX_FILL, "bytes between markers")
+
+
+def _run_of_ff(data: bytes, place: int) -> int:
+    """Length of a run of 0xFF that begins here; not further than needed to exceed the bound."""
+    piece = data[place : place + 2 * MAX_FILL]
+    return len(piece) - len(piece.lstrip(b"\xff"))
+
+
+def _check_png(data: bytes) -> None:
+    place, chunks, pixels = 8, 0, 0
+    while place + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, place)
+        if kind in (b"IDAT", b"fdAT"):
+            pixels += 1
+        else:
+            chunks += 1
+        _bounded(chunks, MAX_CHUNKS, "chunks")
+        _bounded(pixels, MAX_DATA_CHUNKS, "chunks of pixels")
+        if kind == b"IEND":
+            return
+        place += 12 + length
+
+
+def _check_gif(data: bytes) -> None:
+    if len(data) < 13:
+        return
+    place, blocks, frames = 13 + _palette(data[10]), 0, 0
+    while place < len(data):
+        introducer, blocks = data[place], blocks + 1
+        _bounded(blocks, MAX_BLOCKS, "blocks")
+        if introducer == 0x3B:  # trailer
+            return
+        if introducer == 0x21:
+            place += 2
+        elif introducer == 0x2C:
+            frames += 1
+            if frames == 2 or place + 9 >= len(data):
+                return
+            place += 11 + _palette(data[place + 9])
+        else:
+            place += 1
+            continue
+        while place < len(data) and data[place]:
+            blocks += 1
+            _bounded(blocks, MAX_BLOCKS, "blocks")
+            place += 1 + data[place]
+        place += 1
+
+
+def _palette(packed: int) -> int:
+    """Bytes of the colour table that a GIF's flags announce."""
+    return 3 << ((packed & 7) + 1) if packed & 0x80 else 0
+
+
+def _check_tiff(data: bytes) -> None:
+    order = "<" if data[:2] == b"II" else ">"
+    is_big = data[2:4] in (b"+\0", b"\0+")
+    try:
+        (place,) = struct.unpack_from(f"{order}Q" if is_big else f"{order}I", data, 8 if is_big else 4)
+        count_form, entry_form = (f"{order}Q", f"{order}HHQ8s") if is_big else (f"{order}H", f"{order}HHI4s")
+        (count,) = struct.unpack_from(count_form, data, place)
+        _bounded(count, MAX_MARKERS, "tags")
+        place += struct.calcsize(count_form)
+        for number in range(count):
+            tag, kind, values, value = struct.unpack_from(
+                entry_form, data, place + number * struct.calcsize(entry_form)
+            )
+            if tag in _TAGS_OFFSETS:
+                _bounded(values, MAX_STRIPS, "strips")
+            if tag == _TAG_COMPRESSION:
+                (compression,) = struct.unpack_from(f"{order}{'H' if kind == 3 else 'I'}", value)
+                if compression not in TIFF_COMPRESSIONS:
+                    known = ", ".join(dict.fromkeys(TIFF_COMPRESSIONS.values()))
+                    raise Excess("compression", f"TIFF compression {compression}; open are {known}")
+    except struct.error:  # it ends before its own tables: its decoder says so
+        return
+
+
+def _check_bmp(data: bytes) -> None:
+    if len(data) >= 34 and int.from_bytes(data[14:18], "little") >= 40:
+        compression = int.from_bytes(data[30:34], "little")
+        if compression not in BMP_COMPRESSIONS:
+            raise Excess("compression", f"BMP compression {compression}; open are none and bit fields")

@@ -1,0 +1,191 @@
+"""Files whose structure asks for far more work than their size tells are refused from their bytes; honest ones pass."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data import fuzz
+from tests.data.pictures import chunk, encoded, jpeg, photo, png, tagged_tiff
+from weft.cli import main
+from weft.data import ImageDataset, eval_transform, make_loader, open_data, train_transform
+from weft.data import image as image_module
+from weft.data.image import MAX_ASPECT, BadImage, look, open_image
+from weft.data.structure import MAX_SCANS, Excess, check_structure
+
+JPEG = jpeg()
+GIF = encoded(Image.fromarray(photo()), "GIF")
+
+
+def progressive(scans: int, side: int = 64) -> bytes:
+    """A progressive JPEG whose last scan is repeated; each costs a pass over all coefficients."""
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), (90, 120, 30)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last, end = data.rfind(b"\xff\xda"), data.rfind(b"\xff\xd9")
+    own = data.count(b"\xff\xda")
+    return data[:end] + data[last:end] * (scans - own) + data[end:]
+
+
+def rle8(pixels: bytes) -> bytes:
+    header = struct.pack("<IiiHHIIiiII", 40, 100, 100, 1, 8, 1, len(pixels), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", 1078 + len(pixels), 0, 0, 1078) + header + bytes(1024) + pixels
+
+
+AFTER_HEADER = 13 + 3 * 256
+EXCESSIVE = {
+    "scans": (progressive(MAX_SCANS + 1), "too-complex", "more than 64 scans"),
+    "bytes of padding": (JPEG[:2] + b"\xff" * 200_000 + JPEG[2:], "too-complex", "bytes between markers"),
+    "bytes of junk": (JPEG[:20] + b"\x00" * 200_000 + JPEG[20:], "too-complex", "bytes between markers"),
+    "comments": (JPEG[:2] + b"\xff\xfe\x00\x02" * 5_000 + JPEG[2:], "too-complex", "more than 4,096 markers"),
+    "restart markers": (JPEG[:2] + b"\xff\xd0" * 5_000 + JPEG[2:], "too-complex", "more than 4,096 markers"),
+    "tables": (
+        JPEG[:2] + (b"\xff\xdb\x00\x43\x00" + bytes(range(1, 65))) * 5_000 + JPEG[2:],
+        "too-complex",
+        "more than 4,096 markers",
+    ),
+    "chunks": (
+        png(4, 4, zlib.compress(bytes(52)), extra=chunk(b"tEXt", b"a\0b") * 10_001),
+        "too-complex",
+        "more than 10,000 chunks",
+    ),
+    "chunks of pixels": (
+        png(4, 4, zlib.compress(bytes(52)), extra=chunk(b"IDAT", b"") * 200_001),
+        "too-complex",
+        "more than 200,000 chunks of pixels",
+    ),
+    "blocks": (GIF[:AFTER_HEADER] + b"\x21\xfe\x01c\0" * 60_000 + GIF[AFTER_HEADER:], "too-complex", "blocks"),
+    "sub-blocks": (
+        GIF[:AFTER_HEADER] + b"\x21\xfe" + b"\x01c" * 100_001 + b"\0" + GIF[AFTER_HEADER:],
+        "too-complex",
+        "blocks",
+    ),
+    "strips": (
+        tagged_tiff({273: (4, (8,) * 70_000), 279: (4, (1,) * 70_000)}),
+        "too-complex",
+        "more than 65,536 strips",
+    ),
+    "fax": (encoded(Image.fromarray(photo()).convert("1"), "TIFF", compression="group4"), "compression", "TIFF"),
+    "runs": (rle8(b"\x64\x05" * 100), "compression", "BMP compression 1"),
+}
+HONEST = {
+    "sequential": encoded(Image.fromarray(photo()), "JPEG"),
+    "progressive": encoded(Image.fromarray(photo()), "JPEG", progressive=True),
+    "many scans": progressive(MAX_SCANS),
+    "optimised, with restarts": encoded(
+        Image.fromarray(photo(64, 64)), "JPEG", optimize=True, restart_marker_blocks=1, progressive=True
+    ),
+    "one row per strip": encoded(Image.fromarray(photo(300, 20)), "TIFF", compression="tiff_lzw", strip_size=1),
+    "animated": encoded(
+        Image.fromarray(photo()), "GIF", save_all=True, append_images=[Image.fromarray(photo(seed=i)) for i in range(9)]
+    ),
+    **{name: encoded(Image.fromarray(photo()), "TIFF", compression=name) for name in (
+        "raw", "tiff_lzw", "jpeg", "tiff_adobe_deflate", "tiff_deflate", "packbits"
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "reason", "detail"), EXCESSIVE.values(), ids=EXCESSIVE)
+def test_excessive_structure_is_refused_before_it_is_parsed(
+    data: bytes, reason: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_module.Image, "open", lambda *_, **__: pytest.fail("Pillow parsed it"))
+    for read in (look, open_image):
+        with pytest.raises(BadImage, match=detail) as caught:
+            read(data)
+        assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("data", HONEST.values(), ids=HONEST)
+def test_what_encoders_write_passes(data: bytes) -> None:
+    assert open_image(data).size == look(data).size[::-1]
+
+
+def test_any_bytes_are_counted_in_one_pass() -> None:
+    """Mutants of good files, and the worst cases for each counter, end and raise nothing but `Excess`."""
+    for index in range(300):
+        data = fuzz.mutant(index)
+        for format in ("JPEG", "PNG", "GIF", "TIFF", "BMP", "WEBP"):
+            for piece in (data, data[:100] * 300):
+                with contextlib.suppress(Excess):
+                    check_structure(piece, format)
+
+
+THIN = Image.fromarray(photo(1, MAX_ASPECT + 1))
+
+
+def test_thin_images_are_refused_by_every_verb_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for index in range(4):
+            (tmp_path / "photos" / name / f"{index}.png").write_bytes(
+                encoded(Image.fromarray(photo(seed=index)), "PNG")
+            )
+    (tmp_path / "photos" / "cat" / "thin.png").write_bytes(encoded(THIN, "PNG"))
+    assert main(["data", "check", str(tmp_path / "photos")]) == 3
+    message = f"its longer side is more than {MAX_ASPECT} times its shorter side"
+    assert f"cat/thin.png: too-thin ({message})" in capsys.readouterr().out
+    splits = open_data(tmp_path / "photos", max_bad=0.2)
+    assert [(bad.key, bad.reason) for bad in splits.bad] == [("cat/thin.png", "too-thin")]
+    assert len(splits.train) + len(splits.val) == 8
+
+
+@pytest.mark.parametrize("size", [(1, MAX_ASPECT), (MAX_ASPECT, 1), (3, 3 * MAX_ASPECT), (200, 2)])
+def test_up_to_the_limit_nothing_changes(size: tuple[int, int]) -> None:
+    pixels = photo(*size)
+    assert np.array_equal(np.asarray(open_image(encoded(Image.fromarray(pixels), "PNG"))), pixels)
+
+
+@pytest.mark.parametrize("size", [(1, 1_000_000), (1_000_000, 1), (3, 3 * MAX_ASPECT + 1), (2, 10_000)])
+def test_beyond_it_the_size_is_told(size: tuple[int, int]) -> None:
+    height, width = size
+    with pytest.raises(BadImage, match=f"it is {width} x {height}"):
+        open_image(png(width, height, zlib.compress(bytes(height * (3 * width + 1)))))
+
+
+def test_malformed_xmp_is_judged_alike() -> None:
+    """Pillow reads a TIFF's XMP once, for the orientation; what it cannot read must not decide who asks first."""
+    for kind, value in ((3, (1, 2, 3, 4)), (4, (7,)), (5, ((1, 0),)), (11, (1.5, 2.5)), (12, (0.5,)), (2, b"\xff\0")):
+        data = tagged_tiff({700: (kind, value)})
+        answers = []
+        for read in (look, open_image, lambda data: open_image(data, at_least=4)):
+            try:
+                read(data)
+                answers.append("good")
+            except BadImage as bad:
+                answers.append(bad.reason)
+        assert len(set(answers)) == 1, (kind, answers)
+
+
+def test_what_is_found_good_one_epoch_reads(tmp_path: Path) -> None:
+    """Damaged files of every kind: those that pass the check are trained and evaluated on without an error."""
+    for index in range(600):
+        folder = tmp_path / "zoo" / f"class{index % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{index:03}.jpg").write_bytes(fuzz.mutant(index))
+    splits = open_data(tmp_path / "zoo", max_bad=1.0)
+    assert len(splits.train) > 100
+    assert len(splits.bad) > 100
+    cfg = dict(input_size=(3, 16, 16), mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=1.0, interpolation="bicubic")
+    varied = train_transform(16, (0.5,) * 3, (0.5,) * 3, rand_augment="rand-m9-mstd0.5-inc1", erase_prob=0.25)
+    for source in (splits.train, splits.val):
+        for transform, at_least in ((varied, 32), (varied, None), (eval_transform(cfg), None)):
+            dataset = ImageDataset(source, transform, at_least=at_least)
+            count = sum(len(labels) for _, labels in make_loader(dataset, 16, shuffle=True))
+            assert count == len(source)
+
+
+def test_libraries_write_nothing_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    """libtiff reports each damaged strip on the standard error of the process."""
+    good = encoded(Image.fromarray(photo(64, 64)), "TIFF", compression="tiff_lzw")
+    for place in range(0, len(good) - 8, 40):
+        with contextlib.suppress(BadImage):
+            open_image(good[:place] + b"\xff" * 8 + good[place + 8 :])
+    assert capfd.readouterr() == ("", "")

@@ -16,7 +16,7 @@ import weft
 from tests.data.pictures import encoded, photo
 from weft.data import eval_transform, open_image, train_transform
 from weft.data.seeding import randomness_of
-from weft.data.transforms import _rand_augment, _Shift, posterize_at_least_one_bit, visible
+from weft.data.transforms import _rand_augment, _Shift, eval_crop, normalize, posterize_at_least_one_bit, visible
 from weft.errors import UsageError
 
 PHOTO = Image.fromarray(photo(90, 120))
@@ -43,6 +43,27 @@ def test_evaluation_equals_timms(name):
     theirs = create_transform(**resolve_data_config(model=model), is_training=False)
     for cfg in (model.pretrained_cfg, timm.models.get_pretrained_cfg(name)):
         torch.testing.assert_close(eval_transform(cfg)(PHOTO), theirs(PHOTO), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos", "nearest"])
+def test_evaluation_equals_timms_for_every_shape(crop_mode: str, interpolation: str) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        image = Image.fromarray(photo(*rng.integers(1, 90, 2), seed=int(rng.integers(99))))
+        size = (3, *(int(side) for side in rng.integers(8, 64, 2))) if rng.random() < 0.5 else (3, 32, 32)
+        words = dict(interpolation=interpolation, mean=MEAN, std=STD, crop_mode=crop_mode)
+        words |= dict(input_size=size, crop_pct=float(rng.uniform(0.7, 1.0)))
+        try:
+            expected = create_transform(**words, is_training=False)(image)
+        except ValueError:  # timm rounds a side to 0
+            expected = None
+        seen = eval_transform(words)(image)
+        assert seen.shape == size
+        if expected is not None:
+            torch.testing.assert_close(seen, expected, rtol=0, atol=0)
+        batch = np.stack([eval_crop(words).pixels(image).values] * 2)
+        torch.testing.assert_close(normalize(batch, words)[1], seen, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32", "cvt_13", "levit_128s"])

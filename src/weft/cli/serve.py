@@ -33,10 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default=usual.host, help=f"address to listen on (default: {usual.host})")
     parser.add_argument("--port", metavar="N", default=usual.port, help=f"0 for any (default: {usual.port})")
     parser.add_argument("--name", action="append", default=[], help="one more name that clients may call it by")
+    parser.add_argument("--proxy", action="append", default=[], help="address of a proxy that says who the client is")
     parser.add_argument("--no-token", action="store_true", help="whoever reaches it may ask, from other machines, too")
     parser.add_argument("--runtime", default=usual.runtime, choices=RUNTIMES, help="what answers (default: auto)")
     parser.add_argument(
         "--workers", metavar="N", default=1, help="processes, each with a model of its own (default: 1)"
+    )
+    parser.add_argument(
+        "--decoders", metavar="N", help="processes that decode images (default: one per core, at most 4)"
     )
     add_common(parser, "--device", "--precision", "--threads")
     for option, what in (
@@ -46,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--max-images", "pictures in one request"),
         ("--max-bytes", "bytes of one request"),
         ("--max-pixels", "pixels of one picture"),
+        ("--decode-timeout", "seconds after which the decoder of an image is killed"),
         ("--read-timeout", "seconds in which a request must have come"),
         ("--timeout", "seconds in which a request is answered"),
         ("--drain", "seconds between unready and closed when it is stopped by SIGTERM"),
@@ -74,10 +79,13 @@ def run(args: argparse.Namespace) -> int:
         max_bytes=whole("--max-bytes", args.max_bytes),
         max_pixels=whole("--max-pixels", args.max_pixels),
         max_images=whole("--max-images", args.max_images),
+        decoders=None if args.decoders is None else whole("--decoders", args.decoders),
+        decode_timeout=_seconds("--decode-timeout", args.decode_timeout),
         read_timeout=_seconds("--read-timeout", args.read_timeout),
         timeout=_seconds("--timeout", args.timeout),
         drain=_seconds("--drain", args.drain),
         names=tuple(args.name),
+        proxies=tuple(args.proxy),
         token=os.environ.get(TOKEN) or None,
         is_open=args.no_token,
         log=args.log,

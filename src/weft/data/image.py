@@ -56,6 +56,8 @@ REASONS = {
     "integer-pixels": f"its pixels are wide or signed integers and {NO_RANGE}",
     "no-class": "nothing says what it shows",
     "out-of-memory": "there is not enough memory to decode it",
+    "too-slow": "it takes too long to decode",
+    "crashed": "its decoder ended without an answer",
 }
 
 

@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from PIL import Image
-from timm.data import create_transform, resolve_data_config
+from timm.data import resolve_data_config
 from timm.data.auto_augment import RandAugment, posterize, rand_augment_transform
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_pil_interp
 from torch import Tensor
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as TF
 
+from weft.data.crop import EvalCrop
 from weft.errors import UsageError
 
 SMALL_SIZE = 48  # pixels; up to here pictures are shifted, not zoomed
@@ -76,7 +78,7 @@ def train_transform(
     _check_interpolation(interpolation)
     if crop == "none":
         whole = dict(input_size=(in_chans, *height_width), interpolation=interpolation, mean=mean, std=std)
-        steps: list[Any] = _resized_and_cut({**whole, "crop_pct": crop_pct, "crop_mode": crop_mode})
+        steps: list[Any] = [eval_crop({**whole, "crop_pct": crop_pct, "crop_mode": crop_mode})]
     else:
         steps = [_crop(crop, height_width, scale, ratio, interpolation)]
     if hflip:
@@ -105,51 +107,36 @@ def eval_transform(cfg: Mapping[str, Any] | Any) -> transforms.Compose:
     Raises:
         UsageError: a word or number that does not fit.
     """
-    given = dict(cfg) if isinstance(cfg, Mapping) else asdict(cfg)
-    resolved = resolve_data_config(pretrained_cfg=given)
-    _check_interpolation(resolved["interpolation"])
-    in_chans = resolved["input_size"][0]
-    mean, std = _per_channel(resolved["mean"], in_chans), _per_channel(resolved["std"], in_chans)
-    finish = [transforms.ToTensor(), transforms.Normalize(mean, std)]
-    return transforms.Compose([_Channels(in_chans), *_resized_and_cut(resolved), *finish])
+    crop, mean, std = _evaluation(cfg)
+    return transforms.Compose([crop, transforms.ToTensor(), transforms.Normalize(mean, std)])
 
 
-def seen_region(cfg: Mapping[str, Any] | Any, size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Which part of a picture is left by `eval_transform`.
+def eval_crop(cfg: Mapping[str, Any] | Any) -> EvalCrop:
+    """The first step of `eval_transform`, from a PIL image to a PIL image, which needs no torch.
 
     Args:
         cfg: as there.
-        size: (height, width) of the picture.
 
-    Returns:
-        (left, top, width, height) as shares of the picture's width and height; beyond 0 to 1 where it was padded.
+    Raises:
+        UsageError: as there.
     """
-    given = dict(cfg) if isinstance(cfg, Mapping) else asdict(cfg)
-    resolved = resolve_data_config(pretrained_cfg=given)
-    inside = resolved["input_size"][1:]
-    resized = [int(side / resolved["crop_pct"]) for side in inside]
-    factors = [target / side for target, side in zip(resized, size, strict=True)]
-    if resolved["crop_mode"] == "center":
-        factors = [max(factors)] * 2
-    elif resolved["crop_mode"] == "border":
-        factors = [min(factors)] * 2
-    height, width = (cut / (side * factor) for cut, side, factor in zip(inside, size, factors, strict=True))
-    return (1 - width) / 2, (1 - height) / 2, width, height
+    return _evaluation(cfg)[0]
 
 
-def _resized_and_cut(cfg: Mapping[str, Any]) -> list[Any]:
-    """timm's steps of an evaluation from a picture to a picture of `input_size`."""
-    if cfg["crop_mode"] not in ("center", "squash", "border"):
-        raise UsageError(f"crop_mode must be center, squash or border; got '{cfg['crop_mode']}'.")
-    theirs: Any = create_transform(  # a Compose, without prefetching and splits
-        cfg["input_size"],
-        is_training=False,
-        interpolation="bicubic" if cfg["interpolation"] == "random" else cfg["interpolation"],
-        mean=_per_channel(cfg["mean"], cfg["input_size"][0]),  # a border is filled with it
-        crop_pct=cfg["crop_pct"],
-        crop_mode=cfg["crop_mode"],
-    )
-    return theirs.transforms[:-2]  # the last two make a tensor and normalise it
+def normalize(pixels: UInt8[np.ndarray, "b h w *c"], cfg: Mapping[str, Any] | Any) -> Float[Tensor, "b c h w"]:
+    """The other steps of `eval_transform`, for a batch: 8-bit pixels to what the network takes."""
+    _, mean, std = _evaluation(cfg)
+    images = torch.from_numpy(pixels)
+    images = images.permute(0, 3, 1, 2).contiguous() if images.ndim == 4 else images[:, None]
+    return TF.normalize(images.float().div_(255), list(mean), list(std), inplace=True)
+
+
+def _evaluation(cfg: Mapping[str, Any] | Any) -> tuple[EvalCrop, tuple[float, ...], tuple[float, ...]]:
+    resolved = resolve_data_config(pretrained_cfg=dict(cfg) if isinstance(cfg, Mapping) else asdict(cfg))
+    _check_interpolation(resolved["interpolation"])
+    in_chans = resolved["input_size"][0]
+    mean, std = _per_channel(resolved["mean"], in_chans), _per_channel(resolved["std"], in_chans)
+    return EvalCrop.of(resolved, mean), mean, std
 
 
 class _Channels:

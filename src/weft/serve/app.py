@@ -5,31 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib import resources
-from pathlib import PurePosixPath
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Query
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from weft.data import BadImage
+from weft.data.crop import Pixels
 from weft.data.image import printable
 from weft.serve.batching import Batcher, Full
+from weft.serve.decoding import Decoders
+from weft.serve.forms import Sent, files_of
 from weft.serve.guard import AGAIN, Guard, Intake, Refusal, refused
 from weft.serve.metrics import Metrics
-from weft.serve.predictor import ModelFault, Picture, Predictor, Verdict
+from weft.serve.predictor import ModelFault, Predictor, Verdict
 from weft.serve.settings import Settings
 from weft.version import __version__
 
@@ -44,6 +43,8 @@ STATUS = {
     "compression": 415,
     "metadata-bomb": 422,
     "out-of-memory": 422,
+    "too-slow": 422,
+    "crashed": 422,
 }  # of a picture that cannot be used; the rest is 400
 
 
@@ -122,14 +123,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@dataclass
-class Sent:
-    """One picture of a request."""
-
-    name: str
-    data: bytes
-
-
 class Service:
     """The state behind the routes.
 
@@ -146,7 +139,9 @@ class Service:
         self.predictor = predictor or opened(settings)
         self.metrics = Metrics(PATHS, str(self.predictor.facts["runtime"]), str(self.predictor.facts["precision"]))
         self.intake = Intake(settings)
-        self.decoders = ThreadPoolExecutor(min(os.cpu_count() or 1, 4), thread_name_prefix="weft-decoder")
+        self.decoders = Decoders(
+            settings.decoder_count, settings.decode_timeout, settings.max_pixels, settings.decoder_memory
+        )
         self.is_draining = False
         self.batcher: Batcher
         self._reloading: asyncio.Task[None] | None = None
@@ -160,6 +155,7 @@ class Service:
         )
         self.metrics.waiting.set_function(lambda: self.batcher.waiting)
         self.batcher.start()
+        await self.decoders.start()
         loop = asyncio.get_running_loop()
         # a copy under Ray is not in the main thread, which alone gets signals; Windows has no SIGHUP
         is_told = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGHUP")
@@ -171,7 +167,7 @@ class Service:
             if is_told:
                 loop.remove_signal_handler(signal.SIGHUP)
             await self.batcher.close()
-            self.decoders.shutdown(wait=False, cancel_futures=True)
+            self.decoders.close()
 
     def begin_reload(self) -> None:
         """Loads the model anew, beside the work; requests that came before are answered by the old one."""
@@ -197,7 +193,8 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Whether new pictures would be taken."""
-        return not self.is_draining and self.batcher.is_working and self.batcher.waiting < self.settings.max_queue
+        is_full = self.batcher.taken >= self.settings.max_queue
+        return not (self.is_draining or is_full or self.decoders.is_stuck) and self.batcher.is_working
 
     async def answers(self, sent: Sequence[Sent], overlay: bool) -> tuple[Predictor, list[Verdict | BadImage]]:
         """Decodes and asks the model; a picture that cannot be used has its reason for an answer.
@@ -205,15 +202,12 @@ class Service:
         Raises:
             Refusal: too many wait, it took too long, or the model is at fault.
         """
-        predictor, loop = self.predictor, asyncio.get_running_loop()
-        read = functools.partial(_read, predictor, self.settings.max_pixels)
+        predictor = self.predictor
         try:
             async with asyncio.timeout(self.settings.timeout):
                 with self.batcher.preparing(len(sent)):
-                    prepared = await asyncio.gather(
-                        *(loop.run_in_executor(self.decoders, read, item.data) for item in sent)
-                    )
-                good = [item for item in prepared if isinstance(item, Picture)]
+                    prepared = await asyncio.gather(*(self.decoders.pixels(item.data, predictor.crop) for item in sent))
+                good = [item for item in prepared if isinstance(item, Pixels)]
                 verdicts = iter(await self.batcher.answers(good, predictor, overlay)) if good else iter(())
         except Full as full:
             self.metrics.images.labels("queue-full").inc(len(sent))
@@ -230,7 +224,7 @@ class Service:
                 self.metrics.images.labels(item.reason).inc()
         return predictor, [item if isinstance(item, BadImage) else next(verdicts) for item in prepared]
 
-    async def sent(self, request: Request, data: bytes) -> list[Sent]:
+    def sent(self, request: Request, data: bytearray) -> list[Sent]:
         """The pictures of a body.
 
         Raises:
@@ -246,23 +240,7 @@ class Service:
                 "A picture is sent as image/* or application/octet-stream, several as multipart/form-data; this came"
                 f" as {printable(kind)[:80]}. With curl --data-binary, add -H 'Content-Type: image/jpeg'.",
             )
-        most = self.settings.max_images
-        again = Request({**request.scope}, _once(data))  # counted already; Starlette reads the parts
-        try:
-            form = await again.form(max_files=most, max_fields=8, max_part_size=1 << 10)
-        except (MultiPartException, HTTPException) as error:
-            text = str(getattr(error, "message", None) or getattr(error, "detail", "")).rstrip(".")
-            if "Too many files" in text:
-                raise Refusal(413, "too-many-images", f"A request may have {most} pictures; this has more.") from None
-            raise Refusal(400, "form", f"The form cannot be read: {text}.") from None
-        try:
-            files = [(part.filename or "image", part) for _, part in form.multi_items() if not isinstance(part, str)]
-            found = [Sent(printable(PurePosixPath(name).name)[:200], await part.read()) for name, part in files]
-        finally:
-            await form.close()
-        if not found:
-            raise Refusal(400, "no-image", "A form must have at least one file; this has none.")
-        return found
+        return files_of(data, request.headers["content-type"], self.settings.max_images)
 
 
 def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAPI:
@@ -286,6 +264,8 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
     app = FastAPI(title="weft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     app.add_middleware(Guard, settings=settings, on_answer=service.on_answer)  # type: ignore[arg-type]
+    if settings.proxies:
+        app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.proxies))  # type: ignore[arg-type]
     app.add_exception_handler(Refusal, _on_refusal)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_parameter)
@@ -302,7 +282,7 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
         if service.is_draining:
             raise Refusal(503, "stopping", "The service stops; ask another one.", {**AGAIN, "connection": "close"})
         async with service.intake.body(request) as data:
-            pictures = await service.sent(request, data)
+            pictures = service.sent(request, data)
             predictor, found = await _unless_gone(request, service.answers(pictures, overlay))
         if len(found) == 1 and isinstance(found[0], BadImage):
             raise Refusal(STATUS.get(found[0].reason, 400), found[0].reason, str(found[0]))
@@ -325,7 +305,7 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
     async def ready() -> Response:
         """Whether new pictures would be taken."""
         word = "ready" if service.is_ready else "stopping" if service.is_draining else "busy"
-        return JSONResponse({"status": word, "waiting": service.batcher.waiting}, 200 if word == "ready" else 503)
+        return JSONResponse({"status": word, "waiting": service.batcher.taken}, 200 if word == "ready" else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -374,13 +354,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         leaving.cancel()
 
 
-def _read(predictor: Predictor, max_pixels: int, data: bytes) -> Picture | BadImage:
-    try:
-        return predictor.read(data, max_pixels=max_pixels)
-    except BadImage as error:
-        return error
-
-
 def _answer(predictor: Predictor, name: str, found: Verdict | BadImage, top_k: int) -> dict[str, Any]:
     if isinstance(found, BadImage):
         return {"image": name, "error": {"code": found.reason, "message": str(found)}}
@@ -390,13 +363,6 @@ def _answer(predictor: Predictor, name: str, found: Verdict | BadImage, top_k: i
         grid = found.overlay.grid.astype(float).round(3)  # as float64, or JSON would have sixteen digits
         answer["overlay"] = {"grid": grid.tolist(), "region": list(found.overlay.region)}
     return answer
-
-
-def _once(data: bytes) -> Any:
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": data, "more_body": False}
-
-    return receive
 
 
 @functools.cache

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from weft.serve.predictor import ModelFault, Picture, Predictor, Verdict
+from weft.data.crop import Pixels
+from weft.serve.predictor import ModelFault, Predictor, Verdict
 
 
 class Full(Exception):
@@ -34,7 +35,7 @@ class Full(Exception):
 
 @dataclass(eq=False)
 class _Job:
-    picture: Picture
+    picture: Pixels
     predictor: Predictor
     overlay: bool
     verdict: asyncio.Future[Verdict]
@@ -84,6 +85,11 @@ class Batcher:
         return len(self._waiting)
 
     @property
+    def taken(self) -> int:
+        """Pictures in the queue, and those that are being decoded for it."""
+        return len(self._waiting) + self._preparing
+
+    @property
     def is_working(self) -> bool:
         """Whether the task that computes is alive."""
         return self._task is not None and not self._task.done()
@@ -95,9 +101,8 @@ class Batcher:
         Raises:
             Full: there are not so many.
         """
-        taken = len(self._waiting) + self._preparing
-        if taken + count > self.max_queue:
-            raise Full(max(taken * self._pace, 0.1))
+        if self.taken + count > self.max_queue:
+            raise Full(max(self.taken * self._pace, 0.1))
         self._preparing += count
         try:
             yield
@@ -105,7 +110,7 @@ class Batcher:
             self._preparing -= count
             self._arrived.set()
 
-    async def answers(self, pictures: Sequence[Picture], predictor: Predictor, overlay: bool) -> list[Verdict]:
+    async def answers(self, pictures: Sequence[Pixels], predictor: Predictor, overlay: bool) -> list[Verdict]:
         """Waits for the verdicts. A caller that gives up takes its pictures out of the queue."""
         loop = asyncio.get_running_loop()
         jobs = [_Job(picture, predictor, overlay, loop.create_future()) for picture in pictures]

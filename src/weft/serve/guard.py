@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import ipaddress
+import math
 import sys
 import time
 import traceback
 import uuid
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +24,7 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
-from weft.serve.settings import Settings
+from weft.serve.settings import HELD_BYTES, Settings
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -39,7 +42,6 @@ HEADERS = {
 }
 AGAIN, CLOSE = {"retry-after": "1"}, {"connection": "close"}
 LATER = 2  # seconds for which the rest of a body that is too long is thrown away, so that the client reads why
-HELD_BYTES = 256 << 20  # of all bodies that are being received
 OPEN_PATHS = ("/", "/live", "/ready", "/health")  # need no token; nor do the page's files
 
 
@@ -64,6 +66,36 @@ def refused(refusal: Refusal, request_id: str) -> JSONResponse:
     return JSONResponse({"error": error}, refusal.status, headers=refusal.headers)
 
 
+async def busy(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    """ASGI: what a connection gets that is one too many."""
+    refusal = Refusal(503, "busy", "Too many clients are connected; try again.", {**HEADERS, **AGAIN, **CLOSE})
+    await refused(refusal, uuid.uuid4().hex[:12])(scope, receive, send)
+
+
+class Guesses:
+    """How often each client may send a wrong token: `burst` times, then once in `seconds`.
+
+    A client is an IPv4 address or an IPv6 network of 64 bits. While it may not guess, it does not learn whether a guess
+    is right. Clients behind a proxy count as one, unless the service knows the proxy (`Settings.proxies`).
+    """
+
+    def __init__(self, burst: int = 10, seconds: float = 6.0, clients: int = 10_000) -> None:
+        self.burst, self.seconds, self.clients = burst, seconds, clients
+        self._full_at: OrderedDict[str, float] = OrderedDict()  # when a client will have all its guesses back
+
+    def wait(self, client: str) -> float:
+        """Seconds until the client may guess again; 0 for now."""
+        owed = self._full_at.get(client, 0.0) - time.monotonic()
+        return max(owed - (self.burst - 1) * self.seconds, 0.0)
+
+    def count(self, client: str) -> None:
+        """A wrong guess."""
+        self._full_at[client] = max(self._full_at.get(client, 0.0), time.monotonic()) + self.seconds
+        self._full_at.move_to_end(client)
+        while len(self._full_at) > self.clients:
+            self._full_at.popitem(last=False)
+
+
 class Guard:
     """ASGI: checks a request, hands it on, and sees that an answer comes out whatever happens.
 
@@ -75,6 +107,7 @@ class Guard:
 
     def __init__(self, app: Any, settings: Settings, on_answer: Callable[[str, str, int, float, str], None]) -> None:
         self.app, self.settings, self.on_answer = app, settings, on_answer
+        self.guesses = Guesses()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -120,23 +153,42 @@ class Guard:
                 "The Host header must be a name that this service goes by. Start it with --name NAME to add one.",
             )
         origins = request.headers.getlist("origin")
-        is_foreign = any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins)
+        is_foreign = any(_origin_host(origin) != hosts[0].lower() for origin in origins)
         is_page = request.method in ("GET", "HEAD")
         if is_foreign or (not is_page and request.headers.get("sec-fetch-site") in ("cross-site", "same-site")):
             raise Refusal(403, "foreign-origin", "Pages of other sites may not use this service.")
-        if self.settings.token is not None and not _is_open(request.url.path):
-            given = request.headers.get("authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {self.settings.token}".encode()):
-                raise Refusal(
-                    401,
-                    "token",
-                    "This service asks for a token: send 'Authorization: Bearer TOKEN'.",
-                    {"www-authenticate": "Bearer"},
-                )
+        if self.settings.token is not None and not _is_open(request.scope["path"]):
+            self._check_token(request, self.settings.token)
+
+    def _check_token(self, request: Request, token: str) -> None:
+        client = _network(request.client.host if request.client else "")
+        if (seconds := self.guesses.wait(client)) > 0:
+            later = {"retry-after": str(math.ceil(seconds))}
+            raise Refusal(429, "token-guesses", "Too many wrong tokens came from this client; try again later.", later)
+        given = request.headers.get("authorization")
+        if given is not None and hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            return
+        if given is not None:
+            self.guesses.count(client)
+        raise Refusal(
+            401,
+            "token",
+            "This service asks for a token: send 'Authorization: Bearer TOKEN'.",
+            {"www-authenticate": "Bearer"},
+        )
 
 
 def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith("/page/")
+
+
+def _network(address: str) -> str:
+    """The client that an address belongs to: a household has 64 bits of IPv6."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:  # a socket of this machine
+        return address
+    return str(ipaddress.ip_network((ip, 64 if ip.version == 6 else 32), strict=False))
 
 
 def _host_name(host: str) -> str | None:
@@ -148,6 +200,14 @@ def _host_name(host: str) -> str | None:
     except ValueError:
         return None
     return parts.hostname if is_bare else None
+
+
+def _origin_host(origin: str) -> str | None:
+    """The host and port of an Origin header; None for what is no address of a page."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 class Intake:
@@ -162,7 +222,7 @@ class Intake:
         self.held = 0
 
     @contextlib.asynccontextmanager
-    async def body(self, request: Request) -> AsyncIterator[bytes]:
+    async def body(self, request: Request) -> AsyncIterator[bytearray]:
         """The body of a request, to be used inside.
 
         Raises:
@@ -180,7 +240,7 @@ class Intake:
                 seconds = self.settings.read_timeout
                 text = f"A request must have come within {seconds:g} seconds."
                 raise Refusal(408, "too-slow", text, CLOSE) from None
-            yield bytes(parts)
+            yield parts
         finally:
             self.held -= len(parts)
 

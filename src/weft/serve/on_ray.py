@@ -30,7 +30,7 @@ def application(args: Mapping[str, str]) -> serve.Application:
 
     Args:
         args: `run`, `replicas` (default: 1), and whatever else is in `Settings` and not of a single machine, as text;
-            `names` with commas between.
+            `names` and `proxies` with commas between.
 
     The token that clients must send is that of the environment variable WEFT_TOKEN here; without it there is none.
 
@@ -60,7 +60,7 @@ def application(args: Mapping[str, str]) -> serve.Application:
 
 
 def _read(name: str, kind: str, text: str) -> Any:
-    if name == "names":
+    if name in ("names", "proxies"):
         return tuple(text.split(","))
     try:
         return int(text) if kind.startswith("int") else float(text) if kind == "float" else text

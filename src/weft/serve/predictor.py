@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from PIL import Image
+from torch import nn
 
 from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, WEIGHTS, model_dir, read_config
-from weft.data import eval_transform, open_image
-from weft.data.transforms import seen_region
+from weft.data import open_image
+from weft.data.crop import Pixels
+from weft.data.transforms import eval_crop, normalize
 from weft.deploy import ExportedModel, fold, open_model
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.grid import Grid
@@ -33,19 +35,6 @@ BEST_FIRST += (("onnx", "int8"), ("onnx", "fp32"), ("onnx", "fp16"))
 
 class ModelFault(WeftError):
     """The model did not answer; no picture is to blame."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture, ready for the model.
-
-    Attributes:
-        tensor: (channels height width), normalised.
-        size: (height, width) as a person sees it, in pixels.
-    """
-
-    tensor: Tensor
-    size: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -79,6 +68,7 @@ class Predictor:
 
     Attributes:
         names: of the classes; their numbers where the model has no names.
+        crop: how an image becomes the pixels that the model sees.
         facts: what a client may know about the model.
     """
 
@@ -91,7 +81,7 @@ class Predictor:
         self.model: Any = fold(model) if isinstance(model, Backbone) else model
         self.model = self.model.to(self.on.device).eval()
         self.names = names or [str(number) for number in range(model.num_classes)]
-        self.transform: Any = eval_transform(self.cfg)
+        self.crop = eval_crop(self.cfg)
         self.facts = {
             "classes": self.names,
             "architecture": type(self.described or model).__name__,
@@ -124,28 +114,27 @@ class Predictor:
 
     def warm_up(self, most: int) -> None:
         """Answers batches of the sizes that will be most frequent, so that no client pays for the first."""
-        blank = Picture(torch.zeros(*self.cfg["input_size"]), (1, 1))
+        blank = self.crop.pixels(Image.new("RGB", (1, 1)))
         for count in sorted({1, most, max(most // 2, 1), max(most // 4, 1)}, reverse=True):
             self.answer([blank] * count)
         if self.facts["overlay"]:
             self.answer([blank], overlay=True)
 
-    def read(self, data: bytes, *, max_pixels: int) -> Picture:
-        """Decodes and prepares, as `weft predict` does.
+    def read(self, data: bytes, *, max_pixels: int) -> Pixels:
+        """Decodes in this process, as `weft predict` does.
 
         Raises:
             BadImage: bytes that are no picture, or one that cannot be used.
         """
-        image = open_image(data, max_pixels=max_pixels)
-        return Picture(self.transform(image), (image.height, image.width))
+        return self.crop.pixels(open_image(data, max_pixels=max_pixels))
 
-    def answer(self, pictures: Sequence[Picture], *, overlay: bool = False) -> list[Verdict]:
+    def answer(self, pictures: Sequence[Pixels], *, overlay: bool = False) -> list[Verdict]:
         """Answers a batch in one forward pass, of which the overlay is a by-product.
 
         Raises:
             ModelFault: it gave no numbers.
         """
-        images = self.on.put(torch.stack([picture.tensor for picture in pictures]))
+        images = self.on.put(normalize(np.stack([picture.values for picture in pictures]), self.cfg))
         overlay = overlay and bool(self.facts["overlay"])
         maps = None
         with torch.inference_mode(), self.on.autocast():
@@ -171,7 +160,7 @@ class Predictor:
     def _overlay(self, maps: AttentionMaps, i: int, size: tuple[int, int]) -> Overlay:
         grid = maps.focus[i].float().cpu().numpy()
         low, high = float(grid.min()), float(grid.max())
-        return Overlay((grid - low) / max(high - low, 1e-12), seen_region(self.cfg, size))
+        return Overlay((grid - low) / max(high - low, 1e-12), self.crop.region(*size))
 
 
 def found(run: str | Path, runtime: str = "auto") -> Path:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import multiprocessing.connection
 import os
 import secrets
 import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -28,7 +30,6 @@ from weft.serve.protocol import GuardedProtocol
 from weft.serve.settings import Settings
 
 ENVIRONMENT = "WEFT_SERVE"  # holds the settings for the processes that this one starts
-CONNECTIONS = 1000  # per process; more are answered 503
 
 
 def serve(settings: Settings) -> None:
@@ -70,11 +71,22 @@ def _serve_in_processes(settings: Settings, sock: socket.socket, on_start: Calla
 def from_environment() -> Any:
     """The application of one of several processes."""
     words = json.loads(os.environ[ENVIRONMENT])
-    settings = Settings(**{**words, "names": tuple(words["names"])})
+    settings = Settings(**{**words, "names": tuple(words["names"]), "proxies": tuple(words["proxies"])})
     _use_threads(settings)
     app = create_app(settings)
     _drain_first(app.state.service)
+    threading.Thread(target=_end_with_parent, args=(settings,), daemon=True).start()
     return app
+
+
+def _end_with_parent(settings: Settings) -> None:
+    """Stops this process when the one that started it is gone: nobody else could, and it would keep the port."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(settings.drain + settings.grace + 1)
+        os._exit(143)
 
 
 def _drain_first(service: Service) -> None:
@@ -106,7 +118,6 @@ def _config(settings: Settings, app: Any) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         workers=settings.workers,
-        limit_concurrency=CONNECTIONS,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=max(round(settings.grace), 1),
         timeout_worker_healthcheck=30,

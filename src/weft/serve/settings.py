@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass
 
 from weft.errors import UsageError
 
 RUNTIMES = ("auto", "torch", "openvino", "onnx")
 TOKEN = "WEFT_TOKEN"  # the environment variable that holds it
+CONNECTIONS, CONNECTION_BYTES = 1000, 512 << 10  # of one process: what each may have sent unread, and its buffers
+HELD_BYTES = 256 << 20  # of all bodies that are being received or decoded; of forms there is a second copy
+DECODER_BYTES, DECODER_BYTES_PER_PIXEL = 64 << 20, 32  # 22 were the most of 400 kinds of files, a WebP with alpha
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -31,11 +35,14 @@ class Settings:
         max_bytes: of the body of one request.
         max_pixels: of one picture (height x width), judged by its header.
         max_images: in one request.
+        decoders: processes that turn uploads into pixels, for each of `workers`; None for one per core, at most 4.
+        decode_timeout: seconds after which an image's decoder is killed, and the image refused.
         read_timeout: seconds in which a request must have come.
         timeout: seconds in which it is answered.
         drain: seconds for which a stopping service still listens, unready, so that a balancer notices.
         grace: seconds after which what is still running is given up.
         names: more names under which the service may be asked for, as in the Host header.
+        proxies: addresses of the proxies in front, whose header X-Forwarded-For is believed.
         token: what a client must send as `Authorization: Bearer TOKEN`; None for nothing on this machine, and for a
             token made up at the start where other machines reach it.
         is_open: no token is asked for, wherever a client is.
@@ -56,11 +63,14 @@ class Settings:
     max_bytes: int = 10 << 20
     max_pixels: int = 25_000_000
     max_images: int = 16
+    decoders: int | None = None
+    decode_timeout: float = 10.0
     read_timeout: float = 10.0
     timeout: float = 30.0
     drain: float = 1.0
     grace: float = 20.0
     names: tuple[str, ...] = ()
+    proxies: tuple[str, ...] = ()
     token: str | None = None
     is_open: bool = False
     log: bool = False
@@ -74,7 +84,9 @@ class Settings:
         for name in ("workers", "max_batch", "max_queue", "max_bytes", "max_pixels", "max_images"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        for name in ("read_timeout", "timeout", "grace"):
+        if self.decoders is not None and self.decoders < 1:
+            raise UsageError(f"decoders must be at least 1; got {self.decoders}.")
+        for name in ("read_timeout", "timeout", "grace", "decode_timeout"):
             if not 0 < getattr(self, name) <= 3600:
                 raise UsageError(f"{name} is in seconds, above 0 and at most 3600; got {getattr(self, name)}.")
         if not 0 <= self.drain <= 600:
@@ -87,6 +99,22 @@ class Settings:
             raise UsageError(
                 f"max_queue must hold the pictures of one request, max_images={self.max_images}; got {self.max_queue}."
             )
+
+    @property
+    def decoder_count(self) -> int:
+        """Decoders of each worker."""
+        return self.decoders or min(max((os.cpu_count() or 1) // self.workers, 1), 4)
+
+    @property
+    def decoder_memory(self) -> int:
+        """Bytes that one decoder may take beyond its own code."""
+        return DECODER_BYTES + DECODER_BYTES_PER_PIXEL * self.max_pixels
+
+    @property
+    def most_memory(self) -> int:
+        """Bytes that clients can make the service take, beyond what it takes at rest."""
+        held = 2 * max(HELD_BYTES, self.max_bytes)
+        return self.workers * (held + CONNECTIONS * CONNECTION_BYTES + self.decoder_count * self.decoder_memory)
 
     @property
     def is_private(self) -> bool:

@@ -1,0 +1,118 @@
+"""How an image becomes the rectangle that a network sees in an evaluation, with Pillow alone.
+
+The steps are timm's (`timm.data.create_transform(is_training=False)`), number for number; a test compares every pixel.
+They are written out here so that a process which only decodes uploads need not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from weft.errors import UsageError
+
+MODES = ("center", "squash", "border")
+
+
+class Pixels(NamedTuple):
+    """What a network sees of an image.
+
+    Attributes:
+        values: uint8, (height, width, 3), or (height, width) for one channel.
+        size: (height, width) of the whole image as a person sees it.
+    """
+
+    values: np.ndarray
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class EvalCrop:
+    """Resize, then cut out the centre.
+
+    Attributes:
+        size: (height, width) of the result, in pixels.
+        scaled: (height, width) that the crop is a part of: `size` divided by `crop_pct`, rounded down.
+        mode: `center` resizes the short side and cuts out the centre, `squash` resizes both sides, `border` resizes the
+            long side and pads.
+        interpolation: `bicubic`, `bilinear`, `lanczos` or `nearest`.
+        color: the mode of the result: `RGB`, or `L` for one channel of luma (ITU-R 601-2).
+        fill: what `border` pads with, 0 to 255 for each channel; the first holds for a gray image.
+    """
+
+    size: tuple[int, int]
+    scaled: tuple[int, int]
+    mode: str
+    interpolation: str
+    color: str
+    fill: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, resolved: Mapping[str, Any], mean: Sequence[float]) -> EvalCrop:
+        """From the answer of `timm.data.resolve_data_config`; `mean` has one value per channel, in 0 to 1.
+
+        Raises:
+            UsageError: an unknown crop mode, or neither 1 nor 3 channels.
+        """
+        in_chans, height, width = resolved["input_size"]
+        if resolved["crop_mode"] not in MODES:
+            raise UsageError(f"crop_mode must be center, squash or border; got '{resolved['crop_mode']}'.")
+        if in_chans not in (1, 3):
+            raise UsageError(f"in_chans must be 3 (RGB) or 1 (gray) for pictures from files; got {in_chans}.")
+        return cls(
+            size=(height, width),
+            scaled=(int(height / resolved["crop_pct"]), int(width / resolved["crop_pct"])),
+            mode=resolved["crop_mode"],
+            interpolation="bicubic" if resolved["interpolation"] == "random" else resolved["interpolation"],
+            color="RGB" if in_chans == 3 else "L",
+            fill=(round(255 * mean[0]), round(255 * mean[len(mean) // 2]), round(255 * mean[-1])),
+        )
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """The rectangle, of `size` and mode `color`; gray images keep their levels exactly either way."""
+        image = image.convert(self.color)
+        height, width = self._resized(image.height, image.width)
+        if (image.height, image.width) != (height, width):
+            image = image.resize((width, height), Image.Resampling[self.interpolation.upper()])
+        top, left = (_offset(side, cut) for side, cut in zip((height, width), self.size, strict=True))
+        if height >= self.size[0] and width >= self.size[1]:
+            return image.crop((left, top, left + self.size[1], top + self.size[0]))
+        fill = self.fill if self.mode == "border" else (0, 0, 0)
+        canvas = Image.new(self.color, (self.size[1], self.size[0]), fill if self.color == "RGB" else fill[0])
+        canvas.paste(image, (-left, -top))
+        return canvas
+
+    def pixels(self, image: Image.Image) -> Pixels:
+        """The rectangle as an array, and the size of what it was cut from."""
+        return Pixels(np.array(self(image)), (image.height, image.width))
+
+    def region(self, height: int, width: int) -> tuple[float, float, float, float]:
+        """Which part of an image of this size is left: (left, top, width, height) as shares of its width and height;
+        beyond 0 to 1 where it is padded."""
+        factors = [scaled / side for scaled, side in zip(self.scaled, (height, width), strict=True)]
+        if self.mode == "center":
+            factors = [max(factors)] * 2
+        elif self.mode == "border":
+            factors = [min(factors)] * 2
+        tall, wide = (cut / (side * f) for cut, side, f in zip(self.size, (height, width), factors, strict=True))
+        return (1 - wide) / 2, (1 - tall) / 2, wide, tall
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) before the crop."""
+        if self.mode == "squash":
+            return self.scaled
+        if self.mode == "center" and self.scaled[0] == self.scaled[1]:
+            short = self.scaled[0]  # torchvision's Resize: the long side is rounded down
+            return (short, int(short * width / height)) if height <= width else (int(short * height / width), short)
+        ratios = height / self.scaled[0], width / self.scaled[1]  # timm's ResizeKeepRatio: both sides are rounded
+        ratio = max(ratios) if self.mode == "border" else min(ratios)
+        return max(round(height / ratio), 1), max(round(width / ratio), 1)  # of 1 x 100 pixels, timm's would be 0
+
+
+def _offset(side: int, cut: int) -> int:
+    """Where a centred cut begins; negative where the side is shorter, and padded."""
+    return round((side - cut) / 2) if side >= cut else -((cut - side) // 2)

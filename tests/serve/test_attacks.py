@@ -1,0 +1,358 @@
+"""What strangers may send to a service: its memory, its time and its answers stay within bounds."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import http.client
+import io
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image, ImageCms
+
+from tests.serve.running import Running, children, picture, running, saved
+from weft.serve.guard import Guesses
+from weft.serve.settings import Settings
+
+POST = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
+pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc")
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("attacked") / "model")
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started."""
+    found = [pid]
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            found += family(int(child))
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):  # started by another thread
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in task.read_text().split() if int(child) not in found]
+    return list(dict.fromkeys(found))
+
+
+def memory(pid: int) -> int:
+    """Bytes that a process and all that it started take, shared ones counted once."""
+    total = 0
+    for member in family(pid):
+        with contextlib.suppress(OSError, StopIteration):
+            lines = Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()
+            total += int(next(line.split()[1] for line in lines if line.startswith("Pss:"))) << 10
+    return total
+
+
+def data_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmData:"))) << 10
+
+
+class Watch:
+    """The most memory that a service takes, and the longest that `/live` takes, while this is open."""
+
+    def __init__(self, service: Running) -> None:
+        self.service, self.memory, self.seconds = service, 0, 0.0
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._weigh), threading.Thread(target=self._ask)]
+
+    def __enter__(self) -> Watch:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _weigh(self) -> None:
+        while not self._end.wait(0.02):
+            self.memory = max(self.memory, memory(self.service.process.pid))
+
+    def _ask(self) -> None:
+        while not self._end.wait(0.05):
+            begun = time.monotonic()
+            assert self.service.ask("/live")[0] == 200
+            self.seconds = max(self.seconds, time.monotonic() - begun)
+
+
+def deep_png(side: int) -> bytes:
+    """A PNG of 16 bits and four channels: 8 bytes per pixel, of which almost nothing is sent."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 16, 6, 0, 0, 0)
+    rows = zlib.compress(bytes((1 + 8 * side) * side))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def profiled(seed: int) -> bytes:
+    """A JPEG with a colour profile like no other, of a megabyte."""
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    profile += random.Random(seed).randbytes(1 << 20)
+    profile = struct.pack(">I", len(profile)) + profile[4:]
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), (seed, 0, 0)).save(file, "JPEG", icc_profile=profile)
+    return file.getvalue()
+
+
+def trailers(service: Running) -> int:
+    """A chunked body whose trailer does not end: bytes that could be sent."""
+    sent, part = 0, b"".join(b"X-%d: %s\r\n" % (i, b"a" * 1000) for i in range(64))
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sock, contextlib.suppress(OSError):
+        sock.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
+        for _ in range(400):
+            sock.sendall(part)
+            sent += len(part)
+    return sent
+
+
+@pytest.fixture(scope="module")
+def bounded(model_dir: Path) -> Iterator[tuple[Running, int]]:
+    """A service that may take what it says that it may take, and the memory that it takes at rest."""
+    with running(model_dir, "--max-pixels", "12000000", "--decoders", "2") as service:
+        for i in range(8):
+            assert service.ask(body=picture(i))[0] == 200
+        bound = Settings(run="", max_pixels=12_000_000, decoders=2).most_memory
+        limit = data_bytes(service.process.pid) + bound
+        resource.prlimit(service.process.pid, resource.RLIMIT_DATA, (limit, limit))
+        yield service, memory(service.process.pid)
+
+
+AMPLIFIED: dict[str, Any] = {
+    "a trailer without end": lambda service: trailers(service),
+    "chunks with extensions": lambda service: service.raw(
+        POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" + b"a=b;" * 1000 + b"\r\nx\r\n") * 1000
+    ),
+    "a form of almost boundaries": lambda service: service.ask(
+        body=b"--BB\r\n" + b"\r\n--BBx" * 1_400_000,
+        headers={"Content-Type": "multipart/form-data; boundary=BB"},
+    ),
+    "pipelined requests": lambda service: service.raw(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000),
+    "16-bit images": lambda service: service.ask(body=deep_png(3464)),
+}
+
+
+@pytest.mark.parametrize("case", AMPLIFIED)
+def test_memory_and_the_wait_of_others_are_bounded(case: str, bounded: tuple[Running, int]) -> None:
+    service, rest = bounded
+    with Watch(service) as watch, concurrent.futures.ThreadPoolExecutor(16) as pool:
+        list(pool.map(AMPLIFIED[case], [service] * 16))
+    assert watch.memory - rest < Settings(run="", max_pixels=12_000_000, decoders=2).most_memory
+    if case != "16-bit images":  # whose decoding is what they are there for
+        assert watch.memory - rest < 400 << 20
+    assert watch.seconds < 1.5  # the event loop was never held for long, on a busy machine either
+    assert service.ask(body=picture(0))[0] == 200
+
+
+def test_a_hundred_colour_profiles_are_forgotten(bounded: tuple[Running, int]) -> None:
+    service, rest = bounded
+    files = [profiled(seed) for seed in range(60)]
+    with Watch(service) as watch, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert {status for status, _, _ in pool.map(lambda file: service.ask(body=file), files)} <= {200, 400, 422}
+    assert watch.memory - rest < 150 << 20
+
+
+def decoders(service: Running) -> list[int]:
+    def is_decoder(pid: int) -> bool:
+        with contextlib.suppress(OSError):
+            return b"weft.serve.decoding" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return False
+
+    return [pid for pid in family(service.process.pid) if is_decoder(pid)]
+
+
+def test_a_stuck_decoder_is_killed_at_the_deadline_and_ready_says_so(model_dir: Path) -> None:
+    with running(model_dir, "--decoders", "1", "--decode-timeout", "4") as service:
+        (decoder,) = decoders(service)
+        os.kill(decoder, signal.SIGSTOP)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            begun = time.monotonic()
+            stuck = pool.submit(service.ask, body=picture(0))
+            time.sleep(0.3)
+            waiting = pool.submit(service.ask, body=picture(1))
+            time.sleep(2.5)
+            status, state, _ = service.ask("/ready")
+            assert (status, state["status"]) == (503, "busy")
+            status, problem, _ = stuck.result()
+            assert (status, problem["error"]["code"]) == (422, "too-slow")
+            assert 3.9 < time.monotonic() - begun < 8
+            assert waiting.result()[0] == 200  # by the decoder that took its place
+        assert service.ask("/ready")[0] == 200
+        assert decoders(service) != [decoder]
+
+
+def test_a_decoder_that_crashes_takes_one_image_with_it(model_dir: Path) -> None:
+    with running(model_dir, "--decoders", "1") as service:
+        (decoder,) = decoders(service)
+        os.kill(decoder, signal.SIGSTOP)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(service.ask, body=picture(0))
+            time.sleep(0.5)
+            os.kill(decoder, signal.SIGKILL)
+            status, problem, _ = asking.result()
+        assert (status, problem["error"]["code"]) == (422, "crashed")
+        assert service.ask(body=picture(0))[0] == 200
+        assert service.stop() == 0
+        assert not [pid for pid in (decoder, *decoders(service)) if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_decoder_has_a_bound_on_its_memory(model_dir: Path) -> None:
+    program = "from weft.serve import settings; settings.DECODER_BYTES, settings.DECODER_BYTES_PER_PIXEL = 1 << 20, 1"
+    with running(model_dir, program=program) as service:
+        status, problem, _ = service.ask(body=deep_png(3464))
+        assert (status, problem["error"]["code"]) == (422, "out-of-memory")
+        assert service.ask(body=picture(0))[0] == 200
+
+
+NAMES = [
+    *("host", "origin", "sec-fetch-site", "content-type", "content-length", "content-encoding", "transfer-encoding"),
+    *("expect", "authorization", "connection", "upgrade", "accept", "range", "if-none-match", "cookie", "referer"),
+    *("x-forwarded-for", "x-forwarded-proto", "x-request-id", "te", "trailer", "access-control-request-method", "via"),
+]
+VALUES = [
+    *("", " ", ",", ";", ":", "=", "/", "[", "]", "[::1", "http://[::1", "http://[", "//", "http://a:b", "null", "*"),
+    *("localhost:99999999", "localhost:-1", "multipart/form-data", "multipart/form-data; boundary=", "image/"),
+    *("multipart/form-data; charset=undefined; boundary=x", "multipart/form-data; boundary=\xe9", "0", "-1", "1e9"),
+    *("multipart/form-data; boundary=" + "x" * 5000, 'multipart/form-data; boundary="\\', "chunked, chunked", "gzip"),
+    *("Bearer " + "\xff" * 50, "100-continue", "close, upgrade", "h2c", "bytes=0-9999999999999999999", "%00", "\x7f"),
+    *("127.0.0.1, [::1", "999.999.999.999", "\xa0", "a" * 20_000),
+]
+PART_VALUES = [
+    *(
+        'form-data; name="a"; filename="b"',
+        "form-data",
+        "form-data; name=",
+        'form-data; name="a"; filename*=x',
+        "attachment",
+    ),
+    *(
+        "form-data; name=\"a\"; filename*=undefined''%ff",
+        'form-data; name="\\',
+        'form-data; filename="%00%0A\xff"',
+        "\xff",
+    ),
+    *('form-data; name="a"; filename="' + "../" * 1000 + '"', 'form-data; name="a"; filename="\u202e"', ""),
+]
+PART_NAMES = ["Content-Disposition", "Content-Type", "Content-Length", "Content-Transfer-Encoding", "X", "", "\xe9"]
+
+
+@pytest.mark.parametrize("token", ["", "secret"])
+def test_no_header_and_no_field_makes_the_service_fail(token: str, model_dir: Path) -> None:
+    rng = random.Random(0)
+    requests = [(name, value) for name in NAMES for value in VALUES]
+    with running(model_dir, "--proxy", "127.0.0.1", "--read-timeout", "1", WEFT_TOKEN=token) as service:
+        for name, value in requests:
+            method = rng.choice([b"POST", b"GET", b"OPTIONS", b"HEAD"])
+            host = b"" if name == "host" else b"Host: localhost\r\n"
+            length = b"" if name in ("content-length", "transfer-encoding") else b"Content-Length: 4\r\n"
+            head = method + b" /predict?top_k=2 HTTP/1.1\r\n" + host + length + b"Connection: close\r\n"
+            status = _status(service.raw(head + f"{name}: {value}\r\n\r\nbody".encode("latin-1", "replace")))
+            assert status < 500, (name, value)
+        for name in PART_NAMES:
+            for value in (*PART_VALUES, *VALUES):
+                part = f"--x\r\n{name}: {value}\r\n\r\nbody\r\n--x--\r\n".encode("utf-8", "surrogateescape")
+                headers = {"Content-Type": "multipart/form-data; boundary=x", "Authorization": f"Bearer {token}"}
+                assert service.ask(body=part, headers=headers)[0] < 500, (name, value)
+        mine = {"Authorization": f"Bearer {token}"}
+        text = service.ask("/metrics", headers=mine)[1].decode() if not token else ""
+        assert 'code="5' not in text
+
+
+def _status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+def test_tokens_cannot_be_guessed_quickly(model_dir: Path) -> None:
+    with running(model_dir, "--proxy", "127.0.0.1", WEFT_TOKEN="right") as service:
+
+        def ask(token: str, client: str) -> int:
+            headers = {"Authorization": f"Bearer {token}", "X-Forwarded-For": client}
+            return service.ask("/model", headers=headers)[0]
+
+        assert [ask(f"wrong{i}", "192.0.2.1") for i in range(12)] == [401] * 10 + [429] * 2
+        assert ask("right", "192.0.2.1") == 429  # not even then: it would tell which guess is right
+        assert ask("right", "192.0.2.2") == 200
+        assert service.ask("/model", headers={"X-Forwarded-For": "192.0.2.3"})[0] == 401
+        assert [ask("wrong", f"2001:db8::{i}") for i in range(1, 12)] == [401] * 10 + [429]
+        status, _, headers = service.ask("/model", headers={"X-Forwarded-For": "192.0.2.1"})
+        assert (status, 1 <= int(headers["retry-after"]) <= 6) == (429, True)
+
+
+def test_guesses_come_back_and_clients_are_forgotten() -> None:
+    guesses = Guesses(burst=2, seconds=0.05, clients=3)
+    for client in "abcd":
+        for _ in range(2):
+            assert guesses.wait(client) == 0
+            guesses.count(client)
+        assert 0 < guesses.wait(client) <= 0.05
+    assert guesses.wait("a") == 0  # forgotten
+    time.sleep(0.06)
+    assert guesses.wait("d") == 0
+
+
+def test_a_connection_too_many_is_told_when_to_come_again(model_dir: Path) -> None:
+    program = "from weft.serve import settings; settings.CONNECTIONS = 4"
+    with running(model_dir, program=program) as service, contextlib.ExitStack() as stack:
+        for _ in range(4):
+            connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)
+            stack.enter_context(contextlib.closing(connection))
+            connection.request("GET", "/live")
+            assert connection.getresponse().read() == b'{"status":"live"}'
+        status, problem, headers = service.ask("/live")
+        assert (status, problem["error"]["code"], headers["retry-after"]) == (503, "busy", "1")
+        stack.close()
+        time.sleep(0.5)
+        assert service.ask("/live")[0] == 200
+
+
+def test_who_reads_no_answer_is_left(model_dir: Path) -> None:
+    with running(model_dir, "--read-timeout", "1") as service:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.settimeout(30)
+            sock.connect(("127.0.0.1", service.port))
+            with contextlib.suppress(OSError):
+                for _ in range(20_000):
+                    sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                    time.sleep(0.0005)
+                pytest.fail("a client that reads nothing is served for ever")
+        assert service.ask("/live")[0] == 200
+
+
+def test_the_processes_end_with_the_one_that_started_them(model_dir: Path) -> None:
+    with running(model_dir, "--workers", "2", "--drain", "0") as service:
+        end = time.monotonic() + 60
+        while len(members := children(service.process.pid)) < 2 or len(decoders(service)) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        members = family(service.process.pid)[1:]
+        os.kill(service.process.pid, signal.SIGKILL)
+        service.process.wait()
+        while [pid for pid in members if _is_alive(pid)]:
+            assert time.monotonic() < end + 30
+            time.sleep(0.1)
+        with socket.create_server(("127.0.0.1", service.port)):
+            pass
+
+
+def _is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    return False

@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import struct
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -95,11 +96,43 @@ def test_foreign_classes_on_request(tmp_path, legacy):
     assert torch.equal(averaged["b.bias"], AVERAGE["b.bias"])
 
 
-def test_foreign_dicts_stay_closed(tmp_path):
-    """A stand-in cannot know that it should be filled like a dict: said, not guessed."""
-    torch.save({"model": STATE, "cfg": Attributes(lr=0.1)}, tmp_path / "x.pth")
-    with pytest.raises(CheckpointError, match=r"x\.pth must hold tensors that weft can read"):
-        read_state_dict(tmp_path / "x.pth", import_foreign=True)
+def test_foreign_dicts_are_dicts(tmp_path):
+    torch.save({"model": Attributes(STATE), "cfg": Attributes(lr=0.1)}, tmp_path / "x.pth")
+    assert_state(read_state_dict(tmp_path / "x.pth", import_foreign=True))
+
+
+def test_only_the_chosen_state_is_read(tmp_path):
+    """A file with an optimizer costs the memory of its weights."""
+    torch.save({"model": STATE, "optimizer": {"state": {0: {"exp_avg": torch.zeros(10_000_000)}}}}, tmp_path / "x.pth")
+    tracemalloc.start()
+    assert_state(read_state_dict(tmp_path / "x.pth"))
+    assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    tracemalloc.stop()
+
+
+def test_tensors_that_share_numbers_share_them_still(tmp_path):
+    whole = torch.arange(12.0).reshape(3, 4)
+    state = {"a": whole, "b": whole, "c": whole.t(), "d": whole[1:, 2], "e": torch.zeros(0), "f": torch.tensor(True)}
+    for legacy in (False, True):
+        torch.save(state, tmp_path / "x.pth", _use_new_zipfile_serialization=not legacy)
+        read = read_state_dict(tmp_path / "x.pth")
+        for name, tensor in state.items():
+            assert torch.equal(read[name], tensor)
+            assert read[name].stride() == tensor.stride()
+        assert read["a"].data_ptr() == read["b"].data_ptr() == read["c"].data_ptr()
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+)
+def test_every_dtype_and_protocol(tmp_path, dtype, protocol):
+    tensor = (torch.randn(5, 3) * 50).to(getattr(torch, dtype))
+    for legacy in (False, True):
+        torch.save(
+            {"a": tensor}, tmp_path / "x.pth", pickle_protocol=protocol, _use_new_zipfile_serialization=not legacy
+        )
+        assert torch.equal(read_state_dict(tmp_path / "x.pth")["a"], tensor)
 
 
 def test_the_average_when_asked(tmp_path):

@@ -117,7 +117,7 @@ def trailers(service: Running) -> int:
     sent, part = 0, b"".join(b"X-%d: %s\r\n" % (i, b"a" * 1000) for i in range(64))
     with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sock, contextlib.suppress(OSError):
         sock.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
-        for _ in range(400):
+        for _ in range(1300):
             sock.sendall(part)
             sent += len(part)
     return sent

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from weft.checkpoints.pickles import load_pickle
+from weft.checkpoints.pickles import StandIn, StoredTensor, open_pickle
 from weft.errors import CheckpointError
 
 # Where a training script keeps its state dict, the usual one first.
@@ -19,6 +18,7 @@ _PARTS = ("model", "state_dict", "model_state_dict", "net", "network", "weights"
 _EMA_PARTS = ("model_ema", "state_dict_ema", "ema", "ema_state_dict", "model_ema_state_dict")
 _WRAPPERS = ("module.", "_orig_mod.", "model.")  # DataParallel and averages; torch.compile; Lightning
 
+T = TypeVar("T")
 _SUFFIXES = ".safetensors, .pth, .pt, .bin"
 _STRANGERS = (  # first bytes of what is often mistaken for weights
     (b"version https://git-lfs", "it is a Git LFS pointer, not the file itself. Run `git lfs pull`"),
@@ -54,8 +54,7 @@ def read_state_dict(path: str | Path, *, which: str | None = None, import_foreig
     Args:
         path: the file.
         which: key of the state dict in the file, such as 'model_ema'; None: the usual one ('model', 'state_dict' ...).
-        import_foreign: open a pickle that names unknown classes, with inert stand-ins in their place, in a process of
-            its own with bounded memory; False: refuse it.
+        import_foreign: open a pickle that names unknown classes, with inert stand-ins in their place; False: refuse it.
 
     Raises:
         CheckpointError: missing, damaged, refused, or no weights in it.
@@ -72,11 +71,8 @@ def read_contents(path: str | Path, *, which: str | None = None, import_foreign:
                 f"A .safetensors file holds one state dict; got which={which!r} for {path}. Leave it out."
             )
         return Contents(unwrap(_read_safetensors(path)), "", [])
-    if import_foreign:
-        from weft.checkpoints.foreign import load_in_child
-
-        return load_in_child(path, which)
-    return pick(load_pickle(path), path, which)
+    with open_pickle(path, import_foreign=import_foreign) as loaded:
+        return pick(loaded, path, which)
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -130,9 +126,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def pick(loaded: Any, path: Path, which: str | None = None) -> Contents:
     """Finds the state dict in what a file holds."""
-    if isinstance(loaded, torch.nn.Module) or not isinstance(loaded, Mapping):
+    if not isinstance(loaded, Mapping) or (isinstance(loaded, StandIn) and not loaded):
         raise CheckpointError(
-            f"{path} must hold a state dict, names and tensors; it holds a {type(loaded).__name__}. "
+            f"{path} must hold a state dict, names and tensors; it holds a {_kind(loaded)}. "
             "Save model.state_dict() instead."
         )
     parts = {key: value for key, value in loaded.items() if isinstance(key, str) and _is_state(value)}
@@ -142,14 +138,14 @@ def pick(loaded: Any, path: Path, which: str | None = None) -> Contents:
             raise CheckpointError(f"which must name a state dict in {path}; got {which!r}. It has: {offered}.")
         chosen = which
     elif _is_state(loaded):
-        return Contents(_checked(unwrap(loaded), path), "", [])
+        return Contents(_read(unwrap(loaded), path), "", [])
     else:
         usual = [key for key in (*_PARTS, *_EMA_PARTS) if key in parts]
         if not usual and len(parts) != 1:
             raise CheckpointError(_no_weights(path, loaded, list(parts)))
         chosen = usual[0] if usual else next(iter(parts))
     others = [key for key in parts if key != chosen and key in (*_PARTS, *_EMA_PARTS)]
-    return Contents(_checked(unwrap(parts[chosen]), path), chosen, others)
+    return Contents(_read(unwrap(parts[chosen]), path), chosen, others)
 
 
 def _is_state(value: Any) -> bool:
@@ -157,18 +153,24 @@ def _is_state(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
         and len(value) > 0
-        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items())
+        and all(isinstance(name, str) and isinstance(tensor, StoredTensor) for name, tensor in value.items())
     )
 
 
 def _no_weights(path: Path, loaded: Mapping[Any, Any], parts: list[str]) -> str:
     if parts:
         return f"{path} holds several state dicts: {', '.join(parts)}. Choose one: which=NAME (--which NAME)."
-    kinds = ", ".join(f"{key} ({type(value).__name__})" for key, value in list(loaded.items())[:5]) or "nothing"
+    kinds = ", ".join(f"{key} ({_kind(value)})" for key, value in list(loaded.items())[:5]) or "nothing"
     return f"{path} must hold a state dict, names and tensors only; it holds {kinds}. Save model.state_dict() instead."
 
 
-def unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _kind(value: Any) -> str:
+    if isinstance(value, StoredTensor):
+        return "Tensor"
+    return value.name if isinstance(value, StandIn) else type(value).__name__
+
+
+def unwrap(state: Mapping[str, T]) -> dict[str, T]:
     """Takes off what wrappers put in front of every name, and the count that an average keeps."""
     unwrapped = {name: tensor for name, tensor in state.items() if name != "n_averaged"}
     while prefix := next((p for p in _WRAPPERS if unwrapped and all(name.startswith(p) for name in unwrapped)), None):
@@ -176,10 +178,10 @@ def unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return unwrapped
 
 
-def _checked(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    for name, tensor in state.items():
-        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-            raise CheckpointError(
-                f"{path} must hold plain dense tensors; {name} is not one. Save it dense, not quantised, on the CPU."
-            )
-    return {name: tensor.detach() for name, tensor in state.items()}
+def _read(state: dict[str, StoredTensor], path: Path) -> dict[str, Tensor]:
+    for tensor in state.values():
+        tensor.check()
+    claimed, there = sum(tensor.num_bytes for tensor in state.values()), path.stat().st_size
+    if claimed > 4 * there + (64 << 20):  # overlapping or expanded; they will be copied
+        raise CheckpointError(f"{path} must hold whole tensors; they claim {claimed:,} bytes in a file of {there:,}.")
+    return {name: tensor.read() for name, tensor in state.items()}

@@ -3,26 +3,31 @@
 A decoder is C code that works on a stranger's bytes. Here it has a deadline and a bound on its memory, and takes
 nothing with it when it crashes. The processes import Pillow and NumPy but not torch, so they are small and start in a
 quarter of a second. A process belongs to one thread of the service at a time, and talks to it over a pair of pipes of
-its own: one that is killed in the middle of an answer leaves nobody else's answer damaged.
+its own: one that is killed in the middle of an answer leaves nobody else's answer damaged. What it answers is checked
+like a stranger's bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
-import pickle
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from weft.data.crop import EvalCrop, Pixels
-from weft.data.image import BadImage, open_image
+from weft.data.image import REASONS, BadImage, open_image
 
 STUCK_SECONDS = 2.0  # on one image, after which a decoder does not count as one that new images may wait for
 
@@ -117,10 +122,10 @@ class _Decoder:
         deadline = threading.Timer(seconds, process.kill)
         deadline.start()
         try:
-            pickle.dump(task, process.stdin, pickle.HIGHEST_PROTOCOL)
-            process.stdin.flush()
-            return pickle.load(process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError):  # it was killed, or crashed
+            data, crop, max_pixels = task
+            _send(process.stdin, {"crop": crop and asdict(crop), "max_pixels": max_pixels}, data)
+            return _checked(*_received(process.stdout), crop)
+        except (OSError, EOFError, LookupError, TypeError, ValueError):  # it was killed, crashed or talks nonsense
             self.kill()
             is_late = time.monotonic() - begun >= seconds
             return BadImage("The image", "too-slow" if is_late else "crashed", f"{seconds:g} s" if is_late else "")
@@ -153,11 +158,15 @@ def work(memory: int) -> None:
     _bound_memory(memory)
     while True:
         try:
-            data, crop, max_pixels = pickle.load(sys.stdin.buffer)
+            task, data = _received(sys.stdin.buffer)
         except EOFError:
             return
-        pickle.dump(_answer(data, crop, max_pixels), answers, pickle.HIGHEST_PROTOCOL)
-        answers.flush()
+        crop = task["crop"] and EvalCrop(**{key: _tuple(value) for key, value in task["crop"].items()})
+        match _answer(data, crop, task["max_pixels"]):
+            case Pixels(values, size):
+                _send(answers, {"size": size}, values.tobytes())
+            case BadImage() as bad:
+                _send(answers, {"reason": bad.reason, "detail": bad.detail}, b"")
 
 
 def _answer(data: bytes | bytearray, crop: EvalCrop | None, max_pixels: int) -> Pixels | BadImage:
@@ -169,6 +178,41 @@ def _answer(data: bytes | bytearray, crop: EvalCrop | None, max_pixels: int) -> 
         return bad
     except MemoryError:
         return BadImage("The image", "out-of-memory")
+
+
+def _send(pipe: IO[bytes], header: Any, data: bytes | bytearray) -> None:
+    text = json.dumps(header).encode()
+    pipe.write(struct.pack("<IQ", len(text), len(data)) + text)
+    pipe.write(data)
+    pipe.flush()
+
+
+def _received(pipe: IO[bytes]) -> tuple[Any, bytes]:
+    """Raises an EOFError where the other side has ended, a ValueError where it says nonsense."""
+    lengths = pipe.read(12)
+    if len(lengths) < 12:
+        raise EOFError
+    header, count = struct.unpack("<IQ", lengths)
+    if header > 1 << 16 or count > 1 << 32:
+        raise ValueError("no message of this protocol")
+    text, data = pipe.read(header), pipe.read(count)
+    if len(text) + len(data) < header + count:
+        raise EOFError
+    return json.loads(text), data
+
+
+def _checked(header: Any, data: bytes, crop: EvalCrop | None) -> Pixels | BadImage:
+    """An answer; raises what the lookup of a missing or wrong part raises."""
+    if "reason" in header:
+        return BadImage("The image", next(word for word in REASONS if word == header["reason"]), str(header["detail"]))
+    height, width = header["size"]
+    assert crop is not None
+    shape = (*crop.size, 3) if crop.color == "RGB" else crop.size
+    return Pixels(np.frombuffer(data, np.uint8).reshape(shape), (int(height), int(width)))
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _bound_memory(memory: int) -> None:

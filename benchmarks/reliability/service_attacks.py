@@ -1,0 +1,161 @@
+"""What a stranger's requests do to the service: its memory, and how long another client waits meanwhile.
+
+    python benchmarks/reliability/service_attacks.py --label after --csv benchmarks/reliability/service_attacks.csv
+
+Each attack gets a service of its own (`ceit_nano_32`, default limits) and 60 seconds. Meanwhile one client asks for
+`/live` and one for the answer to a small image, over and over. Memory is that of the service and all its processes
+(shared pages counted once), beyond what it took at rest. `--source DIR` measures another checkout of weft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import csv
+import os
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+SECONDS = 60.0
+
+
+def attacks() -> dict[str, tuple[int, Callable[[Any], object]]]:
+    """By name: how many clients attack at the same time, and what each does."""
+    from tests.data.pictures import png
+    from tests.data.test_structure import progressive
+    from tests.serve.test_attacks import POST, deep_png, profiled, trailers
+
+    thin = png(1, 1_000_000, zlib.compress(bytes(4) * 1_000_000))
+    deep, slow = deep_png(5000), progressive(6000, side=5000)
+    files = [profiled(seed) for seed in range(64)]
+    form = b"--BB\r\n" + b"\r\n--BBx" * 1_400_000
+    chunks = POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" + b"a=b;" * 1000 + b"\r\nx\r\n") * 1000
+    pipeline = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000
+    boundary = {"Content-Type": "multipart/form-data; boundary=BB"}
+    return {
+        "none": (1, lambda service: time.sleep(5)),
+        "a thin PNG": (1, lambda service: service.ask(body=thin)[0]),
+        "two progressive JPEGs of many scans": (2, lambda service: service.ask(body=slow)[0]),
+        "16 PNGs of 16 bits": (16, lambda service: service.ask(body=deep)[0]),
+        "64 colour profiles": (4, lambda service: [service.ask(body=file)[0] for file in files[::4]]),
+        "16 forms of almost boundaries": (16, lambda service: service.ask(body=form, headers=boundary)[0]),
+        "4 trailers of 85 MB": (4, trailers),
+        "16 chunked bodies with extensions": (16, lambda service: service.raw(chunks)[9:12]),
+        "16 pipelines of 20,000 requests": (16, lambda service: service.raw(pipeline)[9:12]),
+    }
+
+
+class Others:
+    """What other clients and the system see while this is open."""
+
+    def __init__(self, service: Any) -> None:
+        self.service, self.memory, self.live, self.answer, self.lost = service, 0, 0.0, 0.0, 0
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=work) for work in (self._weigh, self._live, self._predict)]
+
+    def __enter__(self) -> Others:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        time.sleep(1)
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _weigh(self) -> None:
+        from tests.serve.test_attacks import memory
+
+        while not self._end.wait(0.02):
+            self.memory = max(self.memory, memory(self.service.process.pid))
+
+    def _live(self) -> None:
+        while not self._end.wait(0.05):
+            self.live = max(self.live, self._timed(path="/live"))
+
+    def _predict(self) -> None:
+        from tests.serve.running import picture
+
+        body = picture(0)
+        while not self._end.wait(0.05):
+            self.answer = max(self.answer, self._timed(body=body))
+
+    def _timed(self, **words: Any) -> float:
+        begun = time.monotonic()
+        try:
+            self.lost += self.service.ask(**words)[0] != 200
+        except OSError:
+            self.lost += 1
+        return time.monotonic() - begun
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--label", default="")
+    parser.add_argument("--source", type=Path, default=ROOT, help="checkout of weft that serves")
+    parser.add_argument("--csv", type=Path, required=True)
+    args = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(args.source / "src"), os.environ.get("PYTHONPATH", "")])
+    from tests.serve.running import picture, running, saved
+    from tests.serve.test_attacks import memory
+
+    from weft.processor import processor_class
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = saved(Path(folder) / "model")
+        for name, (clients, attack) in attacks().items():
+            with running(model) as service:
+                for i in range(8):
+                    assert service.ask(body=picture(i))[0] == 200
+                rest, begun = memory(service.process.pid), time.monotonic()
+                pool = concurrent.futures.ThreadPoolExecutor(clients)
+                with Others(service) as others:
+                    asked = [pool.submit(attack, service) for _ in range(clients)]
+                    done, left = concurrent.futures.wait(asked, SECONDS)
+                seconds = time.monotonic() - begun
+                is_alive = service.process.poll() is None
+            row = {
+                "label": args.label,
+                "attack": name,
+                "memory_mb": round(max(others.memory - rest, 0) / 1e6),
+                "live_s": round(others.live, 2),
+                "answer_s": round(others.answer, 2),
+                "lost": others.lost,
+                "attack_s": round(seconds, 1),
+                "unfinished": len(left),
+                "outcomes": " ".join(sorted({_outcome(future) for future in done})),
+                "alive": is_alive,
+                "processor": processor_class(),
+            }
+            print(row, flush=True)
+            is_new = not args.csv.exists()
+            with args.csv.open("a", newline="") as file:
+                writer = csv.DictWriter(file, row)
+                if is_new:
+                    writer.writeheader()
+                writer.writerow(row)
+            with contextlib.suppress(RuntimeError):
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(future: concurrent.futures.Future[Any]) -> str:
+    if future.exception() is not None:
+        return type(future.exception()).__name__
+    value = future.result()
+    if isinstance(value, list):
+        return "/".join(sorted({str(status) for status in value}))
+    return value.decode() if isinstance(value, bytes) else "" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -189,10 +189,13 @@ def test_names_that_do_not_fit(tmp_path, names, message):
     ("change", "message"),
     [
         (lambda c: c.update(architecture="weft_levit_nan_32"), r"got 'levit_nan_32'. Nearest: levit_nano_32"),
-        (lambda c: c.pop("architecture"), "must hold 'architecture', a str; got None"),
-        (lambda c: c.update(num_classes="3"), "must hold 'num_classes', a int; got '3'"),
+        (lambda c: c.pop("architecture"), "config.json must be as weft writes it; architecture: it is missing"),
+        (lambda c: c.update(num_classes="3"), "num_classes: it must be a valid integer; got '3'"),
         (lambda c: c["model_args"].update(_target_="os.system"), r"levit_nano_32 has no constructor value '_target_'"),
-        (lambda c: c["model_args"].update(pretrained=True), "no constructor value 'pretrained'. Nearest: "),
+        (
+            lambda c: c["model_args"].update(pretrained=True),
+            "no constructor value 'pretrained' that a file may set. Nearest: ",
+        ),
         (lambda c: c["model_args"].update(features_only=True), "no constructor value 'features_only'"),
         (lambda c: c["model_args"].update(embed_dim=[8, 8]), "must have one value per stage"),
         (lambda c: c["model_args"].update(depth=[1, 1, 1]), "unexpected"),

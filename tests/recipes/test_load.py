@@ -139,7 +139,7 @@ def test_a_section_may_be_given_at_once() -> None:
     ("recipe", "message"),
     [
         ("digts", r"Unknown recipe 'digts'\. Nearest: digits"),
-        ("nowhere/x.yaml", r"nowhere/x\.yaml: No such file"),
+        ("nowhere/x.yaml", r"nowhere/x\.yaml must be readable; No such file"),
         (".", "Is a directory"),
     ],
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import io
 import json
 import os
 import re
+import shutil
 import struct
 import threading
 import time
@@ -29,7 +31,7 @@ from weft.deploy import export, open_model
 from weft.errors import CheckpointError, UsageError
 from weft.interpret import explain
 from weft.serve.app import create_app
-from weft.serve.predictor import Predictor, found
+from weft.serve.predictor import Predictor, candidates
 from weft.serve.settings import Settings
 from weft.train import predict
 
@@ -69,6 +71,11 @@ async def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
     async with asyncio.timeout(seconds):
         while not is_so():
             await asyncio.sleep(0.005)
+
+
+def first(run: Path, runtime: str = "auto") -> Path:
+    """What answers for a run."""
+    return candidates(run, runtime)[0]
 
 
 class Slow(Predictor):
@@ -533,7 +540,7 @@ def test_a_neighbour_that_may_not_be_read_is_no_export(tmp_path: Path, monkeypat
         return stat(self, **more)
 
     monkeypatch.setattr(Path, "stat", guarded)
-    assert found(folder) == folder
+    assert first(folder) == folder
 
 
 @pytest.mark.slow
@@ -541,18 +548,18 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     folder = saved(tmp_path / "run" / "best")
     model, names = open_model(folder)
-    assert found(tmp_path / "run") == folder
+    assert first(tmp_path / "run") == folder
     export(model, tmp_path / "run" / "slow", format="onnx", label_names=names)
-    assert found(tmp_path / "run") == tmp_path / "run" / "slow"
+    assert first(tmp_path / "run") == tmp_path / "run" / "slow"
     export(model, tmp_path / "run" / "quick", format="openvino", label_names=names)
-    assert found(tmp_path / "run") == tmp_path / "run" / "quick"
-    assert found(tmp_path / "run", "onnx") == tmp_path / "run" / "slow"
-    assert found(tmp_path / "run", "torch") == folder
-    assert found(tmp_path / "run" / "slow") == tmp_path / "run" / "slow"
+    assert first(tmp_path / "run") == tmp_path / "run" / "quick"
+    assert first(tmp_path / "run", "onnx") == tmp_path / "run" / "slow"
+    assert first(tmp_path / "run", "torch") == folder
+    assert first(tmp_path / "run" / "slow") == tmp_path / "run" / "slow"
     with pytest.raises(UsageError, match="runtime must be that of the export, onnx; got torch"):
-        found(tmp_path / "run" / "slow", "torch")
+        first(tmp_path / "run" / "slow", "torch")
     with pytest.raises(CheckpointError, match="is neither"):
-        found(tmp_path / "nowhere")
+        first(tmp_path / "nowhere")
     torch_one = Predictor.open(tmp_path / "run", runtime="torch")
     for runtime in ("onnx", "openvino"):
         other = Predictor.open(tmp_path / "run", runtime=runtime)
@@ -566,9 +573,9 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
             np.testing.assert_allclose(one.overlay.grid, two.overlay.grid, atol=1e-3)
     # trained anew: what was exported before is of another model
     saved(tmp_path / "run" / "best", seed=1)
-    assert found(tmp_path / "run") == folder
+    assert first(tmp_path / "run") == folder
     with pytest.raises(UsageError, match="runtime openvino needs an export in or beside"):
-        found(tmp_path / "run", "openvino")
+        first(tmp_path / "run", "openvino")
 
 
 @pytest.mark.parametrize(
@@ -587,3 +594,61 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
 def test_settings_that_do_not_fit(words: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Settings(run="x", **words)
+
+
+def exported(folder: Path, name: str, seed: int = 0) -> Path:
+    """A model directory in a run, and an export of it beside it."""
+    best = saved(folder / "best", seed=seed)
+    model, names = open_model(best)
+    export(model, folder / name, format="onnx", label_names=names)
+    return best
+
+
+def test_only_an_export_of_the_same_weights_answers(tmp_path: Path) -> None:
+    """Same architecture, classes and preprocessing, newer than the model, and of another training."""
+    exported(tmp_path / "one", "onnx")
+    other = saved(tmp_path / "two" / "best", seed=1)
+    shutil.copytree(tmp_path / "one" / "onnx", tmp_path / "two" / "onnx")
+    told: list[str] = []
+    assert candidates(tmp_path / "two", tell=told.append) == [other]
+    assert "onnx is skipped: it does not record that it was made from these weights" in told[0]
+    assert candidates(tmp_path / "one") == [tmp_path / "one" / "onnx", tmp_path / "one" / "best"]
+    with pytest.raises(UsageError, match="there is none that fits"):
+        candidates(tmp_path / "two", "onnx")
+
+
+def test_an_export_that_an_older_weft_made_is_served_by_its_own_path_only(tmp_path: Path) -> None:
+    best = exported(tmp_path, "onnx")
+    config = json.loads((tmp_path / "onnx" / "config.json").read_text())
+    del config["artefact"]["weights_sha256"]
+    (tmp_path / "onnx" / "config.json").write_text(json.dumps(config))
+    told: list[str] = []
+    assert candidates(tmp_path, tell=told.append) == [best]
+    assert "Export once more" in told[0]
+    assert Predictor.open(tmp_path / "onnx").facts["runtime"] == "onnx"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_an_export_of_another_user_is_skipped(tmp_path: Path) -> None:
+    best = exported(tmp_path, "onnx")
+    os.chown(tmp_path / "onnx" / "config.json", 12345, 12345)
+    told: list[str] = []
+    assert candidates(tmp_path, tell=told.append) == [best]
+    assert "belongs to another user" in told[0]
+
+
+@pytest.mark.parametrize("damage", ["the graph", "the config", "the graph, with its checksum"])
+def test_a_damaged_neighbour_is_told_and_skipped(tmp_path: Path, damage: str) -> None:
+    exported(tmp_path, "onnx")
+    file = tmp_path / "onnx" / ("config.json" if damage == "the config" else "model.onnx")
+    file.write_bytes(file.read_bytes()[:500])
+    if damage == "the graph, with its checksum":
+        config = json.loads((tmp_path / "onnx" / "config.json").read_text())
+        config["artefact"]["sha256"]["model.onnx"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        (tmp_path / "onnx" / "config.json").write_text(json.dumps(config))
+    told: list[str] = []
+    assert Predictor.open(tmp_path, tell=told.append).facts["runtime"] == "torch"
+    assert len(told) == 1
+    assert "is skipped" in told[0]
+    with pytest.raises(CheckpointError):
+        Predictor.open(tmp_path / "onnx")

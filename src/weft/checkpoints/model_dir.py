@@ -14,30 +14,70 @@ import shutil
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
 import timm
+from pydantic import Field, with_config
 from safetensors.torch import save
 from timm.models._hub import save_config_for_hf
 from torch import nn
+from typing_extensions import TypedDict
 
 from weft.checkpoints.files import read_state_dict
 from weft.checkpoints.hub_dir import PREFIX, fetched
 from weft.checkpoints.load import load_checkpoint
 from weft.durable import flush_file, flush_folder, sha256_of
 from weft.errors import CheckpointError, StorageError, UsageError, nearest
-from weft.models.registry import create_model, switches
+from weft.models.registry import build_described, create_model
 from weft.models.zoo import ZOO
+from weft.reading import read_json
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-MAX_CONFIG_BYTES = 16 << 20
-# What a file may say about a network of timm; nothing that makes timm fetch, read or return something else.
-TIMM_SWITCHES = frozenset(
-    "img_size in_chans channels global_pool patch_size embed_dim depth num_heads mlp_ratio qkv_bias class_token "
-    "reg_tokens dynamic_img_size strict_img_size window_size act_layer norm_layer output_stride init_values distilled "
-    "drop_rate drop_path_rate drop_block_rate proj_drop_rate attn_drop_rate pos_drop_rate patch_drop_rate".split()
-)
 PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
+
+
+Size = Annotated[int, Field(ge=1, le=65536)]
+Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
+Positive = Annotated[float, Field(allow_inf_nan=False, gt=0, le=1e6)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+@with_config(extra="allow")
+class Preprocessing(TypedDict, total=False):
+    """How images are prepared, in timm's words."""
+
+    input_size: tuple[Annotated[int, Field(ge=1, le=64)], Size, Size]
+    mean: Annotated[list[Finite], Field(min_length=1, max_length=64)]
+    std: Annotated[list[Positive], Field(min_length=1, max_length=64)]
+    interpolation: Literal["bicubic", "bilinear", "nearest", "lanczos", "random"]
+    crop_pct: Annotated[float, Field(gt=0, le=10)]
+    crop_mode: Literal["center", "squash", "border"]
+    label_names: list[str]
+
+
+@with_config(extra="allow")
+class Export(TypedDict):
+    """What an export is: see `weft.deploy.exporting`."""
+
+    version: int
+    format: str
+    precision: str
+    input: tuple[Annotated[int, Field(ge=1, le=64)], Size, Size]
+    sha256: dict[str, Sha256]
+    weights_sha256: NotRequired[Sha256]
+
+
+@with_config(extra="allow")
+class ModelConfig(TypedDict):
+    """config.json, as timm writes it and weft adds to it."""
+
+    architecture: str
+    num_classes: Annotated[int, Field(ge=0, le=1_000_000)]
+    pretrained_cfg: NotRequired[Preprocessing]
+    model_args: NotRequired[dict[str, Any]]
+    label_names: NotRequired[list[str] | None]
+    weights_sha256: NotRequired[Sha256]
+    artefact: NotRequired[Export]
 
 
 def save_model_dir(
@@ -61,12 +101,21 @@ def save_model_dir(
         )
     path = Path(path)
     with new_directory(path, (WEIGHTS, CONFIG), force=force) as beside:
-        weights = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+        weights = _serialized(model)
         (beside / WEIGHTS).write_bytes(weights)
         config = describe(model, beside, label_names, {"weights_sha256": hashlib.sha256(weights).hexdigest()})
         _check_rebuilds(model, config)
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     return path
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """What `config.json` of the model's directory says of its weights; two models of one value are the same."""
+    return hashlib.sha256(_serialized(model)).hexdigest()
+
+
+def _serialized(model: nn.Module) -> bytes:
+    return save({name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()})
 
 
 @contextlib.contextmanager
@@ -184,15 +233,10 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
             )
     state = read_state_dict(weights)
     cfg = config["pretrained_cfg"]
-    offered = switches(name) if name in ZOO else TIMM_SWITCHES
-    for key in config["model_args"]:
-        if key not in offered:
-            likely = ", ".join(nearest(key, offered))
-            raise CheckpointError(f"{path / CONFIG}: {name} has no constructor value {key!r}. Nearest: {likely}.")
     try:
-        model: Any = create_model(name, **arguments_of(config))
-    except (UsageError, TypeError, ValueError) as err:
-        raise CheckpointError(f"{path / CONFIG} does not describe a {name}: {err}") from err
+        model: Any = build_described(name, config["model_args"], **more_arguments(config))
+    except UsageError as err:
+        raise CheckpointError(f"{path / CONFIG} does not describe a model: {err}") from err
     load_checkpoint(model, state, switches="ignore")
     model.pretrained_cfg = model.default_cfg = {
         **dict(model.pretrained_cfg),
@@ -204,7 +248,12 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
 
 def arguments_of(config: dict[str, Any]) -> dict[str, Any]:
     """What `create_model` needs to build the model of a config again."""
-    arguments = {**config["model_args"], "num_classes": config["num_classes"]}
+    return {**config["model_args"], **more_arguments(config)}
+
+
+def more_arguments(config: dict[str, Any]) -> dict[str, Any]:
+    """What it needs beside the constructor values."""
+    arguments = {"num_classes": config["num_classes"]}
     if "input_size" in config["pretrained_cfg"]:
         arguments["in_chans"] = config["pretrained_cfg"]["input_size"][0]
     return arguments
@@ -235,17 +284,7 @@ def read_config(path: Path) -> dict[str, Any]:
     file = path / CONFIG
     if not file.is_file():
         raise CheckpointError(f"A model directory must hold {CONFIG} and {WEIGHTS}; {path} has no {CONFIG}.")
-    if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise CheckpointError(f"{file} must be smaller than {MAX_CONFIG_BYTES >> 20} MiB; it is not a model's.")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as err:
-        raise CheckpointError(f"{file} must be JSON: {err}.") from err
-    kinds: dict[str, type] = {"architecture": str, "num_classes": int, "pretrained_cfg": dict, "model_args": dict}
-    config = {"pretrained_cfg": {}, "model_args": {}, **config} if isinstance(config, dict) else {}
-    for key, kind in kinds.items():
-        if not isinstance(config.get(key), kind):
-            raise CheckpointError(f"{file} must hold '{key}', a {kind.__name__}; got {config.get(key)!r}.")
+    config: dict[str, Any] = {"pretrained_cfg": {}, "model_args": {}, **read_json(file, ModelConfig)}
     config["label_names"] = config.get("label_names") or config["pretrained_cfg"].get("label_names")
     try:
         _checked_names(config["label_names"], config["num_classes"])

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, new_directory, read_config
+from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, new_directory, read_config, weights_sha256
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
 from weft.data.loader import ImageLoader
 from weft.deploy.folding import fold
@@ -143,6 +143,7 @@ def export(
             "precision": precision,
             "input": list(height_width),
             "batch": "any",
+            "weights_sha256": weights_sha256(model),
             "sha256": {name: sha256_of(beside / name) for name in names},
             "weft": __version__,
             **({"opset": OPSET} if format == "onnx" else {}),

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from weft import processor
 from weft.checkpoints import load_model_dir
-from weft.checkpoints.model_dir import PREPROCESSING, arguments_of, read_config
+from weft.checkpoints.model_dir import PREPROCESSING, more_arguments, read_config
 from weft.durable import sha256_of
 from weft.errors import CheckpointError, UsageError, need
-from weft.models.registry import create_model
+from weft.models.registry import build_described
 from weft.models.zoo import ZOO
 
 Answer = Callable[[np.ndarray], np.ndarray]
@@ -96,7 +96,7 @@ class ExportedModel(nn.Module):
         if name not in ZOO:
             return None
         with torch.device("meta"):
-            return create_model(name, **arguments_of(self.config)).eval()
+            return build_described(name, self.config["model_args"], **more_arguments(self.config)).eval()
 
     def _checked(self, x: Tensor) -> np.ndarray:
         if tuple(x.shape[1:]) != self.size:
@@ -154,7 +154,22 @@ def open_model(path: str | Path, threads: int | None = None) -> tuple[Any, list[
                 f"{path / name} must be there with the sha256 that config.json states; it is missing or damaged."
                 " Export once more."
             )
-    answer = run_file(path / FILES[facts["format"]][0], facts["format"], facts["precision"], threads)
+    need("deploy", RUNTIMES[facts["format"]])
+    file = path / FILES[facts["format"]][0]
+    try:
+        answer = run_file(file, facts["format"], facts["precision"], threads)
+        shape = answer(np.zeros((1, *facts["input"]), np.float32)).shape
+    except Exception as error:  # a runtime's own kinds, for a graph that it cannot read or run
+        reason = str(error).partition("\n")[0].replace(str(path), "")[:200]
+        raise CheckpointError(
+            f"{file} must hold a graph that {facts['format']} can run; it cannot ({type(error).__name__}: {reason})."
+            " Export once more."
+        ) from error
+    if shape != (1, config["num_classes"]):
+        raise CheckpointError(
+            f"{file} must give {config['num_classes']} logits for an image, as config.json states; it gives {shape}."
+            " Export once more."
+        )
     return ExportedModel(answer, config).eval(), config.get("label_names")
 
 

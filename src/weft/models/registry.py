@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import timm
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
-from weft.errors import unknown
+from weft.errors import CheckpointError, UsageError, WeftError, unknown
 from weft.grid import Grid
 from weft.models import ceit, cvt, grafted, levit, t2t
+from weft.models.arguments import TIMM, WORD, check_arguments
 from weft.models.base import Backbone
 from weft.models.zoo import PUBLIC, ZOO
 
@@ -147,13 +150,54 @@ def create_model(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Mo
     """
     if name not in ZOO:
         if timm.is_model(name.split(".")[0]):
-            return timm.create_model(name, pretrained=pretrained, **kwargs)
+            return _of_timm(name, pretrained, kwargs)
         raise unknown("model", name, ZOO, "weft models")
     offered = [*switches(name), *FACTORY]
     for key in kwargs:
         if key not in offered:
             raise unknown(f"argument of {name}", key, offered, ", ".join(offered))
     return timm.create_model(f"weft_{name}", pretrained=pretrained, **kwargs)
+
+
+def _of_timm(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    if not pretrained:
+        return timm.create_model(name, **kwargs)
+    try:
+        return timm.create_model(name, pretrained=True, **kwargs)
+    except (OSError, HfHubHTTPError) as error:  # no network, no such file, no room: fetching failed, not building
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise CheckpointError(
+            f"The weights of {name} must be on the hub or in its cache; {reason} Go online once, or set HF_HOME to a"
+            " cache that has them."
+        ) from error
+
+
+def build_described(
+    name: str, arguments: Mapping[str, Any], make: Callable[..., nn.Module] = create_model, **ours: Any
+) -> nn.Module:
+    """Builds a model from constructor values that a file has.
+
+    Args:
+        name: of the model.
+        arguments: constructor values; checked by `weft.models.arguments`.
+        make: builds it; `weft.create_model` where public weights may be asked for.
+        **ours: more arguments of `make`, which are not checked.
+
+    Raises:
+        UsageError: an unknown name, or values that are not plain or do not fit.
+        CheckpointError: public weights are asked for and cannot be had.
+    """
+    if name not in ZOO and not (WORD.match(name) and timm.is_model(name.split(".")[0])):
+        raise unknown("model", name, ZOO, "weft models")
+    check_arguments(name, arguments, switches(name) if name in ZOO else TIMM)
+    try:
+        return make(name, **arguments, **ours)
+    except WeftError:
+        raise
+    except Exception as error:  # constructors fail in any way on values that do not fit together
+        values = ", ".join(f"{key}={value}" for key, value in arguments.items()) or "no values"
+        reason = str(error).partition("\n")[0][:200]
+        raise UsageError(f"{name} cannot be built with {values[:300]}: {reason or type(error).__name__}") from error
 
 
 for _family, _variants in FAMILIES.items():

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from weft.errors import UsageError, unknown
+from weft.reading import read_bytes
 from weft.recipes.schema import EXCLUSIVE, Matching, Recipe, Within
 
 MAX_BYTES = 1_000_000
@@ -108,9 +109,8 @@ def recipe_text(recipe: str | Path) -> str:
         raise unknown("recipe", str(recipe), recipe_names(), "weft recipes, or give a path ending in .yaml")
     source = path if is_file else resources.files("weft.recipes") / f"{recipe}.yaml"
     try:
-        return source.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"A recipe must be a file that can be read; {recipe}: {error.strerror}.") from error
+        data = read_bytes(source, UsageError, 4 * MAX_BYTES) if isinstance(source, Path) else source.read_bytes()
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{recipe}: a recipe must be UTF-8 text; byte {error.start} is not.") from error
 
@@ -137,6 +137,18 @@ def load_recipe(recipe: str | Path | None = None, overrides: Iterable[tuple[str,
 def dump(recipe: Recipe) -> str:
     """The whole recipe as YAML that `load_recipe` reads back to an equal one (environment aside)."""
     return yaml.dump(dataclasses.asdict(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def recorded_environment(recipe: Path) -> dict[str, Any]:
+    """What the recipe of a run records about the machine that it began on; empty where it records nothing.
+
+    Raises:
+        UsageError: as `load_recipe`.
+    """
+    root = compose(recipe_text(recipe), str(recipe))
+    entries = root.value if isinstance(root, yaml.MappingNode) else []
+    value = next((_untyped(node) for key, node in entries if key.value == "environment"), None)
+    return value if isinstance(value, dict) else {}
 
 
 def compose(text: str, origin: str, what: str = "a recipe") -> yaml.Node | None:
@@ -323,7 +335,10 @@ def _untyped(node: yaml.Node) -> Any:
             return node.value
         if _EXPONENT.match(node.value):
             return float(node.value)
-        value = yaml.safe_load(node.value)
+        try:
+            value = yaml.safe_load(node.value)
+        except (yaml.YAMLError, ValueError):  # `=` and `2024-13-99` mean something to YAML, and are wrong there
+            return node.value
         return value if isinstance(value, (bool, int, float, str, type(None))) else node.value  # a date stays text
     if not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
         raise _Misfit("plain values under plain words")

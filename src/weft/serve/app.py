@@ -333,6 +333,7 @@ def opened(settings: Settings) -> Predictor:
         device=settings.device,
         precision=settings.precision,
         warm=settings.max_batch,
+        tell=say,
     )
 
 

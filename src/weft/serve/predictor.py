@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,21 @@ import torch
 from PIL import Image
 from torch import nn
 
-from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, WEIGHTS, model_dir, read_config
+from weft.checkpoints.model_dir import (
+    CONFIG,
+    PREPROCESSING,
+    WEIGHTS,
+    load_model_dir,
+    model_dir,
+    read_config,
+    weights_sha256,
+)
 from weft.data import open_image
 from weft.data.crop import Pixels
+from weft.data.image import printable
 from weft.data.transforms import eval_crop, normalize
 from weft.deploy import ExportedModel, fold, open_model
+from weft.durable import sha256_of
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.grid import Grid
 from weft.interpret.maps import AttentionMaps, answer_watched, attention_maps
@@ -93,21 +103,39 @@ class Predictor:
 
     @classmethod
     def open(
-        cls, run: str | Path, *, runtime: str = "auto", device: str = "auto", precision: str = "fp32", warm: int = 1
+        cls,
+        run: str | Path,
+        *,
+        runtime: str = "auto",
+        device: str = "auto",
+        precision: str = "fp32",
+        warm: int = 1,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> Predictor:
         """The predictor of a run, a model directory or an export.
 
         Args:
             run: of a run its best model is taken, or an export of it that lies in the run or beside the model.
-            runtime: `auto`, `torch`, `openvino` or `onnx`; see `found`.
+            runtime: `auto`, `torch`, `openvino` or `onnx`; see `candidates`.
             device, precision: for torch.
             warm: batch size to be ready for.
+            tell: is told of every export that is skipped, and why.
 
         Raises:
             UsageError: no export for that runtime, or it is not installed.
             CheckpointError: no model there, or one that cannot be read.
         """
-        model, names = open_model(found(run, runtime))
+        *exports, last = candidates(run, runtime, tell)
+        for path in exports:
+            try:
+                return cls._warm(path, device, precision, warm)
+            except WeftError as error:  # damaged, or its runtime is not installed: what comes next answers
+                tell(f"the export {printable(str(path))} is skipped: {error}")
+        return cls._warm(last, device, precision, warm)
+
+    @classmethod
+    def _warm(cls, path: Path, device: str, precision: str, warm: int) -> Predictor:
+        model, names = open_model(path)
         predictor = cls(model, names, device=device, precision=precision)
         predictor.warm_up(warm)
         return predictor
@@ -163,11 +191,16 @@ class Predictor:
         return Overlay((grid - low) / max(high - low, 1e-12), self.crop.region(*size))
 
 
-def found(run: str | Path, runtime: str = "auto") -> Path:
-    """The directory that answers for a run: of its exports the best for the runtime, else its best model.
+def candidates(run: str | Path, runtime: str = "auto", tell: Callable[[str], None] = lambda text: None) -> list[Path]:
+    """The directories that can answer for a run: its exports, the fastest first, then its best model.
 
-    An export counts that lies in the run, or in or beside the model's directory, names the same architecture, classes
-    and preprocessing, and is not older than the weights.
+    An export counts that lies in the run, or in or beside the model's directory, was made from the same weights, names
+    the same architecture, classes and preprocessing, and belongs to the same user.
+
+    Args:
+        run: a run directory, a model directory or an export.
+        runtime: `auto` for all of them, else that of which there must be one.
+        tell: is told of every export that is skipped, and why.
 
     Raises:
         UsageError: there is none for the runtime.
@@ -176,37 +209,56 @@ def found(run: str | Path, runtime: str = "auto") -> Path:
     model = model_dir(run)
     config = read_config(model)
     if "artefact" in config:
-        format = config["artefact"].get("format") if isinstance(config["artefact"], dict) else None
+        format = config["artefact"]["format"]
         if runtime not in ("auto", format):
             raise UsageError(f"runtime must be that of the export, {format}; got {runtime}. Leave it out.")
-        return model
+        return [model]
     if runtime == "torch":
-        return model
-    exports = _exports_of(model, config)
-    for format, precision in BEST_FIRST:
-        if runtime in ("auto", format) and (format, precision) in exports:
-            return exports[format, precision]
-    if runtime != "auto":
+        return [model]
+    exports = _exports_of(model, config, tell)
+    chosen = [exports[kind] for kind in BEST_FIRST if kind in exports and runtime in ("auto", kind[0])]
+    if runtime != "auto" and not chosen:
         raise UsageError(
             f"runtime {runtime} needs an export in or beside {model}; there is none that fits. Run: weft export {run}"
             f" {Path(run) / runtime} --format {runtime}"
         )
-    return model
+    return [*chosen, model] if runtime == "auto" else chosen
 
 
-def _exports_of(model: Path, config: dict[str, Any]) -> dict[tuple[str, str], Path]:
+def _exports_of(model: Path, config: dict[str, Any], tell: Callable[[str], None]) -> dict[tuple[str, str], Path]:
     """Exports of a model by format and precision."""
-    exports = {}
+    exports: dict[tuple[str, str], Path] = {}
+    weights: str | None = None
     for folder in sorted({*model.glob("*/"), *model.parent.glob("*/"), *model.parent.glob("exports/*/")}):
         try:
-            is_newer = (folder / CONFIG).stat().st_mtime >= (model / WEIGHTS).stat().st_mtime
+            if not (folder / CONFIG).is_file():
+                continue
             other = read_config(folder)
-        except (OSError, CheckpointError):  # a neighbour that is none, or somebody else's
+            if "artefact" not in other or _essence(other) != _essence(config):
+                continue  # a model, or an export of another
+            if (folder / CONFIG).stat().st_uid != (model / CONFIG).stat().st_uid:
+                tell(f"the export {printable(str(folder))} is skipped: it belongs to another user than the model.")
+                continue
+        except OSError:  # a neighbour that may not be read, as /root beside /model in a container
             continue
-        facts = other.get("artefact")
-        if is_newer and isinstance(facts, dict) and _essence(other) == _essence(config):
-            exports[str(facts.get("format")), str(facts.get("precision"))] = folder
+        except CheckpointError as error:
+            tell(f"the neighbour {printable(str(folder))} is skipped: {error}")
+            continue
+        weights = weights or _weights_of(model, config)
+        if other["artefact"].get("weights_sha256") != weights:
+            tell(
+                f"the export {printable(str(folder))} is skipped: it does not record that it was made from these"
+                " weights. Export once more, or serve it by its own path."
+            )
+            continue
+        exports[other["artefact"]["format"], other["artefact"]["precision"]] = folder
     return exports
+
+
+def _weights_of(model: Path, config: dict[str, Any]) -> str:
+    """What an export of this model records of its weights."""
+    sha256 = sha256_of(model / WEIGHTS)
+    return sha256 if sha256 == config.get("weights_sha256") else weights_sha256(load_model_dir(model)[0])
 
 
 def _essence(config: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from weft.data import Splits, image_size_hint, open_data
 from weft.durable import write_whole
 from weft.errors import DataError, UsageError
 from weft.hub import create_model
+from weft.reading import read_json
 from weft.recipes import load_recipe
 from weft.study.budget import Price, epochs_within, stages_of, staying
 from weft.study.jobs import Job, Result, carry_out, check_engine
@@ -205,7 +206,7 @@ def _begin(folder: Path, facts: dict[str, Any], *, force: bool) -> dict[str, Any
     """A directory for this comparison, new or its own; what it has decided before."""
     known = folder / "compare.json"
     if known.exists():
-        before = json.loads(known.read_text(encoding="utf-8"))
+        before = read_json(known, dict[str, Any], UsageError)
         if {key: before.get(key) for key in facts} == facts:
             return before
     refuse_taken(folder, (*CONTENTS, *PICTURES), force=force)

@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from weft.durable import write_whole
 from weft.errors import CheckpointError, StoppedError, UsageError, WeftError, need
+from weft.reading import read_json
 
 try:
     import resource
@@ -70,6 +73,23 @@ class Job:
             "test_sizes": list(self.test_sizes),
             "until": self.until,
         }
+
+
+class MeasuredFacts(TypedDict):
+    """As `Measured`; `right` has a letter for each image, 1 or 0."""
+
+    size: int | None
+    top1: float
+    right: str
+
+
+@with_config(extra="allow")
+class ResultFacts(TypedDict):
+    """result.json."""
+
+    job: dict[str, Any]
+    measured: list[MeasuredFacts]
+    curve: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -181,8 +201,8 @@ def check_engine(engine: str, at_once: int) -> None:
 def read_result(job: Job) -> Result | None:
     """What a job came to, if it is done and was the same job."""
     try:
-        facts = json.loads(job.result_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        facts = read_json(job.result_file, ResultFacts)
+    except CheckpointError:  # not done, or cut off: it is done again
         return None
     if facts["job"] != job.facts():
         return None

@@ -25,7 +25,7 @@ import torch
 import yaml
 
 from weft.errors import UsageError, unknown
-from weft.hub import create_model
+from weft.models.registry import build_described
 from weft.models.zoo import ZOO
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import compose
@@ -173,8 +173,8 @@ def check_variant(study: Study, variant: Variant, scale: str, overrides: Sequenc
         arguments["img_size"] = recipe.img_size
     try:
         with torch.device("meta"):
-            create_model(recipe.model, num_classes=10, **arguments)
-    except (UsageError, TypeError) as error:
+            build_described(recipe.model, arguments, num_classes=10)
+    except UsageError as error:
         raise UsageError(f"Study {study.name}, variant '{variant.name}' ({scale}): {error}") from error
     return recipe
 

@@ -16,6 +16,7 @@ import numpy as np
 from weft.data import open_data
 from weft.durable import write_whole
 from weft.errors import UsageError, unknown
+from weft.reading import read_json
 from weft.study.jobs import Job, Measured, Result, carry_out, check_engine
 from weft.study.plan import Study, Variant, check_variant, load_study, recipe_of, size_to_test, slug
 from weft.study.statistics import Estimate, difference, mean_of_runs
@@ -227,7 +228,7 @@ def _begin(folder: Path, plan: Study, scale: str, source: str, settings: Mapping
     """A directory for this study, new or its own."""
     facts = {"study": plan.name, "scale": scale, "data": source, "settings": dict(settings)}
     known = folder / "study.json"
-    if known.exists() and json.loads(known.read_text(encoding="utf-8")) == facts:
+    if known.exists() and read_json(known, dict[str, Any], UsageError) == facts:
         return
     refuse_taken(folder, (*CONTENTS, *PICTURES), force=force)
     make_dir(folder, (*CONTENTS, *PICTURES), force=force)

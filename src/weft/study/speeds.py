@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import json
 import statistics
 import tempfile
 import time
@@ -15,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import nn
+from typing_extensions import TypedDict
 
 from weft.checkpoints import load_model_dir
 from weft.deploy import ExportReport, fold, open_model
@@ -25,6 +25,7 @@ from weft.durable import write_whole
 from weft.errors import WeftError
 from weft.memory import keep_memory
 from weft.models.base import Backbone
+from weft.reading import read_json
 from weft.study.jobs import Job, read_result
 from weft.train.apply import export_run
 
@@ -55,6 +56,13 @@ class Form:
     megabytes: float
 
 
+class Kept(TypedDict):
+    """What forms.json has of a candidate: the stamp of its training's result, and its forms."""
+
+    stamp: str
+    forms: list[Form]
+
+
 def measure_forms(folder: Path, jobs: Mapping[str, Job], tell: Callable[[str], None]) -> dict[str, list[Form]]:
     """Forms of each candidate; what was measured before is read from forms.json.
 
@@ -65,16 +73,16 @@ def measure_forms(folder: Path, jobs: Mapping[str, Job], tell: Callable[[str], N
     """
     keep_memory()  # for every candidate alike, as where a model is used by `weft predict` and `weft serve`
     kept = folder / "forms.json"
-    known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    known = read_json(kept, dict[str, Kept]) if kept.exists() else {}
     found: dict[str, list[Form]] = {}
     for name, job in jobs.items():
         stamp = str(job.result_file.stat().st_mtime_ns)
         if name not in known or known[name]["stamp"] != stamp:
             tell(f"{name}: measuring its speed.")
             forms = _forms_of(folder / "exports" / job.folder.name, job, tell)
-            known[name] = {"stamp": stamp, "forms": [dataclasses.asdict(form) for form in forms]}
-            write_whole(kept, json.dumps(known, indent=2).encode())
-        found[name] = [Form(**row) for row in known[name]["forms"]]
+            known[name] = Kept(stamp=stamp, forms=forms)
+            write_whole(kept, TypeAdapter(dict[str, Kept]).dump_json(known, indent=2))
+        found[name] = known[name]["forms"]
     return found
 
 

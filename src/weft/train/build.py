@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import platform
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -16,7 +15,7 @@ from torch import nn
 
 from weft.checkpoints import load_checkpoint
 from weft.checkpoints.hub_dir import PREFIX
-from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir
+from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir, read_config
 from weft.data import ImageDataset, Source, Splits, eval_transform, make_loader, open_data, train_transform
 from weft.data.image import printable
 from weft.data.loader import ImageLoader
@@ -24,10 +23,11 @@ from weft.data.order import WHOLE, Share
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.grid import Grid
 from weft.hub import create_model
+from weft.models.registry import build_described
 from weft.models.zoo import ZOO
 from weft.recipes import Recipe
 from weft.train.objective import check_mixing
-from weft.train.progress import looking
+from weft.train.progress import looking, say
 from weft.train.runtime import Runtime
 from weft.version import __version__
 
@@ -48,6 +48,8 @@ def open_splits(recipe: Recipe, quiet: bool) -> Splits:
     Raises:
         DataError: it cannot be used.
     """
+    if not quiet:
+        say(f"Reads {', '.join(places_of(recipe))}.")
     with looking(quiet=quiet) as progress:
         return open_data(
             str(recipe.data.source),
@@ -60,13 +62,24 @@ def open_splits(recipe: Recipe, quiet: bool) -> Splits:
         )
 
 
+def places_of(recipe: Recipe) -> list[str]:
+    """The settings of a recipe that name files, folders or addresses, or make weft fetch weights, and their values."""
+    places = {
+        "data.source": recipe.data.source,
+        "start_from": recipe.start_from,
+        "distill.teacher": recipe.distill.teacher,
+        "pretrained": f"the public weights of {recipe.model or 'the chosen model'}" if recipe.pretrained else None,
+    }
+    return [f"{key}: {printable(str(value))}" for key, value in places.items() if value is not None]
+
+
 def build_model(recipe: Recipe, num_classes: int) -> nn.Module:
     """The network of a recipe, initialised from its seed, at the recipe's image size."""
     name, arguments = recipe.model or "", dict(recipe.model_args)
     if recipe.img_size is not None and name in ZOO:
         arguments["img_size"] = recipe.img_size
     torch.manual_seed(recipe.seed)
-    model = create_model(name, pretrained=recipe.pretrained, num_classes=num_classes, **arguments)
+    model = build_described(name, arguments, create_model, pretrained=recipe.pretrained, num_classes=num_classes)
     if recipe.img_size is not None:
         model = resized(model, recipe.img_size)
     if recipe.grad_checkpointing:
@@ -98,8 +111,8 @@ def begin_from(model: nn.Module, source: str | Path, classes: Sequence[str] | No
         raise CheckpointError(
             f"--from must name a run, a model directory or a checkpoint file; {source} is none of these."
         )
-    config = path.parent / CONFIG
-    theirs = json.loads(config.read_text()).get("label_names") if path.name == WEIGHTS and config.is_file() else None
+    is_described = path.name == WEIGHTS and (path.parent / CONFIG).is_file()
+    theirs = read_config(path.parent)["label_names"] if is_described else None
     try:
         load_checkpoint(model, path, head="drop" if theirs and theirs != classes else "keep")
     except CheckpointError:

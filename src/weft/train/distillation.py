@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,19 @@ class Teacher:
         )
         self.scale, self.shift = theirs_std / std, (theirs_mean - mean) / std
         self.is_same = bool((self.scale == 1).all() and (self.shift == 0).all())
+        self.preprocessing = {"mean": list(own["mean"]), "std": list(own["std"]), "size": self.size and [*self.size]}
         self.answers: Float[Tensor, "n classes"] | None = None
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """All that its outputs depend on, for the state of a run: architecture, preprocessing, hash of the weights."""
+        arguments = getattr(self.model, "model_args", {})
+        name = getattr(self.model, "pretrained_cfg", {}).get("architecture") or type(self.model).__name__
+        return {
+            "architecture": f"{name} {json.dumps(arguments, sort_keys=True, default=str)}" if arguments else name,
+            "preprocessing": self.preprocessing,
+            "weights_sha256": sha256_of_state(self.model.state_dict()),
+        }
 
     @torch.no_grad()
     def __call__(self, images: Float[Tensor, "b c h w"], keys: Sequence[Key] = ()) -> Float[Tensor, "b classes"]:
@@ -72,6 +87,15 @@ class Teacher:
             answers.append(self(self.runtime.put(images)).cpu())
             on_batch(len(labels))
         self.answers = torch.cat(answers)
+
+
+def sha256_of_state(state: Mapping[str, Tensor]) -> str:
+    """Hash names, dtypes, shapes and bytes of a state dict, sorted by name; in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], runtime: Runtime) -> Teacher:

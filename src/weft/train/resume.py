@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from weft.data import Splits
 from weft.data.fingerprint import Fingerprint, difference, fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.recipes import Recipe, dump, load_recipe
+from weft.recipes import Recipe, dump, load_recipe, recorded_environment
 from weft.recipes.load import KEYS
 from weft.train.build import machine
 from weft.train.rundir import DATA, remove, write_text
 from weft.train.runtime import Runtime
-from weft.train.state import Skipped, State, load_state, tidy, told
+from weft.train.state import RunFacts, Skipped, State, load_state, tidy, told
 
 FREE = ("workers", "device", "data.source", "save.every_minutes", "save.every_steps", "save.keep")
 """Settings on which no result depends, and which may be others after a stop. The data is compared by its contents."""
@@ -60,7 +60,7 @@ class Resumed(NamedTuple):
             remove(item.path.with_suffix(".safetensors"))
         tidy(self.out / "state")
         if self.changed:
-            written = load_environment(self.out)
+            written = recorded_environment(self.out / "recipe.yaml")
             write_text(self.out / "recipe.yaml", dump(dataclasses.replace(recipe, environment=written)))
 
 
@@ -93,17 +93,9 @@ def resumed(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool) 
                 f"A run that is resumed does what it began with; in {out} {both}."
                 " Pass --override to change it from here on."
             )
-    state, skipped = load_state(out / "state")
+    state, skipped = load_state(out / "state", RunFacts)
     told_of = [f"{key} was {_value(was, key)} and is {_value(now, key)} from here on." for key in changed]
     return Resumed(out, now, state, skipped, told_of)
-
-
-def load_environment(out: Path) -> dict[str, Any]:
-    """What a run recorded about the machine that it began on."""
-    import yaml
-
-    written = yaml.safe_load((out / "recipe.yaml").read_text())
-    return written.get("environment") or {}
 
 
 def record_data(out: Path, splits: Splits) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from weft.checkpoints import load_model_dir
+from weft.checkpoints import load_model_dir, save_model_dir
+from weft.checkpoints.model_dir import _checked_names, read_config
 from weft.data import Splits, image_size_hint
 from weft.data.order import epochs_of
 from weft.durable import sweep
-from weft.errors import UsageError
+from weft.errors import DataError, UsageError, WeftError
 from weft.recipes import Recipe, dump, load_recipe
 from weft.train.build import (
     batch_arithmetic,
@@ -26,11 +28,12 @@ from weft.train.build import (
     environment,
     evaluation_batches,
     open_splits,
+    preprocessing,
     training_batches,
     training_images,
 )
 from weft.train.defaults import default_recipe, fill_in, overrides_of
-from weft.train.distillation import answers_are_fixed, open_teacher
+from weft.train.distillation import Teacher, answers_are_fixed, open_teacher
 from weft.train.finder import find_batch_size
 from weft.train.loop import Learner
 from weft.train.metrics import Evaluation
@@ -39,9 +42,9 @@ from weft.train.objective import balanced_weights
 from weft.train.progress import Reporter, clock, counting
 from weft.train.report import write_report
 from weft.train.resume import Resumed, check_data, record_data, resumed
-from weft.train.rundir import locked, make_dir, refuse_taken, remove, write_text
+from weft.train.rundir import Reservation, check_place, locked, remove, reserved, write_text
 from weft.train.runtime import Runtime, Stop
-from weft.train.session import Session
+from weft.train.session import Session, is_of_memory, memory_error
 from weft.train.shared_norm import share_batchnorm
 from weft.train.state import State
 from weft.train.track import Tracker, check_trackers
@@ -164,17 +167,28 @@ def train(
     if plan.data.source is None:
         raise UsageError("Training needs images; got none. Name a folder or `digits`: weft train DATA.")
     runtime = Runtime.of(plan.device, plan.precision, deterministic=plan.deterministic)
-    if out is not None:
-        refuse_taken(Path(out), force=force)
     quiet = quiet or not runtime.is_main
-    splits = open_splits(plan, quiet)
-    plan, decisions = fill_in(plan, image_size_hint(splits.train), len(splits.train), runtime.world)
-    if plan.batch_size == "auto":
-        size, said = find_batch_size(plan, len(splits.classes), len(splits.train), runtime)
-        plan, decisions = dataclasses.replace(plan, batch_size=size), [*decisions, said]
-    folder = Path(out) if out is not None else Path("runs") / (plan.name or default_name(plan))
-    refuse_taken(folder, force=force)
-    return _Job(plan, splits, folder, runtime, stop, names, quiet).begin([*splits.notes, *decisions], force=force)
+    with contextlib.ExitStack() as held:
+
+        def reserve() -> Reservation:
+            folder = Path(out) if out is not None else Path("runs") / (plan.name or default_name(plan))
+            check_place(folder, str(plan.data.source))
+            if not runtime.is_main:
+                return Reservation(folder, force=force)
+            return held.enter_context(reserved(folder, force=force))
+
+        has_place = out is not None or plan.name is not None or plan.model is not None
+        place = reserve() if has_place else None
+        splits = open_splits(plan, quiet)
+        check_class_names(splits.classes)
+        plan, decisions = fill_in(plan, image_size_hint(splits.train), len(splits.train), runtime.world)
+        place = place or reserve()
+        with refusing(f"{plan.model} must be able to learn here"):
+            if plan.batch_size == "auto":
+                size, said = find_batch_size(plan, len(splits.classes), len(splits.train), runtime)
+                plan, decisions = dataclasses.replace(plan, batch_size=size), [*decisions, said]
+        job = _Job(plan, splits, place.path, runtime, stop, names, quiet)
+        return job.begin(place, [*splits.notes, *decisions])
 
 
 def _go_on(
@@ -184,21 +198,35 @@ def _go_on(
     run = resumed(out, overrides, override=override)
     runtime = Runtime.of(run.recipe.device, run.recipe.precision, deterministic=run.recipe.deterministic)
     quiet = quiet or not runtime.is_main
-    return _Job(run.recipe, open_splits(run.recipe, quiet), out, runtime, stop, names, quiet).resume(run)
+    with locked(out) if runtime.is_main else contextlib.nullcontext():
+        splits = open_splits(run.recipe, quiet)
+        return _Job(run.recipe, splits, out, runtime, stop, names, quiet, is_new=False).resume(run)
 
 
 class _Job:
     """Everything around a session: its directory, what it is made of, the report at its end.
 
-    Building it refuses whatever does not fit together, before anything is written.
+    Building it refuses whatever does not fit together.
     """
 
     def __init__(
-        self, recipe: Recipe, splits: Splits, out: Path, runtime: Runtime, stop: Stop, track: Sequence[str], quiet: bool
+        self,
+        recipe: Recipe,
+        splits: Splits,
+        out: Path,
+        runtime: Runtime,
+        stop: Stop,
+        track: Sequence[str],
+        quiet: bool,
+        *,
+        is_new: bool = True,
     ) -> None:
         self.recipe, self.splits, self.out, self.runtime, self.stop = recipe, splits, out, runtime, stop
         self.track, self.quiet = track, quiet
-        self.model = build_model(recipe, len(splits.classes)).to(runtime.device)
+        with refusing(f"{recipe.model} must be able to take these images and settings"):
+            # public weights are read before the first step only; later, the state has the weights
+            built = recipe if is_new else dataclasses.replace(recipe, pretrained=False)
+            self.model = build_model(built, len(splits.classes)).to(runtime.device)
         if recipe.sync_bn and runtime.world > 1:
             self.model = share_batchnorm(self.model, runtime.device)
         images = training_images(recipe, splits.train, self.model)
@@ -214,7 +242,7 @@ class _Job:
         self.steps_per_epoch = self.batches.order.steps_per_epoch
         self.steps = recipe.steps or self.steps_per_epoch * (recipe.epochs or 0)
 
-    def begin(self, notes: Sequence[str], *, force: bool) -> RunResult:
+    def begin(self, place: Reservation, notes: Sequence[str]) -> RunResult:
         """A run from its first step."""
         notes = list(notes)
         if self.recipe.start_from is not None:
@@ -222,13 +250,19 @@ class _Job:
         if weights := getattr(self.model, "pretrained_cfg", {}).get("hf_hub_id") if self.recipe.pretrained else None:
             notes.append(f"Starts from the public weights {weights}.")
         learner = self._learner()
-        with self._held():
-            if self.runtime.is_main:
-                make_dir(self.out, force=force)
-                recorded = dataclasses.replace(self.recipe, environment=environment(self.runtime, self.splits))
-                write_text(self.out / "recipe.yaml", dump(recorded))
-                record_data(self.out, self.splits)
-            return self._carry_out(learner, None, notes)
+        self._rehearse(learner)
+        if self.runtime.is_main:
+            self._rehearse_saving()
+        self._ask_teacher(learner)
+        if self.runtime.is_main:
+            place.fill()
+            recorded = dataclasses.replace(self.recipe, environment=environment(self.runtime, self.splits))
+            write_text(self.out / "recipe.yaml", dump(recorded))
+            record_data(self.out, self.splits)
+        try:
+            return self._carry_out(learner, None, notes, place.settle)
+        finally:
+            place.is_kept = learner.step > 0
 
     def resume(self, run: Resumed) -> RunResult:
         """A run from where it stopped."""
@@ -237,17 +271,37 @@ class _Job:
             torch.set_num_threads(run.state.facts["machine"]["threads"])  # the bits of a sum depend on how it is split
         learner = self._learner()
         notes = [*run.notes(self.runtime), f"Goes on after step {run.state.facts['step']} of {self.steps}."]
-        with self._held():
-            if self.runtime.is_main:
-                run.tidy(self.recipe)
-                sweep(self.out, remove)
-            return self._carry_out(learner, run.state, notes)
+        if run.state.facts["step"] < self.steps:
+            self._rehearse(learner)
+            self._ask_teacher(learner)
+        if self.runtime.is_main:
+            run.tidy(self.recipe)
+            sweep(self.out, remove)
+        return self._carry_out(learner, run.state, notes)
 
-    def _held(self) -> contextlib.AbstractContextManager[None]:
-        """The run directory, for the process that writes to it."""
-        return locked(self.out) if self.runtime.is_main else contextlib.nullcontext()
+    def _rehearse(self, learner: Learner) -> None:
+        """Refuses what would fail in the first step."""
+        keys = self.batches.order.parts(0, 0)[0]
+        channels, height, width = preprocessing(self.model)["input_size"]
+        needed = f"{self.recipe.model} must be able to learn from batches of {len(keys)} at {height}x{width} pixels"
+        with refusing(needed, memory_error(self.recipe), " Or set compile=false." if self.recipe.compile else ""):
+            learner.rehearse(torch.zeros(len(keys), channels, height, width, device=self.runtime.device), keys)
 
-    def _carry_out(self, learner: Learner, state: State | None, notes: Sequence[str]) -> RunResult:
+    def _rehearse_saving(self) -> None:
+        """Refuses what would fail when the best model is saved, or read again."""
+        place = self.out / f".rehearsal.{os.getpid()}.part"  # a name that is swept, should this process be killed
+        try:
+            read_config(save_model_dir(self.model, place, label_names=self.splits.classes, force=True))
+        finally:
+            remove(place)
+
+    def _carry_out(
+        self,
+        learner: Learner,
+        state: State | None,
+        notes: Sequence[str],
+        on_start: Callable[[], None] = lambda: None,
+    ) -> RunResult:
         """Goes through all epochs, and writes the report."""
         reporter = Reporter(epochs_of(self.steps, self.steps_per_epoch), quiet=self.quiet)
         arithmetic = f"{batch_arithmetic(self.recipe, self.runtime.world)}; {self.steps:,} steps."
@@ -268,6 +322,7 @@ class _Job:
         )
         if state is not None:
             session.restore(state)
+        on_start()
         session.carry_out()
         return self._finished(session)
 
@@ -277,11 +332,15 @@ class _Job:
             weights = balanced_weights(self.splits.train.labels, len(self.splits.classes))
         if recipe.distill.teacher is not None:
             teacher = open_teacher(recipe, model, self.splits.classes, self.runtime)
-            if recipe.distill.cache and answers_are_fixed(recipe):
-                with counting(len(self.splits.train), quiet=self.quiet) as count:
-                    teacher.learn_answers(recipe, model, self.splits.train, count)
         num_classes = len(self.splits.classes)
-        return Learner(model, recipe, self.runtime, self.steps_per_epoch, self.steps, num_classes, weights, teacher)
+        with refusing(f"{recipe.model} must be able to learn with these settings"):
+            return Learner(model, recipe, self.runtime, self.steps_per_epoch, self.steps, num_classes, weights, teacher)
+
+    def _ask_teacher(self, learner: Learner) -> None:
+        """Asks it about every image, where its answers cannot change."""
+        if isinstance(learner.teacher, Teacher) and self.recipe.distill.cache and answers_are_fixed(self.recipe):
+            with counting(len(self.splits.train), quiet=self.quiet) as count:
+                learner.teacher.learn_answers(self.recipe, self.model, self.splits.train, count)
 
     def _finished(self, session: Session) -> RunResult:
         best_result = session.result()
@@ -318,6 +377,38 @@ class _Job:
         model, _ = load_model_dir(self.out / "best")
         seen = mistakes_figure(model, self.splits.val, best.mistakes)
         write_report(self.out / "report", f"{result.model} on {result.data}", facts, best, session.history, seen)
+
+
+def check_class_names(classes: Sequence[str]) -> None:
+    """Refuses names that a model directory does not take.
+
+    Raises:
+        DataError: one holds control characters.
+    """
+    try:
+        _checked_names(classes, None)
+    except UsageError as error:
+        raise DataError(f"Class names must be fit for a model's {error} Rename the class.") from None
+
+
+@contextlib.contextmanager
+def refusing(needed: str, of_memory: WeftError | None = None, advice: str = "") -> Iterator[None]:
+    """Turns whatever a network raises that cannot do what is asked of it into a sentence.
+
+    Args:
+        needed: what must hold.
+        of_memory: raised where memory does not suffice; None for no difference.
+        advice: what else to do, beside other sizes or another model.
+    """
+    try:
+        yield
+    except WeftError:
+        raise
+    except Exception as error:  # constructors and layers fail in any way
+        if of_memory is not None and is_of_memory(error):
+            raise of_memory from error
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UsageError(f"{needed}; {reason}. Choose another --img-size, --batch-size or --model.{advice}") from error
 
 
 def seconds_of(text: str | float, option: str = "--max-time") -> float:

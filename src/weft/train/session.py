@@ -336,11 +336,8 @@ class Session:
                 f"A process that reads images must not end while a run needs it; one did ({text.splitlines()[0]})."
                 f" Memory may have run out: try fewer --workers. {self._last_saved()}"
             ) from error
-        if isinstance(error, MemoryError) or any(sign in text for sign in ("out of memory", "can't allocate memory")):
-            raise UsageError(
-                f"A step must fit into memory; batch_size {self.recipe.batch_size} in {self.recipe.accumulate} part(s) "
-                "does not. Lower --batch-size, or raise accumulate, or set grad_checkpointing."
-            ) from error
+        if is_of_memory(error):
+            raise memory_error(self.recipe) from error
         raise error
 
     def _last_saved(self) -> str:
@@ -349,6 +346,20 @@ class Session:
         if newest is None:
             return "No state had been saved yet: start again."
         return f"The last saved state is that of step {newest}; go on with: weft train --resume {self.out}"
+
+
+def is_of_memory(error: Exception) -> bool:
+    """Whether memory did not suffice, of the machine or of a GPU."""
+    signs = ("out of memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
+
+
+def memory_error(recipe: Recipe) -> UsageError:
+    """The error for a step that does not fit into memory."""
+    return UsageError(
+        f"A step must fit into memory; batch_size {recipe.batch_size} in {recipe.accumulate} part(s) does not."
+        " Lower --batch-size, or raise accumulate, or set grad_checkpointing."
+    )
 
 
 def learner_state(learner: Learner) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
 from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 
@@ -16,7 +15,7 @@ from weft.checkpoints.hub_dir import PREFIX, told
 from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir, read_config
 from weft.data.image import printable
 from weft.errors import UsageError
-from weft.recipes import Recipe, dump, load_recipe
+from weft.recipes import Recipe, dump, load_recipe, recorded_environment
 from weft.train.build import preprocessing
 from weft.train.rundir import EpochRow, read_metrics
 
@@ -166,7 +165,7 @@ def _result(best: EpochRow, data: str) -> EvalResult:
 
 def _counts(recipe: Path) -> str:
     """How many images, by the record in a run's recipe, which `load_recipe` takes but leaves aside."""
-    noted = yaml.safe_load(recipe.read_text(encoding="utf-8")).get("environment") or {}
+    noted = recorded_environment(recipe)
     train, val = (noted.get(name) for name in ("train_images", "val_images"))
     known = isinstance(train, int) and isinstance(val, int)
     return f": {train:,} images to learn from, {val:,} held out" if known else ""

@@ -14,16 +14,72 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NotRequired
 
+from pydantic import Field, with_config
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from weft.durable import flush_folder, reached, sha256_of, sweep, write_whole, writing
 from weft.errors import CheckpointError
+from weft.reading import parse_json, read_bytes
 
 FORMAT = 1
+
+
+MAX_MANIFEST = 256 << 20  # a line of history per epoch, a number per parameter
+Count = Annotated[int, Field(ge=0, le=1 << 48)]
+
+
+@with_config(extra="allow")
+class Sealed(TypedDict):
+    """What every state says about its file of tensors."""
+
+    format: Count
+    step: Count
+    sha256: str
+    bytes: Count
+
+
+class MeterFacts(TypedDict):
+    """As `weft.train.loop.Meter`."""
+
+    step: Count
+    steps: Count
+    count: Count
+    loss_sum: float
+    hits: float
+    seconds: NotRequired[float]
+    waiting: NotRequired[float]
+    seen: NotRequired[Count]
+
+
+class BestFacts(TypedDict):
+    """As `weft.train.session.Best`."""
+
+    epoch: Count
+    loss: float
+    top1: float
+    top5: float
+    count: Count
+
+
+@with_config(extra="allow")
+class RunFacts(Sealed):
+    """What a state of a run says beside: where it is, what came out so far, what it ran on."""
+
+    epoch: Annotated[int, Field(ge=0, le=1_000_000)]
+    skipped: Count
+    meter: MeterFacts
+    history: list[tuple[Count, Count, float, float, float, float, float, float, float, float, float]]
+    best: BestFacts | None
+    without_better: Count
+    seconds: Annotated[float, Field(ge=0)]
+    machine: dict[str, str | int]
+    optimizer: dict[str, bool | int | float | None]
+    groups: list[dict[str, Count]]
 
 
 class State(NamedTuple):
@@ -73,8 +129,12 @@ def save_state(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[
     return path
 
 
-def load_state(folder: Path) -> tuple[State, list[Skipped]]:
+def load_state(folder: Path, kind: Any = Sealed) -> tuple[State, list[Skipped]]:
     """The newest state that passes its check, and the newer ones that do not.
+
+    Args:
+        folder: the states.
+        kind: what their facts must have beside what `save_state` adds; a TypedDict that extends `Sealed`.
 
     Raises:
         CheckpointError: there is none.
@@ -82,8 +142,8 @@ def load_state(folder: Path) -> tuple[State, list[Skipped]]:
     skipped: list[Skipped] = []
     for manifest in _manifests(folder):
         try:
-            return _checked(manifest), skipped
-        except (ValueError, OSError, KeyError, TypeError) as error:
+            return _checked(manifest, kind), skipped
+        except (ValueError, OSError) as error:
             skipped.append(Skipped(manifest.with_suffix(""), _sentence(error)))
     tried = f" {told(skipped)}" if skipped else ""
     raise CheckpointError(
@@ -117,16 +177,18 @@ def _manifests(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.json"), reverse=True)
 
 
-def _checked(manifest: Path) -> State:
+def _checked(manifest: Path, kind: Any) -> State:
     """A state that is what was written, or a ValueError or OSError that says why not."""
-    seal, _, body = manifest.read_bytes().partition(b"\n")
+    seal, _, body = read_bytes(manifest, max_bytes=MAX_MANIFEST).partition(b"\n")
     body = body.removesuffix(b"\n")
     if seal.decode("ascii", "replace") != hashlib.sha256(body).hexdigest():
         raise ValueError(f"{manifest.name} is damaged")
-    facts = json.loads(body)
+    facts = parse_json(body, kind, manifest.name)
     if facts["format"] != FORMAT:
         raise ValueError(f"it has format {facts['format']}, of another version of weft; this one reads {FORMAT}")
     path = manifest.with_suffix(".safetensors")
+    if f"step-{facts['step']:010}" != path.stem:
+        raise ValueError(f"it says that it is of step {facts['step']}")
     size = os.stat(path).st_size
     if size != facts["bytes"]:
         raise ValueError(f"{path.name} should have {facts['bytes']:,} bytes and has {size:,}")

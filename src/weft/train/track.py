@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.errors import need, unknown
+from weft.errors import UsageError, WeftError, need, unknown
 from weft.recipes import Recipe
 
 TRACKERS = ("tensorboard", "wandb")
@@ -23,10 +23,20 @@ class Tracker:
         recipe: what the run does, for the record.
         out: the directory of the run; TensorBoard's files go into `out/tensorboard`.
 
+    Raises:
+        UsageError: one cannot be started, such as Weights & Biases without a key or a network.
     """
 
     def __init__(self, names: Sequence[str], recipe: Recipe, out: Path) -> None:
-        self.trackers = [_opened(name, recipe, out) for name in names]
+        self.trackers = []
+        for name in names:
+            try:
+                self.trackers.append(_opened(name, recipe, out))
+            except WeftError:
+                raise
+            except Exception as error:  # each library has errors of its own
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                raise UsageError(f"--track {name} must be able to start; {reason} Or leave --track out.") from error
 
     def step(self, step: int, **values: float) -> None:
         """Numbers of one step, counted from 1."""

@@ -131,7 +131,7 @@ def test_nothing_to_hold_out(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"model": "levit_nano_23"}, r"Unknown model 'levit_nano_23'\. Nearest: levit_nano_32"),
-        ({"settings": {"model_args.depht": 3}}, r"Unknown argument of levit_nano_32 'depht'\. Nearest: depth"),
+        ({"settings": {"model_args.depht": 3}}, r"levit_nano_32 has no constructor value 'depht' .*Nearest: depth"),
         ({"batch_size": 1}, "levit_nano_32 must see at least 2 images at a time to learn .* got batch_size 1"),
         ({"epochs": 0}, "epochs must be a number at least 1"),
         ({"precision": "fp16"}, "precision must be one of fp32, bf16; got 'fp16'"),

@@ -265,7 +265,7 @@ def describe(model: Any, folder: Path, label_names: Sequence[str] | None, extra:
     Raises:
         UsageError: the names do not fit the classes.
     """
-    names = _checked_names(label_names, getattr(model, "num_classes", None))
+    names = checked_names(label_names, getattr(model, "num_classes", None))
     extra = ({"label_names": names} if names else {}) | extra
     file = folder / CONFIG
     may_have_changed = ("num_classes", "in_chans", "global_pool")  # timm looks at the model itself for these
@@ -287,7 +287,7 @@ def read_config(path: Path) -> dict[str, Any]:
     config: dict[str, Any] = {"pretrained_cfg": {}, "model_args": {}, **read_json(file, ModelConfig)}
     config["label_names"] = config.get("label_names") or config["pretrained_cfg"].get("label_names")
     try:
-        _checked_names(config["label_names"], config["num_classes"])
+        checked_names(config["label_names"], config["num_classes"])
     except UsageError as err:
         raise CheckpointError(f"{file}: {err}") from err
     return config
@@ -297,18 +297,28 @@ _CONTROL = ("Cc", "Zl", "Zp")  # controls, line and paragraph separators
 _DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they reorder the text that follows
 
 
-def _checked_names(names: Any, num_classes: int | None) -> list[str] | None:
+def checked_names(names: Any, num_classes: int | None = None, what: str = "label_names") -> list[str] | None:
+    """Class names as a list, all different and fit to be shown.
+
+    Args:
+        names: one text per class; None for none.
+        num_classes: how many there must be; None for any number.
+        what: what the message calls them.
+
+    Raises:
+        UsageError: they are not that.
+    """
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"label_names must be a list of texts; got {names!r}.")
+        raise UsageError(f"{what} must be a list of texts; got {names!r}.")
     names = list(names)
     if num_classes is not None and len(names) != num_classes:
-        raise UsageError(f"label_names must have one name per class, {num_classes}; got {len(names)}.")
+        raise UsageError(f"{what} must have one name per class, {num_classes}; got {len(names)}.")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"label_names must differ from each other; {twice!r} comes twice.")
+        raise UsageError(f"{what} must differ from each other; {twice!r} comes twice.")
     for name in names:
         if any(unicodedata.category(letter) in _CONTROL or letter in _DIRECTIONS for letter in name):
-            raise UsageError(f"label_names must hold no control characters; got {name!r}.")
+            raise UsageError(f"{what} must hold no control characters; got {name!r}.")
     return names

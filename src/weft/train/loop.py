@@ -214,22 +214,19 @@ class Learner:
         self.step += 1
         return result._replace(is_skipped=not is_finite)
 
-    def rehearse(self, images: Tensor, keys: Sequence[Key]) -> None:
+    def rehearse(self, images: Tensor) -> None:
         """Compute the gradient of one part of a step and discard it: settings that do not work fail here.
 
         Nothing that a step depends on is changed.
 
         Args:
             images: (b c h w) of any content, on the device.
-            keys: which images they stand for, for a teacher with ready answers.
         """
         before = [buffer.clone() for buffer in self.trained.buffers()]
         self.begin()
         torch.manual_seed(self._seed(0, 1))
         with self.runtime.autocast():
             logits = self.wrapped(images)
-        if self.teacher is not None:
-            self.teacher(images, keys)
         mean_logits(logits).float().mean().backward()
         self.optimizer.zero_grad(set_to_none=True)
         for buffer, value in zip(self.trained.buffers(), before, strict=True):

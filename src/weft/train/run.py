@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from weft.checkpoints import load_model_dir, save_model_dir
-from weft.checkpoints.model_dir import _checked_names, read_config
+from weft.checkpoints.model_dir import checked_names, read_config
 from weft.data import Splits, image_size_hint
 from weft.data.order import epochs_of
 from weft.durable import sweep
@@ -281,11 +281,16 @@ class _Job:
 
     def _rehearse(self, learner: Learner) -> None:
         """Refuses what would fail in the first step."""
-        keys = self.batches.order.parts(0, 0)[0]
+        recipe, count = self.recipe, len(self.batches.order.parts(0, 0)[0])
         channels, height, width = preprocessing(self.model)["input_size"]
-        needed = f"{self.recipe.model} must be able to learn from batches of {len(keys)} at {height}x{width} pixels"
-        with refusing(needed, memory_error(self.recipe), " Or set compile=false." if self.recipe.compile else ""):
-            learner.rehearse(torch.zeros(len(keys), channels, height, width, device=self.runtime.device), keys)
+        images = torch.zeros(count, channels, height, width, device=self.runtime.device)
+        of_memory = memory_error(recipe)
+        needed = f"{recipe.model} must be able to learn from batches of {count} at {height}x{width} pixels"
+        with refusing(needed, of_memory, " Or set compile=false." if recipe.compile else ""):
+            learner.rehearse(images)
+        if learner.teacher is not None:
+            with refusing(f"{recipe.distill.teacher} must be able to teach at {height}x{width} pixels", of_memory):
+                learner.teacher(images, ())
 
     def _rehearse_saving(self) -> None:
         """Refuses what would fail when the best model is saved, or read again."""
@@ -380,15 +385,15 @@ class _Job:
 
 
 def check_class_names(classes: Sequence[str]) -> None:
-    """Refuses names that a model directory does not take.
+    """Refuses class names that a model directory does not take.
 
     Raises:
         DataError: one holds control characters.
     """
     try:
-        _checked_names(classes, None)
+        checked_names(classes, what="Class names")
     except UsageError as error:
-        raise DataError(f"Class names must be fit for a model's {error} Rename the class.") from None
+        raise DataError(f"{error} Rename the class.") from None
 
 
 @contextlib.contextmanager

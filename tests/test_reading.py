@@ -251,7 +251,7 @@ def test_no_constructor_value_of_a_recipe_names_a_place(key: str, name: str, tmp
 )
 def test_constructor_values_are_numbers_and_words(value: Any, tmp_path: Path) -> None:
     data = tiny.paint(tmp_path / "data", per_class=4)
-    with pytest.raises(UsageError, match="must be a number, a word, true, false, null or a list of these|one plain"):
+    with pytest.raises(UsageError, match=r"must be a number, a word, true, false, null or a list of these|one plain"):
         train(data, "resnet18", out=tmp_path / "run", quiet=True, settings={"model_args.act_layer": value})
 
 
@@ -267,7 +267,7 @@ def test_weights_that_cannot_be_fetched_are_told(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     with pytest.raises(
-        CheckpointError, match=r"The weights of regnety_160\.deit_in1k must be on the hub or in its cac"
+        CheckpointError, match=r"The weights of regnety_160\.deit_in1k must be on the hub or in its cache"
     ):
         create_model("regnety_160.deit_in1k", pretrained=True)
 

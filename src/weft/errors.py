@@ -9,6 +9,8 @@ import difflib
 import importlib.util
 from collections.abc import Iterable
 
+from weft.text import one_line
+
 DISTRIBUTION = "weft-vision"  # on PyPI; `weft` there is another project
 
 
@@ -16,6 +18,9 @@ class WeftError(Exception):
     """Base of every error that is the input's fault; the command line prints its text and leaves with `exit_code`."""
 
     exit_code = 1
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*(words if len(words) != 1 else [one_line(str(words[0]))]))
 
 
 class UsageError(WeftError, ValueError):

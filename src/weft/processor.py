@@ -27,6 +27,9 @@ def cpu_flags() -> tuple[str, ...]:
     return tuple(flag for flag in FLAGS if flag in flags.split())
 
 
+MAX_THREADS = 1024  # OpenMP crashes with many more
+
+
 def cpu_name() -> str | None:
     """Return the name that the processor gives itself, or None where it is not known."""
     line = next((line for line in _cpuinfo() if line.startswith("model name")), None)

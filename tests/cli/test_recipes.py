@@ -66,7 +66,7 @@ def test_a_copy_to_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         (["settings", "optim"], "weft recipes settings takes no name; got 'optim'."),
         (["show", "levit_pretrian"], "Unknown recipe 'levit_pretrian'. Nearest: levit_pretrain"),
         (["show", "digits", "--set", "optim.lrr=1"], "Unknown setting 'optim.lrr'. Nearest: optim.lr"),
-        (["copy", "no/such.yaml"], "A recipe must be a file that can be read; no/such.yaml"),
+        (["copy", "no/such.yaml"], "no/such.yaml must be readable; No such file or directory"),
     ],
 )
 def test_wrong_input(words: list[str], message: str, capsys: Shown) -> None:

@@ -226,7 +226,9 @@ LAYOUTS = (
 
 def built(model: LeViT) -> dict[str, Any]:
     """The switches of a LeViT that its state dict does not show."""
-    block = next(module for module in model.modules() if isinstance(module, Block))
+    block = next((module for module in model.modules() if isinstance(module, Block)), None)
+    if block is None:  # a depth of 0 throughout
+        return {}
     attn = cast("Attention", block.attn)
     return dict(
         act_layer=name_of_activation(cast("nn.Module", block.mlp.act)),

@@ -18,6 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from weft.errors import StorageError, UsageError, WeftError, unknown
+from weft.text import one_line
 from weft.version import __version__
 
 VERBS = (
@@ -154,7 +155,7 @@ def _with_dashes(words: list[str], parser: Parser) -> list[str]:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"weft: {message}", file=sys.stderr)
+    print(f"weft: {one_line(message)}", file=sys.stderr)
     return code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from weft.cli.options import add_common, example, print_csv, print_json, table, whole
+from weft.processor import MAX_THREADS
 
 HELP = "measure how fast models answer here, in every way that they can be run"
 
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         allocators=args.allocator,
         batch_sizes=[text if text == BEST else whole("--batch-size", text) for text in args.batch_size],
         rounds=whole("--rounds", args.rounds),
-        threads=None if args.threads is None else whole("--threads", args.threads),
+        threads=None if args.threads is None else whole("--threads", args.threads, MAX_THREADS),
         peers=args.peers,
         device=args.device,
     )

@@ -6,6 +6,7 @@ import argparse
 
 from weft.cli.options import add_common, example, note, print_json
 from weft.cli.train import setting
+from weft.text import one_line
 
 HELP = "turn a checkpoint in any known layout into a model directory"
 
@@ -67,5 +68,5 @@ def run(args: argparse.Namespace) -> int:
     print(f"{made.model}, {made.report.tensors} tensors of {made.report.source}: {made.out}")
     for what, names in (("resized", made.report.resized), ("left out", made.report.dropped)):
         if names:
-            print(f"{what}: {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}")
+            print(f"{what}: {one_line(', '.join(names[:3]))}{f' and {len(names) - 3} more' if len(names) > 3 else ''}")
     return 0

@@ -162,9 +162,10 @@ def _show(done: int, total: int) -> None:
 
 def _report(inventory: Inventory) -> str:
     from weft.data.checks import extensions, same_bytes, some, tally
-    from weft.data.image import REASONS, printable
+    from weft.data.image import REASONS
     from weft.data.pixels import NOTES
     from weft.data.tree import SKIPPED
+    from weft.text import printable
 
     facts = inventory.as_dict()
     lines = [f"bad   {printable(bad.key)}: {bad.reason} ({REASONS[bad.reason]})" for bad in inventory.bad]

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from weft.errors import UsageError
+from weft.processor import MAX_THREADS
+from weft.text import one_line
 
 COMMON: dict[str, dict[str, Any]] = {
     "--model": dict(metavar="NAME", help="a name from `weft models`, or any timm model"),
@@ -65,10 +67,11 @@ def run_settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def whole(option: str, text: Any) -> int:
-    """The value of an option that counts something."""
-    if not str(text).isdecimal() or int(text) < 1:
-        raise UsageError(f"{option} must be a whole number of at least 1; got {text}.")
+def whole(option: str, text: Any, most: int = 1 << 48) -> int:
+    """The value of an option that counts something, from 1 to `most`."""
+    if not str(text).isdecimal() or len(str(text)) > 15 or not 1 <= int(text) <= most:
+        bound = f" and at most {most}" if most < 1 << 48 else ""
+        raise UsageError(f"{option} must be a whole number of at least 1{bound}; got {text}.")
     return int(text)
 
 
@@ -77,7 +80,7 @@ def use_threads(text: str | None) -> None:
     if text is not None:
         import torch
 
-        torch.set_num_threads(whole("--threads", text))
+        torch.set_num_threads(whole("--threads", text, MAX_THREADS))
 
 
 def example(parser: argparse.ArgumentParser, text: str) -> None:
@@ -87,7 +90,7 @@ def example(parser: argparse.ArgumentParser, text: str) -> None:
 
 def note(text: str) -> None:
     """One line for the person, beside the result."""
-    print(text, file=sys.stderr)
+    print(one_line(text), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
@@ -104,7 +107,7 @@ def print_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Columns of text: the first to the left, numbers to the right."""
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    cells = [list(header), *([one_line(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     numeric = [all(_is_number(row[column]) for row in cells[1:]) and len(cells) > 1 for column in range(len(header))]
     return "\n".join(

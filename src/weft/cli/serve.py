@@ -7,6 +7,7 @@ import os
 
 from weft.cli.options import add_common, example, whole
 from weft.errors import UsageError, need
+from weft.processor import MAX_THREADS
 from weft.serve.settings import RUNTIMES, TOKEN, Settings
 
 HELP = "answer over HTTP: a page for people, /predict for programs"
@@ -71,15 +72,15 @@ def run(args: argparse.Namespace) -> int:
         runtime=args.runtime,
         device=args.device or "auto",
         precision=args.precision or "fp32",
-        threads=None if args.threads is None else whole("--threads", args.threads),
-        workers=whole("--workers", args.workers),
+        threads=None if args.threads is None else whole("--threads", args.threads, MAX_THREADS),
+        workers=whole("--workers", args.workers, 1024),
         max_batch=whole("--max-batch", args.max_batch),
         max_wait_ms=_seconds("--max-wait-ms", args.max_wait_ms),
         max_queue=whole("--max-queue", args.max_queue),
         max_bytes=whole("--max-bytes", args.max_bytes),
         max_pixels=whole("--max-pixels", args.max_pixels),
         max_images=whole("--max-images", args.max_images),
-        decoders=None if args.decoders is None else whole("--decoders", args.decoders),
+        decoders=None if args.decoders is None else whole("--decoders", args.decoders, 1024),
         decode_timeout=_seconds("--decode-timeout", args.decode_timeout),
         read_timeout=_seconds("--read-timeout", args.read_timeout),
         timeout=_seconds("--timeout", args.timeout),

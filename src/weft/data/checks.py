@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from weft.data.image import printable
 from weft.data.inventory import Inventory, Picture
 from weft.data.pixels import NOTES
 from weft.data.tree import SKIPPED
 from weft.errors import DataError, UsageError
+from weft.text import printable
 
 NUM_NAMED = 5  # examples in a sentence
 

@@ -11,8 +11,8 @@ import urllib.request
 from pathlib import Path
 from typing import IO, Any
 
-from weft.data.image import printable
 from weft.errors import DataError, UsageError
+from weft.text import printable
 
 MAX_DOWNLOAD_BYTES = 64 << 30
 TIMEOUT_S = 30

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.data.image import BadImage, printable
+from weft.data.image import BadImage
 from weft.data.source import Source, Splits
 from weft.durable import write_whole
 from weft.errors import CheckpointError, DataError
 from weft.reading import read_bytes, unzipped
+from weft.text import printable
 
 HASHED_BYTES = 2 << 30
 MAX_PACKED = 1 << 30  # a line has a sha256 of 64 digits: it shrinks to no less than a half

@@ -26,6 +26,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 from weft.data.pixels import Header, NoRange, describe, read_header, to_rgb, upright_size
 from weft.data.structure import Excess, check_structure
 from weft.errors import DataError
+from weft.text import one_line, printable
 
 with contextlib.suppress(OSError, AttributeError):  # libtiff would report every damaged strip on standard error
     ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)  # it's among the libraries that Pillow's own one needs
@@ -69,7 +70,9 @@ class BadImage(DataError):
         self.name, self.reason, self.detail = name, reason, detail
 
     def __str__(self) -> str:
-        return f"{self.name} cannot be used: {REASONS[self.reason]}{f' ({self.detail})' if self.detail else ''}."
+        return one_line(
+            f"{self.name} cannot be used: {REASONS[self.reason]}{f' ({self.detail})' if self.detail else ''}."
+        )
 
 
 class Look(NamedTuple):
@@ -185,11 +188,6 @@ def open_regular(path: str | Path) -> io.BufferedReader:
         file.close()
         raise BadImage(name, "too-many-bytes")
     return file
-
-
-def printable(name: str) -> str:
-    """A file name that can be printed, logged and written as UTF-8: everything else in it is escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)
 
 
 @contextlib.contextmanager

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.data.image import open_regular, printable
+from weft.data.image import open_regular
 from weft.data.inventory import VAL_NAMES
 from weft.durable import write_whole, writing
 from weft.errors import DataError, UsageError
+from weft.text import printable
 
 HEADER = ("image", "label", "split")
 

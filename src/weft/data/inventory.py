@@ -13,10 +13,11 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from weft.data.image import HEAD_BYTES, MAX_PIXELS, BadImage, Look, look, open_regular, printable, sniff
+from weft.data.image import HEAD_BYTES, MAX_PIXELS, BadImage, Look, look, open_regular, sniff
 from weft.data.source import BadFile
 from weft.data.tree import EXTENSIONS, extension, is_junk, walk
 from weft.errors import DataError
+from weft.text import printable
 
 VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists is held out
 Progress = Callable[[int, int], None]

@@ -20,10 +20,11 @@ import numpy as np
 from PIL import Image
 
 from weft.data.download import cache_dir
-from weft.data.image import open_regular, printable
+from weft.data.image import open_regular
 from weft.data.inventory import VAL_NAMES, Picture
 from weft.data.shelf import Shelf
 from weft.errors import DataError, need, unknown
+from weft.text import printable
 
 # how each of torchvision's classes calls the part to learn from and the part to be measured on
 _TRAIN_FLAG = ({"train": True}, {"train": False})

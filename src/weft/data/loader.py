@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from weft.data.dataset import ImageDataset
-from weft.data.image import printable
 from weft.data.order import WHOLE, Key, Order, Share
 from weft.errors import DataError, UsageError
+from weft.text import printable
 
 TIMEOUT_S = 60  # for one batch
 

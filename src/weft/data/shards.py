@@ -16,12 +16,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from weft.data.download import fetched
-from weft.data.image import MAX_BYTES, BadImage, printable
+from weft.data.image import MAX_BYTES, BadImage
 from weft.data.inventory import VAL_NAMES, Picture
 from weft.data.shelf import Shelf, in_order
 from weft.data.source import BadFile
 from weft.data.tree import EXTENSIONS
 from weft.errors import DataError, UsageError
+from weft.text import printable
 
 LABELS = ("cls", "json", "txt")
 MAX_LABEL_BYTES = 1 << 16

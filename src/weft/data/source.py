@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
-from weft.data.image import BadImage, image_size, printable
+from weft.data.image import BadImage, image_size
 from weft.errors import DataError
+from weft.text import printable
 
 
 class Sample(NamedTuple):

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.data.image import open_regular, printable
+from weft.data.image import open_regular
 from weft.data.inventory import VAL_NAMES, Picture
 from weft.data.shelf import Shelf, in_order
 from weft.errors import DataError, need
+from weft.text import printable
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 IMAGE = ("image", "path", "file", "filename", "filepath", "file_name")

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from weft.data.image import BadImage, printable
+from weft.data.image import BadImage
 from weft.data.source import BadFile
+from weft.text import printable
 
 JUNK = {"__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+found"}
 EXTENSIONS = {  # what a name promises; the content decides

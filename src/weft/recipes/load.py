@@ -41,7 +41,7 @@ class Setting(NamedTuple):
 
     def complaint(self, text: object) -> UsageError:
         """An error that says where."""
-        return UsageError(_one_line(f"{self.line}: {text}" if self.line else str(text)))
+        return UsageError(f"{self.line}: {text}" if self.line else str(text))
 
 
 def _keys(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -358,11 +358,6 @@ def _shown(node: yaml.Node) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _one_line(text: str) -> str:
-    """A message with what is not printable escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _build(values: Mapping[str, Any]) -> Recipe:

@@ -22,7 +22,6 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from weft.data import BadImage
 from weft.data.crop import Pixels
-from weft.data.image import printable
 from weft.serve.batching import Batcher, Full
 from weft.serve.decoding import Decoders
 from weft.serve.forms import Sent, files_of
@@ -30,6 +29,7 @@ from weft.serve.guard import AGAIN, Guard, Intake, Refusal, refused
 from weft.serve.metrics import Metrics
 from weft.serve.predictor import ModelFault, Predictor, Verdict
 from weft.serve.settings import Settings
+from weft.text import one_line, printable
 from weft.version import __version__
 
 T = TypeVar("T")
@@ -339,7 +339,7 @@ def opened(settings: Settings) -> Predictor:
 
 def say(text: str) -> None:
     """One line for whoever runs the service."""
-    print(f"weft: {text}", file=sys.stderr, flush=True)
+    print(f"weft: {one_line(text)}", file=sys.stderr, flush=True)
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 
-from weft.data.image import printable
 from weft.serve.guard import Refusal
+from weft.text import printable
 
 FIELDS, FIELD_BYTES = 8, 1024  # parts of a form that are no files, and are skipped
 HEADER_BYTES = 4096  # of one line in the header of a part

@@ -24,7 +24,6 @@ from weft.checkpoints.model_dir import (
 )
 from weft.data import open_image
 from weft.data.crop import Pixels
-from weft.data.image import printable
 from weft.data.transforms import eval_crop, normalize
 from weft.deploy import ExportedModel, fold, open_model
 from weft.durable import sha256_of
@@ -35,6 +34,7 @@ from weft.models.base import Backbone
 from weft.models.ceit import CeiT
 from weft.models.cvt import CvT
 from weft.models.levit import LeViT
+from weft.text import printable
 from weft.train.build import preprocessing
 from weft.train.objective import mean_logits
 from weft.train.runtime import Runtime

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,11 @@ from torch import Tensor, nn
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.model_dir import model_dir
 from weft.data import BadImage, Sample, Source, Splits, eval_transform, open_data, open_image
-from weft.data.image import printable
 from weft.data.tree import EXTENSIONS, extension, walk
 from weft.deploy import ExportReport, export, open_model
-from weft.errors import DataError, UsageError
+from weft.errors import CheckpointError, DataError, UsageError
 from weft.recipes import Recipe, load_recipe
+from weft.text import printable
 from weft.train.build import evaluation_batches, name_of, preprocessing, resized
 from weft.train.defaults import DIGITS, overrides_of
 from weft.train.metrics import Evaluation, measure
@@ -33,6 +34,7 @@ from weft.train.report import PICTURES, write_report
 from weft.train.rundir import make_dir, refuse_taken, write_text
 from weft.train.runtime import Runtime
 
+NO_NUMBERS = "The model must give finite numbers; it gives no finite numbers. Its weights are damaged; train again."
 SPLITS = ("auto", "train", "val", "all")
 WORDS = {"train": "the training images", "val": "the held-out images", "all": "all images"}
 CONTENTS = ("report.md", "report.html", *PICTURES, "evaluation.json")  # what `evaluate` writes
@@ -126,6 +128,8 @@ def evaluate(
             excluded=excluded,
             on_batch=count,
         )
+    if len(source) and not math.isfinite(result.loss):
+        raise CheckpointError(NO_NUMBERS)
     if labels is not None:
         keys = [name_of(source, int(place)) for place in result.places]
         result = dataclasses.replace(result, real=real_score(labels, keys, result.predicted))
@@ -359,6 +363,8 @@ def _tops(
 ) -> list[list[tuple[str, float]]]:
     with torch.inference_mode(), runtime.autocast():
         logits = mean_logits(model(runtime.put(images))).float().cpu()
+    if not bool(logits.isfinite().all()):
+        raise CheckpointError(NO_NUMBERS)
     shares, places = logits.softmax(dim=1).topk(min(top_k, len(names)), dim=1)
     rows = zip(places.tolist(), shares.tolist(), strict=True)
     return [[(names[int(place)], share) for place, share in zip(top, sure, strict=True)] for top, sure in rows]

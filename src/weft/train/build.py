@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -17,7 +18,6 @@ from weft.checkpoints import load_checkpoint
 from weft.checkpoints.hub_dir import PREFIX
 from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir, read_config
 from weft.data import ImageDataset, Source, Splits, eval_transform, make_loader, open_data, train_transform
-from weft.data.image import printable
 from weft.data.loader import ImageLoader
 from weft.data.order import WHOLE, Share
 from weft.errors import CheckpointError, DataError, UsageError
@@ -26,6 +26,7 @@ from weft.hub import create_model
 from weft.models.registry import build_described
 from weft.models.zoo import ZOO
 from weft.recipes import Recipe
+from weft.text import printable
 from weft.train.objective import check_mixing
 from weft.train.progress import looking, say
 from weft.train.runtime import Runtime
@@ -34,6 +35,10 @@ from weft.version import __version__
 OnLost = Literal["stop", "exclude"]
 DRAFTED = 2  # a JPEG may be decoded smaller for training while its sides keep this many times the input size
 RECORDED = ("torch", "torchvision", "timm", "numpy", "pillow")
+VARIABLES = (  # of the environment, that choose between algorithms whose last bits differ
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
+    *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG"),
+)
 
 
 def default_name(recipe: Recipe) -> str:
@@ -232,8 +237,10 @@ def machine(runtime: Runtime) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: version(name) for name in RECORDED},
         "device": torch.cuda.get_device_name() if runtime.device.type == "cuda" else platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "processes": runtime.world,
+        **{name: os.environ.get(name, "unset") for name in VARIABLES},
     }
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from weft.data import BadImage, eval_transform, open_image
-from weft.data.image import printable
 from weft.durable import writing
 from weft.errors import unknown
 from weft.interpret import Explanation, explain
 from weft.interpret.explaining import check_explainable
+from weft.text import printable
 from weft.train.apply import expanded, opened, options_of
 from weft.train.build import preprocessing
 from weft.train.progress import counting

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
+from weft.text import one_line
 from weft.train.loop import Meter
 from weft.train.rundir import EpochRow
 
@@ -26,11 +27,11 @@ class _TimeLeft(ProgressColumn):
 
 def say(text: str) -> None:
     """One note for the person."""
-    _stderr().print(text, markup=False)
+    _stderr().print(one_line(text), markup=False)
 
 
 def _stderr() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ class Reporter:
         """A line above the bar."""
         self._said = time.monotonic()
         if not self.quiet:
-            self.console.print(text, markup=False)
+            self.console.print(one_line(text), markup=False)
 
     def step(self, epoch: int, meter: Meter) -> None:
         """After every step."""

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.data.image import open_regular, printable
+from weft.data.image import open_regular
 from weft.errors import DataError
+from weft.text import printable
 
 _FILE = "ILSVRC2012_val_{:08}"  # of the list's images, counted from 1
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +23,18 @@ FREE = ("workers", "device", "data.source", "save.every_minutes", "save.every_st
 """Settings on which no result depends, and which may be others after a stop. The data is compared by its contents."""
 
 BOUND = (
-    *("model", "model_args", "img_size", "batch_size", "seed", "augment.repeats"),
+    *("model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
     *("data.limit", "data.val_fraction", "data.train_fraction"),
 )
 """Settings without which the state of a run means nothing."""
+
+
+class Changed(NamedTuple):
+    """A setting, its value so far and its value from here on."""
+
+    key: str
+    was: Any
+    now: Any
 
 
 class Resumed(NamedTuple):
@@ -35,23 +45,56 @@ class Resumed(NamedTuple):
         recipe: what it does from here on.
         state: where it stands.
         skipped: newer states that are damaged.
-        changed: sentences, one for every setting that was changed.
+        changed: settings that are others from here on.
     """
 
     out: Path
     recipe: Recipe
     state: State
     skipped: list[Skipped]
-    changed: list[str]
+    changed: list[Changed]
 
     def notes(self, runtime: Runtime) -> list[str]:
         """What the person should know."""
-        notes = [f"Passed over {told([item])}" for item in self.skipped] + self.changed
+        notes = [f"Passed over {told([item])}" for item in self.skipped]
+        notes += [f"{item.key} was {item.was} and is {item.now} from here on." for item in self.changed]
         before, now = self.state.facts["machine"], machine(runtime)
         for key in sorted(before):
             if key != "threads" and before[key] != now.get(key):
                 notes.append(f"{key} was {before[key]} and is {now.get(key)}: the last bits of the result may differ.")
         return notes
+
+    def check_teacher(self, record: dict[str, Any] | None) -> list[str]:
+        """Refuse a teacher that is not the one that the run began with, unless it was chosen on purpose.
+
+        Args:
+            record: of the teacher, as `Teacher.record`; None for no teacher.
+
+        Returns:
+            A note where the teachers cannot be compared.
+
+        Raises:
+            DataError: it is another.
+        """
+        if any(item.key == "distill.teacher" for item in self.changed):
+            return []
+        if "teacher" not in self.state.facts:
+            unknown = (
+                "The teacher could not be compared: the run was saved by a version of weft that did not record it."
+            )
+            return [] if record is None else [unknown]
+        was = self.state.facts["teacher"]
+        if was == record:
+            return []
+        both = [
+            f"its {key} was {(was or {}).get(key)}, and is {value}"
+            for key, value in (record or {}).items()
+            if (was or {}).get(key) != value
+        ]
+        raise DataError(
+            f"A run that is resumed needs the teacher that it began with; of {self.recipe.distill.teacher}"
+            f" {' and '.join(both)}. Put it back, or pass --override --set distill.teacher=OTHER to learn from another."
+        )
 
     def tidy(self, recipe: Recipe) -> None:
         """Removes what is damaged or half written, and writes down what was changed."""
@@ -70,7 +113,7 @@ def resumed(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool) 
     Args:
         out: its directory.
         overrides: settings that were asked for beside it.
-        override: let them change what the run does.
+        override: let them, and edits of its recipe.yaml, change what the run does.
 
     Raises:
         CheckpointError: it is no run, or holds no state that can be used.
@@ -82,10 +125,19 @@ def resumed(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool) 
             f"--resume must name the directory of a run that was begun; {out} has no recipe.yaml."
             " To start from its weights alone: weft train DATA --from PATH."
         )
-    was, now = load_recipe(file), load_recipe(file, overrides)
-    changed = [key for key in KEYS if key != "environment" and _value(was, key) != _value(now, key)]
-    for key in changed:
-        both = f"{key} was {_value(was, key)}, and now {_value(now, key)} is asked for"
+    recipe = load_recipe(file, overrides)
+    was, now = _values(load_recipe(file)), _values(recipe)
+    _changed(out, was, now, override=override)
+    state, skipped = load_state(out / "state", RunFacts)
+    was |= {key: value for key, value in state.facts.get("recipe", {}).items() if key in was}
+    return Resumed(out, recipe, state, skipped, _changed(out, was, now, override=override))
+
+
+def _changed(out: Path, was: dict[str, str], now: dict[str, str], *, override: bool) -> list[Changed]:
+    """The settings that differ, after a look whether they may."""
+    changed = [Changed(key, json.loads(was[key]), json.loads(now[key])) for key in was if was[key] != now[key]]
+    for key, before, after in changed:
+        both = f"{key} was {before}, and now {after} is asked for"
         if key in BOUND:
             raise UsageError(f"A run that is resumed keeps its {key}; in {out} {both}. Begin another run for that.")
         if key not in FREE and not override:
@@ -93,9 +145,7 @@ def resumed(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool) 
                 f"A run that is resumed does what it began with; in {out} {both}."
                 " Pass --override to change it from here on."
             )
-    state, skipped = load_state(out / "state", RunFacts)
-    told_of = [f"{key} was {_value(was, key)} and is {_value(now, key)} from here on." for key in changed]
-    return Resumed(out, now, state, skipped, told_of)
+    return changed
 
 
 def record_data(out: Path, splits: Splits) -> None:
@@ -117,8 +167,11 @@ def check_data(out: Path, splits: Splits, source: str) -> None:
         )
 
 
-def _value(recipe: Recipe, key: str) -> Any:
-    value: Any = recipe
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+def recipe_record(recipe: Recipe) -> dict[str, str]:
+    """The settings on which the result depends, for the state of a run: values as JSON, by their dotted keys."""
+    return {key: value for key, value in _values(recipe).items() if key not in FREE}
+
+
+def _values(recipe: Recipe) -> dict[str, str]:
+    """All settings, as JSON: lists and tuples are the same, and a path that is no text is ASCII."""
+    return {key: json.dumps(attrgetter(key)(recipe), sort_keys=True) for key in KEYS if key != "environment"}

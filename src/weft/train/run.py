@@ -270,14 +270,15 @@ class _Job:
         if self.runtime.device.type == "cpu":
             torch.set_num_threads(run.state.facts["machine"]["threads"])  # the bits of a sum depend on how it is split
         learner = self._learner()
-        notes = [*run.notes(self.runtime), f"Goes on after step {run.state.facts['step']} of {self.steps}."]
+        notes = [*run.notes(self.runtime), *run.check_teacher(getattr(learner.teacher, "record", None))]
+        notes.append(f"Goes on after step {run.state.facts['step']} of {self.steps}.")
         if run.state.facts["step"] < self.steps:
             self._rehearse(learner)
             self._ask_teacher(learner)
         if self.runtime.is_main:
             run.tidy(self.recipe)
             sweep(self.out, remove)
-        return self._carry_out(learner, run.state, notes)
+        return self._carry_out(learner, run.state, notes, is_changed=bool(run.changed))
 
     def _rehearse(self, learner: Learner) -> None:
         """Refuses what would fail in the first step."""
@@ -306,6 +307,8 @@ class _Job:
         state: State | None,
         notes: Sequence[str],
         on_start: Callable[[], None] = lambda: None,
+        *,
+        is_changed: bool = False,
     ) -> RunResult:
         """Goes through all epochs, and writes the report."""
         reporter = Reporter(epochs_of(self.steps, self.steps_per_epoch), quiet=self.quiet)
@@ -327,6 +330,8 @@ class _Job:
         )
         if state is not None:
             session.restore(state)
+            if is_changed:  # from here on, the state has the new settings
+                session.save()
         on_start()
         session.carry_out()
         return self._finished(session)

@@ -19,16 +19,17 @@ from torch import Tensor
 
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import Splits
-from weft.data.image import printable
 from weft.data.loader import ImageLoader
 from weft.data.order import Key, epochs_of
 from weft.durable import writing
 from weft.errors import CheckpointError, DivergedError, UsageError, WeftError
 from weft.recipes import Recipe
+from weft.text import printable
 from weft.train.build import machine, name_of
 from weft.train.loop import Batch, Learner, Meter, StepResult, in_steps, train_epoch
 from weft.train.metrics import Evaluation, measure
 from weft.train.progress import Reporter, say
+from weft.train.resume import recipe_record
 from weft.train.rundir import EpochRow, StepLog, write_metrics
 from weft.train.runtime import Runtime, Stop
 from weft.train.state import State, newest_step, save_state
@@ -133,7 +134,7 @@ class Session:
                         self._leave(Stop.EPOCHS)
                     self._epoch()
                     self.seconds = time.perf_counter() - begun
-                    self._save()
+                    self.save()
         except Stopping:
             self._leave(self.stop.reason)
         except (MemoryError, RuntimeError) as error:
@@ -199,7 +200,7 @@ class Session:
         self.tracker.step(step, loss=result.loss, lr=lr, grad_norm=result.grad_norm)
         reason, is_due = self.runtime.max([self.stop.reason, self._is_save_due(step)])
         if is_due or reason:
-            self._save()
+            self.save()
         if reason:
             self._leave(int(reason))
 
@@ -253,7 +254,7 @@ class Session:
         """Leaves an evaluation where a stop is wanted; several processes, which wait for each other, end it first."""
         if self.stop.reason and self.runtime.world == 1:
             self.epoch -= 1
-            self._save()
+            self.save()
             raise Stopping
 
     def _add_row(self, begun: float, lr: float, result: Evaluation | None) -> None:
@@ -287,7 +288,7 @@ class Session:
         with writing(self.out / name):
             save_model_dir(self.learner.best_guess, self.out / name, label_names=self.splits.classes, force=True)
 
-    def _save(self) -> None:
+    def save(self) -> None:
         """Writes the state of this step."""
         self._saved_at = time.monotonic()
         self.learner.gather()
@@ -304,6 +305,8 @@ class Session:
             "without_better": self.without_better,
             "seconds": self.seconds,
             "machine": machine(self.runtime),
+            "recipe": recipe_record(self.recipe),
+            "teacher": getattr(self.learner.teacher, "record", None),
         }
         save_state(self.out / "state", self.learner.step, tensors, facts, self.recipe.save.keep)
 

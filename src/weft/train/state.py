@@ -24,12 +24,14 @@ from typing_extensions import TypedDict
 
 from weft.durable import flush_folder, reached, sha256_of, sweep, write_whole, writing
 from weft.errors import CheckpointError
+from weft.processor import MAX_THREADS
 from weft.reading import parse_json, read_bytes
 
 FORMAT = 1
 
 
 MAX_MANIFEST = 256 << 20  # a line of history per epoch, a number per parameter
+Threads = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 Count = Annotated[int, Field(ge=0, le=1 << 48)]
 
 
@@ -67,6 +69,22 @@ class BestFacts(TypedDict):
 
 
 @with_config(extra="allow")
+class MachineFacts(TypedDict):
+    """As `weft.train.build.machine`; versions and names beside."""
+
+    threads: Threads
+    processes: NotRequired[Annotated[int, Field(ge=1, le=1 << 20)]]
+
+
+class TeacherFacts(TypedDict):
+    """As `weft.train.distillation.Teacher.record`."""
+
+    architecture: str
+    preprocessing: dict[str, list[float] | None]
+    weights_sha256: str
+
+
+@with_config(extra="allow")
 class RunFacts(Sealed):
     """What a state of a run says beside: where it is, what came out so far, what it ran on."""
 
@@ -77,9 +95,11 @@ class RunFacts(Sealed):
     best: BestFacts | None
     without_better: Count
     seconds: Annotated[float, Field(ge=0)]
-    machine: dict[str, str | int]
+    machine: MachineFacts
     optimizer: dict[str, bool | int | float | None]
     groups: list[dict[str, Count]]
+    recipe: NotRequired[dict[str, str]]
+    teacher: NotRequired[TeacherFacts | None]
 
 
 class State(NamedTuple):

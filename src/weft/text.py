@@ -1,0 +1,23 @@
+"""Text that somebody else wrote, as weft shows it: on one line, without control characters, and not without end.
+
+File names, class names, tensor names and values of a file may hold escape sequences of a terminal, characters that turn
+the direction of what follows, or a megabyte of anything. Every error, note and table passes through here.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_WORD, MAX_TEXT = 400, 1_600
+_LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that cannot be printed, or would change what follows."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def one_line(text: str) -> str:
+    """`printable`, and cut where it is long: a word in its middle, a text before its last sentences."""
+    text = _LONG_WORD.sub(lambda word: f"{word[0][: MAX_WORD - 100]}[...]{word[0][-80:]}", printable(text))
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 600]} [...] {text[-580:]}"

@@ -1,0 +1,127 @@
+"""What an earlier version left behind still loads, goes on and answers; what networks are made of has not changed.
+
+Optimiser state is kept by the number of a parameter: with another order a run would go on without an error, with the
+moments of other tensors. So the order, the initial values and the weights at the end of a resumed run are held.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from tests.compat.record import DATA, SMALL, service_answers, variant_facts, verb_answers
+from weft.data import eval_transform
+from weft.deploy import open_model
+from weft.models.zoo import ZOO
+from weft.serve.predictor import candidates
+from weft.study import run_study
+from weft.study.jobs import Job, read_result
+from weft.train import predict, train
+
+NETWORKS = json.loads((DATA / "networks.json").read_text())
+ANSWERS = json.loads((DATA / "answers.json").read_text())
+LARGE = [name for name in ZOO if ZOO[name].params > 50_000_000]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in NETWORKS]
+)
+def test_a_network_has_its_parameters_in_their_order_with_their_values(name: str) -> None:
+    now, then = variant_facts(name), NETWORKS[name]
+    for key in ("parameters", "state", "groups"):
+        assert now[key] == then[key], key
+    np.testing.assert_allclose(now["sums"], then["sums"], rtol=1e-3)
+
+
+def test_every_network_is_recorded() -> None:
+    assert set(NETWORKS) <= set(ZOO)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_stopped_run_ends_with_the_weights_that_it_would_have_had(name: str, tmp_path: Path) -> None:
+    """To rounding: another processor sums in another order. Moments of other tensors would be 100 times as far off."""
+    shutil.copytree(DATA / name / "stopped", tmp_path / "run")
+    train(DATA / "images", resume=tmp_path / "run", quiet=True)
+    now, then = (
+        load_file(file)
+        for file in (tmp_path / "run" / "last" / "model.safetensors", DATA / name / "resumed.safetensors")
+    )
+    assert list(now) == list(then)
+    for key, value in then.items():
+        torch.testing.assert_close(now[key], value, rtol=1e-3, atol=2e-5, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_finished_run_and_its_exports_answer_alike(name: str) -> None:
+    image = DATA / "images" / "class1" / "000.png"
+    run = DATA / name / "finished"
+    (answer,) = predict(run, image)
+    model, names = open_model(run / "best")
+    with Image.open(image) as opened:
+        tensor = eval_transform(model.pretrained_cfg)(opened.convert("RGB"))[None]
+    with torch.inference_mode():
+        logits = model(tensor)
+    logits = logits if isinstance(logits, torch.Tensor) else sum(logits) / 2
+    for folder, tolerance in (("onnx-fp32", 1e-4), ("openvino-int8", 0.5)):
+        pytest.importorskip("onnxruntime" if folder.startswith("onnx") else "openvino")
+        exported, theirs = open_model(DATA / name / folder)
+        assert theirs == names
+        torch.testing.assert_close(exported(tensor), logits, rtol=0, atol=tolerance * float(logits.abs().max()))
+    assert answer.top[0][0] == names[int(logits.argmax())]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_export_beside_its_model_is_recognised(name: str, tmp_path: Path) -> None:
+    shutil.copytree(DATA / name / "finished", tmp_path / "run")
+    shutil.copytree(DATA / name / "onnx-fp32", tmp_path / "run" / "onnx")
+    assert candidates(tmp_path / "run")[0] == tmp_path / "run" / "onnx"
+
+
+@pytest.mark.parametrize("folder", sorted(DATA.glob("*/runs/*")), ids=lambda folder: folder.name)
+def test_a_job_that_is_done_is_not_done_again(folder: Path) -> None:
+    facts: dict[str, Any] = json.loads((folder / "job.json").read_text())
+    words = {key: facts[key] for key in ("recipe", "data", "settings", "until")}
+    job = Job(folder, **words, test_sizes=tuple(facts["test_sizes"]))
+    result = read_result(job)
+    assert result is not None
+    assert 0 <= result.measured[None].top1 <= 100
+
+
+def test_a_study_that_is_done_is_reported_without_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.study.jobs.subprocess.Popen", None)
+    shutil.copytree(DATA / "study", tmp_path / "study")
+    shutil.copy(DATA / "study.yaml", tmp_path / "study.yaml")
+    then = json.loads((DATA / "study" / "results.json").read_text())
+    result = run_study(tmp_path / "study.yaml", out=tmp_path / "study", quiet=True)
+    assert [row.top1[0] for row in result.rows] == [row["top1"][0] for row in then["variants"]]
+
+
+def without_values(answer: Any) -> Any:
+    """Its keys and the kinds of its values."""
+    if isinstance(answer, dict):
+        return {key: without_values(value) for key, value in answer.items()}
+    if isinstance(answer, list):
+        return [without_values(answer[0])] if answer else []
+    return type(answer).__name__ if not isinstance(answer, (int, float)) else "number"
+
+
+def test_verbs_print_the_same_json() -> None:
+    now = verb_answers(DATA / "images", DATA / "levit_nano_32" / "finished")
+    assert now["models"] == ANSWERS["models"]
+    assert [row["name"] for row in now["recipes"]] == [row["name"] for row in ANSWERS["recipes"]]
+    assert without_values(now["evaluate"]) == without_values(ANSWERS["evaluate"])
+    assert now["evaluate"]["top1"] == pytest.approx(ANSWERS["evaluate"]["top1"])
+
+
+def test_the_service_describes_itself_alike() -> None:
+    now = service_answers(DATA / "levit_nano_32" / "finished")
+    assert now["/model"] == ANSWERS["/model"]
+    assert now["/openapi.json"] == ANSWERS["/openapi.json"]

@@ -139,7 +139,10 @@ def variant_facts(name: str) -> dict[str, Any]:
 
     torch.manual_seed(0)
     model = weft.create_model(name)
-    groups = [len(group["params"]) for group in _optimizer(model, load_recipe(None, [("optim.layer_decay", 0.75)])).param_groups]
+    groups = [
+        len(group["params"])
+        for group in _optimizer(model, load_recipe(None, [("optim.layer_decay", 0.75)])).param_groups
+    ]
     order = "\n".join(f"{key} {tuple(value.shape)}" for key, value in model.named_parameters())
     state = "\n".join(f"{key} {tuple(value.shape)} {value.dtype}" for key, value in model.state_dict().items())
     sums = [float(f"{float(value.double().abs().sum()):.5g}") for value in model.state_dict().values()]

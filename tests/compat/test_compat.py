@@ -47,7 +47,7 @@ def test_every_network_is_recorded() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_stopped_run_ends_with_the_weights_that_it_would_have_had(name: str, tmp_path: Path) -> None:
-    """To rounding: another processor sums in another order. Moments of other tensors would be 100 times as far off."""
+    """AVX2 in place of AVX-512 changes a weight by up to 8e-6; the moments of two tensors swapped, by 4e-5 and more."""
     shutil.copytree(DATA / name / "stopped", tmp_path / "run")
     train(DATA / "images", resume=tmp_path / "run", quiet=True)
     now, then = (
@@ -56,7 +56,7 @@ def test_a_stopped_run_ends_with_the_weights_that_it_would_have_had(name: str, t
     )
     assert list(now) == list(then)
     for key, value in then.items():
-        torch.testing.assert_close(now[key], value, rtol=1e-3, atol=2e-5, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(now[key], value, rtol=0, atol=1.5e-5, msg=lambda text, key=key: f"{key}: {text}")
 
 
 @pytest.mark.parametrize("name", SMALL)

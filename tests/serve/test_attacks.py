@@ -22,6 +22,8 @@ from typing import Any
 import pytest
 from PIL import Image, ImageCms
 
+from tests.data.pictures import png
+from tests.data.test_structure import progressive
 from tests.serve.running import Running, children, picture, running, saved
 from weft.serve.guard import Guesses
 from weft.serve.settings import Settings
@@ -145,6 +147,8 @@ AMPLIFIED: dict[str, Any] = {
         headers={"Content-Type": "multipart/form-data; boundary=BB"},
     ),
     "pipelined requests": lambda service: service.raw(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000),
+    "a thin image": lambda service: service.ask(body=png(1, 1_000_000, zlib.compress(bytes(4_000_000)))),
+    "a progressive JPEG of many scans": lambda service: service.ask(body=progressive(2_000, side=3_000)),
     "16-bit images": lambda service: service.ask(body=deep_png(3464)),
 }
 
@@ -162,7 +166,8 @@ def test_memory_and_the_wait_of_others_are_bounded(case: str, bounded: tuple[Run
 
 
 def test_a_hundred_colour_profiles_are_forgotten(bounded: tuple[Running, int]) -> None:
-    service, rest = bounded
+    service, _ = bounded
+    rest = memory(service.process.pid)
     files = [profiled(seed) for seed in range(60)]
     with Watch(service) as watch, concurrent.futures.ThreadPoolExecutor(4) as pool:
         assert {status for status, _, _ in pool.map(lambda file: service.ask(body=file), files)} <= {200, 400, 422}

@@ -6,7 +6,7 @@ Read by hand rather than by a configuration framework: an error can then name th
 
 from __future__ import annotations
 
-from weft.recipes.load import dump, load_recipe, recipe_names, recipe_text, recorded_environment, settings
+from weft.recipes.load import dump, load_recipe, recipe_names, recipe_text, settings
 from weft.recipes.schema import Recipe
 
-__all__ = ["Recipe", "dump", "load_recipe", "recipe_names", "recipe_text", "recorded_environment", "settings"]
+__all__ = ["Recipe", "dump", "load_recipe", "recipe_names", "recipe_text", "settings"]

@@ -14,7 +14,8 @@ from weft.checkpoints import load_model_dir
 from weft.checkpoints.hub_dir import PREFIX, told
 from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir, read_config
 from weft.errors import UsageError
-from weft.recipes import Recipe, dump, load_recipe, recorded_environment
+from weft.recipes import Recipe, dump, load_recipe
+from weft.recipes.load import recorded_environment
 from weft.text import printable
 from weft.train.build import preprocessing
 from weft.train.rundir import EpochRow, read_metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -115,7 +116,7 @@ def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], run
         )
     if name.startswith(PREFIX) or any((folder / CONFIG).is_file() for folder in (Path(name) / "best", Path(name))):
         model, names = load_model_dir(model_dir(name))
-    elif Path(name).exists():
+    elif Path(name).exists() or os.sep in name:
         raise CheckpointError(
             f"A teacher must be a model's name or a model directory; {name} is neither. Make one with weft convert."
         )

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from weft.data import Splits
 from weft.data.fingerprint import Fingerprint, difference, fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.recipes import Recipe, dump, load_recipe, recorded_environment
+from weft.recipes import Recipe, dump, load_recipe
+from weft.recipes.load import recorded_environment
 from weft.recipes.load import KEYS
 from weft.train.build import machine
 from weft.train.rundir import DATA, remove, write_text
@@ -53,6 +54,11 @@ class Resumed(NamedTuple):
     state: State
     skipped: list[Skipped]
     changed: list[Changed]
+
+    @property
+    def changes_result(self) -> bool:
+        """Whether a setting is another on which the result depends."""
+        return any(item.key not in FREE for item in self.changed)
 
     def notes(self, runtime: Runtime) -> list[str]:
         """What the person should know."""

@@ -278,7 +278,7 @@ class _Job:
         if self.runtime.is_main:
             run.tidy(self.recipe)
             sweep(self.out, remove)
-        return self._carry_out(learner, run.state, notes, is_changed=bool(run.changed))
+        return self._carry_out(learner, run.state, notes, is_changed=run.changes_result)
 
     def _rehearse(self, learner: Learner) -> None:
         """Refuses what would fail in the first step."""

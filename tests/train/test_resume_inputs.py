@@ -1,0 +1,339 @@
+"""What a resumed run does when something has changed that it began with: one test for each row of docs/resume.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from tests.helpers import put_in_cache
+from tests.train import tiny
+from weft.checkpoints import save_model_dir
+from weft.checkpoints.model_dir import CONFIG, WEIGHTS
+from weft.cli import main
+from weft.data import fingerprint
+from weft.errors import CheckpointError, DataError, UsageError
+from weft.hub import create_model
+from weft.train import build, loop, resume, train
+from weft.train.distillation import sha256_of_state
+from weft.train.state import load_state, newest_step
+
+LEVIT = {"model": "levit_nano_32", **tiny.ARGUMENTS["levit_nano_32"]}
+Capture = pytest.CaptureFixture[str]
+
+
+class Killed(BaseException):
+    """Stands for `kill -9`."""
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
+
+
+def whole(data: Path, out: Path, **settings: Any) -> Path:
+    train(data, settings={**tiny.EVERYTHING, **LEVIT, **settings}, out=out, quiet=True)
+    return out
+
+
+def stopped(data: Path, out: Path, **settings: Any) -> Path:
+    """A run that was killed after its third step."""
+    learn = loop.Learner.learn
+
+    def fatal(self: loop.Learner, *args: Any) -> loop.StepResult:
+        if self.step == 3:
+            raise Killed
+        return learn(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Learner, "learn", fatal)
+        with pytest.raises(Killed):
+            whole(data, out, **settings)
+    return out
+
+
+def edit_manifests(out: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Change what the states of a run say, as another version of weft would have written them."""
+    for manifest in (out / "state").glob("step-*.json"):
+        facts = json.loads(manifest.read_text().partition("\n")[2])
+        edit(facts)
+        body = json.dumps(facts)
+        manifest.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+
+
+# Data
+
+
+@pytest.fixture
+def data(pictures: Path, tmp_path: Path) -> Path:
+    shutil.copytree(pictures, tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: (data / "class1" / "003.png").unlink(), r"1 image gone \(class1/003.png\)"),
+        (lambda data: shutil.copy(data / "class0" / "000.png", data / "class0" / "new.png"), "1 image new"),
+        (lambda data: shutil.copy(data / "class0" / "000.png", data / "class0" / "001.png"), "1 image changed"),
+        (lambda data: (data / "class1").rename(data / "other"), r"1 class gone \(class1\) and 1 class new \(other\)"),
+    ],
+    ids=["gone", "new", "changed", "class"],
+)
+def test_other_data_is_refused(change: Callable[[Path], Any], message: str, data: Path, tmp_path: Path) -> None:
+    stopped(data, tmp_path / "run")
+    change(data)
+    with pytest.raises(DataError, match=rf"needs the data that it began with; .*{message}"):
+        train(resume=tmp_path / "run", quiet=True)
+
+
+def test_large_data_is_compared_by_names_and_sizes(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "HASHED_BYTES", 1000)
+    stopped(data, tmp_path / "run")
+    image = data / "class0" / "001.png"
+    size = image.stat().st_size
+    image.write_bytes((data / "class0" / "000.png").read_bytes()[:size].ljust(size, b"\0"))
+    train(resume=tmp_path / "run", quiet=True)  # of the same size: not noticed
+    stopped(data, tmp_path / "other")
+    image.write_bytes(image.read_bytes() + b"\0")
+    with pytest.raises(DataError, match=r"1 image changed \(class0/001.png\)"):
+        train(resume=tmp_path / "other", quiet=True)
+
+
+# Settings
+
+
+def test_an_edited_recipe_is_as_another_setting(pictures: Path, tmp_path: Path, capfd: Capture) -> None:
+    out = stopped(pictures, tmp_path / "run")
+    text = (out / "recipe.yaml").read_text()
+    (out / "recipe.yaml").write_text(text.replace("label_smoothing: 0.1", "label_smoothing: 0.3"))
+    with pytest.raises(UsageError, match=r"loss.label_smoothing was 0.1, and now 0.3 is asked for. Pass --override"):
+        train(resume=out, quiet=True)
+    train(resume=out, override=True)
+    assert "loss.label_smoothing was 0.1 and is 0.3 from here on." in capfd.readouterr().err
+    train(resume=out, quiet=True)  # what was taken over is what the run does
+
+
+def test_a_setting_that_was_taken_over_stays_after_a_kill(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = stopped(pictures, tmp_path / "run")
+
+    def fatal(*args: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Learner, "learn", fatal)
+        with pytest.raises(Killed):
+            train(resume=out, settings={"optim.lr": 0.5}, override=True, quiet=True)
+    assert json.loads(load_state(out / "state")[0].facts["recipe"]["optim.lr"]) == 0.5
+    train(resume=out, quiet=True)
+
+
+@pytest.mark.parametrize("key", resume.FREE)
+def test_settings_on_which_no_result_depends(key: str, data: Path, tmp_path: Path) -> None:
+    value = {"data.source": tmp_path / "moved", "device": "auto", "save.keep": 3}.get(key, 1)
+    reference, out = whole(data, tmp_path / "whole"), stopped(data, tmp_path / "run")
+    data.rename(tmp_path / "moved")
+    settings = {"data.source": str(tmp_path / "moved"), key: str(value)}
+    train(resume=out, settings=settings, quiet=True)
+    if key == "device" and torch.cuda.is_available():
+        return
+    tiny.assert_same_run(reference, out)
+
+
+@pytest.mark.parametrize("key", ["start_from", "pretrained", "seed", "batch_size", "data.val_fraction"])
+def test_settings_that_no_run_can_change(key: str, pictures: Path, tmp_path: Path) -> None:
+    value = {"start_from": "elsewhere", "pretrained": True, "data.val_fraction": 0.5}.get(key, 6)
+    with pytest.raises(UsageError, match=f"A run that is resumed keeps its {key}"):
+        train(resume=stopped(pictures, tmp_path / "run"), settings={key: value}, override=True, quiet=True)
+
+
+@pytest.mark.parametrize(("key", "value"), [("precision", "bf16"), ("accumulate", 1), ("distill.alpha", 0.9)])
+def test_settings_that_are_taken_over_only_when_meant(key: str, value: Any, pictures: Path, tmp_path: Path) -> None:
+    out = stopped(pictures, tmp_path / "run")
+    with pytest.raises(UsageError, match=f"{key} was .* Pass --override"):
+        train(resume=out, settings={key: value}, quiet=True)
+
+
+# Weights to start from
+
+
+def test_weights_to_start_from_are_read_once(pictures: Path, tmp_path: Path) -> None:
+    before = whole(pictures, tmp_path / "before", epochs=1, seed=7)
+    reference = whole(pictures, tmp_path / "whole", start_from=str(before))
+    out = stopped(pictures, tmp_path / "run", start_from=str(before))
+    shutil.rmtree(before)
+    train(resume=out, quiet=True)
+    tiny.assert_same_run(reference, out)
+
+
+def test_public_weights_are_read_once(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm
+
+    source = timm.create_model("resnet10t")
+    put_in_cache(tmp_path / "hub", "timm/resnet10t.c3_in1k", "model.safetensors", source.state_dict())
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    settings = {**tiny.EVERYTHING, "model": "resnet10t", "img_size": 32, "pretrained": True}
+    monkeypatch.setattr("tests.train.test_resume_inputs.LEVIT", {})
+    reference = whole(pictures, tmp_path / "whole", **settings)
+    out = stopped(pictures, tmp_path / "run", **settings)
+    shutil.rmtree(tmp_path / "hub")
+    train(resume=out, quiet=True)
+    tiny.assert_same_run(reference, out)
+
+
+# Teacher
+
+
+def make_teacher(folder: Path, seed: int, **arguments: Any) -> Path:
+    torch.manual_seed(seed)
+    model = create_model("levit_nano_32", num_classes=3, depth=[1, 1, 1], **arguments)
+    return save_model_dir(model, folder, force=True)
+
+
+def shift_weight(teacher: Path) -> None:
+    """The last bit of one weight."""
+    state = load_file(teacher / WEIGHTS)
+    state["head.linear.bias"][0] = torch.nextafter(state["head.linear.bias"][0], torch.tensor(9.0))
+    save_file(state, teacher / WEIGHTS)
+    edit_config(teacher, weights_sha256=hashlib.sha256((teacher / WEIGHTS).read_bytes()).hexdigest())
+
+
+def edit_config(teacher: Path, **values: Any) -> None:
+    config = json.loads((teacher / CONFIG).read_text())
+    (teacher / CONFIG).write_text(json.dumps(config | values))
+
+
+def brighten(teacher: Path) -> None:
+    config = json.loads((teacher / CONFIG).read_text())
+    edit_config(teacher, pretrained_cfg=config["pretrained_cfg"] | {"mean": [0.4, 0.4, 0.4]})
+
+
+CHANGES = {
+    "weights": (shift_weight, "its weights_sha256 was [0-9a-f]{64}, and is [0-9a-f]{64}"),
+    "preprocessing": (brighten, r"its preprocessing was .*0\.485.*, and is .*0\.4,"),
+    "architecture": (lambda teacher: make_teacher(teacher, 1, act_layer="gelu"), "its architecture was .* and is"),
+}
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_teacher_is_refused(change: str, cache: bool, pictures: Path, tmp_path: Path, capfd: Capture) -> None:
+    teacher = make_teacher(tmp_path / "teacher", seed=1)
+    fixed = {"augment.mixup": 0, "augment.cutmix": 0, "augment.rand_augment": "null", "augment.erase_prob": 0,
+             "augment.crop": "none", "augment.hflip": False, "augment.color_jitter": 0} if cache else {}  # fmt: skip
+    settings = {"distill.teacher": str(teacher), "distill.cache": cache, **fixed}
+    reference = whole(pictures, tmp_path / "whole", **settings)
+    out = stopped(pictures, tmp_path / "run", **settings)
+    kept = shutil.copytree(teacher, tmp_path / "kept")
+    alter, message = CHANGES[change]
+    alter(teacher)
+    step = newest_step(out / "state")
+    assert main(["train", "--resume", str(out), "--quiet"]) == DataError.exit_code
+    said = capfd.readouterr().err
+    assert "A run that is resumed needs the teacher that it began with" in said
+    assert re.search(message, said), said
+    assert newest_step(out / "state") == step
+    shutil.rmtree(teacher)
+    kept.rename(teacher)
+    train(resume=out, quiet=True)
+    tiny.assert_same_run(reference, out)
+
+
+def test_another_teacher_on_purpose(pictures: Path, tmp_path: Path, capfd: Capture) -> None:
+    first, second = make_teacher(tmp_path / "first", seed=1), make_teacher(tmp_path / "second", seed=2)
+    out = stopped(pictures, tmp_path / "run", **{"distill.teacher": str(first)})
+    train(resume=out, settings={"distill.teacher": str(second)}, override=True)
+    assert f"distill.teacher was {first} and is {second} from here on." in capfd.readouterr().err.replace("\n", " ")
+    record = load_state(out / "state")[0].facts["teacher"]
+    assert record["weights_sha256"] == sha256_of_state(load_file(second / WEIGHTS))
+
+
+def test_a_teacher_that_is_gone_is_refused(pictures: Path, tmp_path: Path) -> None:
+    teacher = make_teacher(tmp_path / "teacher", seed=1)
+    out = stopped(pictures, tmp_path / "run", **{"distill.teacher": str(teacher)})
+    shutil.rmtree(teacher)
+    with pytest.raises(CheckpointError, match=r"A teacher must be a model's name or a model directory; .*is neither"):
+        train(resume=out, quiet=True)
+
+
+def test_a_run_of_a_version_that_recorded_less_is_resumed(pictures: Path, tmp_path: Path, capfd: Capture) -> None:
+    teacher = make_teacher(tmp_path / "teacher", seed=1)
+    settings = {"distill.teacher": str(teacher)}
+    reference = whole(pictures, tmp_path / "whole", **settings)
+    out = stopped(pictures, tmp_path / "run", **settings)
+
+    def forget(facts: dict[str, Any]) -> None:
+        del facts["recipe"], facts["teacher"], facts["machine"]["instructions"]
+
+    edit_manifests(out, forget)
+    capfd.readouterr()
+    train(resume=out)
+    said = capfd.readouterr().err.replace("\n", " ")
+    assert said.count("The teacher could not be compared") == 1
+    assert "instructions" not in said
+    tiny.assert_same_run(reference, out)
+
+
+def test_the_hash_of_weights_is_of_names_dtypes_shapes_and_bytes() -> None:
+    state = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(1), "c": torch.ones(2, dtype=torch.bfloat16)}
+    others = [
+        {**state, "a": state["a"].reshape(3, 2)},
+        {**state, "a": state["a"].view(torch.int32)},
+        {**state, "a": state["a"] + 0.5},
+        {("d" if name == "a" else name): tensor for name, tensor in state.items()},
+        {name: tensor for name, tensor in state.items() if name != "c"},
+    ]
+    assert len({sha256_of_state(one) for one in [state, *others]}) == 6
+    assert sha256_of_state(dict(reversed(state.items()))) == sha256_of_state(state)
+    assert sha256_of_state({**state, "a": state["a"].t().contiguous().t()}) == sha256_of_state(state)
+
+
+# Machine
+
+
+@pytest.mark.parametrize("key", ["weft", "torch", "timm", "numpy", "pillow", "device", "processes", "instructions"])
+def test_another_version_or_machine_is_told(
+    key: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    out = stopped(pictures, tmp_path / "run")
+    now = resume.machine
+    monkeypatch.setattr(resume, "machine", lambda runtime: {**now(runtime), key: "other"})
+    train(resume=out)
+    said = capfd.readouterr().err.replace("\n", " ")
+    assert f"{key} was {load_state(out / 'state')[0].facts['machine'][key]} and is other: the last bits" in said
+
+
+@pytest.mark.parametrize("name", build.VARIABLES)
+def test_a_variable_that_chooses_algorithms_is_told(
+    name: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    out = stopped(pictures, tmp_path / "run")
+    monkeypatch.setenv(name, "0")
+    train(resume=out)
+    was = yaml.safe_load((out / "recipe.yaml").read_text())["environment"][name]
+    assert f"{name} was {was} and is 0: the last bits" in capfd.readouterr().err.replace("\n", " ")
+
+
+def test_variables_that_name_places_have_no_effect(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, out = whole(pictures, tmp_path / "whole"), stopped(pictures, tmp_path / "run")
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "WEFT_DATA"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / name))
+    train(resume=out, quiet=True)
+    tiny.assert_same_run(reference, out)
+    assert os.listdir(tmp_path / "HOME") == []

@@ -7,14 +7,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/made-from-$(shell cat pyproject.toml requirements.lock | cksum | cut -d ' ' -f 1)
 DEMO := runs/demo
 
-.PHONY: help install demo test test-slow check torture lock clean
+.PHONY: help install demo test test-slow check audit torture lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     train on handwritten digits, evaluate, predict; leaves $(DEMO)"
 	@echo "make test     the tests, but for the slowest; a quarter of an hour on two cores"
 	@echo "make test-slow  the slowest"
-	@echo "make check    style, types, layers, known vulnerabilities"
+	@echo "make check    style, types, layers"
+	@echo "make audit    known vulnerabilities in what is installed; fails where no advisory service answers"
 	@echo "make torture  kills training 100 times per family and at every point of writing; 20 minutes"
 	@echo "make install  the environment alone, in $(VENV)"
 	@echo "make lock     write requirements.lock anew: the newest versions that pyproject.toml allows"
@@ -50,6 +51,8 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+audit: $(STAMP)
 	$(BIN)/python .ci/audit.py
 
 torture: $(STAMP)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
+import io
 import re
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from weft.cli import main
 from weft.cli.options import table
 from weft.data import BadImage
 from weft.errors import WeftError
-from weft.text import MAX_TEXT, one_line, printable
+from weft.text import MAX_TEXT, csv_cell, one_line, printable
 from weft.train.progress import Reporter, say
 
 HOSTILE = "\x1b[31m\x07:bomb:[red]\u202eevil\u2066\x9b2J\u2028<b>"
@@ -78,6 +80,32 @@ def test_notes_and_tables_are_printable(capsys: pytest.CaptureFixture[str]) -> N
         assert ":bomb:" in text
         assert "[red]" in text
         assert re.sub(r"[\n ]", "", text).isprintable()
+
+
+@given(st.text(max_size=20), st.sampled_from(["", "=", "+", "-", "@", "\t", "\r", "=cmd|' /C calc'!A0"]))
+def test_no_text_in_a_csv_is_a_formula(text: str, start: str) -> None:
+    cell = str(csv_cell(start + text))
+    assert not cell.startswith(("=", "@", "\t", "\r"))
+    if cell.startswith(("+", "-")):
+        float(cell)
+    assert cell in (start + text, f"'{start}{text}")
+
+
+@pytest.mark.parametrize("number", [-0.5, 3, "-0.5", "+1", "-1e-3", None])
+def test_a_number_in_a_csv_stays_one(number: object) -> None:
+    assert csv_cell(number) == number
+
+
+def test_a_class_name_is_no_formula_in_the_csv_of_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["=HYPERLINK(1)", "@SUM(1)", "+1+1", "-2+3"]
+    model = save_model_dir(lively("levit_nano_32", num_classes=4), tmp_path / "m", label_names=names)
+    data = tiny.paint(tmp_path / "data", per_class=1)
+    assert main(["predict", str(model), str(data), "--csv", "--top-k", "4"]) == 0
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert {row[2] for row in rows[1:]} == {f"'{name}" for name in names}
+    assert all(0 <= float(row[3]) <= 1 for row in rows[1:])
 
 
 def assert_clean(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet computes
 MAX_WORD, MAX_TEXT = 400, 1_600
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
@@ -15,6 +16,20 @@ _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 def printable(text: str) -> str:
     """The text with everything escaped that cannot be printed, or would change what follows."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def csv_cell(value: object) -> object:
+    """A value for a CSV file: before a text that a spreadsheet would take for a formula stands an apostrophe, which it
+    shows as text. Numbers are numbers."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) and not _is_number(value) else value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def one_line(text: str) -> str:

@@ -18,7 +18,9 @@ import torch
 from tests.train import tiny
 from weft.errors import CheckpointError, DataError, StoppedError, UsageError
 from weft.recipes import Recipe, load_recipe
-from weft.train import loop, session, train
+from weft.train import loop, resume, session, train
+from weft.train.resume import resumed
+from weft.train.runtime import Runtime
 from weft.train.state import load_state
 
 MODELS = tuple(tiny.ARGUMENTS)
@@ -330,12 +332,31 @@ def test_no_run_to_go_on_with(tmp_path: Path) -> None:
 
 
 def test_another_version_is_told(stopped: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
-    from weft.train import resume
-
     now = resume.machine
     monkeypatch.setattr(resume, "machine", lambda runtime: {**now(runtime), "torch": "1.0"})
     train(resume=stopped)
     assert "and is 1.0: the last bits of the result may differ." in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "words"),
+    [
+        (1, 2, "of which there are now 0.5 times as many in a step. The result differs by more than rounding"),
+        (1, 2, "Keep 1, or set sync_bn (--override --set sync_bn=true), for the same result up to rounding."),
+        (2, 1, "of which there are now 2 times as many in a step"),
+        (2, 1, "Keep 2, for the same result up to rounding."),
+    ],
+)
+def test_another_number_of_processes_changes_batchnorm(
+    was: int, now: int, words: str, stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = resumed(stopped, (), override=False)
+    run.state.facts["machine"]["processes"] = was
+    runtime, here = Runtime.of("cpu", "fp32"), resume.machine
+    monkeypatch.setattr(resume, "machine", lambda runtime: {**here(runtime), "processes": now})
+    assert words in " ".join(run.notes(runtime))
+    synced = run._replace(recipe=dataclasses.replace(run.recipe, sync_bn=True))
+    assert f"processes was {was} and is {now}: the last bits of the result may differ." in synced.notes(runtime)
 
 
 def test_the_number_of_threads_comes_back(stopped: Path) -> None:

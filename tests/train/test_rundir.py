@@ -11,6 +11,7 @@ import pytest
 
 from weft.durable import writing
 from weft.errors import StorageError, UsageError
+from weft.train import rundir
 from weft.train.rundir import CONTENTS, EpochRow, make_dir, write_metrics, write_text
 
 ROW = EpochRow(1, 22, 1e-6, 2.2279612, 18.3949, 1.5, 40.39, 84.67, 89.8, 3.1, 16.2)
@@ -104,3 +105,17 @@ def test_metrics(tmp_path: Path) -> None:
     assert [row["epoch"] for row in rows] == ["1", "2"]
     assert float(rows[0]["train_loss"]) == pytest.approx(ROW.train_loss, rel=1e-5)
     assert rows[0]["lr"] == "1e-06"
+
+
+def test_a_lock_that_is_a_link_opens_nothing(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    lock = tmp_path / "run" / rundir.LOCK
+    lock.parent.mkdir(parents=True)
+    for target in (precious, tmp_path / "not there"):
+        lock.unlink(missing_ok=True)
+        lock.symlink_to(target)
+        with pytest.raises(StorageError, match="must be writable"), rundir.locked(tmp_path / "run"):
+            pass
+    assert precious.read_text() == "mine"
+    assert not (tmp_path / "not there").exists()

@@ -272,3 +272,52 @@ def test_tidy_keeps_what_is_good(tmp_path: Path) -> None:
     assert names(tmp_path) == [
         "mine.txt", *(f"step-000000000{n}.{end}" for n in (1, 2) for end in ("json", "safetensors"))
     ]  # fmt: skip
+
+
+def test_what_stands_where_a_file_is_written_first_is_never_followed(tmp_path: Path) -> None:
+    """A link that somebody prepared in the directory of a run."""
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / f".x.{os.getpid()}.part").symlink_to(precious)
+    durable.write_whole(tmp_path / "x", b"new")
+    assert (tmp_path / "x").read_bytes() == b"new"
+    (tmp_path / "y").symlink_to(precious)
+    durable.write_whole(tmp_path / "y", b"new")
+    assert not (tmp_path / "y").is_symlink()
+    assert precious.read_text() == "mine"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells when a process began")
+def test_a_leftover_of_an_earlier_process_of_the_same_number_is_one(tmp_path: Path) -> None:
+    """As of process 1 of a container: it lives again in the next one."""
+    old, new = tmp_path / f".best.{os.getpid()}.old", tmp_path / f".last.{os.getpid()}.part"
+    for path in (old, new):
+        path.mkdir()
+    assert not durable.is_leftover(old)  # this process is at work on it
+    assert not durable._began_later(os.getpid(), old)
+    real = Path.read_text
+
+    # the time of a file's last change cannot be set back: the start of the process is set forward
+    def later(self: Path, *args: object, **words: object) -> str:
+        text = real(self, *args, **words)
+        if self == Path("/proc/stat"):
+            text = re.sub(r"btime (\d+)", lambda found: f"btime {int(found[1]) + 3600}", text)
+        return text
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_text", later)
+        assert durable.is_leftover(old)
+        durable.sweep(tmp_path, shutil.rmtree)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best"]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system has no such call")
+def test_what_is_read_back_is_out_of_the_cache_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the flush and the check."""
+    order: list[str] = []
+    real_sync, real_advise, real_sum = os.fsync, os.posix_fadvise, durable.sha256_of
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), real_sync(fd))[1])
+    monkeypatch.setattr(os, "posix_fadvise", lambda *args: (order.append("forget"), real_advise(*args))[1])
+    monkeypatch.setattr(durable, "sha256_of", lambda path: (order.append("read"), real_sum(path))[1])
+    durable.write_whole(tmp_path / "x", b"new")
+    assert order[:3] == ["fsync", "forget", "read"]

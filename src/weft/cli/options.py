@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.processor import MAX_THREADS
-from weft.text import one_line
+from weft.text import csv_cell, one_line
 
 COMMON: dict[str, dict[str, Any]] = {
     "--model": dict(metavar="NAME", help="a name from `weft models`, or any timm model"),
@@ -101,8 +101,7 @@ def print_json(value: Any) -> None:
 def print_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A result as CSV."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerows([csv_cell(cell) for cell in row] for row in (header, *rows))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

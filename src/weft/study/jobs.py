@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from weft.durable import write_whole
+from weft.durable import no_follow, write_whole
 from weft.errors import CheckpointError, StoppedError, UsageError, WeftError, need
 from weft.reading import read_json
 
@@ -270,7 +270,7 @@ class _Process:
         self.job, self.log = job, job.folder / "log.txt"
         job.folder.mkdir(parents=True, exist_ok=True)
         write_whole(job.folder / "job.json", json.dumps(job.facts(), indent=2).encode())
-        with self.log.open("wb") as log:
+        with open(self.log, "wb", opener=no_follow) as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "weft.study.jobs", str(job.folder), job.result_file.name],
                 stdout=log,

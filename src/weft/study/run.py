@@ -20,6 +20,7 @@ from weft.reading import read_json
 from weft.study.jobs import Job, Measured, Result, carry_out, check_engine
 from weft.study.plan import Study, Variant, check_variant, load_study, recipe_of, size_to_test, slug
 from weft.study.statistics import Estimate, difference, mean_of_runs
+from weft.text import csv_cell
 from weft.train.progress import say
 from weft.train.rundir import make_dir, refuse_taken
 
@@ -371,7 +372,8 @@ def _write(found: StudyResult, planned: Planned, results: Mapping[Path, Result])
             size = size_to_test(recipe_of(found.study, variant, found.scale), variant)
             top1 = "" if result.measured is None else f"{_measured(result, size).top1:.2f}"
             facts = (result.params, result.macs, f"{result.seconds:.0f}") if top1 else ("", "", "")
-            writer.writerow((variant.name, seed, size or "", top1, *facts, result.error or ""))
+            cells = (variant.name, seed, size or "", top1, *facts, result.error or "")
+            writer.writerow([csv_cell(cell) for cell in cells])
     write_whole(found.out / "runs.csv", buffer.getvalue().encode())
     write_whole(found.out / "results.json", (json.dumps(found.as_dict(), indent=2) + "\n").encode())
     write_study_report(found)

@@ -13,8 +13,7 @@ from weft.data import Splits
 from weft.data.fingerprint import Fingerprint, difference, fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.recipes import Recipe, dump, load_recipe
-from weft.recipes.load import recorded_environment
-from weft.recipes.load import KEYS
+from weft.recipes.load import KEYS, recorded_environment
 from weft.train.build import machine
 from weft.train.rundir import DATA, remove, write_text
 from weft.train.runtime import Runtime
@@ -66,9 +65,16 @@ class Resumed(NamedTuple):
         notes += [f"{item.key} was {item.was} and is {item.now} from here on." for item in self.changed]
         before, now = self.state.facts["machine"], machine(runtime)
         for key in sorted(before):
-            if key != "threads" and before[key] != now.get(key):
+            if key == "processes" and before[key] != now[key] and self._has_own_statistics:
+                notes.append(_statistics_differ(before[key], now[key]))
+            elif key != "threads" and before[key] != now.get(key):
                 notes.append(f"{key} was {before[key]} and is {now.get(key)}: the last bits of the result may differ.")
         return notes
+
+    @property
+    def _has_own_statistics(self) -> bool:
+        """Whether BatchNorm takes its statistics over the images of one process alone."""
+        return not self.recipe.sync_bn and any(name.endswith(".running_mean") for name in self.state.tensors)
 
     def check_teacher(self, record: dict[str, Any] | None) -> list[str]:
         """Refuse a teacher that is not the one that the run began with, unless it was chosen on purpose.
@@ -111,6 +117,15 @@ class Resumed(NamedTuple):
         if self.changed:
             written = recorded_environment(self.out / "recipe.yaml")
             write_text(self.out / "recipe.yaml", dump(dataclasses.replace(recipe, environment=written)))
+
+
+def _statistics_differ(was: int, now: int) -> str:
+    same = f"Keep {was}" if was > 1 else f"Keep {was}, or set sync_bn (--override --set sync_bn=true)"
+    return (
+        f"processes was {was} and is {now}: BatchNorm takes its statistics over the images of one process, of which"
+        f" there are now {was / now:g} times as many in a step. The result differs by more than rounding, as with"
+        f" another batch size. {same}, for the same result up to rounding."
+    )
 
 
 def resumed(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool) -> Resumed:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO, get_type_hints
 
 from weft.data.inventory import VAL_NAMES
-from weft.durable import is_leftover, write_whole, writing
+from weft.durable import is_leftover, no_follow, write_whole, writing
 from weft.errors import CheckpointError, UsageError
 
 try:
@@ -204,7 +204,7 @@ def _lock_of(path: Path) -> TextIO:
         with writing(path):
             try:
                 (path / LOCK).parent.mkdir(parents=True, exist_ok=True)
-                file = (path / LOCK).open("a+")
+                file = open(path / LOCK, "a+", opener=no_follow)
             except FileNotFoundError:  # a run that was refused has just removed its directory
                 if time.monotonic() > until:
                     raise

@@ -16,7 +16,7 @@ import pytest
 from weft.cli import main
 from weft.errors import DataError, UsageError
 from weft.study import load_study, run_study
-from weft.study.jobs import Job, Result, _Process, carry_out, read_result
+from weft.study.jobs import Job, Result, _Process, carry_out, last_speed, read_result
 from weft.study.report import lines_figure
 from weft.study.run import Row, StudyResult, verdict
 from weft.study.statistics import Estimate
@@ -116,6 +116,12 @@ def killed_with_a_state(job: Job) -> _Process:
     process.process.kill()
     process.process.wait()
     return process
+
+
+@pytest.mark.parametrize(("speeds", "last"), [([90.0, 100.0], 100.0), ([90.0, 0.0], 90.0), ([0.0], 0.0), ([], 0.0)])
+def test_an_epoch_that_was_not_timed_has_no_speed(speeds, last):
+    """It was resumed between its last step and its end."""
+    assert last_speed(speeds) == last
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -110,7 +111,22 @@ def _run(words: list[str]) -> int:
         raise UsageError(f"weft {verb} has no place for '{word}'. See: weft {verb} --help")
     # timm imports wandb where it is installed, which takes a second and opens a socket; only --track wandb needs it
     sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]  # the documented way to make an import fail
+    _check_temporary()
     return verb_module(verb).run(args)
+
+
+def _check_temporary() -> None:
+    """Refuses to start without a place for temporary files: libraries look for one when they are imported.
+
+    Raises:
+        StorageError: there is none.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"There must be a directory for temporary files; {error.strerror}. Set TMPDIR to one that is writable."
+        ) from None
 
 
 def _overview() -> str:

@@ -8,8 +8,8 @@ import io
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from weft.data.tree import EXTENSIONS, extension, is_junk, walk
 from weft.errors import DataError
 from weft.text import printable
 
+CHUNK = 16  # images that a thread looks at in a row
 VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists is held out
 Progress = Callable[[int, int], None]
 Item = TypeVar("Item")
@@ -275,5 +276,11 @@ def _in_threads(
     function: Callable[[Item], Result], items: list[Item], workers: int | None
 ) -> Iterator[tuple[Item, Result]]:
     """(item, its result) in order. Threads are enough: Pillow lets go of the interpreter while it decodes."""
-    with ThreadPool(workers or min(os.cpu_count() or 1, 8)) as pool:
-        yield from zip(items, pool.imap(function, items, chunksize=16), strict=True)
+    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
+    pool = ThreadPoolExecutor(workers or min(os.cpu_count() or 1, 8))
+    try:
+        results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
+        for chunk, of_chunk in zip(chunks, results, strict=True):
+            yield from zip(chunk, of_chunk, strict=True)
+    finally:
+        pool.shutdown(cancel_futures=True)

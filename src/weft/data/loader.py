@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,22 @@ def _obey_parent_alone(worker: int) -> None:
 
     if _CAN_BLOCK:
         threading.Thread(target=watch, daemon=True).start()
+
+
+def _no_room(workers: int, error: OSError | RuntimeError) -> UsageError:
+    """The error for a system that has no more files, shared memory or processes for workers."""
+    hook, sys.unraisablehook = (
+        sys.unraisablehook,
+        lambda _: None,
+    )  # torch's iterators cannot go when they are half-built
+    error.__traceback__ = None  # its frames hold what was opened before
+    sys.unraisablehook = hook
+    reason = printable(str(error).rstrip().rpartition("\n")[2])
+    return UsageError(
+        f"There must be room for {workers} processes that read images; {reason}. Lower --workers (0 is the training"
+        " process alone) or --batch-size, or allow more: /dev/shm (docker run --shm-size), open files (ulimit -n),"
+        " processes (ulimit -u)."
+    )
 
 
 class EpochBatches(Sampler[list[Key]]):
@@ -79,13 +96,16 @@ class ImageLoader(DataLoader):
         A signal to the group of processes (Ctrl-C, `timeout`, a cluster's scheduler) reaches the workers as well. Were
         one to end before the parent has stopped, torch would raise in the parent, in the middle of a step.
         """
-        if self.num_workers == 0 or not _CAN_BLOCK:
+        if self.num_workers == 0:
             return super()._get_iterator()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)  # children inherit it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT) if _CAN_BLOCK else ()  # children inherit it
         try:
             return super()._get_iterator()
+        except OSError as err:
+            raise _no_room(self.num_workers, err) from None
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if _CAN_BLOCK:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own, narrower type is private
         try:
@@ -97,6 +117,8 @@ class ImageLoader(DataLoader):
             err.__traceback__ = None
             raise DataError(message) from None
         except RuntimeError as err:
+            if "allocate shared memory" in str(err):
+                raise _no_room(self.num_workers, err) from None
             if "timed out" not in str(err):
                 raise
             err.__traceback__ = None
@@ -144,7 +166,7 @@ def make_loader(
         timeout_s: how long a batch from the workers may take.
 
     Raises:
-        UsageError: a number out of its range, or `drop_last` would leave no batch.
+        UsageError: a number out of its range, `drop_last` would leave no batch, or the system has no room for workers.
     """
     if batch_size < 1 or workers < 0:
         raise UsageError(f"batch_size must be at least 1 and workers at least 0; got {batch_size} and {workers}.")
@@ -152,7 +174,10 @@ def make_loader(
         len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, repeats=repeats, share=share
     )
     if workers:
-        dataset.watch(workers)
+        try:
+            dataset.watch(workers)
+        except RuntimeError as error:
+            raise _no_room(workers, error) from None
     return ImageLoader(
         dataset,
         batch_sampler=EpochBatches(dataset, order),

@@ -309,11 +309,11 @@ class _Plan:
         prices = {}
         for name, job in probes.items():
             result = results[job.folder]
-            if result.error is None:
+            if result.error is None and result.images_per_second > 0:
                 pace = 1 / result.images_per_second
                 prices[name] = Price((len(self.splits.train) + evaluated) * pace, result.overhead + evaluated * pace)
             else:
-                self.tell(f"{name} cannot be trained: {result.error}")
+                self.tell(f"{name} cannot be trained: {result.error or 'no epoch was timed'}")
         return prices
 
     def _settings(self, candidate: Candidate, seed: int) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class Result:
         seconds: of training with evaluation.
         overhead: seconds beside them: starting, reading the data, measuring.
         peak_mib: the most memory that the process held.
-        images_per_second: of training, in its last epoch.
+        images_per_second: of training, in its last epoch that was timed.
     """
 
     error: str | None = None
@@ -346,9 +346,14 @@ def _carry_out_here(folder: Path, file: str) -> None:
         "seconds": seconds,
         "overhead": time.perf_counter() - started - (seconds - before),
         "peak_mib": 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "images_per_second": history[-1].images_per_second,
+        "images_per_second": last_speed([row.images_per_second for row in history]),
     }
     write_whole(folder / file, json.dumps(whole).encode())
+
+
+def last_speed(speeds: Sequence[float]) -> float:
+    """The last one above 0; an epoch that was resumed between its last step and its end has trained nothing since."""
+    return next((speed for speed in reversed(speeds) if speed > 0), 0.0)
 
 
 def _can_go_on(run: Path) -> bool:

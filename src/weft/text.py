@@ -10,12 +10,27 @@ import re
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet computes
 MAX_WORD, MAX_TEXT = 400, 1_600
+_MARKDOWN = re.compile(  # signs that Markdown does not show as they are; within a word, it shows an underscore
+    r"[\\`*\[\]~$|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=:)/(?=/)|(?<=www)\."
+)
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 
 def printable(text: str) -> str:
     """The text with everything escaped that cannot be printed, or would change what follows."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def markdown(text: str) -> str:
+    """`printable`, with everything escaped that Markdown, its tables or HTML in it would take for markup or a link."""
+    return _MARKDOWN.sub(lambda sign: _ENTITIES.get(sign[0], f"\\{sign[0]}"), printable(text))
+
+
+def fenced(text: str, language: str) -> str:
+    """A code block of Markdown, with a fence that no line of the text can close."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text}{fence}\n"
 
 
 def csv_cell(value: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def test_a_card_of_weights_alone(tmp_path: Path) -> None:
     names = ["a|b", "<img src=x>", "[x](y)"]
     save_model_dir(create_model("cvt_nano_32", num_classes=3), tmp_path / "m", label_names=names)
     text = model_card(tmp_path / "m", REPO)
-    assert r"3: a\|b, \<img src=x>, \[x](y)" in text
+    assert r"3: a\|b, &lt;img src=x&gt;, \[x\](y)" in text
     assert "held-out" not in text
     assert "Training" not in text
     assert "license" not in text
@@ -238,6 +239,7 @@ def test_on_the_command_line(hub: Hub, trained: RunResult, tmp_path: Path, capsy
     assert "is neither" in capsys.readouterr().err
     folder = shutil.copytree(trained.out / "best", tmp_path / "export")
     config = folder / "config.json"
-    config.write_text(config.read_text().replace('"architecture"', '"artefact": {}, "architecture"'))
+    export = {"version": 1, "format": "onnx", "precision": "fp32", "input": [3, 32, 32], "sha256": {}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"artefact": export}))
     assert main(["push", str(folder), REPO, "--force"]) == 2
     assert "is an export. Push the run that it was made of." in capsys.readouterr().err

@@ -160,7 +160,7 @@ def lines_figure(found: StudyResult) -> Figure:
         axes.set_xscale("log")
     axes.set_xticks(places, labels=[f"{place:g}" for place in places])
     axes.minorticks_off()
-    axes.set(xlabel=found.study.x, ylabel="held-out top-1 (%)")
+    axes.set(xlabel=shown(found.study.x or "", WIDTH), ylabel="held-out top-1 (%)")
     axes.grid(True, alpha=0.25)
     if any(names):
         axes.legend(frameon=False)

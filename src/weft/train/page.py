@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64
 import html
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from weft.durable import writing
+from weft.text import markdown, printable
 from weft.train.rundir import write_text
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -35,7 +37,8 @@ def write_page(
         pictures: figure and caption by the file's name; the captions stand for what cannot be seen.
         tables: heading, header and rows of texts.
     """
-    with writing(folder):
+    with writing(folder), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # the tables have the names in any script
         folder.mkdir(parents=True, exist_ok=True)
         for name, (figure, _) in pictures.items():
             figure.savefig(folder / name, dpi=130, metadata={"Software": None})
@@ -45,21 +48,21 @@ def write_page(
 
 
 def shown(name: str, width: int) -> str:
-    """A name for a picture: printable, cut, and with `$` kept from starting a formula."""
+    """A name for a picture: printable, cut, with `$` kept from starting a formula, and an underscore from hiding it."""
     text = "".join(letter if letter.isprintable() else "?" for letter in name)
-    return (text if len(text) <= width else f"{text[: width - 1]}…").replace("$", r"\$")
+    text = (text if len(text) <= width else f"{text[: width - 1]}…").replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text  # matplotlib leaves labels that begin so out of legends
 
 
 def _markdown(title: str, facts: Facts, captions: Facts, tables: Sequence[Table]) -> str:
-    def cell(text: str) -> str:
-        return html.escape(text, quote=False).replace("|", r"\|").replace("\n", " ")
+    def row(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(map(markdown, cells))} |"
 
-    lines = [f"# {cell(title)}", "", *(f"- {name}: {cell(value)}" for name, value in facts), ""]
+    lines = [f"# {markdown(title)}", "", *(f"- {markdown(name)}: {markdown(value)}" for name, value in facts), ""]
     for name, caption in captions:
-        lines += [f"![{caption}]({name})", ""]
+        lines += [f"![{markdown(caption)}]({name})", ""]
     for heading, header, rows in tables:
-        lines += [f"## {heading}", "", f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
-        lines += [f"| {' | '.join(map(cell, row))} |" for row in rows] + [""]
+        lines += [f"## {markdown(heading)}", "", row(header), f"|{' --- |' * len(header)}", *map(row, rows), ""]
     return "\n".join(lines)
 
 
@@ -77,20 +80,23 @@ def _html(
 ) -> str:
     """One page that needs no other file: the pictures are inside."""
 
-    def row(cells: Sequence[str], tag: str = "td") -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    def shown(text: str) -> str:
+        return html.escape(printable(text))
 
-    body = [f"<h1>{html.escape(title)}</h1>", "<table>", *(row(fact) for fact in facts), "</table>"]
+    def row(cells: Sequence[str], tag: str = "td") -> str:
+        return "<tr>" + "".join(f"<{tag}>{shown(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = [f"<h1>{shown(title)}</h1>", "<table>", *(row(fact) for fact in facts), "</table>"]
     for name, caption in captions:
         data = base64.b64encode((folder / name).read_bytes()).decode("ascii")
-        body.append(f'<p><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}"></p>')
+        body.append(f'<p><img alt="{shown(caption)}" src="data:image/png;base64,{data}"></p>')
     for heading, header, rows in tables:
         body += [
-            f"<h2>{html.escape(heading)}</h2>",
+            f"<h2>{shown(heading)}</h2>",
             "<table>",
             row(header, "th"),
             *(row(cells) for cells in rows),
             "</table>",
         ]
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    head = f'<meta charset="utf-8"><title>{shown(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(body) + "\n</body></html>\n"

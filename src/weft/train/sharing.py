@@ -16,7 +16,7 @@ from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir, read_config
 from weft.errors import UsageError
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import recorded_environment
-from weft.text import printable
+from weft.text import fenced, markdown, printable
 from weft.train.build import preprocessing
 from weft.train.rundir import EpochRow, read_metrics
 
@@ -73,14 +73,14 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
     facts = [
         ("network", f"`{config['architecture']}`, {size:,} parameters"),
         ("input", f"{height}x{width} pixels, {'gray' if channels == 1 else 'RGB'}"),
-        ("classes", _cell(_classes(names, model.num_classes))),
+        ("classes", markdown(_classes(names, model.num_classes))),
     ]
     made, data, training, best = folder.parent, "", "", None
     if folder.name in ("best", "last") and (made / "recipe.yaml").is_file():
         recipe = load_recipe(made / "recipe.yaml")
         data = printable(Path(recipe.data.source or "").name)
-        facts.append(("data", _cell(data) + _counts(made / "recipe.yaml")))
-        training = TRAINING.format(recipe=dump(_without_places(recipe, data)))
+        facts.append(("data", markdown(data) + _counts(made / "recipe.yaml")))
+        training = TRAINING.format(recipe=fenced(dump(_without_places(recipe, data)), "yaml"))
     if folder.name == "best" and (made / "metrics.csv").is_file():
         best = best_of(read_metrics(made / "metrics.csv"))
     if best is not None:
@@ -129,9 +129,7 @@ TRAINING = """
 
 `weft train DATA --recipe FILE`, of which FILE is:
 
-```yaml
-{recipe}```
-"""
+{recipe}"""
 
 
 def _without_places(recipe: Recipe, data: str) -> Recipe:
@@ -177,10 +175,3 @@ def _classes(names: list[str] | None, count: int) -> str:
         return str(count)
     more = f" and {len(names) - CLASSES_NAMED} more" if len(names) > CLASSES_NAMED else ""
     return f"{count}: {', '.join(names[:CLASSES_NAMED])}{more}"
-
-
-def _cell(text: str) -> str:
-    """Text that stays text in a Markdown table."""
-    for sign in "\\|<*_[`":
-        text = text.replace(sign, f"\\{sign}")
-    return text

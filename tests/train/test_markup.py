@@ -1,0 +1,217 @@
+"""Names with markup in them, of classes, files, variants and data, are text in every report: they are read back here by
+a parser of HTML and one of Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+from weft.checkpoints import save_model_dir
+from weft.hub import create_model
+from weft.study import Study, StudyResult
+from weft.study.frontier import write_comparison
+from weft.study.outcome import Comparison, Entry, Limits
+from weft.study.plan import Scale, Variant
+from weft.study.report import write_study_report
+from weft.study.run import Row
+from weft.study.speeds import Form
+from weft.study.statistics import Estimate
+from weft.text import fenced, markdown, printable
+from weft.train import RunResult
+from weft.train.metrics import Evaluation, Mistake, class_scores
+from weft.train.report import write_report
+from weft.train.sharing import model_card
+
+NAMES = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "</td></tr></table><h1>x",
+    "<!-- x",
+    "& &amp; &lt; &#60;",
+    "\"double\" 'single'",
+    "[red]rich[/red] [/]",
+    ":bomb:",
+    "[link](javascript:alert(1))",
+    "![seen](http://example.org/x)",
+    "<http://example.org>",
+    "https://example.org/ www.example.org",
+    "a|b \\| c",
+    "`code` ``two``",
+    "*b* **c** _d_ __e__ f_g",
+    "~~gone~~ ~x~",
+    "$x^2$ $\\frac$",
+    "# heading",
+    "- item",
+    "1. item",
+    "> quote",
+    "\\ \\* \\\\",
+    "{{x}} {0} %s",
+    "_hidden",
+    "[x]: http://example.org",
+    "two  spaces",
+    "Straße 犬 🐕",
+    "\x1b[31mred",
+    "a\u202eb",
+    "new\nline",
+    "tab\tby",
+    "\0",
+)
+TAGS = {"html", "head", "body", "meta", "title", "style", "h1", "h2", "p", "img", "table", "thead", "tbody", "tr", "th",
+        "td", "ul", "li", "pre", "code", "hr"}  # fmt: skip
+
+
+class Reader(html.parser.HTMLParser):
+    """Texts of a page, tags and addresses."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.texts, self.tags, self.places, self._text = [], set(), [], ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.places += [value for name, value in attrs if name in ("src", "href")]
+        self.texts += [value for name, value in attrs if name == "alt"]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        self._end()
+
+    def handle_endtag(self, tag: str) -> None:
+        self._end()
+
+    def handle_data(self, data: str) -> None:
+        self._text += data
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data}")
+
+    def _end(self) -> None:
+        self.texts.append(self._text)
+        self._text = ""
+
+
+def read_markdown(text: str) -> Reader:
+    """As a page that shows HTML in Markdown, tables and strikethrough."""
+    return Reader(MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(text))
+
+
+def check_page(folder: Path, names: tuple[str, ...] = NAMES) -> None:
+    """Both forms of a page show these names as they are, and hold nothing but what weft put there."""
+    pages = [
+        Reader((folder / "report.html").read_text("utf-8")),
+        read_markdown((folder / "report.md").read_text("utf-8")),
+    ]
+    for page in pages:
+        assert page.tags <= TAGS
+        assert all(place.startswith("data:image/png;") or re.fullmatch(r"\w+\.png", place) for place in page.places)
+        shown = "\n".join(page.texts)
+        missing = [name for name in names if printable(name) not in shown]
+        assert missing == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_markdown_shows_the_text(name: str) -> None:
+    for frame in ("# {}", "- name: {}", "| a |\n| --- |\n| {} |", "![{}](x.png)"):
+        page = read_markdown(frame.format(markdown(name)))
+        assert any(text.endswith(printable(name)) for text in page.texts), page.texts
+        assert page.tags <= TAGS
+    assert not re.search(r"://|www\.", markdown(name))  # which GitHub would make a link of
+    assert len(markdown(name).splitlines()) == 1
+
+
+def test_words_stay_readable_in_the_source() -> None:
+    for word in ("levit_nano_32", "top-1, top-5", "98.50 % (97.1 to 99.2)", "photos/class0/000.png", "McNemar p"):
+        assert markdown(word) == word
+
+
+@pytest.mark.parametrize("text", ["plain\n", "a: '```'\n", "a:\n  ````\n", "````yaml\n```\n"])
+def test_a_code_block_holds_its_text(text: str) -> None:
+    (token,) = MarkdownIt("commonmark").parse(fenced(text, "yaml"))
+    assert (token.type, token.content, token.info) == ("fence", text, "yaml")
+
+
+def test_reports_of_runs_and_evaluations(tmp_path: Path) -> None:
+    number = len(NAMES)
+    confusion = np.random.default_rng(0).integers(0, 9, (number, number))
+    count = int(confusion.sum())
+    result = Evaluation(
+        classes=list(NAMES),
+        count=count,
+        excluded=[],
+        loss=1.0,
+        top1=50.0,
+        top5=90.0,
+        confusion=confusion,
+        per_class=class_scores(list(NAMES), confusion),
+        mistakes=[Mistake(name, NAMES[0], name, 0.9, 0) for name in NAMES],
+        right=np.arange(count) % 2 == 0,
+        sure=np.linspace(0.05, 1, count),
+    )
+    title = " ".join(name for name in NAMES if "\n" not in name)
+    write_report(tmp_path, title, [(f"fact {name}", f"value {name}") for name in NAMES], result)
+    check_page(tmp_path, (*NAMES, title, *(f"value {name}" for name in NAMES)))
+
+
+def test_reports_of_studies(tmp_path: Path) -> None:
+    estimate = Estimate(50.0, 49.0, 51.0)
+    variants = tuple(Variant(name, line=NAMES[number % 9], at=number + 1.0) for number, name in enumerate(NAMES))
+    scale = Scale("digits", "digits", set={"optim.opt": NAMES[0]})
+    study = Study("mine", NAMES[2], NAMES[8], NAMES[4], {"small": scale}, variants, x="share $x$ of <b>")
+    rows = tuple(
+        Row(name, NAMES[0], (50.0,), estimate, estimate, 1.0, 2.0, "higher", 1, 1, 1.0, ((0, f"no {name}"),))
+        for name in NAMES
+    )
+    curves = {name: ((1, 10.0), (2, 20.0)) for name in NAMES[:10]}
+    write_study_report(StudyResult(tmp_path, study, "small", NAMES[9], 1, rows, curves, 9.0))
+    check_page(tmp_path)
+    check_page(tmp_path, tuple(f"no {name}" for name in NAMES))
+    other = StudyResult(tmp_path, dataclasses.replace(study, x=None), "small", "digits", 1, rows[:3], curves, 9.0)
+    write_study_report(other)
+    check_page(tmp_path, NAMES[:3])
+
+
+def test_reports_of_comparisons(tmp_path: Path) -> None:
+    estimate = Estimate(50.0, 49.0, 51.0)
+    forms = (Form("float", NAMES[4], 50.0, 1.0, 100.0, 4.0),)
+    entries = tuple(
+        Entry(name, name, estimate, (50.0,), to_best=estimate, forms=forms, curve=((1, 1.0), (2, 2.0)), weights=name)
+        for name in NAMES
+    )
+    failed = tuple(dataclasses.replace(entry, error=f"no {entry.name}", forms=()) for entry in entries)
+    both = (*entries, *failed)
+    write_comparison(
+        Comparison(tmp_path, NAMES[0], 9, 1, Limits(), NAMES[3], NAMES, both, ((NAMES[0], "float"),), NAMES[8])
+    )
+    check_page(tmp_path)
+    check_page(tmp_path, tuple(f"no {name}" for name in NAMES))
+
+
+def test_model_cards(trained: RunResult, tmp_path: Path) -> None:
+    names = [name for name in NAMES if name.isprintable()]  # others cannot be those of a model
+    save_model_dir(create_model("levit_nano_32", num_classes=len(names)), tmp_path / "model", label_names=names)
+    page = read_markdown(model_card(tmp_path / "model", "me/model").split("---\n", 2)[2])
+    assert page.tags <= TAGS
+    assert page.places == []
+    assert f"{len(names)}: {', '.join(names)}" in page.texts
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "/" not in name and "\0" not in name])
+def test_model_cards_of_data_with_markup_in_its_name(name: str, trained: RunResult, tmp_path: Path) -> None:
+    shutil.copytree(trained.out / "best", tmp_path / "best")
+    recipe = yaml.safe_load((trained.out / "recipe.yaml").read_text())
+    recipe["data"]["source"] = recipe["start_from"] = f"elsewhere/{name}"
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (tmp_path / "metrics.csv").write_text((trained.out / "metrics.csv").read_text())
+    _, head, body = model_card(tmp_path, "me/model").split("---\n", 2)
+    assert yaml.safe_load(head)["model-index"][0]["results"][0]["dataset"]["type"] == printable(name)
+    page = read_markdown(body)
+    assert page.tags <= TAGS
+    assert page.places == []

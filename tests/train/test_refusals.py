@@ -15,9 +15,9 @@ import torch
 from tests.train import tiny
 from weft.checkpoints import save_model_dir
 from weft.cli import main
-from weft.errors import DataError, UsageError
+from weft.errors import DataError, StorageError, UsageError
 from weft.hub import create_model
-from weft.train import loop, run, train
+from weft.train import RunResult, apply, beforehand, evaluate, loop, preview, run, train
 
 BASE = {"epochs": 1, "batch_size": 12, "device": "cpu"}
 LEVIT = {"model": "levit_nano_32", "model_args.depth": [1, 1, 1]}
@@ -278,3 +278,28 @@ def test_data_with_a_split_may_hold_its_runs(pictures: Path, tmp_path: Path) -> 
     train(resume=tmp_path / "data" / "runs" / "one", quiet=True)
     with pytest.raises(UsageError, match="must be outside of the data"):
         train(tmp_path / "data", settings={**BASE, **LEVIT}, out=tmp_path / "data" / "train" / "one", quiet=True)
+
+
+@pytest.mark.parametrize("what", ["out", "real_labels"])
+def test_an_evaluation_is_refused_before_it_measures(
+    what: str, trained: RunResult, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "measure", lambda *args, **kwargs: pytest.fail("it was measured"))
+    (tmp_path / "labels.json").write_text('{"elsewhere": [0]}')
+    refused = {
+        "out": ({"out": tmp_path / "labels.json" / "evaluated"}, StorageError, "Not a directory"),
+        "real_labels": ({"real_labels": tmp_path / "labels.json"}, DataError, "must be in the ReaL labels by its name"),
+    }
+    words, error, message = refused[what]
+    with pytest.raises(error, match=message):
+        evaluate(trained.out, photos, quiet=True, **words)
+    assert [path.name for path in tmp_path.iterdir()] == ["labels.json"]
+
+
+def test_a_preview_is_refused_before_the_data_is_read(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beforehand, "open_splits", lambda *args: pytest.fail("data was opened"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file must be writable"):
+        preview(photos, out=tmp_path / "file" / "seen.png")

@@ -29,9 +29,9 @@ from weft.train.metrics import Evaluation, measure
 from weft.train.mistakes import mistakes_figure
 from weft.train.objective import mean_logits
 from weft.train.progress import counting, looking, say
-from weft.train.real_labels import read_real_labels, real_score
+from weft.train.real_labels import check_listed, read_real_labels, real_score
 from weft.train.report import PICTURES, write_report
-from weft.train.rundir import make_dir, refuse_taken, write_text
+from weft.train.rundir import check_writable, make_dir, refuse_taken, write_text
 from weft.train.runtime import Runtime
 
 NO_NUMBERS = "The model must give finite numbers; it gives no finite numbers. Its weights are damaged; train again."
@@ -110,11 +110,14 @@ def evaluate(
     options = options_of(batch_size, img_size, device, precision, workers, limit)
     if out is not None:
         refuse_taken(Path(out), CONTENTS, force=force)
+        check_writable(Path(out))
     model, classes, runtime = opened(run, options)
     trained_with = _recipe_of(Path(run))
     labels = None if real_labels is None else read_real_labels(real_labels, model.num_classes)
     splits = _open_known(data, classes, model.num_classes, options, trained_with, quiet)
     split, source, excluded = _chosen(splits, split, data, trained_with)
+    if labels is not None:
+        check_listed(labels, [name_of(source, place) for place in range(len(source))])
     if not quiet:
         say(f"Evaluating {WORDS[split]}: {len(source):,} images.")
     batches = evaluation_batches(source, model, int(options.batch_size), options.workers)

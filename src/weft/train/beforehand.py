@@ -17,6 +17,7 @@ from weft.train.augmented import augmented_figure
 from weft.train.build import begin_from, build_model, open_splits, training_batches, training_images
 from weft.train.defaults import default_recipe, fill_in, overrides_of
 from weft.train.finder import LrFinding, find_batch_size, sweep_lr
+from weft.train.rundir import check_writable
 from weft.train.runtime import Runtime
 
 
@@ -81,6 +82,7 @@ def preview(
         raise UsageError(f"--preview must name a new file; {path} is there already. Pass --force or another name.")
     if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
         raise UsageError(f"--preview must name a picture, such as seen.png; got {path.name}.")
+    check_writable(path.parent)
     plan, splits, _ = _planned("--preview FILE", data, model, recipe, settings, quiet, given)
     network = build_model(dataclasses.replace(plan, pretrained=False), len(splits.classes))  # its weights are not asked
     figure = augmented_figure(plan, splits, network)

@@ -60,6 +60,24 @@ def read_real_labels(file: str | Path, num_classes: int) -> dict[str, frozenset[
     return {_stem(name): frozenset(classes) for name, classes in content.items()}
 
 
+def check_listed(labels: Mapping[str, frozenset[int]], keys: Sequence[str]) -> None:
+    """Refuse images that the labels do not list.
+
+    Args:
+        labels: by name, from `read_real_labels`.
+        keys: paths or names of the images.
+
+    Raises:
+        DataError: there is one.
+    """
+    if unknown := [key for key in keys if _stem(key) not in labels]:
+        raise DataError(
+            f"Every image must be in the ReaL labels by its name; {len(unknown):,} are not, such as"
+            f" '{printable(unknown[0])}'. They are made for ImageNet's validation images, ILSVRC2012_val_00000001 to"
+            " ILSVRC2012_val_00050000."
+        )
+
+
 def real_score(labels: Mapping[str, frozenset[int]], keys: Sequence[str], predicted: np.ndarray) -> RealScore:
     """Score predictions; an image without a correct class is left out.
 
@@ -71,13 +89,8 @@ def real_score(labels: Mapping[str, frozenset[int]], keys: Sequence[str], predic
     Raises:
         DataError: an image that the labels do not list.
     """
+    check_listed(labels, keys)
     names = [_stem(key) for key in keys]
-    if unknown := [key for key, name in zip(keys, names, strict=True) if name not in labels]:
-        raise DataError(
-            f"Every image must be in the ReaL labels by its name; {len(unknown):,} are not, such as"
-            f" '{printable(unknown[0])}'. They are made for ImageNet's validation images, ILSVRC2012_val_00000001 to"
-            " ILSVRC2012_val_00050000."
-        )
     right = [int(taken) in labels[name] for name, taken in zip(names, predicted, strict=True) if labels[name]]
     if not right:
         raise DataError("At least one image must have a ReaL label; none of them has.")

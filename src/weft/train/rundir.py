@@ -130,11 +130,28 @@ def make_dir(path: Path, contents: Sequence[str] = REPLACEABLE, *, force: bool) 
         StorageError: it cannot be made or written to.
     """
     refuse_taken(path, contents, force=force)
+    check_writable(path)
     with writing(path):
         _clear(path, contents)
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):  # whether it can be written to, before hours of work
-            pass
+
+
+def check_writable(path: Path) -> None:
+    """Makes a directory and a file in it, and removes what it made: whether both can be, before hours of work.
+
+    Raises:
+        StorageError: they cannot.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _clear(path: Path, contents: Sequence[str]) -> None:

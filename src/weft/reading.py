@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import stat
 from functools import cache
@@ -70,6 +71,8 @@ def parse_json(data: bytes, kind: type[T], name: str, error: type[WeftError] = C
     try:
         return _adapter(kind).validate_json(data, strict=True)
     except ValidationError as cause:
+        if b"\\ud" in data and (value := _with_surrogates(data, kind)) is not None:
+            return value
         first = cause.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         got = repr(first.get("input"))
@@ -78,6 +81,16 @@ def parse_json(data: bytes, kind: type[T], name: str, error: type[WeftError] = C
             raise error(f"{name} must be JSON; {first['msg'].removeprefix('Invalid JSON: ')}.") from None
         must = first["msg"].replace("Input should", "it must").replace("Field required", "it is missing")
         raise error(f"{name} must be as weft writes it; {place or 'the whole'}: {must}; got {got}.") from None
+
+
+def _with_surrogates(data: bytes, kind: type[T]) -> T | None:
+    """JSON with the escapes by which Python keeps names that are not UTF-8; pydantic has no such text."""
+    try:
+        value = json.loads(data)
+        _adapter(kind).validate_json(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), strict=True)
+    except (ValueError, RecursionError):
+        return None
+    return value
 
 
 @cache

@@ -14,6 +14,7 @@ _MARKDOWN = re.compile(  # signs that Markdown does not show as they are; within
     r"[\\`*\[\]~$|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=:)/(?=/)|(?<=www)\."
 )
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.ASCII)
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 
@@ -36,15 +37,8 @@ def fenced(text: str, language: str) -> str:
 def csv_cell(value: object) -> object:
     """A value for a CSV file: before a text that a spreadsheet would take for a formula stands an apostrophe, which it
     shows as text. Numbers are numbers."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) and not _is_number(value) else value
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    formula = isinstance(value, str) and value.startswith(FORMULA) and not _NUMBER.fullmatch(value)
+    return f"'{value}" if formula else value
 
 
 def one_line(text: str) -> str:

@@ -156,7 +156,10 @@ def resumed(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool) 
 
 def _changed(out: Path, was: dict[str, str], now: dict[str, str], *, override: bool) -> list[Changed]:
     """The settings that differ, after a look whether they may."""
-    changed = [Changed(key, json.loads(was[key]), json.loads(now[key])) for key in was if was[key] != now[key]]
+    try:
+        changed = [Changed(key, json.loads(was[key]), json.loads(now[key])) for key in was if was[key] != now[key]]
+    except ValueError:
+        raise CheckpointError(f"The newest state in {out} must record settings as JSON; it has been edited.") from None
     for key, before, after in changed:
         both = f"{key} was {before}, and now {after} is asked for"
         if key in BOUND:

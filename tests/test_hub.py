@@ -1,8 +1,10 @@
 """Public weights, from a hub's cache on this disk: nothing is fetched."""
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import timm
@@ -12,9 +14,10 @@ import weft
 from tests.helpers import enliven, put_in_cache
 from tests.reference.deterministic import fill
 from weft.errors import CheckpointError
-from weft.models.zoo import PUBLIC, ZOO
+from weft.models.families import VARIANTS, family_named
 
 transformers = pytest.importorskip("transformers")
+PUBLIC = {name: variant.weights for name, variant in VARIANTS.items() if variant.weights}
 DOWNLOAD = torch.hub.download_url_to_file
 
 
@@ -79,7 +82,7 @@ def test_timm_knows_which_have_public_weights():
     for name, source in PUBLIC.items():
         if source.repo:
             cfg = timm.get_pretrained_cfg(f"weft_{name}")
-            assert (cfg.hf_hub_id, cfg.license, cfg.input_size[1]) == (source.repo, "apache-2.0", ZOO[name].size)
+            assert (cfg.hf_hub_id, cfg.license, cfg.input_size[1]) == (source.repo, "apache-2.0", VARIANTS[name].size)
 
 
 def test_as_a_backbone(tmp_path, levit):
@@ -110,7 +113,11 @@ def released(tmp_path, monkeypatch):
     sha256 = hashlib.sha256((tmp_path / "made.pth").read_bytes()).hexdigest()
     (tmp_path / "made.pth").rename(tmp_path / f"LeViT-128S-{sha256[:8]}.pth")
     address = (tmp_path / f"LeViT-128S-{sha256[:8]}.pth").as_uri()
-    monkeypatch.setitem(PUBLIC, "levit_128s", PUBLIC["levit_128s"]._replace(file=address))
+    family, variant = family_named("levit_128s"), VARIANTS["levit_128s"]
+    assert family is not None
+    assert variant.weights is not None
+    served = dataclasses.replace(variant, weights=variant.weights._replace(file=address))
+    monkeypatch.setitem(cast("dict[str, Any]", family.variants), "levit_128s", served)
     monkeypatch.setattr("torch.hub.download_url_to_file", DOWNLOAD)
     return state, tmp_path / f"LeViT-128S-{sha256[:8]}.pth"
 
@@ -153,5 +160,6 @@ def test_weights_that_no_hub_has():
         weft.create_model("cvt_nano_32", pretrained=True)
 
 
-def test_weights_and_licences_agree():
-    assert {name for name, row in ZOO.items() if row.weights_licence} == set(PUBLIC)
+def test_every_variant_in_print_of_the_three_papers_has_weights():
+    in_print = {name for name in VARIANTS if name.startswith(("ceit", "cvt", "levit")) and "nano" not in name}
+    assert set(PUBLIC) == in_print

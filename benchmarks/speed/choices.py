@@ -24,11 +24,11 @@ import torch
 from torch import nn
 
 import weft
-from weft.bench.peers import peer_of
+from weft.bench.peers import build_peer, peers_of
 from weft.bench.records import read_csv, write_csv
 from weft.deploy.graphs import write_graph
 from weft.deploy.runtimes import InOpenVino
-from weft.models import ceit
+from weft.models.ceit import network as ceit
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
 BATCHES, CALLS = (1, 16), 12
@@ -103,9 +103,9 @@ def measured(choice: str) -> Iterator[dict[str, Any]]:
         return
     for precision in ("fp32", "bf16"):
         for name in MODELS:
-            called, peer = peer_of(name)
+            peer = peers_of(name)[0]
             yield from batch_known(name, weft.fold(weft.create_model(name).eval()), precision)
-            yield from batch_known(called, peer.eval(), precision)
+            yield from batch_known(peer.label, build_peer(peer).eval(), precision)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import weft
-from weft.bench.peers import peer_of
+from weft.bench.peers import build_peer, peers_of
 from weft.bench.records import write_csv
 from weft.deploy.graphs import write_graph
 
@@ -133,7 +133,8 @@ def measured(name: str) -> Iterator[dict[str, Any]]:
         for is_ours in (True, False):
 
             def fresh(is_ours: bool = is_ours) -> tuple[str, nn.Module]:
-                return (name, weft.create_model(name)) if is_ours else peer_of(name)
+                peer = peers_of(name)[0]
+                return (name, weft.create_model(name)) if is_ours else (peer.label, build_peer(peer))
 
             called, network = fresh()
             yield from lines(called, "training", precision, by_torch(training(network, precision, images)))

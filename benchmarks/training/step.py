@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import weft
-from weft.bench.peers import peer_of
+from weft.bench.peers import build_peer, peers_of
 from weft.bench.records import read_csv, write_csv
 from weft.memory import keep_memory
 from weft.processor import processor_class
@@ -36,7 +36,10 @@ PAIRS = {"cvt": "cvt_13", "levit": "levit_256", "ceit": "ceit_tiny_patch16_224"}
 
 def network(name: str, place: int) -> tuple[str, nn.Module]:
     """Ours (0) or its peer (1), and what it is called."""
-    return (f"weft {PAIRS[name]}", weft.create_model(PAIRS[name])) if place == 0 else peer_of(PAIRS[name])
+    if place == 0:
+        return f"weft {PAIRS[name]}", weft.create_model(PAIRS[name])
+    peer = peers_of(PAIRS[name])[0]
+    return peer.label, build_peer(peer)
 
 
 class Side:

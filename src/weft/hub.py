@@ -9,7 +9,7 @@ from torch import nn
 
 from weft.checkpoints.public import fetch_pretrained
 from weft.models import registry
-from weft.models.zoo import ZOO
+from weft.models.families import VARIANTS
 
 
 def create_model(
@@ -30,7 +30,7 @@ def create_model(
         UsageError: an unknown name or argument, or sizes that do not fit.
         CheckpointError: there are no public weights, or they cannot be had.
     """
-    if pretrained and name in ZOO:
+    if pretrained and name in VARIANTS:
         kwargs["pretrained_cfg_overlay"] = dict(state_dict=fetch_pretrained(name, cache_dir))
     elif cache_dir is not None:
         kwargs["cache_dir"] = cache_dir

@@ -3,12 +3,12 @@ import torch
 
 import weft
 from weft.bench.cost import cost
-from weft.models.zoo import ZOO
+from weft.models.families import VARIANTS
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_the_zoo_tells_what_is_counted(name):
-    row = ZOO[name]
+    row = VARIANTS[name]
     with torch.device("meta"):
         model = weft.create_model(name)
     assert cost(model, row.size) == (row.params, row.macs)
@@ -17,7 +17,7 @@ def test_the_zoo_tells_what_is_counted(name):
 
 
 def test_nano_models_are_small():
-    nano = {name: row.params for name, row in ZOO.items() if name.endswith("nano_32")}
+    nano = {name: row.params for name, row in VARIANTS.items() if name.endswith("nano_32")}
     assert len(nano) == 3
     assert max(nano.values()) < 1_200_000
 

@@ -19,7 +19,7 @@ import torch
 sys.path.insert(0, {root!r})
 import weft
 from weft.checkpoints.layout import translate
-from weft.checkpoints.ceit import RELEASED
+from weft.models.ceit.weights import RELEASED
 
 class CeIT(torch.nn.Module):
     def __init__(self):

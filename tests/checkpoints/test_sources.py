@@ -8,7 +8,7 @@ import weft
 from tests.helpers import enliven, lively
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.conversion import convert_checkpoint
-from weft.checkpoints.load import LAYOUTS, recognise
+from weft.checkpoints.load import layouts, recognise
 from weft.errors import CheckpointError, UsageError
 
 transformers = pytest.importorskip("transformers")
@@ -231,4 +231,4 @@ def test_positions_of_another_size_are_resized_as_set_input_size_does(name, size
 
 
 def test_layouts_are_told_apart():
-    assert len({layout.name for layout in LAYOUTS}) == len(LAYOUTS) >= 9
+    assert len({layout.name for layout in layouts()}) == len(layouts()) >= 9

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from weft.cli import main
-from weft.models.zoo import PRINTED, ZOO
+from weft.models.families import VARIANTS, family_named
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,8 +28,12 @@ def test_nobody_has_reported_it(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_holds_the_exact_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == sorted(ZOO)
+    assert [row["name"] for row in rows] == sorted(VARIANTS)
     for row in rows:
-        printed = dict(zip(("printed_params", "printed_macs"), PRINTED.get(row["name"], (None, None)), strict=True))
-        assert row == {"name": row["name"], **ZOO[row["name"]]._asdict(), **printed}
-    assert set(PRINTED) == {name for name in ZOO if "nano" not in name}
+        variant, family = VARIANTS[row["name"]], family_named(row["name"])
+        assert family is not None
+        numbers = {key: getattr(variant, key) for key in ("size", "params", "macs", "top1", "top1_source")}
+        printed = dict(zip(("printed_params", "printed_macs"), variant.printed or (None, None), strict=True))
+        licence = "apache-2.0" if variant.weights else ""
+        assert row == {"name": row["name"], "family": family.name, **numbers, "weights_licence": licence, **printed}
+    assert {name for name in VARIANTS if VARIANTS[name].printed} == {name for name in VARIANTS if "nano" not in name}

@@ -155,9 +155,9 @@ def variant_facts(name: str) -> dict[str, Any]:
 
 
 def record_networks() -> None:
-    from weft.models.zoo import ZOO
+    from weft.models.families import VARIANTS
 
-    facts = {name: variant_facts(name) for name in ZOO}
+    facts = {name: variant_facts(name) for name in VARIANTS}
     text = ",\n".join(f'"{name}": {json.dumps(row)}' for name, row in facts.items())
     (DATA / "networks.json").write_text(f"{{\n{text}\n}}\n")
 

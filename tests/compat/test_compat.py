@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tests.compat.record import DATA, SMALL, service_answers, variant_facts, verb_answers
 from weft.data import eval_transform
 from weft.deploy import open_model
-from weft.models.zoo import ZOO
+from weft.models.families import VARIANTS
 from weft.serve.predictor import candidates
 from weft.study import run_study
 from weft.study.jobs import Job, read_result
@@ -28,7 +28,7 @@ from weft.train import predict, train
 
 NETWORKS = json.loads((DATA / "networks.json").read_text())
 ANSWERS = json.loads((DATA / "answers.json").read_text())
-LARGE = [name for name in ZOO if ZOO[name].params > 50_000_000]
+LARGE = [name for name in VARIANTS if VARIANTS[name].params > 50_000_000]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_network_has_its_parameters_in_their_order_with_their_values(name: str
 
 
 def test_every_network_is_recorded() -> None:
-    assert set(NETWORKS) <= set(ZOO)
+    assert set(NETWORKS) <= set(VARIANTS)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import weft
 from tests.helpers import NANO, images, lively
@@ -20,8 +21,8 @@ from weft.deploy import export, open_model
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.interpret import explain, gradcam
-from weft.interpret.maps import Layer, attention_maps, rollout
-from weft.layers.attention import watched
+from weft.interpret.maps import attention_maps, rollout
+from weft.layers.attention import AttentionLayer, watched
 from weft.train import train
 
 LEVELS = {
@@ -144,7 +145,7 @@ def test_rollout_through_shrinking_attention():
 
 def test_a_strided_key_stands_for_the_tokens_around_it():
     keys = torch.tensor([[[0.0, 0.4, 0.3, 0.2, 0.1]] * 17])
-    found = rollout([Layer(keys, Grid(4, 4), Grid(2, 2), 1, True, "stages.2", joins=False)])
+    found = rollout([AttentionLayer(keys, Grid(4, 4), Grid(2, 2), 1, True, "stages.2", joins=False)])
     expected = torch.tensor([[0.1, 0.1, 0.075, 0.075]] * 2 + [[0.05, 0.05, 0.025, 0.025]] * 2)
     torch.testing.assert_close(found[0], expected)
 
@@ -182,10 +183,29 @@ def test_rivals_have_grad_cam(name):
     assert found.grad_cam.shape == ((2, 2) if "r50s4" in name else (4, 4))
 
 
+class Tokens(nn.Module):
+    """A network of somebody else whose last level is a sequence: 16 tokens of an image of 64 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Conv2d(3, 8, 16, 16), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.feature_info = [{"module": "body"}]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embed(x).flatten(2).transpose(1, 2)).mean(dim=1))
+
+
 def test_tokens_without_a_grid_say_so():
-    model = weft.create_model("t2t_vit_14", num_classes=4, img_size=64, depth=1).eval()
-    with pytest.raises(UsageError, match="17 tokens on an unknown grid"):
-        explain(model, torch.randn(3, 64, 64))
+    with pytest.raises(UsageError, match="16 tokens on an unknown grid"):
+        gradcam.grad_cam(Tokens(), torch.randn(1, 3, 64, 64), 0)
+
+
+@pytest.mark.parametrize("name", ["t2t_vit_14", "grafted_r50s2_deit_small_6", "grafted_r50s0_deit_small_12"])
+def test_one_layer_has_grad_cam_of_the_map_before_it(name):
+    model = weft.create_model(name, num_classes=4, img_size=64, depth=1).eval()
+    cam = gradcam.grad_cam(model, torch.randn(1, 3, 64, 64), 0)
+    assert cam.shape == (1, 4, 4)
+    assert cam.max() > 0
 
 
 def test_one_forward_pass_without_grad_cam():

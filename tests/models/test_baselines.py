@@ -9,11 +9,10 @@ import timm
 import torch
 
 from weft.cli import main
+from weft.models.families import VARIANTS, candidates
 from weft.models.papers import baselines
-from weft.models.zoo import ZOO
 from weft.recipes import load_recipe
 from weft.recipes.load import recipe_names
-from weft.study.comparing import LARGE
 from weft.study.plan import load_study, recipe_of, study_names
 
 
@@ -25,8 +24,8 @@ def loaded_by_name() -> set[str]:
         recipes += [recipe_of(study, v, scale) for scale in study.scales for v in study.at_scale(scale).variants]
     names = {recipe.distill.teacher for recipe in recipes if recipe.distill.teacher}
     names |= {recipe.model for recipe in recipes if recipe.pretrained and recipe.model}
-    names |= {candidate.model for candidate in LARGE}
-    return {name for name in names if name not in ZOO}
+    names |= {candidate.model for candidate in candidates("large")}
+    return {name for name in names if name not in VARIANTS}
 
 
 def test_every_name_has_its_tag_and_a_row() -> None:

@@ -16,7 +16,7 @@ from torchvision.models.feature_extraction import NodePathTracer, create_feature
 import weft
 from tests.helpers import NANO, enliven, images, lively
 from weft.errors import UsageError
-from weft.models.zoo import ZOO
+from weft.models.families import VARIANTS
 
 # One of each family at its paper's size, and the small ones: the others differ in widths alone.
 EACH = (
@@ -36,7 +36,7 @@ def joined(outputs):
     return torch.cat(outputs) if isinstance(outputs, tuple) else outputs
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_names_in_the_config_are_in_the_state_dict(name):
     model = timm.create_model(f"weft_{name}", device="meta")
     cfg, keys = model.default_cfg, model.state_dict().keys()
@@ -63,7 +63,7 @@ def test_evaluation_prepares_images_as_released(name, crop_pct, crop_mode):
     assert (cfg["crop_pct"], cfg.get("crop_mode", "center")) == (crop_pct, crop_mode)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_groups_and_decay_match_every_parameter(name):
     model = timm.create_model(f"weft_{name}", device="meta")
     names = {key for key, _ in model.named_parameters()}
@@ -297,7 +297,7 @@ def test_timm_names_are_created_and_not_shadowed():
 
 def test_list_models():
     assert weft.list_models("ceit_tiny*") == ["ceit_tiny_patch16_224", "ceit_tiny_patch16_384"]
-    assert set(weft.list_models()) == set(ZOO) == {m.removeprefix("weft_") for m in timm.list_models("weft_*")}
+    assert set(weft.list_models()) == set(VARIANTS) == {m.removeprefix("weft_") for m in timm.list_models("weft_*")}
 
 
 def test_annotated_shapes_hold():

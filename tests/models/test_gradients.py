@@ -6,8 +6,10 @@ import torch
 from tests.helpers import enliven
 from weft.grid import Grid
 from weft.layers.norm import LinearNorm
-from weft.models import ceit, cvt, levit
 from weft.models.base import activation
+from weft.models.ceit import network as ceit
+from weft.models.cvt import network as cvt
+from weft.models.levit import network as levit
 
 ACT = activation("hard_swish")
 BLOCKS = {

@@ -9,7 +9,7 @@ import weft
 from tests.helpers import images, lively
 from weft.bench.cost import cost
 from weft.errors import UsageError
-from weft.models.levit import Attention, AttentionDownsample, BiasedAttention, Downsample
+from weft.models.levit.network import Attention, AttentionDownsample, BiasedAttention, Downsample
 
 RELEASED = json.loads((Path(__file__).parents[1] / "reference" / "official_state_dicts.json").read_text())
 # Table 5 of the paper: the constructor values of each ablation of LeViT-128S, one head counted, 224x224.

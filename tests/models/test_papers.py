@@ -3,14 +3,34 @@
 import json
 
 import pytest
+import timm
 import torch
+import transformers
+from torch import nn
 
 from weft.bench.cost import cost
-from weft.bench.peers import network_of
+from weft.bench.peers import Logits
 from weft.cli import main
 from weft.models.papers import TABLES, printed_rows
+from weft.models.registry import create_model
 
+PVT_DEPTHS = {  # the rest is transformers' default
+    "pvt_tiny": [2, 2, 2, 2],
+    "pvt_small": [3, 4, 6, 3],
+    "pvt_medium": [3, 4, 18, 3],
+    "pvt_large": [3, 8, 27, 3],
+}
 NETWORKS = sorted({(row.builds, row.size) for table in TABLES for row in printed_rows(table) if row.builds})
+
+
+def network_of(builds: str) -> nn.Module:
+    """Build the network of a row, from the library that has it."""
+    if builds in PVT_DEPTHS:
+        config = transformers.PvtConfig(depths=PVT_DEPTHS[builds], num_labels=1000)
+        return Logits(transformers.PvtForImageClassification(config))
+    if builds == "vit_huge_patch16_384":  # timm has it with smaller patches
+        return timm.create_model("vit_huge_patch14_224", patch_size=16, img_size=384)
+    return create_model(builds)
 
 
 @pytest.mark.parametrize(("builds", "size"), NETWORKS)

@@ -9,7 +9,7 @@ import weft
 from tests.helpers import images, lively
 from weft.bench.cost import cost
 from weft.errors import UsageError
-from weft.models.t2t import NarrowingAttention, Performer, sines
+from weft.models.baselines.t2t import NarrowingAttention, Performer, sines
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
 from weft.deploy import open_model
 from weft.errors import DataError, UsageError
+from weft.models.families import candidates
 from weft.study import compare, comparing
 from weft.study.budget import Price, epochs_within, seconds
-from weft.study.comparing import LARGE, SMALL
 from weft.study.frontier import frontier_figure, trained_cells
 from weft.study.jobs import Job, Measured, Result, carry_out
 from weft.study.outcome import Comparison, Entry, Limits, advise, pareto
@@ -28,6 +28,7 @@ from weft.study.speeds import Form, measure_forms
 from weft.study.statistics import Estimate
 from weft.train import evaluate
 
+SMALL, LARGE = candidates("small"), candidates("large")
 SETTINGS = {"data.limit": 160, "batch_size": 16, "epochs": 2, "model_args.drop_path_rate": 0.0}
 MODELS = ("levit_nano_32", "test_resnet")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from weft.models.families import default_model
 from weft.recipes import Recipe, load_recipe
-from weft.train.defaults import choose_model, default_recipe, fill_in, overrides_of
+from weft.train.defaults import default_recipe, fill_in, overrides_of
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from weft.train.defaults import choose_model, default_recipe, fill_in, overrides
     ],
 )
 def test_the_model_follows_size_and_number(side: int, count: int, chosen: tuple[str, int | None]) -> None:
-    assert choose_model(side, count) == chosen
+    assert default_model(side, count) == chosen
 
 
 @pytest.mark.parametrize(("count", "epochs"), [(100, 100), (8_000, 50), (50_000, 10), (1_000_000, 10)])

@@ -1,32 +1,19 @@
-"""The same networks in other libraries, with random weights: what ours are measured against."""
+"""The same networks in other libraries, with random weights: what weft's speed is measured against."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import timm
 from torch import Tensor, nn
 
 from weft.errors import UsageError, need
-from weft.models.registry import create_model
-
-CVT_DEPTH = {"cvt_13": [1, 2, 10], "cvt_21": [1, 4, 16]}  # the rest is transformers' default, and vit-pytorch's
-PVT_DEPTHS = {  # the rest is transformers' default
-    "pvt_tiny": [2, 2, 2, 2],
-    "pvt_small": [3, 4, 6, 3],
-    "pvt_medium": [3, 4, 18, 3],
-    "pvt_large": [3, 8, 27, 3],
-}
-PARENTS = {  # nobody else has CeiT; DeiT is what it grew from
-    "ceit_tiny_patch16_224": "deit_tiny_patch16_224",
-    "ceit_small_patch16_224": "deit_small_patch16_224",
-    "ceit_base_patch16_224": "deit_base_patch16_224",
-}
+from weft.models.families import families, family_named
+from weft.models.family import Peer
 
 
 class Logits(nn.Module):
-    """transformers' models answer with an object; this is its logits."""
+    """A network of transformers, which returns an object, as a function from images to logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -37,55 +24,31 @@ class Logits(nn.Module):
         return self.model(images).logits
 
 
-def peer_of(name: str) -> tuple[str, nn.Module]:
-    """transformers' CvT, timm's LeViT, and for CeiT timm's DeiT of its size: what it is called, and the network.
+def peers_of(name: str) -> tuple[Peer, ...]:
+    """Return the networks of other libraries that a model is compared with, the closest first.
+
+    Args:
+        name: of one of weft's models; a model of timm has itself as its peer.
 
     Raises:
-        UsageError: there is none, or its library is not installed.
+        UsageError: no library has one.
     """
-    if name in CVT_DEPTH:
-        transformers = _library("transformers")
-        config = transformers.CvtConfig(depth=CVT_DEPTH[name], num_labels=1000)
-        return f"transformers {name}", Logits(transformers.CvtForImageClassification(config))
-    theirs = PARENTS.get(name, name)
-    if not timm.is_model(theirs):
-        raise UsageError(f"{name} has no peer that is known here; levit_*, cvt_13, cvt_21 and ceit_*_224 have.")
-    return f"timm {theirs}", timm.create_model(theirs)
-
-
-def peers_of(name: str) -> list[tuple[str, nn.Module]]:
-    """`peer_of`, and vit-pytorch's network where it has one of this shape.
-
-    Raises:
-        UsageError: as `peer_of`.
-    """
-    peers = [peer_of(name)]
-    if name in CVT_DEPTH:
-        _, s2_depth, s3_depth = CVT_DEPTH[name]
-        network = _library("vit_pytorch.cvt").CvT(num_classes=1000, s2_depth=s2_depth, s3_depth=s3_depth)
-        peers.append((f"vit-pytorch {name}", network))
-    if name == "levit_256":  # its README's sizes; 8 % fewer parameters than the paper's
-        words: dict[str, Any] = dict(dim=(256, 384, 512), depth=4, heads=(4, 6, 8), mlp_mult=2)
-        network = _library("vit_pytorch.levit").LeViT(image_size=224, num_classes=1000, **words)
-        peers.append((f"vit-pytorch {name}", network))
+    family = family_named(name)
+    peers = family.peers(name) if family else ()
+    if family is None and timm.is_model(name):
+        peers = (Peer(f"timm {name}", "timm", lambda library: library.create_model(name), same_weights=True),)
+    if not peers:
+        known = ", ".join(other for family in families() for other in family.variants if family.peers(other))
+        raise UsageError(f"{name} has no peer in another library. Models with one: {known}.")
     return peers
 
 
-def network_of(builds: str) -> nn.Module:
-    """The network behind a row of the papers' tables (`weft.models.papers`), of whichever library has it.
+def build_peer(peer: Peer) -> nn.Module:
+    """Build a network of another library.
 
     Raises:
-        UsageError: nobody has it, or its library is not installed.
+        UsageError: the library is not installed.
     """
-    if builds in PVT_DEPTHS:
-        transformers = _library("transformers")
-        config = transformers.PvtConfig(depths=PVT_DEPTHS[builds], num_labels=1000)
-        return Logits(transformers.PvtForImageClassification(config))
-    if builds == "vit_huge_patch16_384":  # timm has it with smaller patches
-        return timm.create_model("vit_huge_patch14_224", patch_size=16, img_size=384)
-    return create_model(builds)
-
-
-def _library(name: str) -> Any:
-    need("peers", name.partition(".")[0])
-    return importlib.import_module(name)
+    need("peers", peer.library.partition(".")[0])
+    network = peer.build(importlib.import_module(peer.library))
+    return Logits(network) if peer.library == "transformers" else network

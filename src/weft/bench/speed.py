@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from weft.bench.peers import peers_of
-from weft.bench.worker import ALLOCATORS, REFERENCE, Task, has_peers_weights, is_directory
+from weft.bench.worker import ALLOCATORS, REFERENCE, Task, is_directory
 from weft.checkpoints.model_dir import model_dir, read_config
 from weft.deploy.graphs import DTYPES, check_tools
 from weft.errors import UsageError
@@ -338,7 +338,7 @@ def _difference(worker: _Worker, workers: Sequence[_Worker], batch_size: int) ->
     """Of what a worker answers from what the model answers; runs it, in any case."""
     found = worker.logits(batch_size)
     task = worker.task
-    if task.peer is not None and (task.peer > 0 or not has_peers_weights(task.what)):
+    if task.peer is not None and (task.peer > 0 or not peers_of(task.what)[0].same_weights):
         return None
     reference = next((one for one in workers if one.task.way == REFERENCE and one.task.what == task.what), None)
     if reference is None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.bench.cost import Cost, cost
-from weft.bench.peers import CVT_DEPTH, PARENTS, peers_of
+from weft.bench.peers import build_peer, peers_of
 from weft.checkpoints import load_checkpoint
 from weft.checkpoints.model_dir import model_dir
 from weft.deploy import ExportedModel, fold, open_model
@@ -100,14 +100,6 @@ def is_directory(what: str) -> bool:
     return Path(what).exists() or "/" in what
 
 
-def has_peers_weights(what: str) -> bool:
-    """Whether the first peer of a model computes the same, so that it can lend its weights.
-
-    transformers' CvT has another GELU and another scale of the scores; CeiT's is another network.
-    """
-    return what not in PARENTS and what not in CVT_DEPTH
-
-
 def _network(task: Task) -> tuple[Any, str, tuple[int, ...]]:
     """The same weights in every process."""
     if is_directory(task.what):
@@ -118,12 +110,12 @@ def _network(task: Task) -> tuple[Any, str, tuple[int, ...]]:
     size = tuple(model.pretrained_cfg["input_size"])
     if not task.peers:
         return model, task.what, size
+    peers = peers_of(task.what)
     torch.manual_seed(0)
-    peers = [(name, _enlivened(peer).eval()) for name, peer in peers_of(task.what)]
     if task.peer is not None:
-        return peers[task.peer][1], peers[task.peer][0], size
-    if has_peers_weights(task.what):
-        load_checkpoint(model, peers[0][1].state_dict())
+        return _enlivened(build_peer(peers[task.peer])).eval(), peers[task.peer].label, size
+    if peers[0].same_weights:
+        load_checkpoint(model, _enlivened(build_peer(peers[0])).state_dict())
     return model, task.what, size
 
 

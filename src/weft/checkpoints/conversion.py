@@ -14,12 +14,9 @@ from weft.checkpoints.layout import convert
 from weft.checkpoints.load import LoadReport, load_checkpoint, recognise
 from weft.checkpoints.model_dir import save_model_dir
 from weft.errors import UsageError
+from weft.models.families import VARIANTS, families, family_of
 from weft.models.registry import create_model
 from weft.models.registry import switches as switches_of
-from weft.models.zoo import ZOO
-
-HEADS = ("head.weight", "head.linear.weight")
-POSITIONS = ("pos_embed", "attention_biases")
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def guess_model(
         UsageError: none fits, or several.
     """
     fits: dict[str, bool] = {}
-    for name, row in ZOO.items():
+    for name, row in VARIANTS.items():
         if not set(switches) <= set(switches_of(name)):
             continue
         values = _fitting(name, state, switches)
@@ -136,12 +133,14 @@ def _fits(network: nn.Module, state: Mapping[str, Tensor]) -> bool:
     learned = {name for name in own if not name.endswith("num_batches_tracked")}
     if not learned <= set(state) <= set(own):
         return False
-    return all(own[name].shape == state[name].shape or name.endswith(POSITIONS) for name in learned)
+    family = family_of(network)
+    positions = family.position_keys if family else ()
+    return all(own[name].shape == state[name].shape or name.endswith(positions) for name in learned)
 
 
 def _fitting(name: str, state: Mapping[str, Tensor], switches: Mapping[str, Any]) -> dict[str, Any]:
     """The switches that this network has; and one head where the weights have one."""
-    if name not in ZOO:
+    if name not in VARIANTS:
         return dict(switches)
     known = switches_of(name)
     values = {key: value for key, value in switches.items() if key in known}
@@ -152,4 +151,5 @@ def _fitting(name: str, state: Mapping[str, Tensor], switches: Mapping[str, Any]
 
 def _classes_of(state: Mapping[str, Tensor]) -> int:
     """Width of the head; 0 where there is none."""
-    return next((state[name].shape[0] for name in HEADS if name in state), 0)
+    heads = (name for family in families() for name in family.head_keys)
+    return next((state[name].shape[0] for name in heads if name in state), 0)

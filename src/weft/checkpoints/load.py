@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from weft.checkpoints import ceit, cvt, levit
 from weft.checkpoints.files import read_contents, unwrap
-from weft.checkpoints.layout import Layout, Renamed, State, convert
+from weft.checkpoints.layout import Renamed, convert
 from weft.errors import CheckpointError, UsageError
 from weft.models.base import Backbone
+from weft.models.families import families, family_of
+from weft.models.family import Family, resolve
+from weft.models.layout import Layout, State
 
-LAYOUTS: tuple[Layout, ...] = (*ceit.LAYOUTS, *cvt.LAYOUTS, *levit.LAYOUTS)
-
-# Per family: the constructor values of a built model that matter to its numbers and that no tensor shows.
-_BUILT: dict[str, Callable[[Any], dict[str, Any]]] = {"CeiT": ceit.built, "CvT": cvt.built, "LeViT": levit.built}
 _UNTOUCHED = "Nothing was loaded."
 _EXAMPLES = 3
 
@@ -105,7 +103,22 @@ def load_checkpoint(
 
 def recognise(state: Mapping[str, Tensor]) -> Layout | None:
     """The layout of a state dict; None: not one of somebody else's."""
-    return next((layout for layout in LAYOUTS if layout.recognises(dict(state))), None)
+    return next((layout for layout in layouts() if layout.recognises(dict(state))), None)
+
+
+def layouts() -> tuple[Layout, ...]:
+    """Return all known layouts of other libraries."""
+    return tuple(layout for family in families() for layout in family.all_layouts())
+
+
+def _family_of_layout(layout: Layout) -> Family:
+    return next(family for family in families() if layout in family.all_layouts())
+
+
+def _built_values(model: nn.Module, layout: Layout) -> dict[str, Any]:
+    """Return the constructor arguments of a built model that no tensor shows."""
+    built_values = resolve(_family_of_layout(layout).built_values)
+    return built_values(model) if built_values else {}
 
 
 def to_weft(state: Mapping[str, Tensor]) -> State:
@@ -141,15 +154,16 @@ def _is_head(model: nn.Module, name: str) -> bool:
 
 
 def _check_family(model: nn.Module, layout: Layout) -> None:
-    if type(model).__name__ != layout.family:
+    family = _family_of_layout(layout)
+    if family_of(model) is not family:
         raise CheckpointError(
-            f"The weights are {layout.name}; they need a {layout.family}, and this is {describe_model(model)}, a "
-            f"{type(model).__name__}. Build a model of `weft models '{layout.family.lower()}*'`. {_UNTOUCHED}"
+            f"The weights are {layout.name}; they need a {family.name}, and this is {describe_model(model)}, a "
+            f"{type(model).__name__}. Build a model of `weft models '{family.name.lower()}*'`. {_UNTOUCHED}"
         )
 
 
 def _check_switches(model: nn.Module, layout: Layout, theirs: State) -> None:
-    wanted, built = layout.switches(theirs), _BUILT[layout.family](model)
+    wanted, built = layout.switches(theirs), _built_values(model, layout)
     wrong = {name: value for name, value in wanted.items() if name in built and built[name] != value}
     if not wrong:
         return
@@ -226,5 +240,5 @@ def _hint(
         return "The model has fewer heads: pass head='drop'. "
     if layout is None:
         return ""
-    switches, checked = layout.switches(theirs), _BUILT[layout.family](model)
+    switches, checked = layout.switches(theirs), _built_values(model, layout)
     return f"Weights of {layout.name} need {_call(model, switches)}. " if set(switches) - set(checked) else ""

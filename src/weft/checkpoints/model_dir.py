@@ -28,8 +28,8 @@ from weft.checkpoints.hub_dir import PREFIX, fetched
 from weft.checkpoints.load import load_checkpoint
 from weft.durable import flush_file, flush_folder, sha256_of
 from weft.errors import CheckpointError, StorageError, UsageError, nearest
+from weft.models.families import VARIANTS
 from weft.models.registry import build_described, create_model
-from weft.models.zoo import ZOO
 from weft.reading import read_json
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -219,8 +219,8 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
             " Take the run or model directory that it was made from; weft predict and evaluate take the export, too."
         )
     name = config["architecture"].removeprefix("weft_")
-    if name not in ZOO and not timm.is_model(name):
-        likely = ", ".join(nearest(name, ZOO))
+    if name not in VARIANTS and not timm.is_model(name):
+        likely = ", ".join(nearest(name, VARIANTS))
         raise CheckpointError(f"{path / CONFIG} must name a model that exists; got {name!r}. Nearest: {likely}.")
     weights = path / WEIGHTS
     expected = config.get("weights_sha256")

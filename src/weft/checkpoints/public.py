@@ -13,7 +13,8 @@ from torch import Tensor
 from weft.checkpoints.files import read_state_dict
 from weft.checkpoints.load import to_weft
 from weft.errors import CheckpointError, nearest
-from weft.models.zoo import PUBLIC, Source
+from weft.models.families import VARIANTS
+from weft.models.family import PublicWeights
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -28,9 +29,10 @@ def fetch_pretrained(name: str, cache_dir: str | Path | None = None) -> dict[str
     Raises:
         CheckpointError: there are none, or they cannot be had.
     """
-    source = PUBLIC.get(name)
+    source = VARIANTS[name].weights
     if source is None:
-        have = ", ".join(nearest(name, (known for known, row in PUBLIC.items() if row.repo)))
+        on_hub = (known for known, variant in VARIANTS.items() if variant.weights and variant.weights.repo)
+        have = ", ".join(nearest(name, on_hub))
         raise CheckpointError(f"{name} has no public weights. Nearest that have: {have}. Or train: weft train DATA.")
     if not source.repo:
         raise CheckpointError(
@@ -40,7 +42,7 @@ def fetch_pretrained(name: str, cache_dir: str | Path | None = None) -> dict[str
     return to_weft(read_state_dict(_download(source, cache_dir)))
 
 
-def _download(source: Source, cache_dir: str | Path | None) -> str | Path:
+def _download(source: PublicWeights, cache_dir: str | Path | None) -> str | Path:
     """A file of weights on this disk: from the hub, else from the authors' own place.
 
     Raises:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+from typing import Any
 
 from weft.cli.options import add_common, example, print_json, table
 from weft.errors import UsageError, unknown
 from weft.models import list_models
+from weft.models.families import VARIANTS, family_named
 from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, baselines, printed_rows
-from weft.models.zoo import PRINTED, ZOO, Row
 
 HELP = "list the models: size, parameters, multiply-adds, reported accuracy, licence of the weights"
 
@@ -58,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
         return _baselines(args)
     names = list_models(args.pattern)
     if not names:
-        raise unknown("model", args.pattern, ZOO, "weft models")
-    rows = [_cells(name, ZOO[name]) for name in names]
+        raise unknown("model", args.pattern, VARIANTS, "weft models")
+    rows = [_cells(record) for record in map(_record, names)]
     if args.json:
-        print_json([_facts(name) for name in names])
+        print_json([_record(name) for name in names])
     else:
         _print_table(HEADER, rows, args.markdown)
     return 0
@@ -144,21 +145,33 @@ def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]], is_markdo
         print(table(header, rows))
 
 
-def _facts(name: str) -> dict[str, object]:
-    params, macs = PRINTED.get(name, (None, None))
-    return {"name": name, **ZOO[name]._asdict(), "printed_params": params, "printed_macs": macs}
+def _record(name: str) -> dict[str, Any]:
+    """Return a row of the table, as `--json` prints it."""
+    variant, family = VARIANTS[name], family_named(name)
+    params, macs = variant.printed or (None, None)
+    return {
+        "name": name,
+        "family": family.name if family else "",
+        "size": variant.size,
+        "params": variant.params,
+        "macs": variant.macs,
+        "top1": variant.top1,
+        "top1_source": variant.top1_source,
+        "weights_licence": variant.weights.licence if variant.weights else "",
+        "printed_params": params,
+        "printed_macs": macs,
+    }
 
 
-def _cells(name: str, row: Row) -> tuple[str, ...]:
-    macs = f"{row.macs / 1e9:.2f}G" if row.macs >= 1e9 else f"{row.macs / 1e6:.1f}M"
-    top1 = "-" if row.top1 is None else f"{row.top1:.1f}"
+def _cells(record: dict[str, Any]) -> tuple[str, ...]:
+    params, macs, top1, printed = (record[key] for key in ("params", "macs", "top1", "printed_params"))
     return (
-        name,
-        str(row.size),
-        f"{row.params / 1e6:.2f}M",
-        macs,
-        ", ".join(PRINTED.get(name, "-")),
-        top1,
-        row.top1_source or "-",
-        row.weights_licence or "none",
+        record["name"],
+        str(record["size"]),
+        "-" if params is None else f"{params / 1e6:.2f}M",
+        "-" if macs is None else f"{macs / 1e9:.2f}G" if macs >= 1e9 else f"{macs / 1e6:.1f}M",
+        "-" if printed is None else f"{printed}, {record['printed_macs']}",
+        "-" if top1 is None else f"{top1:.1f}",
+        record["top1_source"] or "-",
+        record["weights_licence"] or "none",
     )

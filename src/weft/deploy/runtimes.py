@@ -21,8 +21,8 @@ from weft.checkpoints import load_model_dir
 from weft.checkpoints.model_dir import PREPROCESSING, more_arguments, read_config
 from weft.durable import sha256_of
 from weft.errors import CheckpointError, UsageError, need
+from weft.models.families import VARIANTS
 from weft.models.registry import build_described
-from weft.models.zoo import ZOO
 
 Answer = Callable[[np.ndarray], np.ndarray]
 FILES = {
@@ -93,7 +93,7 @@ class ExportedModel(nn.Module):
         """The architecture it was made of, without memory for weights: what its attention means. None where that is
         not one of weft's."""
         name = self.config["architecture"].removeprefix("weft_")
-        if name not in ZOO:
+        if name not in VARIANTS:
             return None
         with torch.device("meta"):
             return build_described(name, self.config["model_args"], **more_arguments(self.config)).eval()

@@ -19,10 +19,7 @@ from weft.errors import UsageError
 from weft.grid import Grid
 from weft.interpret.gradcam import check_captum
 from weft.interpret.gradcam import grad_cam as compute_grad_cam
-from weft.interpret.maps import answer_watched, attention_maps
-from weft.models.ceit import CeiT
-from weft.models.cvt import CvT
-from weft.models.levit import LeViT
+from weft.interpret.maps import answer_watched, attention_maps, has_attention
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,6 @@ def explain(
     cfg: dict[str, Any] = dict(getattr(model, "pretrained_cfg", {}))
     tensor = image if isinstance(image, Tensor) else _prepared(image, cfg)
     network = model.network if isinstance(model, ExportedModel) else model
-    is_known = isinstance(network, (CeiT, CvT, LeViT))
     with _answering(model):
         images = tensor[None] if isinstance(model, ExportedModel) else tensor[None].to(next(model.parameters()).device)
         answer, weights = answer_watched(model, images)
@@ -88,7 +84,7 @@ def explain(
             label = int(logits.argmax())
         elif not 0 <= label < len(logits):
             raise UsageError(f"label must be a class from 0 to {len(logits) - 1}; got {label}.")
-        maps = attention_maps(network, weights, Grid(*images.shape[-2:])) if is_known else None
+        maps = attention_maps(network, weights, Grid(*images.shape[-2:])) if has_attention(network) else None
         cam = compute_grad_cam(model, images, label)[0] if grad_cam else None
     return Explanation(
         (255 * visible(tensor.cpu(), cfg)).round().byte().permute(1, 2, 0).numpy(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,13 +14,9 @@ from torch import Tensor, nn
 from weft.errors import UsageError, need
 from weft.grid import Grid
 from weft.layers.tokens import to_map, to_tokens
-from weft.models.ceit import CeiT
-from weft.models.cvt import CvT
-from weft.models.grafted import Grafted
-from weft.models.levit import LeViT
-from weft.models.t2t import T2TViT
-
-GridOf = Callable[[tuple[Any, ...]], tuple[int, int]]  # of the arguments of a module's call
+from weft.models.base import CamTarget
+from weft.models.families import family_of
+from weft.models.family import resolve
 
 
 def grad_cam(model: nn.Module, images: Float[Tensor, "b c height width"], label: int) -> Float[Tensor, "b h w"]:
@@ -71,27 +67,20 @@ def _gate(model: nn.Module) -> Iterator[nn.Module]:
         handle.remove()
 
 
-def _last_map(model: nn.Module) -> tuple[nn.Module, int, GridOf]:
-    """The module whose output it is, how many tokens in front have no place, and its grid.
+def _last_map(model: nn.Module) -> CamTarget:
+    """Return the last map that reaches the prediction.
 
-    Where a class token answers, the last block's other tokens never reach it: the map is that of the block before.
+    If a class token predicts, the last block's other tokens never reach it: the map is that of the block before.
     """
-    if isinstance(model, CeiT):
-        module = model.blocks[-2] if len(model.blocks) > 1 else model.patch_embed
-        return module, 1 if len(model.blocks) > 1 else 0, lambda args: model.grid
-    if isinstance(model, CvT):
-        stage: Any = model.stages[-1]
-        module = stage.blocks[-2] if len(stage.blocks) > 1 else stage.patch_embed
-        return module, model.num_prefix, lambda args: args[1]
-    if isinstance(model, LeViT):
-        return model.stages[-1], 0, lambda args: model.grids[-1]
+    family = family_of(model)
+    if family is not None and family.cam_target is not None:
+        return resolve(family.cam_target)(model)
     other: Any = model
-    if isinstance(model, (T2TViT, Grafted)) and len(model.blocks) > 1:
-        return model.blocks[-2], other.num_prefix, lambda args: other.grid
     if hasattr(other, "blocks") and hasattr(other, "patch_embed") and hasattr(other, "num_prefix_tokens"):
         grid = Grid(*other.patch_embed.grid_size)
-        return other.blocks[-2 if len(other.blocks) > 1 else -1], other.num_prefix_tokens, lambda args: grid
+        block = other.blocks[-2 if len(other.blocks) > 1 else -1]
+        return CamTarget(block, other.num_prefix_tokens, lambda args: grid)
     info = getattr(other, "feature_info", None)
     if not info:
         raise UsageError(f"Grad-CAM needs to know where {type(model).__name__} has a map; it has no feature_info.")
-    return other.get_submodule(info[-1]["module"]), 0, lambda args: (1, 1)
+    return CamTarget(other.get_submodule(info[-1]["module"]), 0, lambda args: (1, 1))

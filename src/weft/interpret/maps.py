@@ -6,7 +6,7 @@ all three families.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,31 +16,9 @@ from torch import Tensor, nn
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.attention import watched
-from weft.models.ceit import CeiT
-from weft.models.cvt import CvT
-from weft.models.levit import AttentionDownsample, BiasedAttention, LeViT
-
-
-class Layer(NamedTuple):
-    """One attention.
-
-    Attributes:
-        weights: mean over the heads (b n m); of a folded network's last layer the class token's row alone (b 1 m).
-        queries, keys: grids of the tokens that have a place.
-        prefix: tokens in front that have none: 0, or 1 for a class token.
-        is_residual: what it gathers is added to what was there.
-        level: name of the feature level that ends here, '' inside one.
-        joins: its input is the output of the layer before; False behind a change of tokens that is no attention.
-    """
-
-    weights: Tensor
-    queries: Grid
-    keys: Grid
-    prefix: int
-    is_residual: bool
-    level: str
-    joins: bool = True
+from weft.layers.attention import AttentionLayer, AttentionTrace, watched
+from weft.models.families import families, family_of
+from weft.models.family import resolve
 
 
 class AttentionMaps(NamedTuple):
@@ -70,7 +48,7 @@ def answer_watched(model: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]
         return model(images), weights
 
 
-def attention_maps(model: nn.Module, weights: Sequence[Tensor], img_size: Grid) -> AttentionMaps:
+def attention_maps(model: nn.Module | None, weights: Sequence[Tensor], img_size: Grid) -> AttentionMaps:
     """Maps of the weights that `weft.layers.attention.watched` collected in one forward pass.
 
     Args:
@@ -81,26 +59,32 @@ def attention_maps(model: nn.Module, weights: Sequence[Tensor], img_size: Grid) 
     Raises:
         UsageError: a network of another kind.
     """
-    mean = [weight.float().mean(dim=1) for weight in weights]
-    depth = None
-    if isinstance(model, CeiT):
-        if model.lca is not None:
-            depth = mean.pop()[:, 0]
-        layers = list(_of_ceit(model, mean))
-    elif isinstance(model, CvT):
-        layers = list(_of_cvt(model, mean, img_size))
-    elif isinstance(model, LeViT):
-        layers = list(_of_levit(model, mean))
-    else:
+    family = family_of(model)
+    if family is None or family.attention is None:
+        shown = ", ".join(family.name for family in families() if family.attention is not None)
         raise UsageError(
-            f"Attention can be shown of CeiT, CvT and LeViT; got {type(model).__name__}. Ask for Grad-CAM alone."
+            f"Attention maps need a network of {shown}; got {type(model).__name__}. Ask for Grad-CAM alone."
+        )
+    mean = [weight.float().mean(dim=1) for weight in weights]
+    trace: AttentionTrace = resolve(family.attention)(model, mean, img_size)
+    layers, expected = trace.layers, len(trace.layers) + (trace.layer_shares is not None)
+    if len(weights) != expected:
+        raise UsageError(
+            f"The attention of {family.name} must have {expected} layers, by its record; this pass computed"
+            f" {len(weights)}. A family whose network has another softmax must describe it in `attention`."
         )
     levels = {layer.level: _map(layer) for layer in layers if layer.level}
-    through = rollout(layers, depth)
-    return AttentionMaps(levels, through, depth, _map(layers[-1]) if layers[-1].prefix else through)
+    through = rollout(layers, trace.layer_shares)
+    return AttentionMaps(levels, through, trace.layer_shares, _map(layers[-1]) if layers[-1].prefix else through)
 
 
-def rollout(layers: Sequence[Layer], depth: Float[Tensor, "b depth"] | None = None) -> Float[Tensor, "b h w"]:
+def has_attention(model: object) -> bool:
+    """Return whether weft can show the attention of a network."""
+    family = family_of(model)
+    return family is not None and family.attention is not None
+
+
+def rollout(layers: Sequence[AttentionLayer], depth: Float[Tensor, "b depth"] | None = None) -> Float[Tensor, "b h w"]:
     """The answer's share in every place of the first of the joined layers: a row vector, taken back layer by layer."""
     last = layers[-1]
     batch, device = last.weights.shape[0], last.weights.device
@@ -124,7 +108,7 @@ def rollout(layers: Sequence[Layer], depth: Float[Tensor, "b depth"] | None = No
     return (places / places.sum(dim=1, keepdim=True)).unflatten(1, grid)
 
 
-def _taken_back(layer: Layer, share: Float[Tensor, "b 1 n"]) -> Float[Tensor, "b 1 m"]:
+def _taken_back(layer: AttentionLayer, share: Float[Tensor, "b 1 n"]) -> Float[Tensor, "b 1 m"]:
     """From the tokens behind a layer to those in front of it."""
     if layer.weights.shape[1] == 1 and share.shape[2] > 1:  # folded: only the class token was computed, only it counts
         gathered = share[..., :1] @ layer.weights
@@ -135,7 +119,7 @@ def _taken_back(layer: Layer, share: Float[Tensor, "b 1 n"]) -> Float[Tensor, "b
     return (_spread(layer, gathered) + share) / 2
 
 
-def _spread(layer: Layer, share: Float[Tensor, "b 1 m"]) -> Float[Tensor, "b 1 n"]:
+def _spread(layer: AttentionLayer, share: Float[Tensor, "b 1 m"]) -> Float[Tensor, "b 1 n"]:
     """From keys on a strided grid to the tokens that each of them stands for, in equal parts."""
     if layer.keys == layer.queries:
         return share
@@ -147,38 +131,7 @@ def _spread(layer: Layer, share: Float[Tensor, "b 1 m"]) -> Float[Tensor, "b 1 n
     return torch.cat([share[..., : layer.prefix], places], dim=-1)
 
 
-def _map(layer: Layer) -> Float[Tensor, "b h w"]:
+def _map(layer: AttentionLayer) -> Float[Tensor, "b h w"]:
     row = layer.weights[:, 0] if layer.prefix else layer.weights.mean(dim=1)
     places = row[:, layer.prefix :]
     return (places / places.sum(dim=1, keepdim=True)).unflatten(1, layer.keys)
-
-
-def _of_ceit(model: CeiT, weights: Sequence[Tensor]) -> Iterator[Layer]:
-    ends = {(i + 1) * len(weights) // 4 - 1 for i in range(4)}  # a column has no stages, but quarters
-    for i, weight in enumerate(weights):
-        yield Layer(weight, model.grid, model.grid, 1, True, f"blocks.{i}" if i in ends else "")
-
-
-def _of_cvt(model: CvT, weights: Sequence[Tensor], img_size: Grid) -> Iterator[Layer]:
-    left, grid = iter(weights), img_size
-    stages: Any = model.stages
-    for i, stage in enumerate(stages):
-        grid = stage.patch_embed.grid(grid)
-        for j, block in enumerate(stage.blocks):
-            keys = grid
-            if block.attn.conv_k is not None:
-                conv = block.attn.conv_k.conv
-                keys = grid.conv(conv.kernel_size[0], conv.stride[0], conv.padding[0])
-            level = f"stages.{i}" if j == len(stage.blocks) - 1 else ""
-            yield Layer(next(left), grid, keys, block.attn.num_prefix, True, level, joins=j > 0)
-
-
-def _of_levit(model: LeViT, weights: Sequence[Tensor]) -> Iterator[Layer]:
-    left = iter(weights)
-    for i, stage in enumerate(model.stages):
-        attentions = [module for module in stage.modules() if isinstance(module, BiasedAttention)]
-        for j, attention in enumerate(attentions):
-            shrinks = isinstance(attention, AttentionDownsample)
-            keys = model.grids[i - 1] if shrinks else model.grids[i]
-            level = f"stages.{i}" if j == len(attentions) - 1 else ""
-            yield Layer(next(left), model.grids[i], keys, 0, not shrinks, level)

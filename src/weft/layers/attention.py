@@ -4,14 +4,51 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from weft.grid import Grid
+
 _PLAIN_SCORES = 1024 * 1024  # above this many scores per head, memory counts for more than time
 _seen: dict[int, list[Tensor]] = {}  # of whoever watches, by thread
+
+
+class AttentionLayer(NamedTuple):
+    """Attention weights of one layer, and what their rows and columns stand for.
+
+    Attributes:
+        weights: mean over the heads (b n m); in the last layer of a folded network the class token's row alone (b 1 m).
+        queries, keys: grids of the tokens that have a place on the map.
+        prefix: number of tokens in front of these: 0, or 1 for a class token.
+        is_residual: whether the layer's output is added to its input.
+        level: name of the feature level that ends with this layer; '' inside a level.
+        joins: whether its input is the output of the layer before; False if other modules change the tokens between.
+    """
+
+    weights: Tensor
+    queries: Grid
+    keys: Grid
+    prefix: int
+    is_residual: bool
+    level: str
+    joins: bool = True
+
+
+class AttentionTrace(NamedTuple):
+    """All attention of one forward pass.
+
+    Attributes:
+        layers: from the image to the prediction.
+        layer_shares: share of each layer's class token in the prediction (b layers), if attention over layers computes
+            one (CeiT's LCA); else None.
+    """
+
+    layers: Sequence[AttentionLayer]
+    layer_shares: Tensor | None = None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

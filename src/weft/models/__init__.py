@@ -1,5 +1,5 @@
-"""The networks. Their table can be read without torch: `zoo` has the data, `registry` builds."""
+"""The networks: one folder per paper, its record in the folder's `__init__`; `registry` builds them by name."""
 
-from weft.models.zoo import list_models
+from weft.models.families import list_models
 
 __all__ = ["list_models"]

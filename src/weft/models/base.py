@@ -7,7 +7,8 @@ become features (`finish`), how a tap is seen as a map (`as_fmap`), and what its
 # Annotations are real here, not postponed: a traced graph copies those of `forward`, and TorchScript reads them.
 
 from abc import ABC, abstractmethod
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -20,6 +21,22 @@ from torch.utils.checkpoint import checkpoint
 from weft.errors import UsageError, unknown
 from weft.grid import Grid
 from weft.layers.activation import QuickGELU
+
+ACTIVATIONS = ("gelu", "quick_gelu", "hard_swish", "relu", "silu", "identity")
+
+
+class CamTarget(NamedTuple):
+    """The last map of a network, for Grad-CAM.
+
+    Attributes:
+        module: module whose output it is, as a map (b c h w) or as tokens (b n c).
+        prefix: number of tokens in front that have no place on the map.
+        grid_of: function of the arguments of the module's call -> height and width of the map.
+    """
+
+    module: nn.Module
+    prefix: int
+    grid_of: Callable[[tuple[Any, ...]], tuple[int, int]]
 
 
 def per_stage(value: Any, count: int, what: str) -> tuple:
@@ -50,10 +67,14 @@ def head_width(embed_dim: int, num_heads: int, head_dim: int | None = None, wher
 
 def activation(name: str) -> type[nn.Module]:
     """The layer of an activation, by its name in timm."""
-    known = ("gelu", "quick_gelu", "hard_swish", "relu", "silu", "identity")
-    if name not in known:
-        raise unknown("activation", name, known, ", ".join(known))
+    if name not in ACTIVATIONS:
+        raise unknown("activation", name, ACTIVATIONS, ", ".join(ACTIVATIONS))
     return QuickGELU if name == "quick_gelu" else cast("type[nn.Module]", get_act_layer(name))
+
+
+def activation_name(module: nn.Module) -> str:
+    """Return the timm name of an activation module; its class name if it has none."""
+    return next((name for name in ACTIVATIONS if type(module) is activation(name)), type(module).__name__)
 
 
 def linear_head(num_features: int, num_classes: int) -> nn.Linear:

@@ -1,8 +1,8 @@
-"""The papers' own tables, row by row: what is printed, beside parameters and multiply-adds counted here.
+"""The papers' own tables, row by row: what they print, next to parameters and multiply-adds counted by weft.
 
-Two files: `papers.csv` has the tables of accuracy on ImageNet of CeiT, CvT, LeViT and of DeiT, which all three compare
-with; `transfers.csv` those of fine-tuning elsewhere. `note` says where the papers contradict each other or themselves.
-Data only, no torch; a test builds every network and counts again.
+Each paper's folder has its tables: `imagenet.csv` with accuracy on ImageNet, `transfer.csv` with fine-tuning on other
+datasets; `baselines/` has those of DeiT, which all three papers compare with. `note` says where the papers contradict
+each other or themselves. Data only, no torch; a test builds every network and counts again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
+from weft.models.families import FOLDERS
+
 
 class Printed(NamedTuple):
     """A row of a paper. Accuracies in percent; None where the paper has nothing.
@@ -19,7 +21,7 @@ class Printed(NamedTuple):
     Attributes:
         paper, table: where it is printed.
         model: as the paper calls it.
-        builds: what the library calls it that has it (`weft.bench.peers.network_of`); '' where none does.
+        builds: what the library calls it that has it (weft, timm or transformers); '' where none does.
         size: image side in pixels.
         params_m, macs_g: in print, millions and 10^9.
         params, macs: counted here.
@@ -72,21 +74,20 @@ class Baseline(NamedTuple):
 
 
 def baselines() -> list[Baseline]:
-    """Teachers and baselines of timm, in the order of baselines.csv."""
-    with (Path(__file__).parent / "baselines.csv").open(newline="", encoding="utf-8") as file:
-        return [
-            Baseline(
-                cells["name"],
-                cells["role"],
-                int(cells["size"]),
-                int(cells["params"]),
-                float(cells["paper_top1"]),
-                cells["paper_source"],
-                float(cells["tag_top1"]),
-                cells["tag_source"],
-            )
-            for cells in csv.DictReader(file)
-        ]
+    """Teachers and baselines of timm, in the order of baselines/timm.csv."""
+    return [
+        Baseline(
+            cells["name"],
+            cells["role"],
+            int(cells["size"]),
+            int(cells["params"]),
+            float(cells["paper_top1"]),
+            cells["paper_source"],
+            float(cells["tag_top1"]),
+            cells["tag_source"],
+        )
+        for cells in _read("baselines/timm.csv")
+    ]
 
 
 TABLES = ("imagenet", "transfer")
@@ -110,15 +111,22 @@ def printed_rows(table: str = "imagenet", pattern: str = "*") -> list[Printed]:
         table: one of TABLES.
         pattern: of the paper, the model or what it is built as, such as `LeViT` or `ceit*`; case does not matter.
     """
-    name = "papers.csv" if table == "imagenet" else "transfers.csv"
-    with (Path(__file__).parent / name).open(newline="", encoding="utf-8") as file:
-        rows = [_row(cells) for cells in csv.DictReader(file)]
+    rows = [_row(cells) for folder in FOLDERS for cells in _read(f"{folder}/{table}.csv")]
     wanted = pattern.lower()
     return [
         row
         for row in rows
         if any(fnmatch.fnmatchcase(text.lower(), wanted) for text in (row.paper, row.model, row.builds))
     ]
+
+
+def _read(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table; none if this paper has no such table."""
+    path = Path(__file__).parent / name
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def _row(cells: dict[str, str]) -> Printed:

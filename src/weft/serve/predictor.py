@@ -29,11 +29,8 @@ from weft.deploy import ExportedModel, fold, open_model
 from weft.durable import sha256_of
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.grid import Grid
-from weft.interpret.maps import AttentionMaps, answer_watched, attention_maps
+from weft.interpret.maps import AttentionMaps, answer_watched, attention_maps, has_attention
 from weft.models.base import Backbone
-from weft.models.ceit import CeiT
-from weft.models.cvt import CvT
-from weft.models.levit import LeViT
 from weft.text import printable
 from weft.train.build import preprocessing
 from weft.train.objective import mean_logits
@@ -98,7 +95,7 @@ class Predictor:
             "input": dict(zip(("channels", "height", "width"), self.cfg["input_size"], strict=True)),
             "runtime": model.format if is_export else "torch",
             "precision": model.precision if is_export else precision,
-            "overlay": isinstance(self.described, (CeiT, CvT, LeViT)),
+            "overlay": has_attention(self.described),
         }
 
     @classmethod

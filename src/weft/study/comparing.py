@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from weft.data import Splits, image_size_hint, open_data
 from weft.durable import write_whole
 from weft.errors import DataError, UsageError
 from weft.hub import create_model
+from weft.models.families import SMALL_SIDE, candidates
+from weft.models.family import Candidate
 from weft.reading import read_json
 from weft.recipes import load_recipe
 from weft.study.budget import Price, epochs_within, stages_of, staying
@@ -30,7 +32,7 @@ from weft.study.outcome import Comparison, Entry, Limits, advise, pareto
 from weft.study.plan import Scale, Study, Variant, check_variant, slug
 from weft.study.speeds import measure_forms
 from weft.study.statistics import Estimate, accuracy, difference, mcnemar, mean_of_runs
-from weft.train.defaults import SMALL_SIDE, fill_in
+from weft.train.defaults import fill_in
 from weft.train.progress import clock, say
 from weft.train.rundir import make_dir, refuse_taken
 
@@ -40,46 +42,6 @@ FROM_WEIGHTS = "small_folder"  # recipe of candidates that start from public wei
 PROBE_STEPS = 12
 PER_CLASS = 5  # held-out images of a class below which an accuracy is a guess
 EVALUATION = 0.35  # time of an image when evaluated, over that when trained
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A model that is compared, and the settings that make it fit.
-
-    Attributes:
-        weights: public weights that it starts from, as OWNER/NAME on the hub; '' for training from scratch.
-    """
-
-    name: str
-    model: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    weights: str = ""
-
-
-SMALL = (  # for images of up to 96 pixels: about as costly as each other, trained at 32
-    Candidate("CeiT", "ceit_nano_32"),
-    Candidate("CvT", "cvt_nano_32"),
-    Candidate("LeViT", "levit_nano_32", {"model_args.distilled": False}),
-    Candidate(
-        "DeiT",
-        "deit_tiny_patch16_224",
-        {
-            "img_size": 32,
-            "model_args.patch_size": 4,
-            "model_args.embed_dim": 96,
-            "model_args.depth": 6,
-            "model_args.num_heads": 3,
-        },
-    ),
-    Candidate("ResNet", "resnet18", {"img_size": 64, "model_args.channels": [32, 64, 128, 256]}),
-)
-LARGE = (
-    Candidate("CeiT", "ceit_tiny_patch16_224"),
-    Candidate("CvT", "cvt_13"),
-    Candidate("LeViT", "levit_256", {"model_args.distilled": False}),
-    Candidate("DeiT", "deit_tiny_patch16_224.fb_in1k"),
-    Candidate("ResNet", "resnet18.a1_in1k"),
-)
 
 
 def compare(
@@ -127,15 +89,15 @@ def compare(
     splits = open_data(data, limit=source.limit, val_fraction=source.val_fraction, train_fraction=source.train_fraction)
     _check_held_out(splits)
     side = max(image_size_hint(splits.train))
-    candidates = _candidates(models, side)
+    chosen = _chosen(models, side)
     base = recipe or _recipe_for(data, side)
-    for candidate in candidates:
+    for candidate in chosen:
         _check(candidate, base, more)
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
-    facts = {"data": data, "models": [c.model for c in candidates], "recipe": base, "settings": more, "budget": budget}
+    facts = {"data": data, "models": [c.model for c in chosen], "recipe": base, "settings": more, "budget": budget}
     known = _begin(folder, facts, force=force)
     tell = (lambda text: None) if quiet else say
-    plan = _Plan(folder, data, base, more, splits, candidates, engine, jobs, tell)
+    plan = _Plan(folder, data, base, more, splits, chosen, engine, jobs, tell)
     if "weights" not in known:
         known["weights"] = plan.find_weights()
         write_whole(folder / "compare.json", json.dumps(known, indent=2).encode())
@@ -168,12 +130,14 @@ def _check_held_out(splits: Splits) -> None:
         )
 
 
-def _candidates(models: Sequence[str], side: int) -> tuple[Candidate, ...]:
+def _chosen(models: Sequence[str], side: int) -> tuple[Candidate, ...]:
+    """Return the candidates: the given models, or the default ones for images of this size."""
+    default = candidates("small" if side <= SMALL_SIDE else "large")
     if not models:
-        return SMALL if side <= SMALL_SIDE else LARGE
+        return default
     if len(models) < 2 or len(set(models)) < len(models):
         raise UsageError(f"A comparison needs at least two models, each once; got {', '.join(models)}.")
-    known = {candidate.model: candidate for candidate in (SMALL if side <= SMALL_SIDE else LARGE)}
+    known = {candidate.model: candidate for candidate in default}
     return tuple(Candidate(name, name, known[name].settings if name in known else {}) for name in models)
 
 

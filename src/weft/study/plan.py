@@ -25,8 +25,8 @@ import torch
 import yaml
 
 from weft.errors import UsageError, unknown
+from weft.models.families import VARIANTS
 from weft.models.registry import build_described
-from weft.models.zoo import ZOO
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import compose
 
@@ -169,7 +169,7 @@ def check_variant(study: Study, variant: Variant, scale: str, overrides: Sequenc
     if recipe.model is None:
         raise UsageError(f"Study {study.name}, variant '{variant.name}' ({scale}) must name a model; got none.")
     arguments = dict(recipe.model_args)
-    if recipe.img_size is not None and recipe.model in ZOO:
+    if recipe.img_size is not None and recipe.model in VARIANTS:
         arguments["img_size"] = recipe.img_size
     try:
         with torch.device("meta"):
@@ -183,7 +183,7 @@ def size_to_test(recipe: Recipe, variant: Variant) -> int | None:
     """Side in pixels at which a variant is measured, in steps of 8; None for that of its training."""
     if variant.test_ratio is None or variant.test_ratio == 1:
         return None
-    side = recipe.img_size or (ZOO[str(recipe.model)].size if recipe.model in ZOO else None)
+    side = recipe.img_size or (VARIANTS[str(recipe.model)].size if recipe.model in VARIANTS else None)
     if not isinstance(side, int):
         raise UsageError(f"Variant '{variant.name}' has a test_ratio and needs img_size, one number; got {side}.")
     return 8 * round(side * variant.test_ratio / 8)

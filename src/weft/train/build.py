@@ -23,8 +23,8 @@ from weft.data.order import WHOLE, Share
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.grid import Grid
 from weft.hub import create_model
+from weft.models.families import VARIANTS
 from weft.models.registry import build_described
-from weft.models.zoo import ZOO
 from weft.recipes import Recipe
 from weft.text import printable
 from weft.train.objective import check_mixing
@@ -81,7 +81,7 @@ def places_of(recipe: Recipe) -> list[str]:
 def build_model(recipe: Recipe, num_classes: int) -> nn.Module:
     """The network of a recipe, initialised from its seed, at the recipe's image size."""
     name, arguments = recipe.model or "", dict(recipe.model_args)
-    if recipe.img_size is not None and name in ZOO:
+    if recipe.img_size is not None and name in VARIANTS:
         arguments["img_size"] = recipe.img_size
     torch.manual_seed(recipe.seed)
     model = build_described(name, arguments, create_model, pretrained=recipe.pretrained, num_classes=num_classes)

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from weft.models.families import default_model
 from weft.recipes import Recipe
 
 DIGITS = "digits"
-SMALL_SIDE = 96  # pixels; below, images are learned at their own size by a network made for that
-MANY_IMAGES = 10_000
 IMAGES_SEEN = 400_000  # what a run from scratch needs at least on a small problem, in images with repetition
 EPOCHS = (10, 100)
 
@@ -52,7 +51,7 @@ def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int, world:
     notes: list[str] = []
     seen = f"images of about {image_size[0]}x{image_size[1]} pixels"
     if recipe.model is None:
-        model, img_size = choose_model(min(image_size), num_images)
+        model, img_size = default_model(min(image_size), num_images)
         recipe = dataclasses.replace(recipe, model=model, img_size=recipe.img_size or img_size)
         notes.append(f"Model {model}, for {num_images:,} {seen}; another: --model NAME.")
     if recipe.epochs is None and recipe.steps is None:
@@ -65,13 +64,3 @@ def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int, world:
         recipe = dataclasses.replace(recipe, batch_size=fitting)
         notes.append(f"Batch size {fitting}: there are no more than {num_images} images.")
     return recipe, notes
-
-
-def choose_model(side: int, num_images: int) -> tuple[str, int | None]:
-    """A model, and the size to run it at (None: its own).
-
-    Small images go to a network made for 32 pixels; few large ones to LeViT, by far the cheapest; many to CeiT.
-    """
-    if side < SMALL_SIDE:
-        return "ceit_nano_32", None if side < 48 else 64
-    return ("levit_128s" if num_images < MANY_IMAGES else "ceit_tiny_patch16_224"), None

@@ -6,8 +6,9 @@ from typing import Any, cast
 
 from torch import nn
 
-from weft.checkpoints.layout import Layout, State, name_of_activation
-from weft.models.cvt import Block, CvT
+from weft.models.base import activation_name
+from weft.models.cvt.network import Block, CvT
+from weft.models.layout import Layout, State
 
 _VIT_HEAD_DIM = 64  # vit-pytorch's CvT has no other
 
@@ -46,7 +47,6 @@ def _vit_switches(state: State) -> dict[str, Any]:
 
 RELEASED = Layout(
     name="the released CvT",
-    family="CvT",
     signature=r"stage0\.patch_embed\.proj\.weight",
     rename={
         "stage{}": "stages.{}",
@@ -61,7 +61,6 @@ _PROJECTION = "attention.attention.convolution_projection_{}.convolution_project
 
 TRANSFORMERS = Layout(
     name="transformers' CvT",
-    family="CvT",
     signature=r"(cvt\.)?encoder\.stages\.0\.embedding\.convolution_embeddings\.projection\.weight",
     rename={
         "cvt.encoder": "encoder",
@@ -85,7 +84,6 @@ TRANSFORMERS = Layout(
 
 VIT_PYTORCH = Layout(
     name="vit-pytorch's CvT",
-    family="CvT",
     signature=r"layers\.0\.2\.layers\.0\.0\.to_kv\.net\.0\.weight",
     prepare=_split_kv,
     rename={
@@ -112,11 +110,11 @@ VIT_PYTORCH = Layout(
 LAYOUTS = (RELEASED, TRANSFORMERS, VIT_PYTORCH)
 
 
-def built(model: CvT) -> dict[str, Any]:
+def built_values(model: CvT) -> dict[str, Any]:
     """The switches of a CvT that its state dict does not show."""
     firsts = [cast("Block", cast("nn.ModuleList", stage.blocks)[0]) for stage in model.stages]
     switches: dict[str, Any] = dict(
-        act_layer=name_of_activation(cast("nn.Module", firsts[-1].mlp.act)),
+        act_layer=activation_name(cast("nn.Module", firsts[-1].mlp.act)),
         num_heads=tuple(block.attn.num_heads for block in firsts),
         head_dim=tuple(cast("nn.Linear", block.attn.q).out_features // block.attn.num_heads for block in firsts),
         embed_padding=tuple(cast("Any", stage.patch_embed).proj.padding[0] for stage in model.stages),

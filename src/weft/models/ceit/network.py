@@ -9,7 +9,7 @@ A ViT with convolution woven in at three places, each of which a constructor val
 
 Paper -> here:  C -> embed_dim   L -> depth   P -> patch_size   e -> mlp_ratio   k -> leff_kernel   D -> stem_chans
     x_c^(l) -> class token after block l   I2T -> ImageToTokens   LeFF -> LeFF   LCA -> LayerwiseClassAttention
-Sizes: VARIANTS.
+Sizes: Table 2 and the released code, in `weft.models.ceit`.
 
 As in the released code, and unlike the paper: 64 stem channels (paper: 32); no GELU after the last BatchNorm of LeFF
 (`leff_final_act=True` is the paper's form); a learned embedding of the layer in LCA (`lca_embed=False` leaves it out).
@@ -33,17 +33,6 @@ from weft.layers.norm import absorb, scaled_rows
 from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
 from weft.models.base import Backbone, head_width
-
-VARIANTS: dict[str, dict[str, Any]] = {  # the paper's Table 2 and the released ceit_model.py; nano is ours
-    "ceit_tiny_patch16_224": dict(img_size=224, embed_dim=192, num_heads=3),
-    "ceit_small_patch16_224": dict(img_size=224, embed_dim=384, num_heads=6),
-    "ceit_base_patch16_224": dict(img_size=224, embed_dim=768, num_heads=12),
-    "ceit_tiny_patch16_384": dict(img_size=384, embed_dim=192, num_heads=3),
-    "ceit_small_patch16_384": dict(img_size=384, embed_dim=384, num_heads=6),
-    "ceit_nano_32": dict(
-        img_size=32, patch_size=4, stem_convs=((3, 1),), stem_chans=32, embed_dim=96, depth=6, num_heads=3
-    ),
-}
 
 
 class ImageToTokens(nn.Module):

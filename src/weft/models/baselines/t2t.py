@@ -27,19 +27,10 @@ from weft.errors import UsageError, unknown
 from weft.grid import Grid
 from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import to_map
-from weft.models.base import Backbone, head_width
+from weft.models.base import Backbone, CamTarget, head_width
 
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride, padding
 TOKEN_TYPES = ("performer", "transformer")
-
-VARIANTS: dict[str, dict[str, Any]] = {  # table 1 of the paper
-    "t2t_vit_14": dict(embed_dim=384, depth=14, num_heads=6),
-    "t2t_vit_19": dict(embed_dim=448, depth=19, num_heads=7),
-    "t2t_vit_24": dict(embed_dim=512, depth=24, num_heads=8),
-    "t2t_vit_t_14": dict(embed_dim=384, depth=14, num_heads=6, token_type="transformer"),
-    "t2t_vit_t_19": dict(embed_dim=448, depth=19, num_heads=7, token_type="transformer"),
-    "t2t_vit_t_24": dict(embed_dim=512, depth=24, num_heads=8, token_type="transformer"),
-}
 
 
 class Performer(nn.Module):
@@ -289,3 +280,10 @@ def _grid_of(img_size: Grid) -> Grid:
     if grid.tokens == 0:
         raise UsageError(f"img_size must leave at least one token of 16x16 pixels; got {img_size}.")
     return grid
+
+
+def cam_target(model: T2TViT) -> CamTarget:
+    """Return the last map that reaches the class token: that of the block before the last."""
+    if len(model.blocks) > 1:
+        return CamTarget(model.blocks[-2], model.num_prefix, lambda args: model.grid)
+    return CamTarget(model.tokens_to_token, 0, lambda args: model.grid)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from einops import rearrange
 from torch import nn
 
-from weft.checkpoints.layout import Layout, State
-from weft.models.ceit import CeiT, LeFF
+from weft.models.ceit.network import CeiT, LeFF
+from weft.models.layout import Layout, State
 
 _HEAD_DIM, _LCA_HEADS = 64, 4  # CeiT-pytorch's defaults; its weights do not show them
 
@@ -18,7 +17,7 @@ def _patches_to_kernel(state: State) -> State:
     name = "to_patch_embedding.1.weight"
     chans = state["conv.0.weight"].shape[0]
     side = round((state[name].shape[1] // chans) ** 0.5)
-    return {**state, name: rearrange(state[name], "o (h w c) -> o c h w", h=side, w=side, c=chans)}
+    return {**state, name: state[name].unflatten(1, (side, side, chans)).permute(0, 3, 1, 2)}
 
 
 def _pytorch_switches(state: State) -> dict[str, Any]:
@@ -37,7 +36,6 @@ def _pytorch_switches(state: State) -> dict[str, Any]:
 
 RELEASED = Layout(
     name="the released CeiT",
-    family="CeiT",
     signature=r"blocks\.0\.leff\.conv1\.weight",
     rename={
         "i2t.backbone.conv": "patch_embed.convs.0",
@@ -58,7 +56,6 @@ RELEASED = Layout(
 
 CEIT_PYTORCH = Layout(
     name="CeiT-pytorch",
-    family="CeiT",
     signature=r"transformer\.layers\.0\.1\.fn\.fn\.up_proj\.0\.weight",
     prepare=_patches_to_kernel,
     rename={
@@ -92,7 +89,7 @@ CEIT_PYTORCH = Layout(
 LAYOUTS = (RELEASED, CEIT_PYTORCH)
 
 
-def built(model: CeiT) -> dict[str, Any]:
+def built_values(model: CeiT) -> dict[str, Any]:
     """The switches of a CeiT that its state dict does not show."""
     first: Any = model.blocks[0]
     heads = first.attn.num_heads

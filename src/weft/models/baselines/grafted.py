@@ -10,6 +10,7 @@ those with a second head for the teacher (`distilled=True`), the default here. L
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -24,18 +25,10 @@ from weft.grid import Grid
 from weft.layers.norm import absorb
 from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import to_map, to_tokens
-from weft.models.base import Backbone
+from weft.models.base import Backbone, CamTarget
 
 STAGE_CHANS = (64, 256, 512, 1024, 2048)  # behind the stem and each stage of ResNet-50
 STAGE_STRIDES = (4, 4, 8, 16, 32)
-
-VARIANTS: dict[str, dict[str, Any]] = {  # Table 1
-    "grafted_r50s0_deit_small_12": dict(num_stages=0, depth=12, distilled=False),
-    "grafted_r50s1_deit_small_9": dict(num_stages=1, depth=9),
-    "grafted_r50s2_deit_small_6": dict(num_stages=2, depth=6),
-    "grafted_r50s3_deit_small_3": dict(num_stages=3, depth=3),
-    "grafted_r50s4_deit_small_0": dict(num_stages=4, depth=0, distilled=False),
-}
 
 
 class Grafted(Backbone):
@@ -245,3 +238,19 @@ class Grafted(Backbone):
                 (r"^(?:norm|head|head_dist)\.", (99999,)),
             ],
         )
+
+
+def feature_levels(args: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the default levels of `features_only`: all convolutional stages, and the last layer; without stages four
+    layers, evenly spread."""
+    num_stages, depth = args["num_stages"], args["depth"]
+    if num_stages == 0:
+        return tuple((i + 1) * depth // 4 - 1 for i in range(4))
+    return (*range(num_stages), num_stages + depth - 1) if depth else tuple(range(num_stages))
+
+
+def cam_target(model: Grafted) -> CamTarget:
+    """Return the last map that reaches the class token; of a network without layers the last stage's."""
+    if len(model.blocks) > 1:
+        return CamTarget(model.blocks[-2], model.num_prefix, lambda args: model.grid)
+    return CamTarget(model.proj if len(model.blocks) else model.stages[-1], 0, lambda args: model.grid)

@@ -6,7 +6,7 @@ map of half the size. Convolution tells tokens where they are: there is no posit
 
 Paper -> here:  D_i -> embed_dim   H_i -> num_heads   R_i -> mlp_ratio   number of blocks -> depth
     s (stride of keys and values) -> kv_stride   convolutional projection -> ConvAttention.conv_{q,k,v}
-Sizes: VARIANTS (Table 2). Projection: section 3.2, figure 2.
+Sizes: Table 2, in `weft.models.cvt`. Projection: section 3.2, figure 2.
 
 As in the released code, and unlike the usual formula: scores are scaled by embed_dim**-0.5, not by the width of a head
 (`scale_by="head_dim"` is the usual form); the MLP's activation is x * sigmoid(1.702 x), 'quick_gelu'; the class token,
@@ -30,21 +30,6 @@ from weft.layers.norm import absorb, scaled_rows
 from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
 from weft.models.base import Backbone, activation, head_width, per_stage
-
-VARIANTS: dict[str, dict[str, Any]] = {  # Table 2; one value per stage; nano is ours
-    "cvt_13": dict(embed_dim=(64, 192, 384), depth=(1, 2, 10), num_heads=(1, 3, 6)),
-    "cvt_21": dict(embed_dim=(64, 192, 384), depth=(1, 4, 16), num_heads=(1, 3, 6)),
-    "cvt_w24": dict(img_size=384, embed_dim=(192, 768, 1024), depth=(2, 2, 20), num_heads=(3, 12, 16)),
-    "cvt_nano_32": dict(
-        img_size=32,
-        embed_dim=(32, 64, 128),
-        depth=(1, 2, 4),
-        num_heads=(1, 2, 4),
-        embed_kernel=(3, 3, 3),
-        embed_stride=(2, 2, 2),
-        embed_padding=(1, 1, 1),
-    ),
-}
 
 
 class TokenEmbed(nn.Module):

@@ -7,7 +7,7 @@ that each norm can be folded into the linear layer before it.
 
 Paper -> here:  C -> embed_dim   D -> key_dim   N -> num_heads   X -> depth (pairs of attention and MLP)
     shrinking attention -> AttentionDownsample   attention bias -> attention_biases   PatchConv -> Stem
-Sizes: VARIANTS (Table 2).
+Sizes: Table 2, in `weft.models.levit`.
 
 As in the released code: keys in the paper's Table 2 for LeViT-384's second shrinking attention would give 18 heads; the
 weights have 16 = C/D. The stem's last convolution has no activation. The bias is added after the scores are scaled. In
@@ -33,17 +33,6 @@ from weft.layers.norm import ConvNorm, LinearNorm, NormLinear, scaled_rows, with
 from weft.layers.position import guess_grid, offset_index, resize_embedding, resize_offsets
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
 from weft.models.base import Backbone, activation, per_stage
-
-VARIANTS: dict[str, dict[str, Any]] = {  # Table 2; one value per stage; nano is ours
-    "levit_128s": dict(embed_dim=(128, 256, 384), key_dim=16, num_heads=(4, 6, 8), depth=(2, 3, 4)),
-    "levit_128": dict(embed_dim=(128, 256, 384), key_dim=16, num_heads=(4, 8, 12), depth=(4, 4, 4)),
-    "levit_192": dict(embed_dim=(192, 288, 384), key_dim=32, num_heads=(3, 5, 6), depth=(4, 4, 4)),
-    "levit_256": dict(embed_dim=(256, 384, 512), key_dim=32, num_heads=(4, 6, 8), depth=(4, 4, 4)),
-    "levit_384": dict(embed_dim=(384, 512, 768), key_dim=32, num_heads=(6, 9, 12), depth=(4, 4, 4), drop_path_rate=0.1),
-    "levit_nano_32": dict(
-        img_size=32, stem_strides=(1, 2, 2), embed_dim=(64, 96, 128), key_dim=16, num_heads=(2, 3, 4), depth=(2, 3, 3)
-    ),
-}
 
 
 class Stem(nn.Sequential):

@@ -12,8 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from weft.checkpoints.layout import Layout, State, name_of_activation
-from weft.models.levit import Attention, Block, LeViT
+from weft.models.base import activation_name
+from weft.models.layout import Layout, State
+from weft.models.levit.network import Attention, Block, LeViT
 
 _IN_STAGES = r"^stages\..*\.weight$"
 
@@ -112,7 +113,6 @@ def _side_by_side(tensors: list[Tensor], heads: int) -> Tensor:
 def _released(name: str, ndim: int) -> Layout:
     return Layout(
         name=name,
-        family="LeViT",
         signature=r"blocks\.0\.m\.qkv\.c\.weight",
         ndim=ndim,
         prepare=_place_released,
@@ -138,7 +138,6 @@ def _hard_swish(state: State) -> dict[str, Any]:
 def _timm(name: str, ndim: int) -> Layout:
     return Layout(
         name=name,
-        family="LeViT",
         signature=r"stages\.0\.blocks\.0\.attn\.qkv\.linear\.weight",
         ndim=ndim,
         drop=r"\.attention_bias_idxs$",  # old files keep them
@@ -149,7 +148,6 @@ def _timm(name: str, ndim: int) -> Layout:
 
 TRANSFORMERS = Layout(
     name="transformers' LeViT",
-    family="LeViT",
     signature=r"(levit\.)?patch_embeddings\.embedding_layer_1\.convolution\.weight",
     prepare=_place_transformers,
     rename={
@@ -193,7 +191,6 @@ def _vit_switches(state: State) -> dict[str, Any]:
 
 VIT_PYTORCH = Layout(
     name="vit-pytorch's LeViT",
-    family="LeViT",
     signature=r"conv_embedding\.0\.weight",
     prepare=_place_vit,
     rename={
@@ -224,14 +221,14 @@ LAYOUTS = (
 )
 
 
-def built(model: LeViT) -> dict[str, Any]:
+def built_values(model: LeViT) -> dict[str, Any]:
     """The switches of a LeViT that its state dict does not show."""
     block = next((module for module in model.modules() if isinstance(module, Block)), None)
     if block is None:  # a depth of 0 throughout
         return {}
     attn = cast("Attention", block.attn)
     return dict(
-        act_layer=name_of_activation(cast("nn.Module", block.mlp.act)),
-        attn_act_layer=name_of_activation(cast("nn.Module", attn.proj.act)),
+        act_layer=activation_name(cast("nn.Module", block.mlp.act)),
+        attn_act_layer=activation_name(cast("nn.Module", attn.proj.act)),
         key_dim=attn.widths[0],
     )

@@ -1,0 +1,84 @@
+"""CvT: convolutional vision transformers (Wu et al. 2021, arXiv 2103.15808)."""
+
+from __future__ import annotations
+
+from weft.models.family import Candidate, Family, Peer, PublicWeights, Variant
+
+_DEPTHS = {"cvt_13": (1, 2, 10), "cvt_21": (1, 4, 16)}  # all else is the default of transformers and vit-pytorch
+
+
+def _peers(name: str) -> tuple[Peer, ...]:
+    """transformers has another GELU, and both scale the scores otherwise, so that weights compute something else."""
+    if name not in _DEPTHS:
+        return ()
+    depth = _DEPTHS[name]
+    return (
+        Peer(
+            f"transformers {name}",
+            "transformers",
+            lambda library: library.CvtForImageClassification(library.CvtConfig(depth=list(depth), num_labels=1000)),
+        ),
+        Peer(
+            f"vit-pytorch {name}",
+            "vit_pytorch.cvt",
+            lambda library: library.CvT(num_classes=1000, s2_depth=depth[1], s3_depth=depth[2]),
+        ),
+    )
+
+
+FAMILY = Family(
+    name="CvT",
+    network="weft.models.cvt.network:CvT",
+    # Sizes: Table 2, one value per stage; nano is weft's own. transformers runs the public weights with another
+    # activation than they were trained with; weft uses the one of the training.
+    variants={
+        "cvt_13": Variant(
+            dict(embed_dim=(64, 192, 384), depth=(1, 2, 10), num_heads=(1, 3, 6)),
+            params=19_997_480,
+            macs=4_566_089_216,
+            top1=81.6,
+            top1_source="CvT paper, Table 3",
+            printed=("19.98M", "4.53G"),
+            weights=PublicWeights("microsoft/cvt-13"),
+        ),
+        "cvt_21": Variant(
+            dict(embed_dim=(64, 192, 384), depth=(1, 4, 16), num_heads=(1, 3, 6)),
+            params=31_622_696,
+            macs=7_177_985_024,
+            top1=82.5,
+            top1_source="CvT paper, Table 3",
+            printed=("31.54M", "7.13G"),
+            weights=PublicWeights("microsoft/cvt-21"),
+        ),
+        "cvt_w24": Variant(
+            dict(img_size=384, embed_dim=(192, 768, 1024), depth=(2, 2, 20), num_heads=(3, 12, 16)),
+            params=277_196_392,
+            macs=194_221_654_016,
+            top1=87.7,
+            top1_source="CvT paper, Table 3, ImageNet-22k first",
+            printed=("276.7M", "193.2G"),
+            weights=PublicWeights("microsoft/cvt-w24-384-22k", size=384),
+            default_cfg=dict(crop_pct=1.0, crop_mode="squash"),
+        ),
+        "cvt_nano_32": Variant(
+            dict(
+                img_size=32,
+                embed_dim=(32, 64, 128),
+                depth=(1, 2, 4),
+                num_heads=(1, 2, 4),
+                embed_kernel=(3, 3, 3),
+                embed_stride=(2, 2, 2),
+                embed_padding=(1, 1, 1),
+            ),
+            params=1_151_016,
+            macs=24_492_032,
+        ),
+    },
+    default_cfg=dict(first_conv="stages.0.patch_embed.proj", fixed_input_size=False),
+    layouts="weft.models.cvt.weights:LAYOUTS",
+    built_values="weft.models.cvt.weights:built_values",
+    attention="weft.models.cvt.attention:attention",
+    cam_target="weft.models.cvt.attention:cam_target",
+    peers=_peers,
+    candidates={"small": Candidate("CvT", "cvt_nano_32"), "large": Candidate("CvT", "cvt_13")},
+)

@@ -1,0 +1,84 @@
+"""Layout: how another library names and shapes the weights of one of weft's networks, as data.
+
+A layout holds a table of their names and ours. Rows apply in order, each wherever its words stand between dots; `{}`
+matches a number: `stage{}` -> `stages.{}` turns `stage2.cls_token` into `stages.2.cls_token`. `weft.checkpoints.layout`
+applies it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+State = dict[str, "Tensor"]
+
+
+def _unchanged(state: State) -> State:
+    return state
+
+
+def _none(state: State) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Weights of one source.
+
+    Attributes:
+        name: source, as messages name it.
+        signature: pattern that matches one name of this layout, and no name of any other.
+        ndim: number of axes of that tensor, for layouts that share all names.
+        prepare: changes that a table of names cannot express (splitting and joining tensors), applied to their names.
+        rename: their names -> ours.
+        drop: pattern of names whose tensors hold nothing learned.
+        linear: pattern of our names whose weights are linear layers here and may be 1x1 convolutions there.
+        asks: constructor arguments, read from the state dict, that make our network compute what theirs does.
+    """
+
+    name: str
+    signature: str
+    ndim: int | None = None
+    prepare: Callable[[State], State] = _unchanged
+    rename: Mapping[str, str] = field(default_factory=dict)
+    drop: str | None = None
+    linear: str | None = None
+    asks: Callable[[State], dict[str, Any]] = _none
+
+    def recognises(self, state: State) -> bool:
+        """Return whether a state dict is in this layout."""
+        signature = re.compile(self.signature)
+        match = next((tensor for name, tensor in state.items() if signature.fullmatch(name)), None)
+        return match is not None and (self.ndim is None or match.ndim == self.ndim)
+
+    def switches(self, state: State) -> dict[str, Any]:
+        """Return the constructor arguments that make our network compute what the network of a state dict does.
+
+        Raises:
+            CheckpointError: a tensor that determines them is missing or has another shape.
+        """
+        with self._tensors_that_fit():
+            return self.asks(state)
+
+    def prepared(self, state: State) -> State:
+        """Return the state dict ready for the table of names; raises as `switches` does."""
+        with self._tensors_that_fit():
+            return self.prepare(state)
+
+    @contextlib.contextmanager
+    def _tensors_that_fit(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as error:
+            raise CheckpointError(
+                f"The weights look like {self.name}, but their tensors do not fit together "
+                f"({str(error).partition(chr(10))[0]}). They are damaged or of another version. Nothing was loaded."
+            ) from None

@@ -1,0 +1,101 @@
+"""LeViT: a vision transformer in ConvNet's clothing for faster inference (Graham et al. 2021, arXiv 2104.01136)."""
+
+from __future__ import annotations
+
+from weft.models.family import Candidate, Family, Peer, PublicWeights, Variant
+
+_FILE = "https://dl.fbaipublicfiles.com/LeViT/LeViT-{}.pth"
+
+
+def _peers(name: str) -> tuple[Peer, ...]:
+    if name.endswith("_32"):
+        return ()
+    peers = [Peer(f"timm {name}", "timm", lambda timm: timm.create_model(name), same_weights=True)]
+    if name == "levit_256":  # sizes of vit-pytorch's README; 8 % fewer parameters than the paper's
+        sizes = dict(dim=(256, 384, 512), depth=4, heads=(4, 6, 8), mlp_mult=2)
+        peers.append(
+            Peer(
+                f"vit-pytorch {name}",
+                "vit_pytorch.levit",
+                lambda library: library.LeViT(image_size=224, num_classes=1000, **sizes),
+            )
+        )
+    return tuple(peers)
+
+
+FAMILY = Family(
+    name="LeViT",
+    network="weft.models.levit.network:LeViT",
+    # Sizes: Table 2, one value per stage; nano is weft's own.
+    variants={
+        "levit_128s": Variant(
+            dict(embed_dim=(128, 256, 384), key_dim=16, num_heads=(4, 6, 8), depth=(2, 3, 4)),
+            params=7_777_058,
+            macs=304_660_832,
+            top1=76.6,
+            top1_source="LeViT paper, Table 3",
+            printed=("7.8M", "305M"),
+            weights=PublicWeights("timm/levit_128s.fb_dist_in1k", _FILE.format("128S-96703c44")),
+        ),
+        "levit_128": Variant(
+            dict(embed_dim=(128, 256, 384), key_dim=16, num_heads=(4, 8, 12), depth=(4, 4, 4)),
+            params=9_213_936,
+            macs=405_321_728,
+            top1=78.6,
+            top1_source="LeViT paper, Table 3",
+            printed=("9.2M", "406M"),
+            weights=PublicWeights("timm/levit_128.fb_dist_in1k", _FILE.format("128-b88c2750")),
+        ),
+        "levit_192": Variant(
+            dict(embed_dim=(192, 288, 384), key_dim=32, num_heads=(3, 5, 6), depth=(4, 4, 4)),
+            params=10_947_069,
+            macs=657_022_080,
+            top1=80.0,
+            top1_source="LeViT paper, Table 3",
+            printed=("10.9M", "658M"),
+            weights=PublicWeights("timm/levit_192.fb_dist_in1k", _FILE.format("192-92712e41")),
+        ),
+        "levit_256": Variant(
+            dict(embed_dim=(256, 384, 512), key_dim=32, num_heads=(4, 6, 8), depth=(4, 4, 4)),
+            params=18_893_876,
+            macs=1_127_257_344,
+            top1=81.6,
+            top1_source="LeViT paper, Table 3",
+            printed=("18.9M", "1120M"),
+            weights=PublicWeights("timm/levit_256.fb_dist_in1k", _FILE.format("256-13b5763e")),
+        ),
+        "levit_384": Variant(
+            dict(embed_dim=(384, 512, 768), key_dim=32, num_heads=(6, 9, 12), depth=(4, 4, 4), drop_path_rate=0.1),
+            params=39_128_836,
+            macs=2_351_786_880,
+            top1=82.6,
+            top1_source="LeViT paper, Table 3",
+            printed=("39.1M", "2353M"),
+            weights=PublicWeights("timm/levit_384.fb_dist_in1k", _FILE.format("384-9bdaf2e2")),
+        ),
+        "levit_nano_32": Variant(
+            dict(
+                img_size=32,
+                stem_strides=(1, 2, 2),
+                embed_dim=(64, 96, 128),
+                key_dim=16,
+                num_heads=(2, 3, 4),
+                depth=(2, 3, 3),
+            ),
+            params=1_147_264,
+            macs=16_057_344,
+        ),
+    },
+    default_cfg=dict(first_conv="stem.conv1.linear", classifier=("head.linear", "head_dist.linear")),
+    layouts="weft.models.levit.weights:LAYOUTS",
+    built_values="weft.models.levit.weights:built_values",
+    position_keys=("attention_biases", "pos_embed"),
+    head_keys=("head.linear.weight", "head.weight"),
+    attention="weft.models.levit.attention:attention",
+    cam_target="weft.models.levit.attention:cam_target",
+    peers=_peers,
+    candidates={
+        "small": Candidate("LeViT", "levit_nano_32", {"model_args.distilled": False}),
+        "large": Candidate("LeViT", "levit_256", {"model_args.distilled": False}),
+    },
+)

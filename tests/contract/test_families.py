@@ -1,4 +1,4 @@
-"""One paper, one folder: outside a family's folder, no code imports from it, names it, or knows what is special in it."""
+"""One paper, one folder: no other code imports from a family's folder, names the family, or knows what is special."""
 
 from __future__ import annotations
 

@@ -1,69 +1,93 @@
-"""A copy of a network for evaluation, with everything merged that evaluation does not need apart.
+"""Fold a network: a copy for inference, with everything merged that inference does not need separately.
 
-What goes, in every variant and with every switch: BatchNorm into the convolution or linear layer next to it, LeViT's
-two heads into one, its tables of biases expanded, CeiT's class token into its position embedding, the scale of the
-scores into the weights of the queries, the factors of QuickGELU into the MLP around it, dropout and drop path; and,
-where the class token answers, what the last block of CeiT and CvT would compute for the other tokens (6 % of all). What
-a module turns into is said by its own method `folded`; here is only the walk. Products are formed in float64, so
-outputs differ by the rounding of the weights alone.
+BatchNorm goes into the convolution or linear layer next to it, LeViT's two heads become one and its bias tables are
+looked up, CeiT's class token goes into its position embedding, the scale of the scores into the weights of the queries;
+dropout and drop path are off. If the class token predicts, the last block of CeiT and CvT computes nothing else, which
+saves 6 % of all multiply-adds. The rules are in `weft.layers` and in each family's `inference.py`; this module applies
+them. Products are formed in float64, so outputs differ by the rounding of the weights alone.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Protocol, runtime_checkable
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from timm.layers import DropPath
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.errors import UsageError
-from weft.models.base import Backbone
+from weft.layers import activation, norm
+from weft.models.families import families, family_of
+from weft.models.family import resolve
 
-
-@runtime_checkable
-class Foldable(Protocol):
-    """A module that can do with less in evaluation."""
-
-    def folded(self) -> nn.Module:
-        """What stands in its place, with the same outputs; itself, changed, or another."""
-        ...
+Rules = Mapping[type[nn.Module], Callable[[Any], nn.Module]]
 
 
 def fold(model: nn.Module) -> nn.Module:
-    """A folded copy, in evaluation for good: `train()` changes nothing about it.
+    """Return a folded copy of a network, for inference: `train()` does not change its outputs.
 
     Args:
-        model: one that `weft.create_model` built; it stays as it is. (Of another library, one without BatchNorm.)
+        model: built by `weft.create_model`; unchanged. (A network of another library must have BatchNorm only behind a
+            convolution in an `nn.Sequential`.)
 
     Returns:
-        A network with the same outputs, on the same device and in the same dtype. Its parameters ask for no gradient;
-        it is for answering and exporting, not for training or saving as a model directory: save the original.
+        A network with the same outputs, on the same device and in the same dtype, whose parameters need no gradient. A
+        classifier that predicts from its class token loses its last feature level. Save the original as a model
+        directory, not the folded copy.
 
     Raises:
-        UsageError: it holds a BatchNorm that nothing here knows how to merge, or has been folded before.
+        UsageError: the network has a BatchNorm that no rule merges, or has been folded before.
     """
-    if getattr(model, "is_folded", False):
+    if is_folded(model):
         raise UsageError("A network can be folded once; this one has been. Use it as it is.")
-    twin = copy.deepcopy(model).eval().requires_grad_(False)
-    twin = _folded(twin).eval()
+    twin: Any = _folded(copy.deepcopy(model).eval().requires_grad_(False), _rules())
+    family = family_of(twin)
+    if family is not None and family.fold_network is not None:
+        twin = resolve(family.fold_network)(twin)
     left = [name for name, module in twin.named_modules() if isinstance(module, _BatchNorm)]
     if left:
         raise UsageError(
             f"fold knows where BatchNorm goes in the networks of weft; {type(model).__name__} keeps {len(left)}, the "
             f"first {left[0]}. Use timm.models.reparameterize_model or the tools of the library it is from."
         )
-    if isinstance(twin, Backbone):
-        twin.is_folded = True
-    return twin
+    twin.is_folded = True
+    return twin.eval()
 
 
-def _folded(module: nn.Module) -> nn.Module:
-    """Its parts first: what a part turns into may be what the whole needs."""
+def is_folded(model: nn.Module) -> bool:
+    """Return whether `fold` made this network."""
+    return bool(getattr(model, "is_folded", False))
+
+
+def _rules() -> Rules:
+    """Return all rules, by type of module."""
+    rules: dict[type[nn.Module], Callable[[Any], nn.Module]] = {**norm.RULES, **activation.RULES}
+    for family in families():
+        rules |= resolve(family.fold_rules)
+    return rules
+
+
+def _folded(module: nn.Module, rules: Rules) -> nn.Module:
+    """Apply the rules to the parts of a module, then to the module."""
     if isinstance(module, nn.Dropout):
         module.p = 0.0
     elif isinstance(module, DropPath):
         module.drop_prob = 0.0
     for name, part in list(module.named_children()):
-        module._modules[name] = _folded(part)
-    return module.folded() if isinstance(module, Foldable) else module
+        module._modules[name] = _folded(part, rules)
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        _merge_pairs(module)
+    rule = next((rules[kind] for kind in type(module).__mro__ if kind in rules), None)
+    return module if rule is None else rule(module)
+
+
+def _merge_pairs(sequence: nn.Sequential) -> None:
+    """Merge each BatchNorm of a sequence into the convolution before it."""
+    parts = list(sequence._modules.items())
+    for (name, conv), (next_name, batch_norm) in itertools.pairwise(parts):
+        if isinstance(conv, nn.Conv2d) and isinstance(batch_norm, nn.BatchNorm2d) and batch_norm.track_running_stats:
+            sequence._modules[name] = norm.absorb(conv, batch_norm)
+            sequence._modules[next_name] = nn.Identity()

@@ -42,11 +42,14 @@ class QuickMlp(Mlp):
         hidden = F.silu(F.linear(x, self.fc1.weight * QUICK, bias))
         return self.drop2(F.linear(self.drop1(hidden), self.fc2.weight / QUICK, self.fc2.bias))
 
-    def folded(self) -> nn.Module:
-        """A plain MLP with SiLU, the factors in its weights for good."""
-        mlp = Mlp(1, 1, act_layer=nn.SiLU)
-        bias = None if self.fc1.bias is None else self.fc1.bias.double() * QUICK
-        fc1, fc2 = cast("nn.Linear", self.fc1), cast("nn.Linear", self.fc2)  # timm's can be convolutions, too
-        mlp.fc1 = with_weights(fc1, fc1.weight.double() * QUICK, bias)
-        mlp.fc2 = with_weights(fc2, fc2.weight.double() / QUICK, fc2.bias)
-        return mlp
+
+def fold_mlp(quick: QuickMlp) -> nn.Module:
+    """Return a plain MLP with SiLU that has the factors in its weights."""
+    mlp = Mlp(1, 1, act_layer=nn.SiLU)
+    fc1, fc2 = cast("nn.Linear", quick.fc1), cast("nn.Linear", quick.fc2)  # timm's can be convolutions as well
+    mlp.fc1 = with_weights(fc1, fc1.weight.double() * QUICK, None if fc1.bias is None else fc1.bias.double() * QUICK)
+    mlp.fc2 = with_weights(fc2, fc2.weight.double() / QUICK, fc2.bias)
+    return mlp
+
+
+RULES = {QuickMlp: fold_mlp}

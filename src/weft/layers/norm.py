@@ -1,13 +1,13 @@
 """BatchNorm joined to the linear map next to it, under timm's parameter names, and how it is merged into that map.
 
 In evaluation BatchNorm is a factor and a term per channel, so it can be part of the weights before or behind it.
-Modules that can do without it have a method `folded`, which gives what stands in their place (see weft.deploy.folding).
+`RULES` say what folding puts in the place of each module (see weft.deploy.folding).
 """
 
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -69,10 +69,6 @@ class ConvNorm(nn.Module):
     def forward(self, fmap: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h2 w2"]:
         return self.bn(self.linear(fmap))
 
-    def folded(self) -> nn.Module:
-        """The convolution alone."""
-        return absorb(self.linear, self.bn)
-
 
 class LinearNorm(nn.Module):
     """Linear layer without bias, then BatchNorm over all tokens of the batch.
@@ -93,10 +89,6 @@ class LinearNorm(nn.Module):
         tokens = self.linear(tokens)
         return self.bn(tokens.flatten(0, 1)).reshape_as(tokens)
 
-    def folded(self) -> nn.Module:
-        """The linear layer alone."""
-        return absorb(self.linear, self.bn)
-
 
 class NormLinear(nn.Module):
     """BatchNorm, then a linear layer with bias: a head."""
@@ -111,8 +103,18 @@ class NormLinear(nn.Module):
     def forward(self, features: Float[Tensor, "b c"]) -> Float[Tensor, "b d"]:
         return self.linear(self.bn(features))
 
-    def folded(self) -> nn.Module:
-        """The linear layer alone: here BatchNorm comes first, so its term goes through the weights."""
-        factor, term = affine_of(self.bn)
-        weight = self.linear.weight.double()
-        return with_weights(self.linear, weight * factor, self.linear.bias.double() + weight @ term)
+
+def fold_norm(module: ConvNorm | LinearNorm) -> nn.Module:
+    """Return the convolution or linear layer with BatchNorm merged into it."""
+    linear: Any = module.linear
+    return absorb(linear, module.bn)
+
+
+def fold_head(module: NormLinear) -> nn.Module:
+    """Return the linear layer; here BatchNorm comes first, so its term goes through the weights."""
+    factor, term = affine_of(module.bn)
+    weight = module.linear.weight.double()
+    return with_weights(module.linear, weight * factor, module.linear.bias.double() + weight @ term)
+
+
+RULES = {ConvNorm: fold_norm, LinearNorm: fold_norm, NormLinear: fold_head}

@@ -126,7 +126,6 @@ class Backbone(nn.Module, ABC):
         self.grad_checkpointing = False
         self.distilled = self.distilled_training = distilled
         self.head_dist: nn.Module | None = None
-        self.is_folded = False  # set by weft.fold: `forward` then computes only what the answer needs
         self.feature_info: list[dict[str, Any]] = []
         self.model_args: dict[str, Any] = {}  # what `create_model` was given: enough to build this model again
 
@@ -174,10 +173,15 @@ class Backbone(nn.Module, ABC):
         """Unpooled features."""
         return self.finish(self.encode(x))
 
-    def forward_head(self, x: Float[Tensor, "b n c"], pre_logits: bool = False) -> Tensor:
-        """Features to logits (b num_classes), or to the vector in front of the head: (b head_hidden_size)."""
+    def forward_head(self, x: Float[Tensor, "b n c"], pre_logits: bool = False) -> Any:
+        """Features to logits (b num_classes), or to the vector in front of the head: (b head_hidden_size).
+
+        A network with two heads returns (logits, logits of the teacher's head) in training, and their mean otherwise.
+        """
         x = self.head_drop(self.pool(x))
-        return x if pre_logits else self.head(x)
+        if pre_logits or self.num_classes == 0:
+            return x
+        return self.head(x) if self.head_dist is None else self.join_logits(self.head(x), self.head_dist(x))
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Images (b in_chans height width) to logits (b num_classes), or those of two heads; typed for TorchScript."""
@@ -232,11 +236,11 @@ class Backbone(nn.Module, ABC):
         return self.head if self.head_dist is None else (self.head, self.head_dist)
 
     def set_distilled_training(self, enable: bool = True) -> None:
-        """Whether two heads answer apart in training."""
+        """Set whether two heads return separate logits in training."""
         self.distilled_training = enable
 
-    def join_answers(self, logits: Tensor, logits_dist: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """What two heads say together: in training both, apart, for two losses; in evaluation their mean."""
+    def join_logits(self, logits: Tensor, logits_dist: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the logits of two heads: in training both, for two losses; otherwise their mean."""
         if self.training and self.distilled_training:
             return logits, logits_dist
         return (logits + logits_dist) / 2

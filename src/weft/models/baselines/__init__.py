@@ -55,6 +55,7 @@ GRAFTED = Family(
     default_cfg=dict(first_conv="stem.0", classifier=("head", "head_dist")),
     feature_levels="weft.models.baselines.grafted:feature_levels",
     cam_target="weft.models.baselines.grafted:cam_target",
+    fold_rules="weft.models.baselines.grafted:RULES",
 )
 
 T2T = Family(

@@ -17,6 +17,7 @@ from typing import Any, cast
 import timm
 import torch
 from jaxtyping import Float
+from timm.models.resnet import Bottleneck
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -136,19 +137,7 @@ class Grafted(Backbone):
         cls_token, dist_token = self.head_drop(x[:, 0]), self.head_drop(x[:, 1])
         if pre_logits or self.num_classes == 0:
             return (cls_token + dist_token) / 2
-        return self.join_answers(self.head(cls_token), self.head_dist(dist_token))
-
-    def folded(self) -> nn.Module:
-        """Each BatchNorm of ResNet in the convolution in front of it. The two heads see two tokens, and stay."""
-        for module in [self.stem, *self.stages.modules()]:
-            parts = dict(module.named_children())
-            pairs = [("0", "1"), *((f"conv{i}", f"bn{i}") for i in (1, 2, 3))]
-            for conv, norm in pairs:
-                if isinstance(parts.get(norm), nn.BatchNorm2d):
-                    module._modules[conv] = absorb(cast("nn.Conv2d", parts[conv]), parts[norm])
-                    module._modules[norm] = nn.Identity()
-        self.distilled_training = False
-        return self
+        return self.join_logits(self.head(cls_token), self.head_dist(dist_token))
 
     def _grid_of(self, img_size: Grid) -> Grid:
         if self.num_stages == 0:
@@ -254,3 +243,21 @@ def cam_target(model: Grafted) -> CamTarget:
     if len(model.blocks) > 1:
         return CamTarget(model.blocks[-2], model.num_prefix, lambda args: model.grid)
     return CamTarget(model.proj if len(model.blocks) else model.stages[-1], 0, lambda args: model.grid)
+
+
+def fold_bottleneck(block: Bottleneck) -> nn.Module:
+    """Merge each BatchNorm into the convolution before it."""
+    for i in (1, 2, 3):
+        conv, norm = block.get_submodule(f"conv{i}"), block.get_submodule(f"bn{i}")
+        setattr(block, f"conv{i}", absorb(cast("nn.Conv2d", conv), norm))
+        setattr(block, f"bn{i}", nn.Identity())
+    return block
+
+
+def fold_heads(model: Grafted) -> nn.Module:
+    """Return the mean of the two heads in training mode too. They read two tokens, so both stay."""
+    model.distilled_training = False
+    return model
+
+
+RULES = {Bottleneck: fold_bottleneck, Grafted: fold_heads}

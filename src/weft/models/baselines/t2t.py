@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError, unknown
 from weft.grid import Grid
-from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import to_map
-from weft.models.base import Backbone, CamTarget, head_width
+from weft.models.base import CamTarget, head_width
+from weft.models.token_backbone import TokenBackbone
 
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride, padding
 TOKEN_TYPES = ("performer", "transformer")
@@ -142,7 +142,7 @@ def soft_split(
     return F.unfold(fmap, kernel, stride=stride, padding=padding).transpose(1, 2)
 
 
-class T2TViT(Backbone):
+class T2TViT(TokenBackbone):
     """T2T-ViT, a classifier and a backbone under timm's contract.
 
     Args:
@@ -190,9 +190,9 @@ class T2TViT(Backbone):
             drop_rate=drop_rate,
         )
         self.img_size = Grid.of(img_size)
-        self.grid = _grid_of(self.img_size)
+        self.grid = self.grid_of(self.img_size)
         self.tokens_to_token = TokensToToken(token_type, in_chans, token_dim, embed_dim)
-        self.cls_token, self.num_prefix = nn.Parameter(torch.empty(1, 1, embed_dim)), 1
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
         self.register_buffer("pos_embed", sines(1 + self.grid.tokens, embed_dim))
         self.blocks = nn.ModuleList()
         for i, drop_path in enumerate(torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()):
@@ -218,6 +218,14 @@ class T2TViT(Backbone):
                     nn.init.zeros_(module.bias)
         self.build_head(num_classes)
 
+    def grid_of(self, img_size: Grid) -> Grid:
+        grid = img_size
+        for split in SPLITS:
+            grid = grid.conv(*split)
+        if grid.tokens == 0:
+            raise UsageError(f"img_size must leave at least one token of 16x16 pixels; got {img_size}.")
+        return grid
+
     def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
         """Tokens behind each block, class token first."""
         self.check_image_size(image)
@@ -232,33 +240,6 @@ class T2TViT(Backbone):
     def finish(self, taps: list[Tensor]) -> Float[Tensor, "b n c"]:
         return self.norm(taps[-1])
 
-    def as_fmap(self, tap: Tensor, level: int, norm: bool) -> Float[Tensor, "b c h w"]:
-        return to_map((self.norm(tap) if norm else tap)[:, 1:], self.grid)
-
-    def pool(self, features: Float[Tensor, "b n c"]) -> Tensor:
-        if self.global_pool == "avg":
-            return features[:, 1:].mean(dim=1)
-        return features[:, 0] if self.global_pool == "token" else features
-
-    def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
-        self.blocks = self.blocks[:count]
-        if not keep_norm:
-            self.norm = nn.Identity()
-
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        size = Grid.of(img_size)
-        grid = _grid_of(size)
-        self.pos_embed = resize_embedding(self.pos_embed, self.grid, grid, num_prefix_tokens=1)
-        self.img_size, self.grid = size, grid
-        self.record_input_size(size)
-
-    def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        state = dict(state)
-        return state, fit_embedding(state, "pos_embed", self.pos_embed, self.grid, num_prefix_tokens=1)
-
-    def no_weight_decay(self) -> set[str]:
-        return {"cls_token"}
-
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return dict(
             stem=r"^(?:tokens_to_token\.|cls_token)",
@@ -271,15 +252,6 @@ def sines(count: int, dim: int) -> Float[Tensor, "1 count dim"]:
     channels = torch.arange(dim, device="cpu")
     angles = torch.arange(count, device="cpu")[:, None] / torch.pow(10_000.0, 2 * (channels // 2) / dim)
     return torch.where(channels % 2 == 0, angles.sin(), angles.cos()).float()[None].to(torch.get_default_device())
-
-
-def _grid_of(img_size: Grid) -> Grid:
-    grid = img_size
-    for split in SPLITS:
-        grid = grid.conv(*split)
-    if grid.tokens == 0:
-        raise UsageError(f"img_size must leave at least one token of 16x16 pixels; got {img_size}.")
-    return grid
 
 
 def cam_target(model: T2TViT) -> CamTarget:

@@ -18,7 +18,7 @@ Everything off (`stem_convs=(), leff_kernel=0, lca=False`) is DeiT, under timm's
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +29,9 @@ from torch import Tensor, nn
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.attention import attend
-from weft.layers.norm import absorb, scaled_rows
-from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
-from weft.models.base import Backbone, head_width
+from weft.models.base import head_width
+from weft.models.token_backbone import TokenBackbone
 
 
 class ImageToTokens(nn.Module):
@@ -90,15 +89,6 @@ class ImageToTokens(nn.Module):
             fmap = conv(fmap)
         return to_tokens(self.proj(self.pool(self.norm(fmap))))
 
-    def folded(self) -> nn.Module:
-        """BatchNorm in the last convolution."""
-        if len(self.convs):
-            last = self.convs[len(self.convs) - 1]
-            assert isinstance(last, nn.Conv2d)
-            self.convs[len(self.convs) - 1] = absorb(last, self.norm)
-        self.norm = nn.Identity()
-        return self
-
 
 class Attention(nn.Module):
     """Multi-head self-attention, as in ViT."""
@@ -114,14 +104,6 @@ class Attention(nn.Module):
         q, k, v = self.qkv(tokens).chunk(3, dim=-1)
         q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
         return self.proj_drop(self.proj(join_heads(attend(q, k, v, self.scale))))
-
-    def of_class_token(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b 1 c"]:
-        """The first row of the result alone."""
-        return _attend_alone(self, tokens[:, :1], tokens)
-
-    def folded(self) -> nn.Module:
-        """The scale of the scores in the weights of the queries."""
-        return _with_scale_in_queries(self)
 
 
 class LeFF(nn.Module):
@@ -160,50 +142,8 @@ class LeFF(nn.Module):
         hidden = self.act(self.norm1(to_map(self.fc1(patches), grid)))
         hidden = self.act(self.norm2(self.dwconv(hidden)))
         patches = self.final_act(self.norm3(to_map(self.fc2(to_tokens(hidden)), grid)))
-        return _behind_class_token(tokens, to_tokens(patches), self.pass_cls)
-
-    def folded(self) -> nn.Module:
-        """Each BatchNorm in the linear map in front of it."""
-        self.fc1, self.norm1 = absorb(self.fc1, self.norm1), nn.Identity()
-        self.dwconv, self.norm2 = absorb(self.dwconv, self.norm2), nn.Identity()
-        self.fc2, self.norm3 = absorb(self.fc2, self.norm3), nn.Identity()
-        return FoldedLeFF(self)
-
-
-def _behind_class_token(
-    tokens: Float[Tensor, "b n c"], patches: Float[Tensor, "b p c"], pass_cls: bool
-) -> Float[Tensor, "b n c"]:
-    """What LeFF made of the patches, behind the class token as it came, or zeros."""
-    cls_token = tokens[:, :1] if pass_cls else torch.zeros_like(tokens[:, :1])
-    return torch.cat([cls_token, patches], dim=1)
-
-
-class FoldedLeFF(nn.Module):
-    """LeFF on the map from end to end: the same in torch, but OpenVINO, which keeps two layouts, then changes between
-    them at `dim` channels instead of `hidden_dim`; in int8 1.3 times as fast (benchmarks/speed/choices.csv).
-
-    Args:
-        leff: without BatchNorm; its maps become convolutions here.
-    """
-
-    def __init__(self, leff: LeFF) -> None:
-        super().__init__()
-        self.fc1, self.dwconv, self.fc2 = _as_conv(leff.fc1), leff.dwconv, _as_conv(leff.fc2)
-        self.act, self.final_act, self.pass_cls = leff.act, leff.final_act, leff.pass_cls
-
-    def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
-        hidden = self.act(self.fc1(to_map(tokens[:, 1:].contiguous(), grid)))
-        fmap = self.final_act(self.fc2(self.act(self.dwconv(hidden))))
-        return _behind_class_token(tokens, to_tokens(fmap), self.pass_cls)
-
-
-def _as_conv(linear: nn.Linear) -> nn.Conv2d:
-    """The same map of channels, at every place of a map."""
-    conv = nn.Conv2d(linear.in_features, linear.out_features, 1, device="meta")
-    weight = linear.weight.detach()[:, :, None, None].contiguous(memory_format=torch.channels_last)
-    conv.weight = nn.Parameter(weight, requires_grad=False)
-    conv.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
-    return conv
+        cls_token = tokens[:, :1] if self.pass_cls else torch.zeros_like(tokens[:, :1])
+        return torch.cat([cls_token, to_tokens(patches)], dim=1)
 
 
 class Block(nn.Module):
@@ -223,15 +163,6 @@ class Block(nn.Module):
         normed = self.norm2(tokens)
         return tokens + self.drop_path(self.mlp(normed, grid) if self.is_local else self.mlp(normed))
 
-    def class_token(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b 1 c"]:
-        """The first row of the result alone, in evaluation; LeFF's convolution never sees it."""
-        assert isinstance(self.attn, Attention)
-        cls_token = tokens[:, :1] + self.attn.of_class_token(self.norm1(tokens))
-        if self.is_local:
-            passes = cast("LeFF | FoldedLeFF", self.mlp).pass_cls
-            return cls_token + self.norm2(cls_token) if passes else cls_token
-        return cls_token + self.mlp(self.norm2(cls_token))
-
 
 class LastTokenAttention(nn.Module):
     """Attention of the last token to all; one fused matrix, of which queries use only their rows for that token."""
@@ -243,11 +174,7 @@ class LastTokenAttention(nn.Module):
         self.proj = nn.Linear(num_heads * head_dim, dim)
 
     def forward(self, tokens: Float[Tensor, "b l c"]) -> Float[Tensor, "b 1 c"]:
-        return _attend_alone(self, tokens[:, -1:], tokens)
-
-    def folded(self) -> nn.Module:
-        """The scale of the scores in the weights of the queries."""
-        return _with_scale_in_queries(self)
+        return attend_from(self, tokens[:, -1:], tokens)
 
 
 class LayerwiseClassAttention(nn.Module):
@@ -289,7 +216,21 @@ class LayerwiseClassAttention(nn.Module):
         return last + self.mlp(self.norm2(last))
 
 
-class CeiT(Backbone):
+class PrependToken(nn.Module):
+    """Put a token in front of each sequence of the batch."""
+
+    def forward(self, tokens: Float[Tensor, "b n c"], token: Float[Tensor, "1 1 c"]) -> Float[Tensor, "b n+1 c"]:
+        return torch.cat([token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
+
+
+class ReplaceToken(nn.Module):
+    """Replace the first token of each sequence."""
+
+    def forward(self, tokens: Float[Tensor, "b n c"], token: Float[Tensor, "b 1 c"]) -> Float[Tensor, "b n c"]:
+        return torch.cat([token, tokens[:, 1:]], dim=1)
+
+
+class CeiT(TokenBackbone):
     """Convolution-enhanced image transformer; a classifier and a backbone under timm's contract.
 
     Args:
@@ -372,8 +313,9 @@ class CeiT(Backbone):
             in_chans, embed_dim, patch_size, stem_chans, stem_convs, stem_pool, stem_norm, stem_bias, stem_padding
         )
         self.img_size = Grid.of(img_size)
-        self.grid = self._grid_of(self.img_size)
+        self.grid = self.grid_of(self.img_size)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
+        self.prepend: nn.Module = PrependToken()
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.grid.tokens, embed_dim))
         self.pos_drop = nn.Dropout(drop_rate)
 
@@ -390,6 +332,7 @@ class CeiT(Backbone):
             self.lca = LayerwiseClassAttention(
                 embed_dim, depth, lca_num_heads, lca_head_dim, lca_mlp_ratio, qkv_bias, lca_embed, norm_eps
             )
+        self.replace: nn.Module = ReplaceToken()
         self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
         self.feature_info = [dict(num_chs=embed_dim, reduction=patch_size, module=f"blocks.{i}") for i in range(depth)]
         self._init_weights()
@@ -406,7 +349,7 @@ class CeiT(Backbone):
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         nn.init.trunc_normal_(self.cls_token, std=0.02)
 
-    def _grid_of(self, img_size: Grid) -> Grid:
+    def grid_of(self, img_size: Grid) -> Grid:
         grid = self.patch_embed.grid(img_size)
         if grid.tokens == 0:
             raise UsageError(
@@ -415,36 +358,11 @@ class CeiT(Backbone):
             )
         return grid
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        if not self.is_folded or self.global_pool != "token":
-            return super().forward(x)
-        tokens, cls_tokens = self.embed(x), []
-        for block in self.blocks[:-1]:
-            tokens = block(tokens, self.grid)
-            cls_tokens.append(tokens[:, :1])
-        cls_tokens.append(cast("Block", self.blocks[-1]).class_token(tokens))
-        cls_token = cls_tokens[-1] if self.lca is None else self.lca(torch.cat(cls_tokens, dim=1))
-        return self.forward_head(self.norm(cls_token))
-
     def embed(self, image: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
-        """Tokens in front of the blocks, the class token first."""
+        """Return the tokens in front of the blocks, the class token first."""
         self.check_image_size(image)
-        patches = self.patch_embed(image)
-        if self.is_folded:
-            return nn.functional.pad(patches, (0, 0, 1, 0)) + self.pos_embed
-        tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        tokens = self.prepend(self.patch_embed(image), self.cls_token)
         return self.pos_drop(tokens + self.pos_embed)
-
-    def folded(self) -> nn.Module:
-        """The class token in the position embedding, as both are the same for all images.
-
-        It also spares graphs for any batch the question how many there are: OpenVINO 2026.4 asks it of the stem's
-        first convolution, and in int8 drops that one's bias then.
-        """
-        pos_embed = self.pos_embed.clone()
-        pos_embed[:, :1] += self.cls_token
-        self.pos_embed = nn.Parameter(pos_embed, requires_grad=False)
-        return self
 
     def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
         tokens, taps = self.embed(image), []
@@ -459,50 +377,23 @@ class CeiT(Backbone):
         if self.lca is not None:
             # The last block's patch tokens stay connected: its LeFF gets a gradient of zero, as released, not none.
             cls_token = self.lca(torch.stack([tap[:, 0] for tap in taps], dim=1))
-            tokens = torch.cat([cls_token, tokens[:, 1:]], dim=1)
+            tokens = self.replace(tokens, cls_token)
         return self.norm(tokens)
 
-    def as_fmap(self, tap: Float[Tensor, "b n c"], level: int, norm: bool) -> Float[Tensor, "b c h w"]:
-        return to_map((self.norm(tap) if norm else tap)[:, 1:], self.grid)
-
-    def pool(self, features: Float[Tensor, "b n c"]) -> Tensor:
-        if self.global_pool == "avg":
-            return features[:, 1:].mean(dim=1)
-        return features[:, 0] if self.global_pool == "token" else features
-
     def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
-        self.blocks = self.blocks[:count]
-        if not keep_norm:
-            self.norm = nn.Identity()
+        super().keep_levels(count, is_whole, keep_norm, keep_head)
         if not keep_head:
             self.lca = None
-
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        size = Grid.of(img_size)
-        grid = self._grid_of(size)
-        with torch.no_grad():
-            resized = resize_embedding(self.pos_embed, self.grid, grid, num_prefix_tokens=1)
-        if grid != self.grid:
-            self.pos_embed = nn.Parameter(resized, requires_grad=self.pos_embed.requires_grad)
-        self.img_size, self.grid = size, grid
-        self.record_input_size(size)
-
-    def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        state = dict(state)
-        return state, fit_embedding(state, "pos_embed", self.pos_embed, self.grid, num_prefix_tokens=1)
-
-    def no_weight_decay(self) -> set[str]:
-        return {"pos_embed", "cls_token"}  # the layer embedding of LCA is decayed, as released
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         tail = (r"^(?:lca|norm|head)\.", (99999,))
         return dict(stem=r"^(?:cls_token|pos_embed|patch_embed)", blocks=[(r"^blocks\.(\d+)", None), tail])
 
 
-def _attend_alone(
+def attend_from(
     attn: Attention | LastTokenAttention, token: Float[Tensor, "b 1 c"], tokens: Float[Tensor, "b n c"]
 ) -> Float[Tensor, "b 1 c"]:
-    """Attention of one token to all."""
+    """Return attention from one token to all tokens; only its rows of the fused matrix make queries."""
     rows = [attn.proj.in_features, 2 * attn.proj.in_features]
     q_weight, kv_weight = attn.qkv.weight.split(rows)
     q_bias, kv_bias = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split(rows)
@@ -510,13 +401,6 @@ def _attend_alone(
     k, v = F.linear(tokens, kv_weight, kv_bias).chunk(2, dim=-1)
     q, k, v = (split_heads(part, attn.num_heads) for part in (q, k, v))
     return attn.proj(join_heads(attend(q, k, v, attn.scale)))
-
-
-def _with_scale_in_queries(attn: Attention | LastTokenAttention) -> nn.Module:
-    inner = attn.proj.in_features
-    attn.qkv = scaled_rows(attn.qkv, torch.tensor([attn.scale] * inner + [1.0] * (2 * inner), dtype=torch.float64))
-    attn.scale = 1.0
-    return attn
 
 
 def _side(value: int | tuple[int, ...]) -> int:

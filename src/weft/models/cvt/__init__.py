@@ -79,6 +79,8 @@ FAMILY = Family(
     built_values="weft.models.cvt.weights:built_values",
     attention="weft.models.cvt.attention:attention",
     cam_target="weft.models.cvt.attention:cam_target",
+    fold_rules="weft.models.cvt.inference:RULES",
+    fold_network="weft.models.cvt.inference:keep_class_token",
     peers=_peers,
     candidates={"small": Candidate("CvT", "cvt_nano_32"), "large": Candidate("CvT", "cvt_13")},
 )

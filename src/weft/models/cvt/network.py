@@ -26,7 +26,6 @@ from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.activation import QuickMlp
 from weft.layers.attention import attend
-from weft.layers.norm import absorb, scaled_rows
 from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
 from weft.models.base import Backbone, activation, head_width, per_stage
@@ -63,11 +62,6 @@ class ConvProjection(nn.Module):
             with torch.autocast("cpu", enabled=False):
                 return to_tokens(self.bn(self.conv(fmap.float())))
         return to_tokens(self.bn(self.conv(fmap)))
-
-    def folded(self) -> nn.Module:
-        """BatchNorm in the convolution."""
-        self.conv, self.bn = absorb(self.conv, self.bn), nn.Identity()
-        return self
 
 
 class ConvAttention(nn.Module):
@@ -118,34 +112,19 @@ class ConvAttention(nn.Module):
         gathered = attend(q, k, v, self.scale)
         return self.proj_drop(self.proj(join_heads(gathered)))
 
-    def of_class_token(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b 1 c"]:
-        """The first row of the result alone; the class token passes the convolutions by."""
-        q, k, v = self.project(tokens, grid, with_queries=False)
-        q, k, v = (split_heads(part, self.num_heads) for part in (self.q(q[:, :1]), self.k(k), self.v(v)))
-        return self.proj(join_heads(attend(q, k, v, self.scale)))
-
-    def folded(self) -> nn.Module:
-        """The scale of the scores in the weights of the queries."""
-        self.q = scaled_rows(self.q, torch.full((self.q.out_features,), self.scale, dtype=torch.float64))
-        self.scale = 1.0
-        return self
-
-    def project(
-        self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int], with_queries: bool = True
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the linear layers of q (the class token alone without `with_queries`), k and v see: (b n c), and twice
-        (b m c)."""
+    def project(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the inputs of the linear layers of q (b n c), k and v (b m c); the class token skips convolution."""
         if self.conv_q is None or self.conv_k is None:
             return tokens, tokens, tokens
-        if self.num_prefix == 0:
-            fmap = to_map(tokens, grid)
-            q, k = self.conv_q(fmap), self.conv_k(fmap)
-            return q, k, (k if self.conv_v is None else self.conv_v(fmap))
         cls_token = tokens[:, : self.num_prefix]
-        fmap = to_map(tokens[:, self.num_prefix :].contiguous(), grid)  # one copy here saves one in each convolution
-        q = torch.cat([cls_token, self.conv_q(fmap)], dim=1) if with_queries else cls_token
-        k = torch.cat([cls_token, self.conv_k(fmap)], dim=1)
-        return q, k, (k if self.conv_v is None else torch.cat([cls_token, self.conv_v(fmap)], dim=1))
+        if self.num_prefix:  # one copy here saves one in each convolution
+            tokens = tokens[:, self.num_prefix :].contiguous()
+        fmap = to_map(tokens, grid)
+        q, k = self.conv_q(fmap), self.conv_k(fmap)
+        v = k if self.conv_v is None else self.conv_v(fmap)
+        if self.num_prefix:
+            q, k, v = (torch.cat([cls_token, part], dim=1) for part in (q, k, v))
+        return q, k, v
 
 
 class Block(nn.Module):
@@ -162,11 +141,6 @@ class Block(nn.Module):
     def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
         tokens = tokens + self.drop_path(self.attn(self.norm1(tokens), grid))
         return tokens + self.drop_path(self.mlp(self.norm2(tokens)))
-
-    def class_token(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b 1 c"]:
-        """The first row of the result alone, in evaluation."""
-        cls_token = tokens[:, :1] + self.attn.of_class_token(self.norm1(tokens), grid)
-        return cls_token + self.mlp(self.norm2(cls_token))
 
 
 class Stage(nn.Module):
@@ -360,30 +334,19 @@ class CvT(Backbone):
             )
         return grids
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        if not self.is_folded or self.global_pool != "token" or not self.num_prefix:
-            return super().forward(x)
-        last = self._stages()[-1]
-        taps = self.encode(x, len(self._stages()) - 1)
-        tokens, grid = last.embed(self.as_fmap(taps[-1], len(taps) - 1, norm=False) if taps else x)
-        *blocks, final = cast("list[Block]", list(last.blocks))
-        for block in blocks:
-            tokens = block(tokens, grid)
-        return self.forward_head(self.norm(final.class_token(tokens, grid)))
-
     def encode(
         self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None
     ) -> list[tuple[Tensor, tuple[int, int]]]:
         """Per stage: its tokens (b n c), a class token first, and their grid."""
         if self.is_fixed_size:
             self.check_image_size(image)
-        fmap, taps = image, []
+        taps: list[tuple[Tensor, tuple[int, int]]] = []
         for level, stage in enumerate(self._stages(levels)):
+            fmap = self.as_fmap(taps[-1], level - 1, norm=False) if taps else image
             tokens, grid = stage.embed(fmap)
             for block in stage.blocks:
                 tokens = self.run_block(block, tokens, grid)
             taps.append((tokens, grid))
-            fmap = self.as_fmap(taps[-1], level, norm=False)
         return taps
 
     def finish(self, taps: list[tuple[Tensor, tuple[int, int]]]) -> Float[Tensor, "b n c"]:

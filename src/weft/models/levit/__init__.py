@@ -93,6 +93,7 @@ FAMILY = Family(
     head_keys=("head.linear.weight", "head.weight"),
     attention="weft.models.levit.attention:attention",
     cam_target="weft.models.levit.attention:cam_target",
+    fold_rules="weft.models.levit.inference:RULES",
     peers=_peers,
     candidates={
         "small": Candidate("LeViT", "levit_nano_32", {"model_args.distilled": False}),

@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.grid import Grid
 from weft.layers.attention import AttentionLayer, AttentionTrace
 from weft.models.base import CamTarget
-from weft.models.levit.network import AttentionDownsample, BiasedAttention, LeViT
+from weft.models.levit.network import BiasedAttention, LeViT
 
 
 def attention(model: LeViT, weights: Sequence[Tensor], img_size: Grid) -> AttentionTrace:
@@ -18,7 +18,7 @@ def attention(model: LeViT, weights: Sequence[Tensor], img_size: Grid) -> Attent
     for i, stage in enumerate(model.stages):
         modules = [module for module in stage.modules() if isinstance(module, BiasedAttention)]
         for j, module in enumerate(modules):
-            shrinks = isinstance(module, AttentionDownsample)
+            shrinks = module.stride > 1
             keys = model.grids[i - 1] if shrinks else model.grids[i]
             level = f"stages.{i}" if j == len(modules) - 1 else ""
             layers.append(AttentionLayer(weights[len(layers)], model.grids[i], keys, 0, not shrinks, level))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.attention import noted
-from weft.layers.norm import ConvNorm, LinearNorm, NormLinear, scaled_rows, with_weights
+from weft.layers.norm import ConvNorm, LinearNorm, NormLinear
 from weft.layers.position import guess_grid, offset_index, resize_embedding, resize_offsets
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
 from weft.models.base import Backbone, activation, per_stage
@@ -96,23 +96,18 @@ class BiasedAttention(nn.Module, ABC):
     """
 
     offsets: Tensor
-    expanded: Tensor | None
 
     def __init__(self, num_heads: int, grid: Grid, stride: int, with_bias: bool) -> None:
         super().__init__()
         self.num_heads, self.grid, self.stride = num_heads, grid, stride
         self.attention_biases = nn.Parameter(torch.zeros(num_heads, grid.tokens)) if with_bias else None
         self.register_buffer("offsets", offset_index(grid.strided(stride), grid, stride), persistent=False)
-        self.register_buffer("expanded", None)  # in a folded network: the table, looked up once for all
-        self.scaled = True
 
     @abstractmethod
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b m c"]: ...
 
     def bias(self) -> Float[Tensor, "heads n m"] | None:
-        """The table, looked up for every pair of query and key."""
-        if self.expanded is not None:
-            return self.expanded
+        """Return the bias of every pair of query and key."""
         return None if self.attention_biases is None else self.attention_biases[:, self.offsets]
 
     def attend(
@@ -123,35 +118,17 @@ class BiasedAttention(nn.Module, ABC):
     ) -> Float[Tensor, "b heads n e"]:
         """softmax(q k / sqrt(d) + bias) v, written out: values are wider than keys, for which torch's fused attention
         has no kernel, and its fallback looks at every score for rows that are masked altogether."""
-        scores = (q * q.shape[-1] ** -0.5 if self.scaled else q) @ k.transpose(-2, -1)
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         bias = self.bias()
         return noted((scores if bias is None else scores + bias.to(scores.dtype)).softmax(dim=-1)) @ v
 
     def set_grid(self, grid: Grid) -> None:
-        """Takes keys on another grid; the table is resized.
-
-        Raises:
-            UsageError: this is part of a folded network.
-        """
-        if not self.scaled:
-            raise UsageError("A folded network must keep its size; set the size of the original, and fold that.")
+        """Set the grid of the keys; the table is resized."""
         if self.attention_biases is not None and grid != self.grid:
             table = resize_offsets(self.attention_biases, self.grid, grid)
             self.attention_biases = nn.Parameter(table, requires_grad=self.attention_biases.requires_grad)
         self.offsets = offset_index(grid.strided(self.stride), grid, self.stride).to(self.offsets.device)
         self.grid = grid
-
-    def folded(self) -> nn.Module:
-        """The table expanded, and the scale of the scores in the weights of the queries."""
-        table = self.bias()
-        self.expanded, self.attention_biases = None if table is None else table.detach().clone(), None
-        self.fold_scale()
-        self.scaled = False
-        return self
-
-    @abstractmethod
-    def fold_scale(self) -> None:
-        """Multiplies the weights of the queries by the scale."""
 
 
 class Attention(BiasedAttention):
@@ -190,11 +167,6 @@ class Attention(BiasedAttention):
         q, k, v = split_heads(self.qkv(tokens), self.num_heads).split(self.widths, dim=-1)
         return self.proj(join_heads(self.attend(q, k, v)))
 
-    def fold_scale(self) -> None:
-        key_dim, _, value_dim = self.widths
-        factor = torch.tensor([key_dim**-0.5] * key_dim + [1.0] * (key_dim + value_dim), dtype=torch.float64)
-        self.qkv = scaled_rows(cast("nn.Linear", self.qkv), factor.repeat(self.num_heads))
-
 
 class AttentionDownsample(BiasedAttention):
     """Shrinking attention: queries from every second row and column, other width, no residual (section 4).
@@ -228,10 +200,6 @@ class AttentionDownsample(BiasedAttention):
         every_second = tokens.unflatten(1, self.grid)[:, :: self.stride, :: self.stride].flatten(1, 2)
         q = split_heads(self.q(every_second), self.num_heads)
         return self.proj(join_heads(self.attend(q, k, v)))
-
-    def fold_scale(self) -> None:
-        linear = cast("nn.Linear", self.q.ln)
-        self.q.ln = scaled_rows(linear, torch.full((linear.out_features,), self.widths[0] ** -0.5, dtype=torch.float64))
 
 
 class MLP(nn.Sequential):
@@ -417,22 +385,6 @@ class LeViT(Backbone):
         if num_classes and self.head_norm:
             return NormLinear(self.num_features, num_classes)
         return super().make_head(num_classes)
-
-    def forward_head(self, x: Float[Tensor, "b n c"], pre_logits: bool = False) -> Any:
-        """Features to logits; with two heads in training: to (logits, logits of the teacher's head)."""
-        x = self.head_drop(self.pool(x))
-        if pre_logits or self.num_classes == 0:
-            return x
-        return self.head(x) if self.head_dist is None else self.join_answers(self.head(x), self.head_dist(x))
-
-    def folded(self) -> nn.Module:
-        """Two heads as the one that answers with their mean; BatchNorm is in them by now."""
-        if self.head_dist is not None and self.num_classes:
-            heads = [cast("nn.Linear", head) for head in (self.head, self.head_dist)]
-            weight, bias = (sum(getattr(head, name).double() for head in heads) / 2 for name in ("weight", "bias"))
-            self.head = with_weights(heads[0], cast("Tensor", weight), cast("Tensor", bias))
-        self.head_dist, self.distilled, self.distilled_training = None, False, False
-        return self
 
     def _grids_of(self, img_size: Grid, count: int) -> list[Grid]:
         grid = img_size

@@ -1,0 +1,68 @@
+"""The folded form of CvT: the same predictions with less to compute, and the rules that lead to it.
+
+BatchNorm goes into the depthwise convolutions, the scale of the scores into the weights of the queries, and the last
+block computes the class token alone, since nothing else reaches the head.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.layers.attention import attend
+from weft.layers.norm import absorb, scaled_rows
+from weft.layers.tokens import join_heads, split_heads, to_map
+from weft.models.cvt.network import Block, ConvAttention, ConvProjection, CvT, Stage
+
+
+class ClassTokenBlock(nn.Module):
+    """The last block, for the class token alone, which skips the convolution of the queries.
+
+    Args:
+        block: folded block.
+    """
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.norm1, self.attn, self.norm2, self.mlp = block.norm1, block.attn, block.norm2, block.mlp
+        self.attn.conv_q = None
+
+    def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b 1 c"]:
+        attn, normed = self.attn, self.norm1(tokens)
+        k = v = normed
+        if attn.conv_k is not None:
+            fmap = to_map(normed[:, 1:].contiguous(), grid)
+            k = torch.cat([normed[:, :1], attn.conv_k(fmap)], dim=1)
+            v = k if attn.conv_v is None else torch.cat([normed[:, :1], attn.conv_v(fmap)], dim=1)
+        q, k, v = (split_heads(part, attn.num_heads) for part in (attn.q(normed[:, :1]), attn.k(k), attn.v(v)))
+        cls_token = tokens[:, :1] + attn.proj(join_heads(attend(q, k, v, attn.scale)))
+        return cls_token + self.mlp(self.norm2(cls_token))
+
+
+def fold_projection(projection: ConvProjection) -> nn.Module:
+    """Merge BatchNorm into the convolution."""
+    projection.conv, projection.bn = absorb(projection.conv, projection.bn), nn.Identity()
+    return projection
+
+
+def fold_attention(attn: ConvAttention) -> nn.Module:
+    """Move the scale of the scores into the weights of the queries."""
+    attn.q = scaled_rows(attn.q, torch.full((attn.q.out_features,), attn.scale, dtype=torch.float64))
+    attn.scale = 1.0
+    return attn
+
+
+def keep_class_token(model: CvT) -> CvT:
+    """Let the last block compute the class token alone; its map is no feature level any more."""
+    if model.global_pool == "token" and model.num_prefix:
+        blocks = cast("Stage", model.stages[-1]).blocks
+        if len(blocks):
+            blocks[-1] = ClassTokenBlock(cast("Block", blocks[-1]))
+            model.feature_info = model.feature_info[:-1]
+    return model
+
+
+RULES = {ConvProjection: fold_projection, ConvAttention: fold_attention}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from weft.errors import UsageError
 from weft.grid import Grid
 from weft.interpret import explain, gradcam
 from weft.interpret.maps import attention_maps, rollout
-from weft.layers.attention import AttentionLayer, watched
+from weft.layers.attention import AttentionLayer, record_attention
 from weft.train import train
 
 LEVELS = {
@@ -88,7 +89,7 @@ def test_watching_changes_no_answer_and_ends(name):
     x = images(model, 2)
     with torch.no_grad():
         plain = model(x)
-        with watched() as weights:
+        with record_attention() as weights:
             torch.testing.assert_close(model(x), plain)
         count = len(weights)
         model(x)
@@ -100,7 +101,7 @@ def test_watching_changes_no_answer_and_ends(name):
 def test_weights_are_those_of_the_definition():
     model = lively("ceit_nano_32", num_classes=5)
     x = images(model, 2)
-    with torch.no_grad(), watched() as weights:
+    with torch.no_grad(), record_attention() as weights:
         model(x)
         block = model.blocks[0]
         q, k, _ = block.attn.qkv(block.norm1(model.embed(x))).chunk(3, dim=-1)
@@ -115,7 +116,7 @@ def test_weights_are_those_of_the_definition():
 def test_rollout_is_the_product_of_all_layers(lca):
     model = lively("ceit_nano_32", num_classes=5, lca=lca)
     x = images(model, 2)
-    with torch.no_grad(), watched() as weights:
+    with torch.no_grad(), record_attention() as weights:
         model(x)
     maps = attention_maps(model, weights, Grid(32, 32))
     blocks = [weight.mean(dim=1) for weight in weights[: len(model.blocks)]]
@@ -133,7 +134,7 @@ def test_rollout_is_the_product_of_all_layers(lca):
 
 def test_rollout_through_shrinking_attention():
     model = lively("levit_nano_32", num_classes=5)
-    with torch.no_grad(), watched() as weights:
+    with torch.no_grad(), record_attention() as weights:
         model(images(model, 2))
     maps = attention_maps(model, weights, Grid(32, 32))
     row = torch.full((2, 1, maps.levels["stages.2"].shape[1] ** 2), 1 / maps.levels["stages.2"].shape[1] ** 2)
@@ -208,6 +209,19 @@ def test_one_layer_has_grad_cam_of_the_map_before_it(name):
     assert cam.max() > 0
 
 
+def test_two_threads_explain_one_model():
+    """Each gets the maps of its own image, as it would alone."""
+    model = lively("ceit_nano_32", num_classes=5)
+    pictures = [images(model, 1, seed=seed)[0] for seed in range(8)]
+    alone = [explain(model, picture, grad_cam=False) for picture in pictures]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda picture: explain(model, picture, grad_cam=False), pictures * 3))
+    for i, explanation in enumerate(together):
+        assert explanation.rollout is not None
+        np.testing.assert_array_equal(explanation.rollout, alone[i % 8].rollout)
+        assert explanation.attention.keys() == alone[i % 8].attention.keys()
+
+
 def test_one_forward_pass_without_grad_cam():
     model = lively("ceit_nano_32", num_classes=5)
     calls: list[int] = []
@@ -247,9 +261,9 @@ def test_what_cannot_be_explained_says_so(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="from 0 to 4; got 5"):
         explain(model, one(model), label=5)
     export(model, tmp_path / "out", format="onnx")
-    with pytest.raises(UsageError, match="Grad-CAM needs gradients, which an export has not"):
+    with pytest.raises(UsageError, match="Grad-CAM needs gradients, which an export does not have"):
         explain(open_model(tmp_path / "out")[0], one(model))
-    with watched() as weights, torch.no_grad():
+    with record_attention() as weights, torch.no_grad():
         model(images(model, 1))
     with pytest.raises(UsageError, match="got ResNet"):
         attention_maps(weft.create_model("resnet18"), weights, Grid(32, 32))

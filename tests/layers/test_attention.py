@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.layers.attention import attend, watched
+from weft.layers.attention import attend, record_attention
 
 
 def parts(dtype: torch.dtype, queries: int = 9, keys: int = 5) -> list[torch.Tensor]:
@@ -43,25 +43,25 @@ def test_which_way(dtype, tokens, is_fused, monkeypatch):
     assert bool(asked) == is_fused
 
 
-def test_a_thread_watches_its_own_attention_alone() -> None:
+def test_attention_of_other_threads_is_not_recorded() -> None:
     q = torch.randn(1, 2, 5, 4)
     asked, done = threading.Event(), threading.Event()
 
     def beside() -> None:
         asked.wait(10)
         attend(q, q, q, 0.5)
-        with watched() as own:
+        with record_attention() as own:
             attend(q, q, q, 0.5)
         assert len(own) == 1
         done.set()
 
     other = threading.Thread(target=beside)
     other.start()
-    with watched() as weights:
+    with record_attention() as weights:
         attend(q, q, q, 0.5)
         asked.set()
         assert done.wait(10)
-        with watched() as inner:
+        with record_attention() as inner:
             attend(q, q, q, 0.5)
         attend(q, q, q, 0.5)
     other.join()

@@ -43,7 +43,7 @@ class OpenFile(Protocol):
         """Logits (b num_classes) of images (b c h w), float32."""
         ...
 
-    def watched(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    def run_with_attention(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         """The same, and what every softmax of the network gave: the weights of its attentions, in their order."""
         ...
 
@@ -79,13 +79,13 @@ class ExportedModel(nn.Module):
         """
         return torch.from_numpy(self.answer(self._checked(x)))
 
-    def watched(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def run_with_attention(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Logits, and the weights (b heads n m) of every attention in its order, of one and the same pass.
 
         Raises:
             UsageError: images of another size.
         """
-        logits, weights = self.answer.watched(self._checked(x))
+        logits, weights = self.answer.run_with_attention(self._checked(x))
         return torch.from_numpy(logits), [torch.from_numpy(weight) for weight in weights]
 
     @functools.cached_property
@@ -195,22 +195,22 @@ class InOnnxRuntime:
         self.path, self.threads = path, threads
         self.session = self._opened(str(path))
         self.input = self.session.get_inputs()[0].name
-        self._watching: Any = None
+        self._with_attention: Any = None
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self.session.run(None, {self.input: images})[0]
 
-    def watched(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """As `OpenFile.watched`."""
-        if self._watching is None:
+    def run_with_attention(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """As `OpenFile.run_with_attention`."""
+        if self._with_attention is None:
             need("deploy", "onnx")
             onnx = importlib.import_module("onnx")
             graph = onnx.load(str(self.path))
             for node in graph.graph.node:
                 if node.op_type == "Softmax":
                     graph.graph.output.append(onnx.ValueInfoProto(name=node.output[0]))
-            self._watching = self._opened(graph.SerializeToString())
-        logits, *weights = self._watching.run(None, {self.input: images})
+            self._with_attention = self._opened(graph.SerializeToString())
+        logits, *weights = self._with_attention.run(None, {self.input: images})
         return logits, weights
 
     def _opened(self, graph: str | bytes) -> Any:
@@ -256,7 +256,7 @@ class InOpenVino:
         is_unsafe = precision == "int8" and "amx_int8" in processor.cpu_flags()
         self.of_any_size = None if is_unsafe else self.core.compile_model(str(path), "CPU", self.hints)
         self.fixed: dict[int, Any] = {}
-        self._watching: Any = None
+        self._with_attention: Any = None
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         if self.of_any_size is None:
@@ -266,14 +266,14 @@ class InOpenVino:
         graph = self._of(images.shape) if size in self.fixed or len(self.fixed) < self.most else self.of_any_size
         return np.array(graph(images)[0])
 
-    def watched(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """As `OpenFile.watched`, picture by picture: the graph for it is one more, and has a batch of one."""
-        if self._watching is None:
+    def run_with_attention(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """As `OpenFile.run_with_attention`, image by image, in one more graph with a batch size of one."""
+        if self._with_attention is None:
             graph = self.core.read_model(str(self.path))
             graph.add_outputs([op.output(0) for op in graph.get_ordered_ops() if op.get_type_name() == "Softmax"])
             graph.reshape([1, *images.shape[1:]])
-            self._watching = self.core.compile_model(graph, "CPU", self.hints)
-        found = [self._watching(image[None]) for image in images]
+            self._with_attention = self.core.compile_model(graph, "CPU", self.hints)
+        found = [self._with_attention(image[None]) for image in images]
         logits, *weights = (np.concatenate([one[i] for one in found]) for i in range(len(found[0])))
         return logits, weights
 

@@ -1,4 +1,4 @@
-"""What a network looked at: attention, rollout, layers, Grad-CAM. Lazy, for torch's sake."""
+"""Explain predictions: attention maps, attention rollout, shares of layers, Grad-CAM."""
 
 from __future__ import annotations
 

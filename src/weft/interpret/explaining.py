@@ -1,4 +1,4 @@
-"""`explain`: what a network looked at when it named a picture."""
+"""`explain`: attention maps and Grad-CAM of one image."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from weft.errors import UsageError
 from weft.grid import Grid
 from weft.interpret.gradcam import check_captum
 from weft.interpret.gradcam import grad_cam as compute_grad_cam
-from weft.interpret.maps import answer_watched, attention_maps, has_attention
+from weft.interpret.maps import attention_maps, has_attention, run_with_attention
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """An answer, and what it came from.
+    """A prediction and its explanation.
 
     Attributes:
-        picture: as the network saw it, after resizing and cutting: (height width 3), uint8.
-        label: the class that is explained.
+        picture: image as the network saw it, after resizing and cropping (height width 3), uint8.
+        label: index of the class that is explained.
         probabilities: of all classes.
-        attention: by feature level (`blocks.11`, `stages.2`): how its last layer spread its attention, of the class
-            token where there is one (CeiT, last stage of CvT), else the mean of all; each (h w), its sum 1. Empty for
+        attention: feature level (`blocks.11`, `stages.2`) -> attention of its last layer (h w), which sums to 1: from
+            the class token if there is one (CeiT, last stage of CvT), else the mean over all queries. Empty for
             networks of other families.
-        rollout: the same through all layers; None where `attention` is empty.
-        focus: the map to show where there is room for one: what the class token looked at last; where none answers
-            (LeViT), the rollout.
-        depth: CeiT: how much the answer took from the class token of each layer (LCA), its sum 1; else None.
-        grad_cam: where the last map speaks for the class: (h w), from 0 up; None where it was not asked for.
+        rollout: attention rollout through all layers (h w); None if `attention` is empty.
+        focus: the map to show if there is room for one: the last attention of the class token; without a class token
+            (LeViT) the rollout.
+        depth: CeiT: share of each layer's class token in the prediction (LCA), which sums to 1; else None.
+        grad_cam: Grad-CAM map of the class (h w), at least 0; None if not computed.
     """
 
     picture: np.ndarray
@@ -57,29 +57,30 @@ def explain(
     label: int | None = None,
     grad_cam: bool = True,
 ) -> Explanation:
-    """Attention per level, rollout, layers of LCA and Grad-CAM of one picture.
+    """Explain the prediction of one image: attention per level, rollout, shares of layers (LCA) and Grad-CAM.
 
-    One forward pass, and with `grad_cam` one more, backwards too. Folded networks and every size do.
+    Runs one forward pass, and with `grad_cam` one more, forward and backward. Folded networks and all image sizes are
+    supported.
 
     Args:
-        model: CeiT, CvT or LeViT; of others, timm's among them, there is Grad-CAM alone, and of exports all but that.
-            It is left as it was.
-        image: a file, a picture, or a tensor (channels height width) that is prepared already.
-        label: the class to explain; None for the likeliest.
-        grad_cam: compute it, by captum.
+        model: CeiT, CvT or LeViT; other networks, also timm's, get Grad-CAM alone, and exports everything except
+            Grad-CAM. It is unchanged.
+        image: file, Pillow image, or normalized tensor (channels height width).
+        label: index of the class to explain; None for the most probable one.
+        grad_cam: compute the Grad-CAM map, by captum.
 
     Raises:
-        UsageError: Grad-CAM of an export, which has no gradients, or a class that is not there.
-        DataError: a picture that cannot be read.
+        UsageError: Grad-CAM of an export, which has no gradients, or a class that does not exist.
+        DataError: an image that cannot be read.
     """
     check_explainable(model, grad_cam)
     cfg: dict[str, Any] = dict(getattr(model, "pretrained_cfg", {}))
     tensor = image if isinstance(image, Tensor) else _prepared(image, cfg)
     network = model.network if isinstance(model, ExportedModel) else model
-    with _answering(model):
+    with _evaluation(model):
         images = tensor[None] if isinstance(model, ExportedModel) else tensor[None].to(next(model.parameters()).device)
-        answer, weights = answer_watched(model, images)
-        logits = answer[0].float()
+        outputs, weights = run_with_attention(model, images)
+        logits = outputs[0].float()
         if label is None:
             label = int(logits.argmax())
         elif not 0 <= label < len(logits):
@@ -90,7 +91,7 @@ def explain(
         (255 * visible(tensor.cpu(), cfg)).round().byte().permute(1, 2, 0).numpy(),
         label,
         _array(logits.softmax(dim=0)),
-        {} if maps is None else {name: _array(found[0]) for name, found in maps.levels.items()},
+        {} if maps is None else {name: _array(fmap[0]) for name, fmap in maps.levels.items()},
         None if maps is None else _array(maps.rollout[0]),
         None if maps is None else _array(maps.focus[0]),
         None if maps is None or maps.depth is None else _array(maps.depth[0]),
@@ -99,11 +100,11 @@ def explain(
 
 
 def check_explainable(model: nn.Module, grad_cam: bool) -> None:
-    """Raises a UsageError where Grad-CAM is asked of an export, or needs captum, which is not installed."""
+    """Raise a UsageError if Grad-CAM is asked of an export, or if captum is not installed."""
     if grad_cam and isinstance(model, ExportedModel):
         raise UsageError(
-            "Grad-CAM needs gradients, which an export has not. Leave it out (--no-grad-cam, grad_cam=False), or"
-            " explain the run or the model directory that it was made of."
+            "Grad-CAM needs gradients, which an export does not have. Leave it out (--no-grad-cam, grad_cam=False), or"
+            " explain the run or the model directory that it was made from."
         )
     if grad_cam:
         check_captum()
@@ -115,8 +116,8 @@ def _prepared(image: str | Path | Image.Image, cfg: dict[str, Any]) -> Tensor:
 
 
 @contextlib.contextmanager
-def _answering(model: nn.Module) -> Iterator[None]:
-    """In evaluation meanwhile."""
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Set evaluation mode inside the `with` block."""
     was_training = model.training
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Grad-CAM by captum, for networks whose layers hand on tokens instead of maps."""
+"""Grad-CAM (arXiv 1610.02391) by captum, also for networks whose layers return tokens instead of maps."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from weft.models.family import resolve
 
 
 def grad_cam(model: nn.Module, images: Float[Tensor, "b c height width"], label: int) -> Float[Tensor, "b h w"]:
-    """Where the last map that still counts speaks for a class (arXiv 1610.02391), from 0 up.
+    """Return the Grad-CAM map of a class: how much each place of the last map supports it, at least 0.
 
     Args:
-        model: in evaluation: one of weft's, folded or not, or timm's.
-        images: prepared for it.
-        label: the class.
+        model: in evaluation mode: of weft, folded or not, or of timm.
+        images: normalized images.
+        label: index of the class.
 
     Raises:
-        UsageError: captum is not installed, or nobody knows where this network has a map.
+        UsageError: captum is not installed, or the network has no known map.
     """
     check_captum()
     captum = importlib.import_module("captum.attr")
     with _gate(model) as gate:
-        found = captum.LayerGradCam(model, gate).attribute(images, target=label, relu_attributions=True)
-    return found.detach()[:, 0]
+        maps = captum.LayerGradCam(model, gate).attribute(images, target=label, relu_attributions=True)
+    return maps.detach()[:, 0]
 
 
 def check_captum() -> None:
-    """Raises a UsageError that names the extra where captum is not installed."""
+    """Raise a UsageError that names the extra if captum is not installed."""
     need("explain", "captum")
 
 
 @contextlib.contextmanager
 def _gate(model: nn.Module) -> Iterator[nn.Module]:
-    """A module that hands on the map unchanged, where the network has its last one: captum wants to hold on to one."""
-    module, num_prefix, grid_of = _last_map(model)
+    """Insert an identity module that sees the last map of the network: captum hooks a module."""
+    module, num_prefix, grid_of = _cam_target(model)
     gate = nn.Identity()
 
     def through(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -67,8 +67,8 @@ def _gate(model: nn.Module) -> Iterator[nn.Module]:
         handle.remove()
 
 
-def _last_map(model: nn.Module) -> CamTarget:
-    """Return the last map that reaches the prediction.
+def _cam_target(model: nn.Module) -> CamTarget:
+    """Return the last map that contributes to the prediction.
 
     If a class token predicts, the last block's other tokens never reach it: the map is that of the block before.
     """

@@ -1,7 +1,7 @@
-"""What attention looked at, of weights that were watched during one forward pass: maps, rollout, layers.
+"""Attention maps, attention rollout and shares of layers, from the attention weights of one forward pass.
 
-A network is told as a list of layers, from the image to the answer; what the maps mean is then one piece of code for
-all three families.
+Each family describes its network as a list of attention layers, from the image to the prediction
+(`weft.layers.attention.AttentionTrace`); the maps are computed from that list, for all families alike.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.attention import AttentionLayer, AttentionTrace, watched
+from weft.layers.attention import AttentionLayer, AttentionTrace, record_attention
 from weft.models.families import families, family_of
 from weft.models.family import resolve
 
 
 class AttentionMaps(NamedTuple):
-    """Of a batch; every map sums to 1.
+    """Maps of a batch; each sums to 1.
 
     Attributes:
-        levels: by name of the feature level: how its last layer spread its attention over the image (b h w). Of the
-            class token where there is one, else the mean over all queries.
-        rollout: the same through all layers (b h w), residuals counted as half (arXiv 2005.00928). Of CvT within the
-            last stage, since its stages are joined by convolutions.
-        depth: CeiT with LCA: how much the answer took from the class token of each layer (b depth); else None.
-        focus: the map to show where there is room for one (b h w): what the class token looked at last; where none
-            answers (LeViT), the rollout.
+        levels: feature level -> attention of its last layer over the image (b h w): from the class token if there is
+            one, else the mean over all queries.
+        rollout: attention rollout (b h w), residuals weighted by one half (arXiv 2005.00928). For CvT within the last
+            stage, because convolutions join its stages.
+        depth: share of each layer's class token in the prediction (b layers), if the network has LCA; else None.
+        focus: the map to show if there is room for one (b h w): the last attention of the class token; without a class
+            token the rollout.
     """
 
     levels: dict[str, Tensor]
@@ -40,24 +40,24 @@ class AttentionMaps(NamedTuple):
     focus: Tensor
 
 
-def answer_watched(model: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:
-    """What a model or an export answers, and the weights (b heads n m) of every attention of that very pass."""
+def run_with_attention(model: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:
+    """Return the outputs of a model or an export, and all attention weights (b heads n m) of the same forward pass."""
     if isinstance(model, ExportedModel):
-        return model.watched(images)
-    with torch.inference_mode(), watched() as weights:
+        return model.run_with_attention(images)
+    with torch.inference_mode(), record_attention() as weights:
         return model(images), weights
 
 
 def attention_maps(model: nn.Module | None, weights: Sequence[Tensor], img_size: Grid) -> AttentionMaps:
-    """Maps of the weights that `weft.layers.attention.watched` collected in one forward pass.
+    """Return the attention maps of one forward pass.
 
     Args:
-        model: CeiT, CvT or LeViT, folded or not.
-        weights: (b heads n m) of every attention, in order.
-        img_size: of the images in that pass.
+        model: network of a family with an `attention` function, folded or not.
+        weights: attention weights (b heads n m) of every layer, in order.
+        img_size: size of the images in that pass.
 
     Raises:
-        UsageError: a network of another kind.
+        UsageError: the network is of no such family, or its number of layers is not that of the record.
     """
     family = family_of(model)
     if family is None or family.attention is None:
@@ -85,12 +85,12 @@ def has_attention(model: object) -> bool:
 
 
 def rollout(layers: Sequence[AttentionLayer], depth: Float[Tensor, "b depth"] | None = None) -> Float[Tensor, "b h w"]:
-    """The answer's share in every place of the first of the joined layers: a row vector, taken back layer by layer."""
+    """Return the share of each place in the prediction: a row vector, multiplied back through the joined layers."""
     last = layers[-1]
     batch, device = last.weights.shape[0], last.weights.device
     count = last.prefix + last.queries.tokens
     share = torch.zeros(batch, 1, count, device=device)
-    starts = torch.zeros(batch, len(layers), device=device)  # what each layer's class token gives to the answer
+    starts = torch.zeros(batch, len(layers), device=device)  # share of each layer's class token in the prediction
     starts[:, -1] = 1
     if depth is not None:
         starts = (starts + depth) / 2
@@ -100,7 +100,7 @@ def rollout(layers: Sequence[AttentionLayer], depth: Float[Tensor, "b depth"] | 
             share += 1 / count
         else:
             share[..., 0] += start[:, None]
-        share = _taken_back(layer, share)
+        share = _backwards(layer, share)
         if not layer.joins:
             break
     places = share[:, 0, layer.prefix :]
@@ -108,9 +108,9 @@ def rollout(layers: Sequence[AttentionLayer], depth: Float[Tensor, "b depth"] | 
     return (places / places.sum(dim=1, keepdim=True)).unflatten(1, grid)
 
 
-def _taken_back(layer: AttentionLayer, share: Float[Tensor, "b 1 n"]) -> Float[Tensor, "b 1 m"]:
-    """From the tokens behind a layer to those in front of it."""
-    if layer.weights.shape[1] == 1 and share.shape[2] > 1:  # folded: only the class token was computed, only it counts
+def _backwards(layer: AttentionLayer, share: Float[Tensor, "b 1 n"]) -> Float[Tensor, "b 1 m"]:
+    """Return the shares of a layer's inputs, from those of its outputs."""
+    if layer.weights.shape[1] == 1 and share.shape[2] > 1:  # folded: the class token alone was computed
         gathered = share[..., :1] @ layer.weights
     else:
         gathered = share @ layer.weights
@@ -120,7 +120,7 @@ def _taken_back(layer: AttentionLayer, share: Float[Tensor, "b 1 n"]) -> Float[T
 
 
 def _spread(layer: AttentionLayer, share: Float[Tensor, "b 1 m"]) -> Float[Tensor, "b 1 n"]:
-    """From keys on a strided grid to the tokens that each of them stands for, in equal parts."""
+    """Return the shares of all tokens, from those of keys on a strided grid, in equal parts."""
     if layer.keys == layer.queries:
         return share
     rows = torch.arange(layer.queries.height) * layer.keys.height // layer.queries.height

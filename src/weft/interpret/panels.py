@@ -1,4 +1,4 @@
-"""An explanation as one picture: the image, and over it what each level, the whole and Grad-CAM looked at."""
+"""Figure of an explanation: the image, and its attention maps and Grad-CAM as overlays."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ SIDE = 2.4  # inches of a panel
 COLUMNS = 4
 
 
-def panels(found: Explanation, names: Sequence[str] | None = None, title: str = "") -> Figure:
-    """A figure with one panel per map.
+def panels(explanation: Explanation, names: Sequence[str] | None = None, title: str = "") -> Figure:
+    """Return a figure with one panel per map.
 
     Args:
-        found: of `explain`.
-        names: of the classes; numbers without.
-        title: over all of it.
+        explanation: result of `explain`.
+        names: class names; None: numbers.
+        title: title of the figure.
     """
-    maps = [(f"attention, {level}", fmap) for level, fmap in found.attention.items()]
-    if found.rollout is not None:
-        maps.append(("attention, rolled out", found.rollout))
-    if found.grad_cam is not None:
-        maps.append(("Grad-CAM", found.grad_cam))
-    count = 1 + len(maps) + (found.depth is not None)
+    maps = [(f"attention, {level}", fmap) for level, fmap in explanation.attention.items()]
+    if explanation.rollout is not None:
+        maps.append(("attention rollout", explanation.rollout))
+    if explanation.grad_cam is not None:
+        maps.append(("Grad-CAM", explanation.grad_cam))
+    count = 1 + len(maps) + (explanation.depth is not None)
     columns = min(COLUMNS, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(SIDE * columns, (SIDE + 0.3) * rows + 0.3), layout="constrained")
     places = iter(np.ravel(figure.subplots(rows, columns, squeeze=False)))
-    name = str(found.label) if names is None else names[found.label]
-    picture(next(places), found, f"{_short(name)}, {100 * found.probabilities[found.label]:.1f} %")
+    name = str(explanation.label) if names is None else names[explanation.label]
+    picture(next(places), explanation, f"{_short(name)}, {100 * explanation.probabilities[explanation.label]:.1f} %")
     for what, fmap in maps:
         axes = next(places)
-        picture(axes, found, what)
-        over(axes, found, fmap)
-    if found.depth is not None:
-        _depth(next(places), found.depth)
+        picture(axes, explanation, what)
+        over(axes, explanation, fmap)
+    if explanation.depth is not None:
+        _depth(next(places), explanation.depth)
     for axes in places:
         axes.set_axis_off()
     if title:
@@ -47,16 +47,16 @@ def panels(found: Explanation, names: Sequence[str] | None = None, title: str = 
     return figure
 
 
-def picture(axes: Axes, found: Explanation, title: str) -> None:
-    """What the network saw."""
-    axes.imshow(found.picture)
+def picture(axes: Axes, explanation: Explanation, title: str) -> None:
+    """Draw the image as the network saw it."""
+    axes.imshow(explanation.picture)
     axes.set_title(title, fontsize="small")
     axes.set_axis_off()
 
 
-def over(axes: Axes, found: Explanation, fmap: np.ndarray) -> None:
-    """A map laid over it, from its least (dark) to its most (bright)."""
-    height, width = found.picture.shape[:2]
+def over(axes: Axes, explanation: Explanation, fmap: np.ndarray) -> None:
+    """Draw a map over it, from its lowest value (dark) to its highest (bright)."""
+    height, width = explanation.picture.shape[:2]
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     axes.imshow(fmap, cmap="inferno", alpha=0.6, interpolation="bilinear", extent=extent)
 
@@ -69,6 +69,6 @@ def _depth(axes: Axes, depth: np.ndarray) -> None:
 
 
 def _short(text: str, width: int = 28) -> str:
-    """Printable, cut, and with `$` kept from starting a formula."""
+    """Return the text printable and cut, with `$` escaped, which would start a formula."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return (text if len(text) <= width else f"{text[: width - 1]}…").replace("$", r"\$")

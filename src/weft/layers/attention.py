@@ -1,10 +1,10 @@
-"""Attention by whichever of torch's ways is fastest where it runs, and a look at its weights."""
+"""Scaled dot-product attention, and recording of its weights."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from weft.grid import Grid
 
 _PLAIN_SCORES = 1024 * 1024  # above this many scores per head, memory counts for more than time
-_seen: dict[int, list[Tensor]] = {}  # of whoever watches, by thread
+_recorder: ContextVar[list[Tensor] | None] = ContextVar("attention weights", default=None)
 
 
 class AttentionLayer(NamedTuple):
@@ -52,7 +52,7 @@ class AttentionTrace(NamedTuple):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """softmax(scale q k^T) v.
+    """Return softmax(scale q k^T) v, computed by torch's fastest way for the device and precision.
 
     Args:
         q: queries (b heads n d).
@@ -64,38 +64,36 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         Values gathered per query (b heads n d).
 
     torch's fused kernel never stores the scores, and is the fastest way on GPUs and, in float32, on CPUs. In bfloat16
-    its CPU kernel loses to plain matrix products: 4.4 to 2.6 ms forward and 13.3 to 4.1 ms backward for 16 pictures of
-    197 tokens in three heads (benchmarks/training/kernels.csv), so these are taken as long as the scores are small.
+    its CPU kernel is slower than plain matrix multiplication: 4.4 against 2.6 ms forward and 13.3 against 4.1 ms
+    backward for 16 images of 197 tokens in three heads (benchmarks/training/kernels.csv), so that is used as long as
+    the scores are small.
     """
-    if _is_watched() or _products_are_faster(q, k):
+    if _recorder.get() is not None or _products_are_faster(q, k):
         q = q if scale == 1.0 else q * scale  # a folded network has it in its weights
-        return torch.matmul(noted(torch.matmul(q, k.transpose(-2, -1)).softmax(dim=-1)), v)
+        return torch.matmul(recorded(torch.matmul(q, k.transpose(-2, -1)).softmax(dim=-1)), v)
     return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[list[Tensor]]:
-    """The weights (b heads n m) of every attention that this thread computes meanwhile, in its order."""
-    thread = threading.get_ident()
-    before = _seen.get(thread)
-    _seen[thread] = weights = []
+def record_attention() -> Iterator[list[Tensor]]:
+    """Record the weights (b heads n m) of every attention that is computed inside the `with` block, in order.
+
+    The record belongs to the context of the caller: other threads that run the same network are not recorded.
+    """
+    weights: list[Tensor] = []
+    token = _recorder.set(weights)
     try:
         yield weights
     finally:
-        del _seen[thread]
-        if before is not None:
-            _seen[thread] = before
+        _recorder.reset(token)
 
 
-def noted(weights: Tensor) -> Tensor:
-    """The weights as they came, shown to whoever watches."""
-    if _is_watched():
-        _seen[threading.get_ident()].append(weights.detach())
+def recorded(weights: Tensor) -> Tensor:
+    """Return attention weights unchanged, after adding them to the record of `record_attention`, if there is one."""
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.append(weights.detach())
     return weights
-
-
-def _is_watched() -> bool:
-    return bool(_seen) and threading.get_ident() in _seen
 
 
 def _products_are_faster(q: Tensor, k: Tensor) -> bool:

@@ -29,7 +29,7 @@ from weft.deploy import ExportedModel, fold, open_model
 from weft.durable import sha256_of
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.grid import Grid
-from weft.interpret.maps import AttentionMaps, answer_watched, attention_maps, has_attention
+from weft.interpret.maps import AttentionMaps, attention_maps, has_attention, run_with_attention
 from weft.models.base import Backbone
 from weft.text import printable
 from weft.train.build import preprocessing
@@ -164,7 +164,7 @@ class Predictor:
         maps = None
         with torch.inference_mode(), self.on.autocast():
             if overlay:
-                answer, weights = answer_watched(self.model, images)
+                answer, weights = run_with_attention(self.model, images)
                 logits = mean_logits(answer)
                 maps = attention_maps(self._network(), weights, Grid(*images.shape[-2:]))
             else:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.attention import noted
+from weft.layers.attention import recorded
 from weft.layers.norm import scaled_rows, with_weights
 from weft.layers.tokens import join_heads, split_heads
 from weft.models.levit.network import Attention, AttentionDownsample, BiasedAttention, LeViT
@@ -40,7 +40,7 @@ class FoldedBias(BiasedAttention):
         """Return softmax(q k + bias) v."""
         scores = q @ k.transpose(-2, -1)
         scores = scores if self.expanded is None else scores + self.expanded.to(scores.dtype)
-        return noted(scores.softmax(dim=-1)) @ v
+        return recorded(scores.softmax(dim=-1)) @ v
 
     def set_grid(self, grid: Grid) -> None:
         """Refuse another grid: the table that could be resized is gone."""

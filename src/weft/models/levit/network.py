@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.attention import noted
+from weft.layers.attention import recorded
 from weft.layers.norm import ConvNorm, LinearNorm, NormLinear
 from weft.layers.position import guess_grid, offset_index, resize_embedding, resize_offsets
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
@@ -120,7 +120,7 @@ class BiasedAttention(nn.Module, ABC):
         has no kernel, and its fallback looks at every score for rows that are masked altogether."""
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         bias = self.bias()
-        return noted((scores if bias is None else scores + bias.to(scores.dtype)).softmax(dim=-1)) @ v
+        return recorded((scores if bias is None else scores + bias.to(scores.dtype)).softmax(dim=-1)) @ v
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the keys; the table is resized."""

@@ -21,7 +21,7 @@ from PIL import Image
 
 from tests.data.pictures import encoded, icc_profile, photo
 from tests.data.zoo import GOOD
-from weft.data.image import BadImage, look, open_image
+from weft.data.images.decode import BadImage, look, open_image
 
 MAX_PIXELS = 25_000_000
 MEMORY = 300 << 20

@@ -22,7 +22,7 @@ from weft.data import (
     open_image,
     train_transform,
 )
-from weft.data.seeding import epoch_order, randomness_of
+from weft.data.loading.seeding import epoch_order, randomness_of
 from weft.errors import DataError, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores, on purpose

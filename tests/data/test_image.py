@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 from tests.data.pictures import bomb, encoded, jpeg, paged_tiff, photo, png, text_bomb
 from weft.data import BadImage, image_size, open_image
-from weft.data.image import FORMATS, REASONS, sniff
+from weft.data.images.decode import FORMATS, REASONS, sniff
 from weft.errors import DataError
 
 
@@ -179,7 +179,7 @@ def test_image_size_reads_only_the_header(monkeypatch):
 
 COST = """
 import io, json, resource, sys, time
-from weft.data.image import BadImage, open_image
+from weft.data.images.decode import BadImage, open_image
 first = open(sys.argv[1], "rb").read()
 open_image(first)  # what is imported late is imported now
 rows = []
@@ -234,7 +234,7 @@ def test_a_valid_large_picture_still_opens():
 
 
 def test_nothing_here_imports_torch():
-    code = "import sys, weft.data.image; sys.exit('torch' in sys.modules)"
+    code = "import sys, weft.data.images.decode; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

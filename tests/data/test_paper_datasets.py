@@ -17,8 +17,8 @@ from tests.data.pictures import jpeg
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import open_data
-from weft.data.catalog import CATALOG
-from weft.data.inaturalist import convert_inaturalist
+from weft.data.sources.catalog import CATALOG
+from weft.data.sources.inaturalist import convert_inaturalist
 from weft.errors import DataError, UsageError
 from weft.train import evaluate
 from weft.train.real_labels import read_real_labels, real_score

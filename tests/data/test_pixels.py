@@ -20,7 +20,7 @@ from tests.data.pictures import (
     tiff,
 )
 from weft.data import image_size, open_image
-from weft.data.image import look
+from weft.data.images.decode import look
 
 LEVELS = np.arange(256).reshape(16, 16)
 RAMP_16 = BLACK_TO_WHITE.reshape(16, 16)  # level k is exactly 257 k

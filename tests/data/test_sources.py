@@ -16,12 +16,12 @@ from PIL import Image
 
 from tests.data.pictures import jpeg
 from weft.data import ImageDataset, eval_transform, make_loader, open_data
-from weft.data import folder as folder_module
-from weft.data.catalog import CATALOG, Known
-from weft.data.fingerprint import Fingerprint, difference, fingerprint
+from weft.data.index.fingerprint import Fingerprint, difference, fingerprint
+from weft.data.index.source import Splits
 from weft.data.prepare import prepare_data
-from weft.data.shards import open_shards
-from weft.data.source import Splits
+from weft.data.sources import open as folder_module
+from weft.data.sources.catalog import CATALOG, Known
+from weft.data.sources.shards import open_shards
 from weft.errors import CheckpointError, DataError, UsageError
 
 PER_CLASS = 10
@@ -324,7 +324,7 @@ def test_names_without_data_say_what_to_do(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_source_of_the_catalog_is_known() -> None:
-    from weft.data.library import TORCHVISION
+    from weft.data.sources.library import TORCHVISION
 
     for name, known in CATALOG.items():
         assert isinstance(known, Known)

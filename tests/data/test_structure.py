@@ -16,9 +16,9 @@ from tests.data import fuzz
 from tests.data.pictures import chunk, encoded, jpeg, photo, png, tagged_tiff
 from weft.cli import main
 from weft.data import ImageDataset, eval_transform, make_loader, open_data, train_transform
-from weft.data import image as image_module
-from weft.data.image import MAX_ASPECT, BadImage, look, open_image
-from weft.data.structure import MAX_SCANS, Excess, check_structure
+from weft.data.images import decode as image_module
+from weft.data.images.decode import MAX_ASPECT, BadImage, look, open_image
+from weft.data.images.structure import MAX_SCANS, Excess, check_structure
 
 JPEG = jpeg()
 GIF = encoded(Image.fromarray(photo()), "GIF")

@@ -15,8 +15,15 @@ from torchvision import transforms
 import weft
 from tests.data.pictures import encoded, photo
 from weft.data import eval_transform, open_image, train_transform
-from weft.data.seeding import randomness_of
-from weft.data.transforms import _rand_augment, _Shift, eval_crop, normalize, posterize_at_least_one_bit, visible
+from weft.data.loading.seeding import randomness_of
+from weft.data.loading.transforms import (
+    _rand_augment,
+    _Shift,
+    eval_crop,
+    normalize,
+    posterize_at_least_one_bit,
+    visible,
+)
 from weft.errors import UsageError
 
 PHOTO = Image.fromarray(photo(90, 120))

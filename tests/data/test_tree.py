@@ -16,7 +16,7 @@ from tests.data.pictures import jpeg
 from tests.data.test_zoo import unprivileged
 from tests.data.zoo import class_folders
 from weft.data import inspect
-from weft.data.tree import walk
+from weft.data.index.tree import walk
 from weft.errors import DataError
 
 NIGHTLY = bool(os.environ.get("WEFT_NIGHTLY"))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.data.zoo import ANIMALS, BAD, ELSE, GOOD, class_folders, digest, settle
 from weft.data import inspect, open_data, open_image
-from weft.data.image import look
+from weft.data.images.decode import look
 from weft.errors import DataError
 
 NOBODY = 65534

@@ -26,7 +26,7 @@ from PIL import Image
 
 from tests.helpers import lively
 from tests.serve.running import NAMES, picture, saved
-from weft.data.transforms import eval_crop, eval_transform
+from weft.data.loading.transforms import eval_crop, eval_transform
 from weft.deploy import export, open_model
 from weft.errors import CheckpointError, UsageError
 from weft.interpret import explain

@@ -22,7 +22,7 @@ from tests.train import tiny
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.model_dir import CONFIG, WEIGHTS
 from weft.cli import main
-from weft.data import fingerprint
+from weft.data.index import fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.hub import create_model
 from weft.train import build, loop, resume, train

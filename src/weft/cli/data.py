@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(as_json: bool) -> int:
-    from weft.data.catalog import CATALOG
+    from weft.data.sources.catalog import CATALOG
 
     if as_json:
         print_json([{"name": name, **known._asdict()} for name, known in CATALOG.items()])
@@ -92,7 +92,7 @@ def _list(as_json: bool) -> int:
 
 
 def _inaturalist(args: argparse.Namespace) -> int:
-    from weft.data.inaturalist import convert_inaturalist
+    from weft.data.sources.inaturalist import convert_inaturalist
 
     *annotations, out = args.paths
     table = convert_inaturalist(annotations, out, images=args.images, force=args.force)
@@ -125,7 +125,7 @@ def _prepare(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     """Prints what there is; 3 if something is bad."""
     from weft.data import inspect
-    from weft.data.image import MAX_PIXELS
+    from weft.data.images.decode import MAX_PIXELS
 
     if args.data == "digits" and not os.path.lexists(args.data):
         raise UsageError(
@@ -161,10 +161,10 @@ def _show(done: int, total: int) -> None:
 
 
 def _report(inventory: Inventory) -> str:
-    from weft.data.checks import extensions, same_bytes, some, tally
-    from weft.data.image import REASONS
-    from weft.data.pixels import NOTES
-    from weft.data.tree import SKIPPED
+    from weft.data.images.colour import NOTES
+    from weft.data.images.decode import REASONS
+    from weft.data.index.checks import extensions, same_bytes, some, tally
+    from weft.data.index.tree import SKIPPED
     from weft.text import printable
 
     facts = inventory.as_dict()

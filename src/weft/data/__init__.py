@@ -10,38 +10,38 @@ from typing import TYPE_CHECKING
 from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from weft.data.dataset import ImageDataset as ImageDataset
-    from weft.data.folder import open_data as open_data
-    from weft.data.image import BadImage as BadImage
-    from weft.data.image import image_size as image_size
-    from weft.data.image import open_image as open_image
-    from weft.data.inventory import Inventory as Inventory
-    from weft.data.inventory import inspect as inspect
-    from weft.data.loader import make_loader as make_loader
-    from weft.data.seeding import mix_seed as mix_seed
-    from weft.data.source import Sample as Sample
-    from weft.data.source import Source as Source
-    from weft.data.source import Splits as Splits
-    from weft.data.source import image_size_hint as image_size_hint
-    from weft.data.transforms import eval_transform as eval_transform
-    from weft.data.transforms import train_transform as train_transform
+    from weft.data.images.decode import BadImage as BadImage
+    from weft.data.images.decode import image_size as image_size
+    from weft.data.images.decode import open_image as open_image
+    from weft.data.index.inventory import Inventory as Inventory
+    from weft.data.index.inventory import inspect as inspect
+    from weft.data.index.source import Sample as Sample
+    from weft.data.index.source import Source as Source
+    from weft.data.index.source import Splits as Splits
+    from weft.data.index.source import image_size_hint as image_size_hint
+    from weft.data.loading.dataset import ImageDataset as ImageDataset
+    from weft.data.loading.loader import make_loader as make_loader
+    from weft.data.loading.seeding import mix_seed as mix_seed
+    from weft.data.loading.transforms import eval_transform as eval_transform
+    from weft.data.loading.transforms import train_transform as train_transform
+    from weft.data.sources.open import open_data as open_data
 
 _HOMES = {
-    "BadImage": "weft.data.image",
-    "ImageDataset": "weft.data.dataset",
-    "Inventory": "weft.data.inventory",
-    "Sample": "weft.data.source",
-    "Source": "weft.data.source",
-    "Splits": "weft.data.source",
-    "eval_transform": "weft.data.transforms",
-    "image_size": "weft.data.image",
-    "image_size_hint": "weft.data.source",
-    "inspect": "weft.data.inventory",
-    "make_loader": "weft.data.loader",
-    "mix_seed": "weft.data.seeding",
-    "open_data": "weft.data.folder",
-    "open_image": "weft.data.image",
-    "train_transform": "weft.data.transforms",
+    "BadImage": "weft.data.images.decode",
+    "ImageDataset": "weft.data.loading.dataset",
+    "Inventory": "weft.data.index.inventory",
+    "Sample": "weft.data.index.source",
+    "Source": "weft.data.index.source",
+    "Splits": "weft.data.index.source",
+    "eval_transform": "weft.data.loading.transforms",
+    "image_size": "weft.data.images.decode",
+    "image_size_hint": "weft.data.index.source",
+    "inspect": "weft.data.index.inventory",
+    "make_loader": "weft.data.loading.loader",
+    "mix_seed": "weft.data.loading.seeding",
+    "open_data": "weft.data.sources.open",
+    "open_image": "weft.data.images.decode",
+    "train_transform": "weft.data.loading.transforms",
 }
 
 __all__ = [

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from weft.data.folder import open_data
-from weft.data.image import open_image
-from weft.data.inventory import Progress
-from weft.data.source import Source
+from weft.data.images.decode import open_image
+from weft.data.index.inventory import Progress
+from weft.data.index.source import Source
+from weft.data.sources.open import open_data
 from weft.durable import flush_folder, writing
 from weft.errors import UsageError
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, new_directory, read_config, weights_sha256
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
-from weft.data.loader import ImageLoader
+from weft.data.loading.loader import ImageLoader
 from weft.deploy.folding import fold
 from weft.deploy.graphs import FORMATS, OPSET, check_tools, write_graph
 from weft.deploy.runtimes import FILES, Answer

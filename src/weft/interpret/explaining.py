@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from weft.data import eval_transform, open_image
-from weft.data.transforms import visible
+from weft.data.loading.transforms import visible
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.grid import Grid

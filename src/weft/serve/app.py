@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from weft.data import BadImage
-from weft.data.crop import Pixels
+from weft.data.images.crop import Pixels
 from weft.serve.batching import Batcher, Full
 from weft.serve.decoding import Decoders
 from weft.serve.forms import Sent, files_of

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from weft.data.crop import Pixels
+from weft.data.images.crop import Pixels
 from weft.serve.predictor import ModelFault, Predictor, Verdict
 
 

@@ -26,8 +26,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from weft.data.crop import EvalCrop, Pixels
-from weft.data.image import REASONS, BadImage, open_image
+from weft.data.images.crop import EvalCrop, Pixels
+from weft.data.images.decode import REASONS, BadImage, open_image
 
 STUCK_SECONDS = 2.0  # on one image, after which a decoder does not count as one that new images may wait for
 

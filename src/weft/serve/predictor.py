@@ -23,8 +23,8 @@ from weft.checkpoints.model_dir import (
     weights_sha256,
 )
 from weft.data import open_image
-from weft.data.crop import Pixels
-from weft.data.transforms import eval_crop, normalize
+from weft.data.images.crop import Pixels
+from weft.data.loading.transforms import eval_crop, normalize
 from weft.deploy import ExportedModel, fold, open_model
 from weft.durable import sha256_of
 from weft.errors import CheckpointError, UsageError, WeftError

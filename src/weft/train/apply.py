@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.model_dir import model_dir
 from weft.data import BadImage, Sample, Source, Splits, eval_transform, open_data, open_image
-from weft.data.tree import EXTENSIONS, extension, walk
+from weft.data.index.tree import EXTENSIONS, extension, walk
 from weft.deploy import ExportReport, export, open_model
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.recipes import Recipe, load_recipe

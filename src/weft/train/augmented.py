@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from weft.data import Splits, open_image
-from weft.data.source import stratified_subset
-from weft.data.transforms import visible
+from weft.data.index.source import stratified_subset
+from weft.data.loading.transforms import visible
 from weft.recipes import Recipe
 from weft.train.build import preprocessing, training_images
 from weft.train.objective import Mixing

@@ -18,8 +18,8 @@ from weft.checkpoints import load_checkpoint
 from weft.checkpoints.hub_dir import PREFIX
 from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir, read_config
 from weft.data import ImageDataset, Source, Splits, eval_transform, make_loader, open_data, train_transform
-from weft.data.loader import ImageLoader
-from weft.data.order import WHOLE, Share
+from weft.data.loading.loader import ImageLoader
+from weft.data.loading.order import WHOLE, Share
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.grid import Grid
 from weft.hub import create_model

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.hub_dir import PREFIX
 from weft.checkpoints.model_dir import CONFIG, model_dir
-from weft.data.order import Key
-from weft.data.shelf import in_order
+from weft.data.loading.order import Key
+from weft.data.sources.listing import in_order
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
 from weft.hub import create_model

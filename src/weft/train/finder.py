@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from weft.data.loader import ImageLoader
+from weft.data.loading.loader import ImageLoader
 from weft.recipes import Recipe
 from weft.train.build import build_model, preprocessing
 from weft.train.loop import Batch, Learner, in_steps

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from weft.data import mix_seed
-from weft.data.dataset import LOST
-from weft.data.order import Key
+from weft.data.loading.dataset import LOST
+from weft.data.loading.order import Key
 from weft.errors import DataError
 from weft.recipes import Recipe
 from weft.train.objective import Mixing, Objective, mean_logits

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.data.dataset import LOST
-from weft.data.loader import ImageLoader
+from weft.data.loading.dataset import LOST
+from weft.data.loading.loader import ImageLoader
 from weft.train.objective import mean_logits
 from weft.train.real_labels import RealScore
 from weft.train.runtime import Runtime

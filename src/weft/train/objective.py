@@ -12,7 +12,7 @@ from timm.data.mixup import mixup_target
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.data.seeding import randomness_of
+from weft.data.loading.seeding import randomness_of
 from weft.errors import UsageError
 from weft.recipes import Recipe
 

@@ -16,7 +16,7 @@ import torch
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.model_dir import checked_names, read_config
 from weft.data import Splits, image_size_hint
-from weft.data.order import epochs_of
+from weft.data.loading.order import epochs_of
 from weft.durable import sweep
 from weft.errors import DataError, UsageError, WeftError
 from weft.recipes import Recipe, dump, load_recipe

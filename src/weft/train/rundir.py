@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO, get_type_hints
 
-from weft.data.inventory import VAL_NAMES
+from weft.data.index.inventory import VAL_NAMES
 from weft.durable import is_leftover, no_follow, write_whole, writing
 from weft.errors import CheckpointError, UsageError
 

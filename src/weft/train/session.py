@@ -19,8 +19,8 @@ from torch import Tensor
 
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import Splits
-from weft.data.loader import ImageLoader
-from weft.data.order import Key, epochs_of
+from weft.data.loading.loader import ImageLoader
+from weft.data.loading.order import Key, epochs_of
 from weft.durable import writing
 from weft.errors import CheckpointError, DivergedError, UsageError, WeftError
 from weft.recipes import Recipe

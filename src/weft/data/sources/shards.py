@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from weft.data.download import fetched
-from weft.data.image import MAX_BYTES, BadImage
-from weft.data.inventory import VAL_NAMES, Picture
-from weft.data.shelf import Shelf, in_order
-from weft.data.source import BadFile
-from weft.data.tree import EXTENSIONS
+from weft.data.images.decode import MAX_BYTES, BadImage
+from weft.data.index.inventory import VAL_NAMES, Picture
+from weft.data.index.source import BadFile
+from weft.data.index.tree import EXTENSIONS
+from weft.data.sources.download import fetched
+from weft.data.sources.listing import Shelf, in_order
 from weft.errors import DataError, UsageError
 from weft.text import printable
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from weft.data.image import HEAD_BYTES, MAX_PIXELS, BadImage, Look, look, open_regular, sniff
-from weft.data.source import BadFile
-from weft.data.tree import EXTENSIONS, extension, is_junk, walk
+from weft.data.images.decode import HEAD_BYTES, MAX_PIXELS, BadImage, Look, look, open_regular, sniff
+from weft.data.index.source import BadFile
+from weft.data.index.tree import EXTENSIONS, extension, is_junk, walk
 from weft.errors import DataError
 from weft.text import printable
 
@@ -52,8 +52,8 @@ class Inventory:
         good: pictures that can be used, sorted by key.
         bad: files that should be pictures and cannot be used, sorted by key.
         ignored: files whose name and content promise no picture, counted by extension.
-        skipped: entries passed over, counted by a key of `weft.data.tree.SKIPPED`.
-        notes: conversions of good pictures, counted by a key of `weft.data.pixels.NOTES`.
+        skipped: entries passed over, counted by a key of `weft.data.index.tree.SKIPPED`.
+        notes: conversions of good pictures, counted by a key of `weft.data.images.colour.NOTES`.
         copies: keys of good pictures whose files are the same to the byte, two or more each; known once all are
             decoded.
         classes_outside: class or split folders that are links to outside the root, not followed.

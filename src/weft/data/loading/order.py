@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from weft.data.seeding import epoch_order
+from weft.data.loading.seeding import epoch_order
 from weft.errors import UsageError
 
 Key = tuple[int, int, int]  # (epoch, index of the image, which of its repetitions)

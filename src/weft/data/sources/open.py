@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.data.catalog import CATALOG
-from weft.data.checks import (
+from weft.data.images.decode import MAX_PIXELS, BadImage
+from weft.data.index.checks import (
     check_bad,
     check_empty,
     check_numbers,
@@ -18,14 +18,14 @@ from weft.data.checks import (
     count,
     survey_notes,
 )
-from weft.data.digits import open_digits
-from weft.data.image import MAX_PIXELS, BadImage
-from weft.data.inventory import Inventory, Picture, Progress, examine, survey
-from weft.data.library import open_hf, open_torchvision
-from weft.data.shards import is_shards, open_shards
-from weft.data.shelf import Reader, Shelf, in_order
-from weft.data.source import BadFile, Sample, Splits, lost, stratified_share, stratified_split, stratified_subset
-from weft.data.table import SUFFIXES, FileReader, open_table
+from weft.data.index.inventory import Inventory, Picture, Progress, examine, survey
+from weft.data.index.source import BadFile, Sample, Splits, lost, stratified_share, stratified_split, stratified_subset
+from weft.data.sources.catalog import CATALOG
+from weft.data.sources.digits import open_digits
+from weft.data.sources.library import open_hf, open_torchvision
+from weft.data.sources.listing import Reader, Shelf, in_order
+from weft.data.sources.shards import is_shards, open_shards
+from weft.data.sources.table import SUFFIXES, FileReader, open_table
 from weft.errors import DataError
 
 BUILT_IN = ("digits",)
@@ -76,8 +76,8 @@ def open_data(
         data: a folder of class folders; or one with `train/` and perhaps `val/` (`valid/`, `validation/`, `test/`:
             the first that exists) in it, each holding class folders; a table (`x.csv`, `x.tsv`, `x.parquet`); tar
             shards (`x.tar`, `train-{000..009}.tar`, https URLs of such, a folder of such); `torchvision:NAME`;
-            `hf:NAME`; a name of `weft.data.catalog`; or `digits`, scikit-learn's handwriting. (A folder of that name is
-            `./digits`.)
+            `hf:NAME`; a name of `weft.data.sources.catalog`; or `digits`, scikit-learn's handwriting. (A folder
+            of that name is `./digits`.)
         val_fraction: what part of each class is held out where the data has no split, between 0 and 1. `digits` has
             its own.
         seed: decides that split, and what `limit` and `train_fraction` take.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from weft.data.inventory import Inventory, Picture
-from weft.data.pixels import NOTES
-from weft.data.tree import SKIPPED
+from weft.data.images.colour import NOTES
+from weft.data.index.inventory import Inventory, Picture
+from weft.data.index.tree import SKIPPED
 from weft.errors import DataError, UsageError
 from weft.text import printable
 

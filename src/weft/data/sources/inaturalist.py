@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.data.image import open_regular
-from weft.data.inventory import VAL_NAMES
+from weft.data.images.decode import open_regular
+from weft.data.index.inventory import VAL_NAMES
 from weft.durable import write_whole, writing
 from weft.errors import DataError, UsageError
 from weft.text import printable

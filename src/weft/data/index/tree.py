@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from weft.data.image import BadImage
-from weft.data.source import BadFile
+from weft.data.images.decode import BadImage
+from weft.data.index.source import BadFile
 from weft.text import printable
 
 JUNK = {"__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+found"}

@@ -22,7 +22,7 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
-from weft.data.crop import EvalCrop
+from weft.data.images.crop import EvalCrop
 from weft.errors import UsageError
 
 SMALL_SIZE = 48  # pixels; up to here pictures are shifted, not zoomed

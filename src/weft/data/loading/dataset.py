@@ -15,10 +15,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from weft.data.image import MAX_PIXELS, BadImage, open_image
-from weft.data.order import Key
-from weft.data.seeding import randomness_of
-from weft.data.source import Source, lost
+from weft.data.images.decode import MAX_PIXELS, BadImage, open_image
+from weft.data.index.source import Source, lost
+from weft.data.loading.order import Key
+from weft.data.loading.seeding import randomness_of
 from weft.errors import DataError
 
 Transform = Callable[[Image.Image], Float[Tensor, "c h w"]]

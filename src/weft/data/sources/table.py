@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.data.image import open_regular
-from weft.data.inventory import VAL_NAMES, Picture
-from weft.data.shelf import Shelf, in_order
+from weft.data.images.decode import open_regular
+from weft.data.index.inventory import VAL_NAMES, Picture
+from weft.data.sources.listing import Shelf, in_order
 from weft.errors import DataError, need
 from weft.text import printable
 

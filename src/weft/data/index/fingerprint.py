@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.data.image import BadImage
-from weft.data.source import Source, Splits
+from weft.data.images.decode import BadImage
+from weft.data.index.source import Source, Splits
 from weft.durable import write_whole
 from weft.errors import CheckpointError, DataError
 from weft.reading import read_bytes, unzipped

@@ -1,7 +1,8 @@
 """Pictures that are not the files of one folder: listed in a table, packed into tar shards, kept by another library.
 
 A shelf says which pictures there are, under which class and in which split, and reads one by its key. What is done with
-them (a first look at each, a split where there is none, refusals, notes) is the same for all, in `weft.data.folder`.
+them (a first look at each, a split where there is none, refusals, notes) is the same for all, in
+`weft.data.sources.open`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from weft.data.inventory import Inventory, Picture
-from weft.data.source import BadFile
+from weft.data.index.inventory import Inventory, Picture
+from weft.data.index.source import BadFile
 
 
 class Reader(Protocol):
@@ -49,7 +50,7 @@ class Shelf:
     notes: list[str] = field(default_factory=list)
 
     def inventory(self) -> Inventory:
-        """What `weft.data.inventory.survey` would say of a folder that held the same."""
+        """What `weft.data.index.inventory.survey` would say of a folder that held the same."""
         splits = sorted({picture.split for picture in self.pictures}) or [""]
         is_given = "val" in splits
         classes = {split: _present(self.pictures, split, self.classes) for split in splits}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from weft.data.source import Sample, Splits, stratified_share, stratified_split, stratified_subset
+from weft.data.index.source import Sample, Splits, stratified_share, stratified_split, stratified_subset
 from weft.errors import DataError
 
 VAL_FRACTION = 0.2

@@ -38,7 +38,7 @@ def check_structure(data: bytes, format: str) -> None:
 
     Args:
         data: the file.
-        format: as `weft.data.image.sniff` names it.
+        format: as `weft.data.images.decode.sniff` names it.
 
     Raises:
         Excess: a bound is exceeded, or a compression is not among those that are open. A file that is damaged otherwise

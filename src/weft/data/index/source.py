@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
-from weft.data.image import BadImage, image_size
+from weft.data.images.decode import BadImage, image_size
 from weft.errors import DataError
 from weft.text import printable
 
@@ -57,7 +57,7 @@ class BadFile(NamedTuple):
 
     Attributes:
         key: path below the data directory.
-        reason: a key of `weft.data.image.REASONS`.
+        reason: a key of `weft.data.images.decode.REASONS`.
         message: a sentence that names the file.
         split: `train`, `val`, or empty where the data has no split of its own.
     """

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from weft.data.dataset import ImageDataset
-from weft.data.order import WHOLE, Key, Order, Share
+from weft.data.loading.dataset import ImageDataset
+from weft.data.loading.order import WHOLE, Key, Order, Share
 from weft.errors import DataError, UsageError
 from weft.text import printable
 

@@ -23,8 +23,8 @@ from typing import BinaryIO, NamedTuple
 
 from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 
-from weft.data.pixels import Header, NoRange, describe, read_header, to_rgb, upright_size
-from weft.data.structure import Excess, check_structure
+from weft.data.images.colour import Header, NoRange, describe, read_header, to_rgb, upright_size
+from weft.data.images.structure import Excess, check_structure
 from weft.errors import DataError
 from weft.text import one_line, printable
 
@@ -81,7 +81,8 @@ class Look(NamedTuple):
     Attributes:
         size: (height, width) in pixels, after EXIF orientation.
         format: one of `FORMATS`.
-        notes: kinds of conversion that opening it takes, such as `cmyk` or `exif-rotated`; see `weft.data.pixels`.
+        notes: kinds of conversion that opening it takes, such as `cmyk` or `exif-rotated`; see
+            `weft.data.images.colour`.
     """
 
     size: tuple[int, int]

@@ -19,10 +19,10 @@ from urllib.parse import parse_qsl
 import numpy as np
 from PIL import Image
 
-from weft.data.download import cache_dir
-from weft.data.image import open_regular
-from weft.data.inventory import VAL_NAMES, Picture
-from weft.data.shelf import Shelf
+from weft.data.images.decode import open_regular
+from weft.data.index.inventory import VAL_NAMES, Picture
+from weft.data.sources.download import cache_dir
+from weft.data.sources.listing import Shelf
 from weft.errors import DataError, need, unknown
 from weft.text import printable
 

@@ -1,0 +1,1 @@
+"""Decode untrusted image files: format, structure, colour, and the evaluation crop."""

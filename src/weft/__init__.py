@@ -1,6 +1,6 @@
-"""weft: CeiT, CvT and LeViT, vision transformers with convolution woven in.
+"""weft: the vision transformers with convolution CeiT, CvT and LeViT, from training to deployment.
 
-This page is the public surface. It is lazy (PEP 562): `weft --help` passes through here and must not pay for torch.
+This module has the public names. They are imported on first use (PEP 562), so that `weft --help` starts without torch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from weft.interpret import explain as explain
     from weft.memory import keep_memory as keep_memory
     from weft.models import list_models as list_models
+    from weft.models.plugins import load_plugin as load_plugin
 
 _HOMES = {
     "create_model": "weft.hub",
@@ -29,9 +30,20 @@ _HOMES = {
     "keep_memory": "weft.memory",
     "list_models": "weft.models",
     "load_checkpoint": "weft.checkpoints",
+    "load_plugin": "weft.models.plugins",
 }
 
-__all__ = ["__version__", "create_model", "explain", "export", "fold", "keep_memory", "list_models", "load_checkpoint"]
+__all__ = [
+    "__version__",
+    "create_model",
+    "explain",
+    "export",
+    "fold",
+    "keep_memory",
+    "list_models",
+    "load_checkpoint",
+    "load_plugin",
+]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES, "__version__")
 

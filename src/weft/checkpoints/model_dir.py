@@ -28,7 +28,7 @@ from weft.checkpoints.hub_dir import PREFIX, fetched
 from weft.checkpoints.load import load_checkpoint
 from weft.durable import flush_file, flush_folder, sha256_of
 from weft.errors import CheckpointError, StorageError, UsageError, nearest
-from weft.models.families import VARIANTS
+from weft.models.families import VARIANTS, plugin_of
 from weft.models.registry import build_described, create_model
 from weft.reading import read_json
 
@@ -72,6 +72,7 @@ class ModelConfig(TypedDict):
     """config.json, as timm writes it and weft adds to it."""
 
     architecture: str
+    plugin: NotRequired[str]
     num_classes: Annotated[int, Field(ge=0, le=1_000_000)]
     pretrained_cfg: NotRequired[Preprocessing]
     model_args: NotRequired[dict[str, Any]]
@@ -220,6 +221,11 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
         )
     name = config["architecture"].removeprefix("weft_")
     if name not in VARIANTS and not timm.is_model(name):
+        if plugin := config.get("plugin"):
+            raise CheckpointError(
+                f"{path} needs the plugin {plugin}, which has the model {name}; it is not loaded. Pass --plugin FILE"
+                " (in Python: weft.load_plugin), if you trust the file: it is run."
+            )
         likely = ", ".join(nearest(name, VARIANTS))
         raise CheckpointError(f"{path / CONFIG} must name a model that exists; got {name!r}. Nearest: {likely}.")
     weights = path / WEIGHTS
@@ -266,7 +272,8 @@ def describe(model: Any, folder: Path, label_names: Sequence[str] | None, extra:
         UsageError: the names do not fit the classes.
     """
     names = checked_names(label_names, getattr(model, "num_classes", None))
-    extra = ({"label_names": names} if names else {}) | extra
+    plugin = plugin_of(model)
+    extra = ({"label_names": names} if names else {}) | ({"plugin": plugin} if plugin else {}) | extra
     file = folder / CONFIG
     may_have_changed = ("num_classes", "in_chans", "global_pool")  # timm looks at the model itself for these
     given = {k: v for k, v in getattr(model, "model_args", {}).items() if k not in may_have_changed}

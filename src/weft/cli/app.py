@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
+from weft.cli.options import add_common
 from weft.errors import StorageError, UsageError, WeftError, unknown
 from weft.text import one_line
 from weft.version import __version__
@@ -26,6 +27,7 @@ VERBS = (
     *("train", "evaluate", "predict", "compare", "study", "convert", "export", "bench", "explain", "serve"),
     *("push", "data", "models", "recipes", "doctor"),
 )
+WITH_MODELS = frozenset(VERBS) - {"data", "recipes", "doctor"}  # verbs that take `--plugin`
 
 EXIT_CODES = """exit codes:
   0 done                    4 checkpoint refused      7 verification failed
@@ -89,6 +91,8 @@ def verb_parser(verb: str) -> Parser:
     module = verb_module(verb)
     parser = Parser(prog=f"weft {verb}", description=module.HELP)
     module.add_arguments(parser)
+    if verb in WITH_MODELS:
+        add_common(parser, "--plugin")
     return parser
 
 
@@ -112,6 +116,8 @@ def _run(words: list[str]) -> int:
     # timm imports wandb where it is installed, which takes a second and opens a socket; only --track wandb needs it
     sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]  # the documented way to make an import fail
     _check_temporary()
+    for path in getattr(args, "plugin", ()):
+        importlib.import_module("weft.models.plugins").load_plugin(path)
     return verb_module(verb).run(args)
 
 

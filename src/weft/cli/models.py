@@ -148,18 +148,24 @@ def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]], is_markdo
 def _record(name: str) -> dict[str, Any]:
     """Return a row of the table, as `--json` prints it."""
     variant, family = VARIANTS[name], family_named(name)
-    params, macs = variant.printed or (None, None)
+    printed_params, printed_macs = variant.printed or (None, None)
+    params, macs = variant.params, variant.macs
+    if params is None or macs is None:  # of a plugin
+        from weft.bench.cost import cost
+        from weft.models.registry import create_model
+
+        params, macs = cost(create_model(name, device="meta"), variant.size)
     return {
         "name": name,
         "family": family.name if family else "",
         "size": variant.size,
-        "params": variant.params,
-        "macs": variant.macs,
+        "params": params,
+        "macs": macs,
         "top1": variant.top1,
         "top1_source": variant.top1_source,
         "weights_licence": variant.weights.licence if variant.weights else "",
-        "printed_params": params,
-        "printed_macs": macs,
+        "printed_params": printed_params,
+        "printed_macs": printed_macs,
     }
 
 
@@ -168,8 +174,8 @@ def _cells(record: dict[str, Any]) -> tuple[str, ...]:
     return (
         record["name"],
         str(record["size"]),
-        "-" if params is None else f"{params / 1e6:.2f}M",
-        "-" if macs is None else f"{macs / 1e9:.2f}G" if macs >= 1e9 else f"{macs / 1e6:.1f}M",
+        f"{params / 1e6:.2f}M",
+        f"{macs / 1e9:.2f}G" if macs >= 1e9 else f"{macs / 1e6:.1f}M",
         "-" if printed is None else f"{printed}, {record['printed_macs']}",
         "-" if top1 is None else f"{top1:.1f}",
         record["top1_source"] or "-",

@@ -15,6 +15,12 @@ from weft.text import csv_cell, one_line
 
 COMMON: dict[str, dict[str, Any]] = {
     "--model": dict(metavar="NAME", help="a name from `weft models`, or any timm model"),
+    "--plugin": dict(
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="Python file with a family of networks of your own (docs/your-own-network.md); it is run",
+    ),
     "--recipe": dict(metavar="NAME|FILE", help="a recipe that comes with weft, or a YAML file"),
     "--set": dict(metavar="KEY=VALUE", action="append", default=[], help="one setting of the recipe; may be repeated"),
     "--epochs": dict(metavar="N", help="times that every training image is seen"),

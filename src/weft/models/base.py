@@ -143,25 +143,30 @@ class Backbone(nn.Module, ABC):
     def as_fmap(self, tap: Any, level: int, norm: bool) -> Float[Tensor, "b c h w"]:
         """A tap as a map, without tokens that have no place on it; with the final norm if asked."""
 
-    @abstractmethod
+    # What a family may replace
+
     def pool(self, features: Tensor) -> Tensor:
-        """Features to one vector per image, by `global_pool`."""
+        """Features (b n c) to one vector per image (b c), by `global_pool`: the mean over all tokens for 'avg'."""
+        return features.mean(dim=1) if self.global_pool == "avg" else features
 
-    @abstractmethod
     def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
-        """Drops the modules that only levels beyond the first `count` need."""
+        """Drop the modules that only levels beyond the first `count` need. By default all are kept."""
 
-    @abstractmethod
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Takes images of another size (height, width) from now on; learned positions are resized."""
+        """Set the size of the images, an int or (height, width); learned positions are resized."""
+        self.img_size = Grid.of(img_size)
+        self.record_input_size(self.img_size)
 
-    @abstractmethod
     def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        """Fits the learned positions of a state dict to this model's size; returns it, and the names that changed."""
+        """Fit the learned positions of a state dict to this model's size; return it, and the names that changed."""
+        return state, []
 
-    @abstractmethod
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns from parameter names to layer groups, from stem to head (timm's layer-wise decay)."""
+        """Return patterns from parameter names to layer groups, from stem to head (timm's layer-wise decay)."""
+        return dict(
+            stem=r"^(?:stem|patch_embed|cls_token|pos_embed)",
+            blocks=[(r"^(?:blocks|stages)\.(\d+)", None), (r".", (99999,))],
+        )
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that the released training does not decay, beside those with one axis."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib
 from collections.abc import Iterator, Mapping
 
 from weft.errors import UsageError
@@ -19,13 +20,25 @@ _families: dict[str, Family] = {
 }
 
 
+_sources: dict[str, str] = {}  # of the families of plugins: file or package
+_load_plugins = True
+
+
 def families() -> tuple[Family, ...]:
-    """Return all families, in the order of tables."""
+    """Return all families, in the order of tables; the first call loads the plugins of packages and WEFT_PLUGINS."""
+    global _load_plugins
+    if _load_plugins:
+        _load_plugins = False
+        importlib.import_module("weft.models.plugins").load_all()
     return tuple(_families.values())
 
 
-def add_family(family: Family) -> None:
+def add_family(family: Family, source: str) -> None:
     """Add the family of a plugin.
+
+    Args:
+        family: record of the family.
+        source: file or package that it comes from, for messages and model directories.
 
     Raises:
         UsageError: its name, or the name of a model, is taken.
@@ -33,8 +46,20 @@ def add_family(family: Family) -> None:
     taken = next((name for name in family.variants if name in VARIANTS), None)
     if family.name in _families or taken is not None:
         what = f"family {family.name}" if family.name in _families else f"model {taken}"
-        raise UsageError(f"A plugin must add new names; the {what} exists already. Rename it in the plugin.")
+        raise UsageError(f"A plugin must add new names; the {what} exists already. Rename it in {source}.")
     _families[family.name] = family
+    _sources[family.name] = source
+
+
+def plugin_of(model: object) -> str | None:
+    """Return the plugin that a network comes from; None: weft's own, or of another library."""
+    family = family_of(model)
+    return _sources.get(family.name) if family else None
+
+
+def plugins() -> list[str]:
+    """Return the plugins that are loaded."""
+    return sorted(set(_sources.values()))
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -44,18 +69,18 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def family_named(model: str) -> Family | None:
     """Return the family of a model name; None: no model of weft's."""
-    return next((family for family in _families.values() if model in family.variants), None)
+    return next((family for family in families() if model in family.variants), None)
 
 
 def family_of(model: object) -> Family | None:
     """Return the family of a network, folded or not; None: a network of another library, or an export."""
     named = family_named(getattr(model, "weft_name", ""))
-    return named or next((family for family in _families.values() if family.builds(model)), None)
+    return named or next((family for family in families() if family.builds(model)), None)
 
 
 def candidates(scale: str) -> tuple[Candidate, ...]:
     """Return the models that `weft compare` trains by default, at the scale "small" or "large"."""
-    own = (family.candidates[scale] for family in _families.values() if scale in family.candidates)
+    own = (family.candidates[scale] for family in families() if scale in family.candidates)
     return (*own, *baselines.CANDIDATES[scale])
 
 
@@ -86,10 +111,10 @@ class _Variants(Mapping[str, Variant]):
         return family.variants[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for family in _families.values() for name in family.variants)
+        return (name for family in families() for name in family.variants)
 
     def __len__(self) -> int:
-        return sum(len(family.variants) for family in _families.values())
+        return sum(len(family.variants) for family in families())
 
 
 VARIANTS: Mapping[str, Variant] = _Variants()

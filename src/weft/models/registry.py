@@ -132,7 +132,7 @@ def create_model(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Mo
     if name not in VARIANTS:
         if timm.is_model(name.split(".")[0]):
             return _of_timm(name, pretrained, kwargs)
-        raise unknown("model", name, VARIANTS, "weft models")
+        raise unknown("model", name, VARIANTS, "weft models (of a plugin: --plugin FILE)")
     offered = [*switches(name), *FACTORY]
     for key in kwargs:
         if key not in offered:
@@ -169,7 +169,7 @@ def build_described(
         CheckpointError: public weights are asked for and cannot be had.
     """
     if name not in VARIANTS and not (WORD.match(name) and timm.is_model(name.split(".")[0])):
-        raise unknown("model", name, VARIANTS, "weft models")
+        raise unknown("model", name, VARIANTS, "weft models (of a plugin: --plugin FILE)")
     check_arguments(name, arguments, switches(name) if name in VARIANTS else TIMM)
     try:
         return make(name, **arguments, **ours)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UsageError, install_command, unknown
+from weft.models.plugins import VARIABLE as PLUGINS
 from weft.serve.settings import TOKEN, Settings
 
 try:
@@ -46,12 +47,14 @@ def application(args: Mapping[str, str]) -> serve.Application:
     if "run" not in words:
         raise UsageError("run must name what is served: run=/shared/runs/photos.")
     token = os.environ.get(TOKEN) or None
+    plugins = os.environ.get(PLUGINS, "")
     given = {name: _read(name, str(kinds[name]), text) for name, text in words.items()}
     settings = Settings(**given, host="0.0.0.0", token=token, is_open=token is None)
 
     def build() -> Any:
         from weft.serve.app import create_app
 
+        os.environ[PLUGINS] = plugins
         return create_app(settings)
 
     waiting = settings.max_queue + settings.max_batch

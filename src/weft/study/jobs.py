@@ -26,6 +26,7 @@ from typing_extensions import TypedDict
 
 from weft.durable import no_follow, write_whole
 from weft.errors import CheckpointError, StoppedError, UsageError, WeftError, need
+from weft.models.plugins import VARIABLE as PLUGINS
 from weft.reading import read_json
 
 try:
@@ -237,7 +238,8 @@ def _by_ray(jobs: Sequence[Job], at_once: int) -> Iterator[tuple[Job, str | None
         ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
     threads = max(1, (os.cpu_count() or 1) // at_once)
     remote = ray.remote(num_cpus=threads, max_retries=0)(_run_there)
-    running = {remote.remote(job, threads, os.getcwd()): job for job in jobs}
+    plugins = os.environ.get(PLUGINS, "")
+    running = {remote.remote(job, threads, os.getcwd(), plugins): job for job in jobs}
     while running:
         (ended, *_), _ = ray.wait(list(running), num_returns=1)
         job = running.pop(ended)
@@ -254,9 +256,10 @@ def _ray() -> Any:
     return ray
 
 
-def _run_there(job: Job, threads: int, folder: str) -> str | None:
-    """Runs a job in a process of its own, in the folder that its paths start from; returns why it failed, if it did."""
+def _run_there(job: Job, threads: int, folder: str, plugins: str) -> str | None:
+    """Run a job in a process of its own, in the folder that its paths start from; return why it failed, if it did."""
     os.chdir(folder)
+    os.environ[PLUGINS] = plugins
     process = _Process(job, threads)
     while not process.has_ended():
         time.sleep(POLL_SECONDS)

@@ -23,7 +23,7 @@ from weft.data.loading.order import WHOLE, Share
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.grid import Grid
 from weft.hub import create_model
-from weft.models.families import VARIANTS
+from weft.models.families import VARIANTS, plugins
 from weft.models.registry import build_described
 from weft.recipes import Recipe
 from weft.text import printable
@@ -253,4 +253,5 @@ def environment(runtime: Runtime, splits: Splits) -> dict[str, Any]:
         "val_images": len(splits.val),
         "excluded_images": len(splits.bad),
         "classes": list(splits.classes),
+        **({"plugins": plugins()} if plugins() else {}),
     }

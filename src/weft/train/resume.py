@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from weft.data import Splits
 from weft.data.index.fingerprint import Fingerprint, difference, fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
+from weft.models.families import plugins
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import KEYS, recorded_environment
 from weft.train.build import machine
@@ -146,12 +147,28 @@ def resumed(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool) 
             f"--resume must name the directory of a run that was begun; {out} has no recipe.yaml."
             " To start from its weights alone: weft train DATA --from PATH."
         )
+    _check_plugins(file)
     recipe = load_recipe(file, overrides)
     was, now = _values(load_recipe(file)), _values(recipe)
     _changed(out, was, now, override=override)
     state, skipped = load_state(out / "state", RunFacts)
     was |= {key: value for key, value in state.facts.get("recipe", {}).items() if key in was}
     return Resumed(out, recipe, state, skipped, _changed(out, was, now, override=override))
+
+
+def _check_plugins(recipe: Path) -> None:
+    """Check that the plugins that a run was started with are loaded.
+
+    Raises:
+        UsageError: one is not.
+    """
+    recorded = recorded_environment(recipe).get("plugins", [])
+    missing = [str(name) for name in recorded if name not in plugins()] if isinstance(recorded, list) else []
+    if missing:
+        raise UsageError(
+            f"{recipe.parent} was started with the plugin {missing[0]}, which is not loaded. Pass --plugin FILE, if you"
+            " trust the file: it is run."
+        )
 
 
 def _changed(out: Path, was: dict[str, str], now: dict[str, str], *, override: bool) -> list[Changed]:

@@ -420,9 +420,6 @@ class LeViT(Backbone):
         is_last = level == len(self.embed_dim) - 1
         return to_map(self.final_norm(tap) if norm and is_last else tap, self.grids[level])
 
-    def pool(self, features: Float[Tensor, "b n c"]) -> Tensor:
-        return features.mean(dim=1) if self.global_pool == "avg" else features
-
     def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
         self.stages = self.stages[:count]
         if not keep_norm or not is_whole:

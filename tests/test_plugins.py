@@ -1,0 +1,211 @@
+"""Plugins: a family of networks in somebody's file takes part in everything, and no file can load one by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+import weft
+from tests.helpers import images, lively
+from weft.checkpoints import load_model_dir, save_model_dir
+from weft.cli import main
+from weft.deploy import open_model
+from weft.errors import CheckpointError, UsageError
+from weft.interpret import explain
+from weft.models import families, plugins
+from weft.models.families import VARIANTS, family_of
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "my_family.py"
+PAGE = ROOT / "docs" / "your-own-network.md"
+pytestmark = pytest.mark.filterwarnings("ignore:Overwriting weft_mixed")  # in timm's registry, test after test
+
+
+@pytest.fixture(autouse=True)
+def _forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let every test begin without plugins, and leave none behind."""
+    weft.list_models()
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    known = dict(families._families)
+    yield
+    families._families.clear()
+    families._families.update(known)
+    families._sources.clear()
+    plugins._loaded.clear()
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "plugin.py").write_text(text)
+    return folder / "plugin.py"
+
+
+def test_a_model_of_a_plugin_has_the_whole_contract() -> None:
+    family = weft.load_plugin(EXAMPLE)
+    assert weft.load_plugin(EXAMPLE) is family
+    assert "mixed_nano_32" in weft.list_models("mixed*")
+    model = lively("mixed_nano_32", num_classes=5)
+    assert family_of(model) is family
+    x = images(model, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(weft.fold(model)(x), model(x), rtol=1e-4, atol=1e-5)
+        maps = timm.create_model("weft_mixed_nano_32", features_only=True).eval()(x)
+    assert [tuple(fmap.shape) for fmap in maps] == [(2, 96, 8, 8)] * 4
+    model.set_input_size((40, 24))
+    explanation = explain(model, images(model, 1)[0])
+    assert explanation.rollout is not None
+    assert explanation.rollout.shape == (10, 6)
+    assert explanation.grad_cam is not None
+    assert explanation.grad_cam.shape == (10, 6)
+    with pytest.raises(UsageError, match=r"Unknown argument of mixed_nano_32 'embed_dims'. Nearest: embed_dim"):
+        weft.create_model("mixed_nano_32", embed_dims=3)
+
+
+def test_it_trains_and_resumes_and_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, plugin = tmp_path / "run", ["--plugin", str(EXAMPLE)]
+    small = ["--limit", "40", "--set", "batch_size=20", "--quiet"]
+    assert (
+        main(["train", "digits", *plugin, "--model", "mixed_micro_32", "--epochs", "2", "--out", str(run), *small]) == 0
+    )
+    assert json.loads((run / "best" / "config.json").read_text())["plugin"] == "my_family.py"
+    assert main(["train", "--resume", str(run), *plugin, "--quiet"]) == 0
+    assert main(["export", str(run), str(run / "onnx"), *plugin, "--format", "onnx", "--quiet"]) == 0
+    capsys.readouterr()
+    plugins._loaded.clear()
+    del families._families["Mixed"]
+    families._sources.clear()
+    assert main(["train", "--resume", str(run), "--quiet"]) == 2
+    assert (
+        "was started with the plugin my_family.py, which is not loaded. Pass --plugin FILE" in capsys.readouterr().err
+    )
+    assert main(["evaluate", str(run), "digits"]) == 4
+    assert "needs the plugin my_family.py, which has the model mixed_micro_32" in capsys.readouterr().err
+    exported, _ = open_model(run / "onnx")  # an export needs no plugin to predict
+    assert exported(torch.zeros(2, *exported.size)).shape == (2, 10)
+
+
+def test_no_file_loads_a_plugin(tmp_path: Path) -> None:
+    """A model directory that names a file which exists is refused; the file is not run."""
+    weft.load_plugin(EXAMPLE)
+    folder = save_model_dir(lively("mixed_micro_32", num_classes=2), tmp_path / "model")
+    plugins._loaded.clear()
+    del families._families["Mixed"]
+    harmful = written(tmp_path, "raise SystemExit('run')")
+    config = json.loads((folder / "config.json").read_text()) | {"plugin": str(harmful)}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"it is not loaded\. Pass --plugin FILE"):
+        load_model_dir(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "must run; it fails with ZeroDivisionError"),
+        ("FAMILY = 3", "must have FAMILY, a weft.models.family.Family; got int"),
+        ("family = None", "must have FAMILY, a weft.models.family.Family; got NoneType"),
+        (
+            "from weft.models.family import Family, Variant\nFAMILY = Family('CeiT', 'a:b', {'new': Variant({})})",
+            r"must add new names; the family CeiT exists already\. Rename it in plugin\.py\.",
+        ),
+        (
+            "from weft.models.family import Family, Variant\nFAMILY = Family('New', 'a:b', {'cvt_13': Variant({})})",
+            "the model cvt_13 exists already",
+        ),
+        (
+            "from weft.models.family import Family, Variant\nFAMILY = Family('New', 'a:b', {'resnet18': Variant({})})",
+            "timm has a model resnet18",
+        ),
+        (
+            "from weft.models.family import Family, Variant\nFAMILY = Family('New', 'a:b', {'../New': Variant({})})",
+            r"names of lower-case letters, digits and _; got '\.\./New'",
+        ),
+    ],
+)
+def test_plugins_that_cannot_be_used_say_why(text: str, message: str, tmp_path: Path) -> None:
+    before = dict(VARIANTS)
+    with pytest.raises(UsageError, match=message):
+        weft.load_plugin(written(tmp_path, text))
+    assert dict(VARIANTS) == before
+    assert os.environ[plugins.VARIABLE] == ""
+
+
+@pytest.mark.parametrize("name", ["missing.py", "folder", "notes.txt"])
+def test_what_is_no_python_file_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("FAMILY")
+    assert main(["models", "--plugin", str(tmp_path / name)]) == 2
+    assert "A plugin must be a Python file (.py)" in capsys.readouterr().err
+
+
+def test_a_package_adds_a_family_and_a_broken_one_is_reported(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLE, tmp_path / "mixed_package.py")
+    for name, entry in (("mixed_package", "mixed_package:FAMILY"), ("broken", "no_such_module:FAMILY")):
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\nfamily = {entry}\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "weft", "models", "mixed_micro*", "--json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    (row,) = json.loads(ended.stdout)
+    assert (row["family"], row["params"]) == ("Mixed", cost_of_micro())
+    assert "The plugin of broken cannot be loaded: No module named 'no_such_module'" in ended.stderr
+
+
+def cost_of_micro() -> int:
+    weft.load_plugin(EXAMPLE)
+    return sum(parameter.numel() for parameter in weft.create_model("mixed_micro_32").parameters())
+
+
+def commands() -> list[list[str]]:
+    """The commands of the page, in order."""
+    block = re.search(r"<!-- run by a test -->\n```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    return [shlex.split(line) for line in block[1].strip().splitlines()]
+
+
+@pytest.mark.slow
+def test_the_page_from_training_to_serving(tmp_path: Path) -> None:
+    """Every command of docs/your-own-network.md, in processes of their own, as a reader would run it."""
+    (tmp_path / "examples").symlink_to(EXAMPLE.parent)
+    *before, serve = commands()
+    assert [words[1] for words in before] == ["models", "train", "evaluate", "bench", "export", "compare"]
+    for words in before:
+        ended = subprocess.run(
+            [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
+        )
+        assert ended.returncode == 0, (words, ended.stderr[-2000:])
+    with (tmp_path / "log.txt").open("wb") as log:
+        service = subprocess.Popen([sys.executable, "-m", *serve], cwd=tmp_path, stderr=log)
+    try:
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen("http://127.0.0.1:8765/model") as answer:
+                    model = json.loads(answer.read())
+                break
+            except OSError:
+                assert service.poll() is None, (tmp_path / "log.txt").read_text()
+                time.sleep(0.2)
+        else:
+            pytest.fail("The service did not start within two minutes.")
+    finally:
+        service.terminate()
+        service.wait(60)
+    assert (model["architecture"], model["overlay"], model["precision"]) == ("Mixed", True, "int8")

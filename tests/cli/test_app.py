@@ -154,32 +154,15 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        (["digits", "epochs=3"], ["digits", "--epochs=3"]),
-        (["data=photos", "batch_size=8"], ["photos", "--batch-size=8"]),
-        (["digits", "optim.lr=1e-3"], ["digits", "--set=optim.lr=1e-3"]),
-        (["digits", "imgsz=32"], ["digits", "--set=imgsz=32"]),
-        (["digits", "--set", "optim.lr=1"], ["digits", "--set", "optim.lr=1"]),
-        (["digits", "--set=a=b", "--out", "a=b"], ["digits", "--set=a=b", "--out", "a=b"]),
-        (["--force", "seed=1"], ["--force", "--seed=1"]),
-        (["--", "odd=name"], ["--", "odd=name"]),
-    ],
-)
-def test_key_equals_value(words: list[str], meant: list[str]) -> None:
-    assert app._with_dashes(words, verb_parser("train")) == meant
-
-
-def test_a_folder_with_an_equals_sign_is_a_folder(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a=b").mkdir()
-    assert app._with_dashes(["a=b"], verb_parser("train")) == ["a=b"]
-    assert app._with_dashes(["x=1"], verb_parser("models")) == ["x=1"]
+def test_a_setting_without_set_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "optim.lr=1e-3", "--print-config"]) == 2
+    assert "weft train has no place for 'optim.lr=1e-3'. A setting needs --set: --set optim.lr=1e-3." in (
+        capsys.readouterr().err
+    )
 
 
 def test_an_unknown_key_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "digits", "imgsize=32", "--print-config"]) == 2
+    assert main(["train", "digits", "--set", "imgsize=32", "--print-config"]) == 2
     assert "Unknown setting 'imgsize'. Nearest: img_size, " in capsys.readouterr().err
 
 

@@ -72,7 +72,13 @@ def test_the_wheel_is_the_same_when_built_twice(tmp_path):
     listed = subprocess.run(
         [sys.executable, "-m", "zipfile", "--list", str(wheels[0])], capture_output=True, text=True, check=True
     ).stdout
-    for name in ("weft/py.typed", "weft/models/levit.py", "weft/recipes/digits.yaml", "LICENSE"):
+    for name in (
+        "weft/py.typed",
+        "weft/models/levit/network.py",
+        "weft/models/levit/imagenet.csv",
+        "weft/recipes/digits.yaml",
+        "LICENSE",
+    ):
         assert name in listed
 
 

@@ -18,7 +18,8 @@ from weft.errors import DataError, UsageError
 from weft.study import load_study, run_study
 from weft.study.jobs import Job, Result, _Process, carry_out, last_speed, read_result
 from weft.study.report import lines_figure
-from weft.study.run import Row, StudyResult, verdict
+from weft.study.result import Row, StudyResult
+from weft.study.run import verdict
 from weft.study.statistics import Estimate
 
 STUDY = """

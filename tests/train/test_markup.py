@@ -21,7 +21,7 @@ from weft.study.frontier import write_comparison
 from weft.study.outcome import Comparison, Entry, Limits
 from weft.study.plan import Scale, Variant
 from weft.study.report import write_study_report
-from weft.study.run import Row
+from weft.study.result import Row
 from weft.study.speeds import Form
 from weft.study.statistics import Estimate
 from weft.text import fenced, markdown, printable

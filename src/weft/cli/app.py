@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
@@ -50,10 +49,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}. See: {self.prog} --help")
 
-    def option_names(self, *, with_value: bool = False) -> list[str]:
-        """Every long option, or those that are followed by a value."""
-        actions = self._option_string_actions.items()
-        return sorted(name for name, action in actions if name[:2] == "--" and not (with_value and action.nargs == 0))
+    def option_names(self) -> list[str]:
+        """Return the long options, sorted."""
+        return sorted(name for name in self._option_string_actions if name.startswith("--"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,11 +106,12 @@ def _run(words: list[str]) -> int:
         kind, names = ("option", ("--help", "--version")) if verb.startswith("-") else ("verb", VERBS)
         raise unknown(kind, verb, names, "weft --help")
     parser = verb_parser(verb)
-    args, extra = parser.parse_known_args(_with_dashes(rest, parser))
+    args, extra = parser.parse_known_args(rest)
     for word in extra:
         if word.startswith("-"):
             raise unknown(f"option of weft {verb}", word.split("=")[0], parser.option_names(), f"weft {verb} --help")
-        raise UsageError(f"weft {verb} has no place for '{word}'. See: weft {verb} --help")
+        hint = f"A setting needs --set: --set {word}." if "=" in word else f"See: weft {verb} --help"
+        raise UsageError(f"weft {verb} has no place for '{word}'. {hint}")
     # timm imports wandb where it is installed, which takes a second and opens a socket; only --track wandb needs it
     sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]  # the documented way to make an import fail
     _check_temporary()
@@ -149,31 +148,6 @@ def _overview() -> str:
             EXIT_CODES,
         ]
     )
-
-
-def _with_dashes(words: list[str], parser: Parser) -> list[str]:
-    """Reads `key=value` as `--key value`, or as `--set key=value` where the verb has no such option.
-
-    Only verbs with `--set` do so, only before a `--`, and never for a word that is the name of a file.
-    """
-    options, wanting = parser.option_names(), parser.option_names(with_value=True)
-    if "--set" not in options:
-        return words
-    result: list[str] = []
-    for place, word in enumerate(words):
-        if word == "--":
-            return result + words[place:]
-        key, equals, value = word.partition("=")
-        is_value = bool(result) and result[-1] in wanting
-        if not equals or word.startswith("-") or is_value or Path(word).exists():
-            result.append(word)
-        elif key == "data":
-            result.append(value)
-        elif (option := f"--{key.replace('_', '-')}") in options:
-            result.append(f"{option}={value}")
-        else:
-            result.append(f"--set={word}")
-    return result
 
 
 def _complain(message: str, code: int) -> int:

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from weft.study.plan import Study as Study
     from weft.study.plan import load_study as load_study
     from weft.study.plan import study_names as study_names
-    from weft.study.run import StudyResult as StudyResult
+    from weft.study.result import StudyResult as StudyResult
     from weft.study.run import run_study as run_study
 
 _HOMES = {
     "Comparison": "weft.study.outcome",
     "Study": "weft.study.plan",
-    "StudyResult": "weft.study.run",
+    "StudyResult": "weft.study.result",
     "compare": "weft.study.comparing",
     "load_study": "weft.study.plan",
     "run_study": "weft.study.run",

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from weft.study.run import Row, StudyResult
+from weft.study.result import Row, StudyResult
 from weft.study.statistics import Estimate
 from weft.train.page import COLOURS, DASHES, MARKERS, Table, shown, write_page
 

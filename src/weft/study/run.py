@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from weft.errors import UsageError, unknown
 from weft.reading import read_json
 from weft.study.jobs import Job, Measured, Result, carry_out, check_engine
 from weft.study.plan import Study, Variant, check_variant, load_study, recipe_of, size_to_test, slug
+from weft.study.result import Row, StudyResult
 from weft.study.statistics import Estimate, difference, mean_of_runs
 from weft.text import csv_cell
 from weft.train.progress import say
@@ -26,76 +26,6 @@ from weft.train.rundir import make_dir, refuse_taken
 
 CONTENTS = ("study.json", "runs", "runs.csv", "results.json", "report.md", "report.html")
 PICTURES = ("effects.png", "curves.png", "lines.png")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A variant, and what came of it.
-
-    Attributes:
-        top1: percent, one per seed that ended well.
-        mean: over the seeds; None if none ended well.
-        effect: points above what it is compared with, seed by seed; None where there is nothing to compare.
-        paper, paper_effect: the paper's top-1 in percent, and its points above the same variant there.
-        verdict: what may be said of the sign.
-        errors: why runs failed, as (seed, reason).
-    """
-
-    variant: str
-    against: str | None
-    top1: tuple[float, ...]
-    mean: Estimate | None
-    effect: Estimate | None
-    paper: float | None
-    paper_effect: float | None
-    verdict: str
-    params: int
-    macs: int
-    seconds: float
-    errors: tuple[tuple[int, str], ...]
-
-
-@dataclass(frozen=True)
-class StudyResult:
-    """What a study came to.
-
-    Attributes:
-        out: its directory.
-        rows: one per variant, in the study's order.
-        curves: by variant: (epoch, held-out top-1 in percent, mean over the seeds); of variants that share their runs
-            the first.
-        seconds: of all trainings, one after another.
-    """
-
-    out: Path
-    study: Study
-    scale: str
-    data: str
-    seeds: int
-    rows: tuple[Row, ...]
-    curves: Mapping[str, tuple[tuple[int, float], ...]]
-    seconds: float
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What was set in every variant beside the base recipe, by the study or by the caller."""
-        return self.study.scales[self.scale].set
-
-    def as_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return {
-            "study": self.study.name,
-            "title": self.study.title,
-            "claim": self.study.claim,
-            "source": self.study.source,
-            "scale": self.scale,
-            "data": self.data,
-            "seeds": self.seeds,
-            "settings": dict(self.settings),
-            "seconds": self.seconds,
-            "out": str(self.out),
-            "variants": [_plain(row) for row in self.rows],
-        }
 
 
 def run_study(
@@ -359,7 +289,7 @@ def _top1(result: Result) -> str:
 
 
 def _write(found: StudyResult, planned: Planned, results: Mapping[Path, Result]) -> None:
-    from weft.study.report import write_study_report  # matplotlib, which a study that fails does not need
+    from weft.study.report import write_study_report  # imports matplotlib, which a study that fails does not need
 
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -377,14 +307,3 @@ def _write(found: StudyResult, planned: Planned, results: Mapping[Path, Result])
     write_whole(found.out / "runs.csv", buffer.getvalue().encode())
     write_whole(found.out / "results.json", (json.dumps(found.as_dict(), indent=2) + "\n").encode())
     write_study_report(found)
-
-
-def _plain(row: Row) -> dict[str, Any]:
-    facts = dataclasses.asdict(row)
-    for key in ("mean", "effect"):
-        facts[key] = None if facts[key] is None else [_finite(number) for number in facts[key]]
-    return facts
-
-
-def _finite(number: float) -> float | None:
-    return number if np.isfinite(number) else None

@@ -3,9 +3,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The environment is made again when, and only when, what it is made from changes.
-STAMP := $(VENV)/made-from-$(shell cat pyproject.toml requirements.lock | cksum | cut -d ' ' -f 1)
+UV := $(BIN)/uv
+# An environment is installed again when, and only when, its lock file or pyproject.toml changes.
+stamp = $(VENV)/made-from-$(1)-$(shell cat pyproject.toml $(1).lock | cksum | cut -d ' ' -f 1)
+CORE := $(call stamp,requirements-core)
+FULL := $(call stamp,requirements)
 DEMO := runs/demo
+LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml
 
 .PHONY: help install demo test test-slow check audit torture lock clean
 .DEFAULT_GOAL := help
@@ -21,18 +25,27 @@ help:
 	@echo "make lock     write requirements.lock anew: the newest versions that pyproject.toml allows"
 	@echo "make clean    remove $(VENV) and $(DEMO)"
 
-install: $(STAMP)
+install: $(FULL)
 
-$(STAMP):
+# uv checks the hash of every package. pip installs uv itself, with the hashes of the same lock file.
+$(CORE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "weft needs Python 3.11 or later: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV) (PyTorch is large; once, a few minutes) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@echo "Installing what training needs into $(VENV) (5.5 GB, most of it PyTorch) ..."
+	@awk '/^[a-z]/ { uv = /^uv==/ } uv' requirements.lock | \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement /dev/stdin
+	@$(UV) pip install --python $(BIN)/python --require-hashes --requirements requirements-core.lock
+	@$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/made-from-*
 	@touch $@
 
-demo: $(STAMP)
+$(FULL): $(CORE)
+	@echo "Installing what the tests need into $(VENV) (1.9 GB) ..."
+	@$(UV) pip install --python $(BIN)/python --require-hashes --requirements requirements.lock
+	@rm -f $(VENV)/made-from-requirements-[0-9]*
+	@touch $@
+
+demo: $(CORE)
 	$(BIN)/weft train digits --out $(DEMO) --force
 	$(BIN)/weft evaluate $(DEMO) digits
 	$(BIN)/python examples/save_digits.py $(DEMO)-pictures
@@ -40,28 +53,29 @@ demo: $(STAMP)
 	@echo "Model: $(DEMO)/best   Report: $(DEMO)/report/report.html"
 
 # One thread per worker: two workers with two threads each are slower than two with one.
-test: $(STAMP)
+test: $(FULL)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-slow: $(STAMP)
+test-slow: $(FULL)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
-check: $(STAMP)
+check: $(FULL)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-audit: $(STAMP)
+audit: $(FULL)
 	$(BIN)/python .ci/audit.py
 
-torture: $(STAMP)
+torture: $(FULL)
 	$(BIN)/python benchmarks/torture/torture.py --kills 100 --csv benchmarks/torture/results.csv
 
-lock: $(STAMP)
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --upgrade --extra dev \
-		pyproject.toml --output-file requirements.lock
-	sed -i '1i # Every package that development installs, with hashes: `make lock` writes this from pyproject.toml.' requirements.lock
+lock: $(FULL)
+	$(LOCK) --upgrade --extra dev --output-file requirements.lock
+	$(LOCK) --constraint requirements.lock --output-file requirements-core.lock
+	sed -i '1i # Packages for development, with hashes. `make lock` writes this file from pyproject.toml.' requirements.lock
+	sed -i '1i # Packages for training, with hashes: a part of requirements.lock. `make lock` writes this file.' requirements-core.lock
 
 clean:
 	rm -rf $(VENV) $(DEMO) $(DEMO)-pictures

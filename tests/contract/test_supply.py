@@ -82,10 +82,10 @@ def test_the_wheel_is_the_same_when_built_twice(tmp_path):
         assert name in listed
 
 
-def locked() -> dict[str, set[str]]:
-    """Package -> the versions that requirements.lock allows; every one of them must carry hashes."""
+def locked(name: str = "requirements.lock") -> dict[str, set[str]]:
+    """Package -> the versions that a lock file allows; every one of them must carry hashes."""
     pins: dict[str, set[str]] = {}
-    text = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
+    text = (ROOT / name).read_text().replace("\\\n", " ")
     for line in text.splitlines():
         match = re.match(r"([a-z0-9][a-z0-9._-]*)==([^\s;]+)", line)
         if match:
@@ -104,6 +104,15 @@ def test_the_lock_has_every_requirement_in_range_and_with_hashes():
             continue
         versions = pins[requirement.name.lower().replace("_", "-")]
         assert all(requirement.specifier.contains(version) for version in versions), line
+
+
+def test_training_installs_a_part_of_the_lock():
+    core, full = locked("requirements-core.lock"), locked()
+    assert all(versions <= full[name] for name, versions in core.items())
+    wanted = {Requirement(line.split("#")[0]).name.lower().replace("_", "-") for line in PROJECT["dependencies"]}
+    assert wanted <= set(core)
+    assert "setuptools" in core  # builds weft itself without a network
+    assert not {"ray", "nncf", "transformers", "openvino", "pytest"} & set(core)
 
 
 def test_floors_that_known_vulnerabilities_set():

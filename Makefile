@@ -11,7 +11,7 @@ FULL := $(call stamp,requirements)
 DEMO := runs/demo
 LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml
 
-.PHONY: help install demo test test-slow check audit torture lock clean
+.PHONY: help install demo test test-slow check audit torture fuzz lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make check    style, types, layers"
 	@echo "make audit    known vulnerabilities in what is installed; fails where no advisory service answers"
 	@echo "make torture  kills training 100 times per family and at every point of writing; 20 minutes"
+	@echo "make fuzz     random input for the readers of images, recipes and checkpoints, and for the service, at full count"
 	@echo "make install  the environment alone, in $(VENV)"
 	@echo "make lock     write requirements.lock anew: the newest versions that pyproject.toml allows"
 	@echo "make clean    remove $(VENV) and $(DEMO)"
@@ -70,6 +71,10 @@ audit: $(FULL)
 
 torture: $(FULL)
 	$(BIN)/python benchmarks/torture/torture.py --kills 100 --csv benchmarks/torture/results.csv
+
+fuzz: $(FULL)
+	WEFT_NIGHTLY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/data/test_fuzz.py tests/recipes/test_properties.py \
+		tests/checkpoints/test_malicious.py tests/serve/test_process.py -k "mutants or any or cost or whatever or fuzz"
 
 lock: $(FULL)
 	$(LOCK) --upgrade --extra dev --output-file requirements.lock

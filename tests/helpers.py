@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import weft
 
+# `make fuzz` sets it: every count in full.
+FULL = bool(os.environ.get("WEFT_NIGHTLY"))
 NANO = ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
 
 
@@ -51,3 +58,42 @@ def put_in_cache(cache: Path, repo: str, file: str, state: dict[str, torch.Tenso
     (folder / "refs" / "main").write_text(revision)
     state = {name: tensor.contiguous() for name, tensor in state.items()}
     save_file(state, snapshot / file) if file.endswith(".safetensors") else torch.save(state, snapshot / file)
+
+
+BLANK = "WEFT_TESTS_BLANK_FIGURES"  # set in the environment of processes that save blank figures
+
+
+def blank_figures(setattr: Callable[[object, str, object], None]) -> None:
+    """Make matplotlib save every figure as one white pixel."""
+    from matplotlib.figure import Figure
+
+    def save(self: Figure, path: Path, **_: object) -> None:
+        Image.new("RGB", (1, 1), "white").save(path)
+
+    setattr(Figure, "savefig", save)
+
+
+def examples(full: int) -> int:
+    """Number of examples that Hypothesis tries: an eighth of the full number, which `make fuzz` takes."""
+    return full if FULL else full // 8
+
+
+class Calls:
+    """Number of calls, of Python's functions and of C's."""
+
+    count = 0
+
+
+@contextlib.contextmanager
+def counted_calls() -> Iterator[Calls]:
+    """Count calls: work without a clock, the same on every machine."""
+    calls, before = Calls(), sys.getprofile()
+
+    def count(frame: object, event: str, arg: object) -> None:
+        calls.count += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)

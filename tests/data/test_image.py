@@ -178,22 +178,22 @@ def test_image_size_reads_only_the_header(monkeypatch):
 
 
 COST = """
-import io, json, resource, sys, time
+import io, json, resource, sys
 from weft.data.images.decode import BadImage, open_image
 first = open(sys.argv[1], "rb").read()
 open_image(first)  # what is imported late is imported now
 rows = []
 for path in sys.argv[2:]:
-    best, before = 9.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(3):
-        begun = time.perf_counter()
-        try:
-            open_image(path)
-            verdict = "good"
-        except BadImage as err:
-            verdict = err.reason
-        best = min(best, time.perf_counter() - begun)
-    rows.append((verdict, best, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
+    before, calls = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    try:
+        open_image(path)
+        verdict = "good"
+    except BadImage as err:
+        verdict = err.reason
+    sys.setprofile(None)
+    megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    rows.append((verdict, len(calls), megabytes))
 print(json.dumps(rows))
 """
 
@@ -219,11 +219,9 @@ def test_bombs_cost_neither_time_nor_memory(tmp_path):
     told = subprocess.run(
         [sys.executable, "-W", "error", "-c", COST, *paths], capture_output=True, text=True, check=True
     )
-    for (name, (_, expected)), (verdict, seconds, megabytes) in zip(
-        kinds.items(), json.loads(told.stdout), strict=True
-    ):
+    for (name, (_, expected)), (verdict, calls, megabytes) in zip(kinds.items(), json.loads(told.stdout), strict=True):
         assert (name, verdict) == (name, expected)
-        assert seconds <= 0.05, name
+        assert calls <= 200_000, name
         assert megabytes <= 50, name
 
 

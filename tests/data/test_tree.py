@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,11 +14,10 @@ import pytest
 from tests.data.pictures import jpeg
 from tests.data.test_zoo import unprivileged
 from tests.data.zoo import class_folders
+from tests.helpers import counted_calls
 from weft.data import inspect
 from weft.data.index.tree import walk
 from weft.errors import DataError
-
-NIGHTLY = bool(os.environ.get("WEFT_NIGHTLY"))
 
 
 def keys(root, **options) -> list[str]:
@@ -202,16 +200,17 @@ def test_no_directory(tmp_path, make, message):
 
 
 def test_many_files_without_decoding(tmp_path):
-    """100,000 files in 20 seconds: nightly in full, else a twentieth of both (and a second to begin)."""
-    count = 100_000 if NIGHTLY else 5_000
-    data = jpeg()
-    for i in range(count):
-        if i % 1000 == 0:
-            folder = tmp_path / f"class{i // 1000:03d}"
-            folder.mkdir()
-        (folder / f"{i}.jpg").write_bytes(data)
-    begun = time.perf_counter()
-    inventory = inspect(tmp_path, decode=False)
-    seconds = time.perf_counter() - begun
-    assert len(inventory.good) == count
-    assert seconds <= 20 * count / 100_000 + (0 if NIGHTLY else 1)
+    """The work grows with the number of files, not faster, and few calls are made for each."""
+    data, work = jpeg(), []
+    for count in (1_000, 2_000):
+        for i in range(count):
+            if i % 100 == 0:
+                folder = tmp_path / str(count) / f"class{i // 100:03d}"
+                folder.mkdir(parents=True)
+            (folder / f"{i}.jpg").write_bytes(data)
+        with counted_calls() as calls:
+            inventory = inspect(tmp_path / str(count), decode=False)
+        assert len(inventory.good) == count
+        work.append(calls.count)
+    assert work[1] < 2.1 * work[0]
+    assert work[1] < 300 * 2_000

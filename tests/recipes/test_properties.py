@@ -7,6 +7,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import examples
 from weft.errors import UsageError
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import KEYS
@@ -18,7 +19,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
 def test_any_text_is_a_recipe_or_a_usage_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "recipe.yaml"
@@ -39,7 +40,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.sampled_from([*KEYS, "optim", "model_args.x", "nothing"]), plain)
 def test_any_override_is_taken_or_refused(key: str, value: object) -> None:
     try:

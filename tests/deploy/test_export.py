@@ -368,7 +368,7 @@ class Relabelled:
     """Pictures of which the model is always right."""
 
     def __init__(self, source: Any, answers: list[int]) -> None:
-        self.source, self.labels, self.classes = source, answers, source.classes
+        self.source, self.labels, self.classes, self.keys = source, answers, source.classes, source.keys
 
     def __len__(self) -> int:
         return len(self.source)

@@ -15,12 +15,12 @@ from weft.train.build import training_images
 
 
 class OneLargePhoto:
-    classes, labels = ["a"], [0]
+    classes, labels, keys = ["a"], [0], ["a/0.jpg"]
 
     def __init__(self) -> None:
         file = io.BytesIO()
         Image.fromarray(np.zeros((400, 600, 3), np.uint8)).save(file, "JPEG")
-        self.sample = Sample(file.getvalue(), 0, "a/0.jpg")
+        self.sample = Sample(file.getvalue(), 0, self.keys[0])
 
     def __len__(self) -> int:
         return 1

@@ -38,8 +38,6 @@ def prepare_data(
     out: str | Path,
     size: int,
     *,
-    val_fraction: float = 0.2,
-    seed: int = 0,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
@@ -50,7 +48,6 @@ def prepare_data(
         out: a folder; whole, or not there.
         size: pixels of the short side; smaller pictures stay as they are. For crops of 224 pixels 256 loses nothing
             that evaluation sees; training's random crops may zoom in, so more is better for it.
-        val_fraction, seed: of the split, where the data has none.
         force: take the place of a folder of shards.
         progress: called now and then with (done, of how many).
 
@@ -63,7 +60,7 @@ def prepare_data(
     if size < 8:
         raise UsageError(f"size must be at least 8 pixels; got {size}.")
     _check_place(out, force)
-    splits = open_data(data, val_fraction=val_fraction, seed=seed)
+    splits = open_data(data)
     beside = out.with_name(f".{out.name}.{os.getpid()}.part")
     total, before, done = len(splits.train) + len(splits.val), 0, 0
     with writing(out):

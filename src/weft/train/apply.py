@@ -332,6 +332,7 @@ class _Joined:
     def __init__(self, first: Source, second: Source) -> None:
         self.first, self.second = first, second
         self.classes, self.labels = first.classes, [*first.labels, *second.labels]
+        self.keys = [*first.keys, *second.keys]
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)

@@ -226,8 +226,7 @@ def batch_arithmetic(recipe: Recipe, world: int) -> str:
 
 def name_of(source: Source, index: int) -> str:
     """The name of an image, printable, also where the image itself is gone."""
-    keys = getattr(source, "keys", None)
-    return printable(keys[index] if keys is not None else source.read(index).key)
+    return printable(source.keys[index])
 
 
 def machine(runtime: Runtime) -> dict[str, Any]:

@@ -107,27 +107,17 @@ def _named(what: str, how: str, names: Any) -> str:
 
 
 def _key(source: Source, i: int) -> str:
-    keys = getattr(source, "keys", None)
-    name = keys[i] if keys is not None else source.read(i).key
-    return name.replace("\t", "\\t").replace("\n", "\\n")
+    return source.keys[i].replace("\t", "\\t").replace("\n", "\\n")
 
 
 def _sizes(source: Source) -> Iterator[int]:
     """Bytes of every picture, without reading it where that can be."""
-    reader = getattr(source, "reader", None)
-    size = getattr(reader, "size", None)
-    for i in range(len(source)):
-        if size is None:
-            yield len(source.read(i).data)
-            continue
+    size = getattr(getattr(source, "reader", None), "size", None)
+    for i, key in enumerate(source.keys):
         try:
-            yield size(_raw_key(source, i))
+            yield len(source.read(i).data) if size is None else size(key)
         except (OSError, BadImage) as error:
-            raise DataError(f"{printable(_raw_key(source, i))} was there a moment ago, and is not any more.") from error
-
-
-def _raw_key(source: Any, i: int) -> str:
-    return source.keys[i]
+            raise DataError(f"{printable(key)} was there a moment ago, and is not any more.") from error
 
 
 def _hash(source: Source, i: int) -> str:

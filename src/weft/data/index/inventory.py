@@ -98,7 +98,6 @@ def inspect(
     decode: bool = True,
     max_pixels: int = MAX_PIXELS,
     follow_links: bool = False,
-    workers: int | None = None,
     progress: Progress | None = None,
 ) -> Inventory:
     """Looks at everything below `path`.
@@ -110,23 +109,20 @@ def inspect(
             and damage behind the first bytes stays unseen.
         max_pixels: pictures that claim more are bad.
         follow_links: also enter folders outside `path` that links lead to.
-        workers: threads that decode; by default one per core, eight at most.
         progress: called now and then with (done, of how many).
 
     Raises:
         DataError: `path` is missing, not a directory, or cannot be read.
     """
-    inventory, pictures = survey(path, follow_links=follow_links, workers=workers)
+    inventory, pictures = survey(path, follow_links=follow_links)
     if decode:
-        examine(inventory, pictures, max_pixels=max_pixels, workers=workers, progress=progress)
+        examine(inventory, pictures, max_pixels=max_pixels, progress=progress)
     else:
         inventory.good = pictures
     return inventory
 
 
-def survey(
-    path: str | Path, *, follow_links: bool = False, workers: int | None = None
-) -> tuple[Inventory, list[Picture]]:
+def survey(path: str | Path, *, follow_links: bool = False) -> tuple[Inventory, list[Picture]]:
     """The first half of `inspect`: walks the tree and reads the first bytes of every file.
 
     Returns:
@@ -148,7 +144,7 @@ def survey(
         split, inner = _place(key, places)
         candidates.append(Picture(key, inner[0] if len(inner) > 1 else "", split))
     pictures = []
-    for picture, verdict in _in_threads(lambda candidate: _first_look(root, candidate), candidates, workers):
+    for picture, verdict in _in_threads(lambda candidate: _first_look(root, candidate), candidates):
         if isinstance(verdict, BadFile):
             inventory.bad.append(verdict)
         elif verdict:
@@ -164,7 +160,6 @@ def examine(
     pictures: list[Picture],
     *,
     max_pixels: int = MAX_PIXELS,
-    workers: int | None = None,
     progress: Progress | None = None,
     read: Callable[[str], bytes] | None = None,
 ) -> None:
@@ -172,7 +167,7 @@ def examine(
 
     `read` gives the bytes of a picture by its key, where they are not those of a file below the root.
     """
-    results = _in_threads(lambda picture: _full_look(inventory.root, picture, max_pixels, read), pictures, workers)
+    results = _in_threads(lambda picture: _full_look(inventory.root, picture, max_pixels, read), pictures)
     same: dict[int, list[str]] = defaultdict(list)
     for done, (picture, verdict) in enumerate(results, 1):
         if isinstance(verdict, BadFile):
@@ -272,12 +267,10 @@ def _bad(picture: Picture, err: BadImage) -> BadFile:
     return BadFile(picture.key, err.reason, message, picture.split)
 
 
-def _in_threads(
-    function: Callable[[Item], Result], items: list[Item], workers: int | None
-) -> Iterator[tuple[Item, Result]]:
+def _in_threads(function: Callable[[Item], Result], items: list[Item]) -> Iterator[tuple[Item, Result]]:
     """(item, its result) in order. Threads are enough: Pillow lets go of the interpreter while it decodes."""
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
-    pool = ThreadPoolExecutor(workers or min(os.cpu_count() or 1, 8))
+    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))
     try:
         results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
         for chunk, of_chunk in zip(chunks, results, strict=True):

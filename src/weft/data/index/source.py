@@ -18,6 +18,8 @@ from weft.data.images.decode import BadImage, image_size
 from weft.errors import DataError
 from weft.text import printable
 
+NUM_HEADERS = 32  # images that `image_size_hint` opens
+
 
 class Sample(NamedTuple):
     """One picture as it is stored.
@@ -40,6 +42,8 @@ class Source(Protocol):
     """Class names; a label is an index into them."""
     labels: list[int]
     """The label of every picture, without reading any."""
+    keys: list[str]
+    """The key of every picture, as in `Sample`."""
 
     def __len__(self) -> int: ...
 
@@ -135,13 +139,13 @@ def _by_class(keys: Sequence[str], labels: Sequence[int], seed: int) -> dict[int
     return {label: sorted(members[label], key=lambda i: rank(keys[i], seed)) for label in sorted(members)}
 
 
-def image_size_hint(source: Source, num_samples: int = 32) -> tuple[int, int]:
+def image_size_hint(source: Source) -> tuple[int, int]:
     """The typical (height, width) in pixels: medians over pictures spread over the source, from their headers.
 
     Raises:
         DataError: one of them cannot be read any more.
     """
-    step = max(len(source) // num_samples, 1)
+    step = max(len(source) // NUM_HEADERS, 1)
     sizes = []
     for i in range(0, len(source), step):
         sample = source.read(i)

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from weft.data.images.decode import MAX_PIXELS, BadImage, open_image
+from weft.data.images.decode import BadImage, open_image
 from weft.data.index.source import Source, lost
 from weft.data.loading.order import Key
 from weft.data.loading.seeding import randomness_of
@@ -34,7 +34,7 @@ class ImageDataset(Dataset):
         source: where the pictures come from.
         transform: from an upright RGB picture to a tensor; may draw from `random`, `numpy.random` and `torch`.
         seed: of every sample's randomness.
-        max_pixels, at_least: as in `open_image`.
+        at_least: as in `open_image`.
         on_lost: what a picture that vanished or broke since the data was opened leads to: `stop` to a DataError,
             `exclude` to a blank one with the label `LOST`, which the reader of the batch leaves out.
     """
@@ -45,11 +45,10 @@ class ImageDataset(Dataset):
         transform: Transform,
         seed: int = 0,
         *,
-        max_pixels: int = MAX_PIXELS,
         at_least: int | None = None,
         on_lost: Literal["stop", "exclude"] = "stop",
     ):
-        self.source, self.transform, self.seed, self.max_pixels = source, transform, seed, max_pixels
+        self.source, self.transform, self.seed = source, transform, seed
         self.at_least, self.on_lost = at_least, on_lost
         self.epoch = 0
         self.reading: Tensor | None = None  # by worker, what it is reading: for the message when one hangs
@@ -88,6 +87,6 @@ class ImageDataset(Dataset):
     def _open(self, index: int) -> tuple[Image.Image, int]:
         sample = self.source.read(index)
         try:
-            return open_image(sample.data, max_pixels=self.max_pixels, at_least=self.at_least), sample.label
+            return open_image(sample.data, at_least=self.at_least), sample.label
         except BadImage as err:
             raise lost(sample.key, err) from err

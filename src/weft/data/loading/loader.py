@@ -129,8 +129,7 @@ class ImageLoader(DataLoader):
         assert self.dataset.reading is not None, "only workers can be waited for in vain"
         names = []
         for index in self.dataset.reading.tolist():
-            key = getattr(self.dataset.source, "keys", None)
-            names += [] if index < 0 else [printable(key[index]) if key else f"image {index}"]
+            names += [] if index < 0 else [printable(self.dataset.source.keys[index])]
         return (
             f"Every batch must be read within {self.timeout:g} s; one was not. The workers are at {', '.join(names)}."
             " Is this file, or the disk it is on, out of reach?"

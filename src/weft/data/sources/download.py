@@ -33,12 +33,11 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def fetched(url: str, *, max_bytes: int = MAX_DOWNLOAD_BYTES) -> Path:
+def fetched(url: str) -> Path:
     """The file behind a URL, downloaded unless it was before.
 
     Args:
         url: https; `#sha256=...` at its end states what the file must hash to.
-        max_bytes: longer files are refused.
 
     Raises:
         UsageError: another scheme.
@@ -54,7 +53,7 @@ def fetched(url: str, *, max_bytes: int = MAX_DOWNLOAD_BYTES) -> Path:
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = _download(address, beside, max_bytes)
+        found = _download(address, beside)
         if expected is not None and found != expected:
             raise DataError(f"{printable(address)} must have the sha256 {expected[:12]}...; got {found[:12]}...")
         os.replace(beside, path)
@@ -73,21 +72,19 @@ def _check(url: str) -> None:
         raise UsageError(f"Data comes over https or from a disk; got '{printable(url)}'.")
 
 
-def _download(address: str, beside: Path, max_bytes: int) -> str:
+def _download(address: str, beside: Path) -> str:
     """Fetches into a file, and tells its sha256."""
     opener = urllib.request.build_opener(_HttpsOnly)
     digest, size = hashlib.sha256(), 0
     with opener.open(address, timeout=TIMEOUT_S) as answer, beside.open("wb") as file:
         announced = int(answer.headers.get("Content-Length") or -1)
-        free = shutil.disk_usage(beside.parent).free
-        if announced > min(max_bytes, free):
-            raise DataError(
-                f"{printable(address)} must fit; it has {announced:,} bytes, {min(max_bytes, free):,} are allowed."
-            )
+        most = min(MAX_DOWNLOAD_BYTES, shutil.disk_usage(beside.parent).free)
+        if announced > most:
+            raise DataError(f"{printable(address)} must fit; it has {announced:,} bytes, {most:,} are allowed.")
         while block := answer.read(1 << 20):
             size += len(block)
-            if size > max_bytes:
-                raise DataError(f"{printable(address)} must have at most {max_bytes:,} bytes; it has more.")
+            if size > MAX_DOWNLOAD_BYTES:
+                raise DataError(f"{printable(address)} must have at most {MAX_DOWNLOAD_BYTES:,} bytes; it has more.")
             digest.update(block)
             file.write(block)
         file.flush()

@@ -19,7 +19,7 @@ from weft.data.index.source import BadFile
 class Reader(Protocol):
     """Reads a picture's bytes by its key. It travels to worker processes, so it opens files where it reads."""
 
-    def __call__(self, key: str) -> bytes:
+    def __call__(self, key: str, /) -> bytes:
         """The bytes.
 
         Raises:

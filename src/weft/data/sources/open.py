@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.data.images.decode import MAX_PIXELS, BadImage
+from weft.data.images.decode import BadImage
 from weft.data.index.checks import (
     check_bad,
     check_empty,
@@ -27,8 +27,6 @@ from weft.data.sources.listing import Reader, Shelf, in_order
 from weft.data.sources.shards import is_shards, open_shards
 from weft.data.sources.table import SUFFIXES, FileReader, open_table
 from weft.errors import DataError
-
-BUILT_IN = ("digits",)
 
 
 class KeyedSource:
@@ -66,7 +64,6 @@ def open_data(
     allow_empty_class: bool = False,
     classes: Sequence[str] | None = None,
     evaluate_only: bool = False,
-    max_pixels: int = MAX_PIXELS,
     follow_links: bool = False,
     progress: Progress | None = None,
 ) -> Splits:
@@ -90,7 +87,6 @@ def open_data(
             that are all numbers are ordered by value (`2` before `10`), as the outputs of weights without class names
             are; for training, folders are sorted alphabetically. Tables and shards whose classes are numbers are always
             ordered by value.
-        max_pixels: pictures that claim more are bad.
         follow_links: also enter folders outside `data` that links lead to.
         progress: called now and then with (checked, of how many).
 
@@ -100,8 +96,6 @@ def open_data(
         UsageError: a number out of its range.
     """
     check_numbers(val_fraction, max_bad, limit, train_fraction)
-    if data in BUILT_IN:
-        return open_digits(limit=limit, train_fraction=train_fraction, seed=seed, classes=classes)
     shelf = _shelf(data)
     if shelf is None:
         inventory, pictures = survey(data, follow_links=follow_links)
@@ -122,7 +116,7 @@ def open_data(
         parts = [_limited(part, limit, seed) for part in parts]
     bad_before, chosen = len(inventory.bad), parts[0] + parts[1]
     read = None if shelf is None else shelf.read
-    examine(inventory, sorted(chosen), max_pixels=max_pixels, progress=progress, read=read)
+    examine(inventory, sorted(chosen), progress=progress, read=read)
     # with a limit only some are decoded: what these show holds for the rest
     rate_before = bad_before / (bad_before + len(pictures))
     rate_decoded = (len(inventory.bad) - bad_before) / max(len(chosen), 1)
@@ -146,6 +140,8 @@ def open_data(
 
 def _shelf(data: str | Path) -> Shelf | None:
     """What `data` names, if it is not a folder of pictures."""
+    if data == "digits":
+        return open_digits()
     text = os.fspath(data)
     kind, _, address = text.partition(":")
     if Path(text).is_dir() and not is_shards(text):

@@ -38,16 +38,9 @@ def test_train(photos: Path, tmp_path: Path, capsys: Shown) -> None:
     assert (result["out"], result["count"], result["epochs"]) == (str(out), 9, 1)
 
 
-def test_train_in_ultralytics_words(photos: Path, tmp_path: Path, capsys: Shown) -> None:
-    words = [
-        f"data={photos}",
-        "model=levit_nano_32",
-        "epochs=1",
-        "batch_size=12",
-        f"out={tmp_path / 'run'}",
-        "optim.lr=1e-3",
-    ]
-    assert main(["train", *words, "--json", "--quiet"]) == 0
+def test_the_data_of_a_recipe_are_used(photos: Path, tmp_path: Path, capsys: Shown) -> None:
+    options = [*TRAIN, "--set", f"data.source={photos}", "--set", "optim.lr=1e-3"]
+    assert main(["train", *options, "--out", str(tmp_path / "run"), "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == "levit_nano_32"
 
 
@@ -140,4 +133,4 @@ def test_predict_answers_what_it_can(trained: RunResult, photos: Path, tmp_path:
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 1 + 3
     assert shown.err.splitlines()[0].startswith(f"weft: {tmp_path / 'zero.png'}") or "zero.png" in shown.err
-    assert shown.err.splitlines()[-1] == "weft: 1 of 2 pictures could not be read."
+    assert shown.err.splitlines()[-1] == "weft: 1 of 2 images could not be read."

@@ -1,4 +1,4 @@
-"""From the words of a command line to a verb, and from what a verb raises to an exit code."""
+"""The command line: find the verb, run it, and turn its errors into exit codes."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ VERBS = (
 WITH_MODELS = frozenset(VERBS) - {"data", "recipes", "doctor"}  # verbs that take `--plugin`
 
 EXIT_CODES = """exit codes:
-  0 done                    4 checkpoint refused      7 verification failed
+  0 success                 4 checkpoint refused      7 verification failed
   2 bad argument or recipe  5 training diverged       129 terminal closed (SIGHUP)
-  3 data refused            6 disk did not take it    130 interrupted (Ctrl-C), 143 terminated
+  3 data refused            6 disk full or read-only  130 interrupted (Ctrl-C), 143 terminated
 
 example:
   weft train digits --out runs/digits
-  weft predict runs/digits some/picture.png"""
+  weft predict runs/digits photo.png"""
 
 _INTERRUPTED = 128 + signal.SIGINT
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises `UsageError` where it would print and leave, and takes no abbreviated options."""
+    """Argument parser that raises `UsageError` instead of exiting, and accepts no abbreviated options."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
@@ -55,18 +55,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code; errors that are the input's fault become one line on stderr."""
+    """Run one command line and return its exit code; errors that the input causes are one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fall over
+        if isinstance(stream, io.TextIOWrapper):  # for names that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
-        faulthandler.enable(sys.__stderr__)  # should a library crash, the lines of Python that led there are told
+        faulthandler.enable(sys.__stderr__)  # prints the Python stack if a library crashes
     try:
         with _signals_as_exit():
             return _run(list(sys.argv[1:] if argv is None else argv))
     except WeftError as error:
         return _complain(str(error), error.exit_code)
-    except BrokenPipeError:  # the reader of a pipe has left, as `| head` does: nothing is wrong here
+    except BrokenPipeError:  # the reader of the pipe has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -80,12 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verb_module(verb: str) -> ModuleType:
-    """The module behind a verb."""
+    """Return the module of a verb."""
     return importlib.import_module(f"weft.cli.{verb}")
 
 
 def verb_parser(verb: str) -> Parser:
-    """The parser of one verb."""
+    """Return the parser of a verb."""
     module = verb_module(verb)
     parser = Parser(prog=f"weft {verb}", description=module.HELP)
     module.add_arguments(parser)
@@ -121,10 +121,10 @@ def _run(words: list[str]) -> int:
 
 
 def _check_temporary() -> None:
-    """Refuses to start without a place for temporary files: libraries look for one when they are imported.
+    """Check that there is a directory for temporary files: libraries look for one when they are imported.
 
     Raises:
-        StorageError: there is none.
+        StorageError: there is no such directory.
     """
     try:
         tempfile.gettempdir()
@@ -140,9 +140,9 @@ def _overview() -> str:
         [
             "usage: weft VERB ...",
             "",
-            "CeiT, CvT and LeViT: vision transformers with convolution woven in, for your own images.",
+            "Image classification with CeiT, CvT and LeViT: train, evaluate, compare, export and serve models.",
             "",
-            "verbs (weft VERB --help says more):",
+            "verbs (details: weft VERB --help):",
             *lines,
             "",
             EXIT_CODES,
@@ -157,7 +157,7 @@ def _complain(message: str, code: int) -> int:
 
 @contextlib.contextmanager
 def _signals_as_exit() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that half-written files are removed."""
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that temporary files are removed."""
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + signum)

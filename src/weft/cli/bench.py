@@ -1,4 +1,4 @@
-"""`weft bench`: how fast models, runs and exports answer on this machine."""
+"""`weft bench`: measure latency and throughput on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from weft.cli.options import add_common, example, print_csv, print_json, table, whole
 from weft.processor import MAX_THREADS
 
-HELP = "measure how fast models answer here, in every way that they can be run"
+HELP = "measure latency and throughput of models on this machine, in every runtime"
 
 HEADER = (
     "model",
@@ -29,16 +29,16 @@ weft bench levit_256 --ways eager folded openvino --precision fp32 bf16 --peers
 weft bench runs/photos deploy/photos --batch-size 1 best
 weft bench levit_128s levit_256 ceit_tiny_patch16_224 --ways openvino --precision fp32 bf16 int8 --plot speed.png
 
-All are measured in turns on the same images. ratio is to the first line of its batch size, peak % the share of this
-machine's measured peak of matrix products, differs the largest difference of logits from the model's in fp32 to the
-largest of these (of int8 without meaning: it is calibrated on noise here).
+Models alternate on the same images. ratio: throughput relative to the first line with the same batch size. peak %:
+share of this machine's measured peak of matrix multiplication. differs: largest difference of the logits from the model in
+fp32, relative to the largest logit (meaningless for int8, which is calibrated on noise here).
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.usage = "weft bench MODEL [MODEL ...] [options]"
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="a name from `weft models`, a run or an export")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="name from `weft models`, run directory or export")
     ways = "eager, folded, compiled, graphed (CUDA graphs), onnx, openvino"
     parser.add_argument("--ways", nargs="+", default=["eager", "folded"], metavar="WAY", help=ways)
     parser.add_argument("--precision", nargs="+", default=["fp32"], metavar="P", help="fp32, bf16, int8")
@@ -47,18 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["default"],
         metavar="A",
-        help="default, keep (weft.keep_memory, as train, evaluate, predict and serve); both: a row for each",
+        help="memory allocator: default, keep (weft.keep_memory, as in train, evaluate, predict and serve), or both",
     )
     parser.add_argument(
-        "--batch-size", nargs="+", default=["1", "16"], metavar="N", help="images at a time, or best (default: 1 16)"
+        "--batch-size", nargs="+", default=["1", "16"], metavar="N", help="images per batch, or best (default: 1 16)"
     )
-    parser.add_argument(
-        "--rounds", default="10", metavar="N", help="turns of each, three calls in a turn (default: 10)"
-    )
+    parser.add_argument("--rounds", default="10", metavar="N", help="rounds of three calls each (default: 10)")
     add_common(parser, "--threads")
-    parser.add_argument("--peers", action="store_true", help="timm's, transformers', vit-pytorch's, too")
+    parser.add_argument(
+        "--peers", action="store_true", help="also measure the same networks of timm, transformers and vit-pytorch"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--plot", metavar="FILE", help="speed against multiply-adds, as .png, .svg or .pdf")
+    parser.add_argument("--plot", metavar="FILE", help="plot throughput against multiply-adds (.png, .svg or .pdf)")
     parser.add_argument("--csv", action="store_true", help="print the result as CSV")
     add_common(parser, "--json")
     example(parser, EXAMPLE)

@@ -1,4 +1,4 @@
-"""`weft compare`: which model, at which speed, on one's own pictures and one's own machine."""
+"""`weft compare`: compare models by accuracy and speed on your images and your machine."""
 
 from __future__ import annotations
 
@@ -8,27 +8,31 @@ import re
 from weft.cli.options import RUN_OPTIONS, add_common, example, print_json, run_settings, table, whole
 from weft.errors import UsageError
 
-HELP = "train several models alike, and say which to take"
+HELP = "train several models under one protocol, and recommend one"
 
 EXAMPLE = """
-weft compare photos/                                   # one of each family, a DeiT and a ResNet
+weft compare photos/                                   # one model per family, DeiT and ResNet
 weft compare photos/ --budget 2h --max-latency 10ms --max-size 20MB
 weft compare photos/ --models levit_256 cvt_13 resnet50 --seeds 3 --out runs/compare
 
-Stopped, the same command goes on; what is done is not run again. The report: runs/compare-photos/report.html
+Repeat the command to resume after a stop; finished runs are kept. Report: runs/compare-photos/report.html
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.add_argument("data", metavar="DATA", help="a folder of images, or any other source that `weft train` takes")
-    parser.add_argument("--models", nargs="+", metavar="NAME", default=[], help="default: five of like cost")
-    parser.add_argument("--budget", metavar="TIME", help="of all trainings together, such as 45m or 2h")
-    parser.add_argument("--seeds", metavar="N", default="1", help="trainings of each (default: 1)")
-    parser.add_argument("--max-latency", metavar="TIME", help="what one image may take where it is used, such as 10ms")
-    parser.add_argument("--max-size", metavar="SIZE", help="what the file may take, such as 20MB")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="default: local")
-    parser.add_argument("--jobs", metavar="N", default="1", help="trainings side by side (default: 1)")
+    parser.add_argument("data", metavar="DATA", help="folder of images, or any other source that `weft train` accepts")
+    parser.add_argument(
+        "--models", nargs="+", metavar="NAME", default=[], help="models to compare (default: five of similar cost)"
+    )
+    parser.add_argument("--budget", metavar="TIME", help="time limit for all training runs together, for example 2h")
+    parser.add_argument("--seeds", metavar="N", default="1", help="training runs per model (default: 1)")
+    parser.add_argument("--max-latency", metavar="TIME", help="limit on the latency of one image, for example 10ms")
+    parser.add_argument("--max-size", metavar="SIZE", help="limit on the file size, for example 20MB")
+    parser.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help="where training runs (default: local)"
+    )
+    parser.add_argument("--jobs", metavar="N", default="1", help="concurrent training runs (default: 1)")
     add_common(parser, "--recipe", *RUN_OPTIONS)
     add_common(parser, "--out", out="default: runs/compare-DATA")
     add_common(parser, "--force", "--json", "--quiet")

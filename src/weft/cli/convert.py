@@ -1,4 +1,4 @@
-"""`weft convert`: weights in anybody's layout in, a model directory out."""
+"""`weft convert`: convert a third-party checkpoint to a model directory."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from weft.cli.options import add_common, example, note, print_json
 from weft.cli.train import setting
 from weft.text import one_line
 
-HELP = "turn a checkpoint in any known layout into a model directory"
+HELP = "convert a third-party checkpoint to a weft model directory"
 
 EXAMPLE = """
 weft convert LeViT-256-13b5763e.pth models/levit_256
 
 Known layouts: the released CeiT, CvT and LeViT (linear and convolutional), CeiT-pytorch, timm's and transformers'
-LeViT, transformers' CvT, vit-pytorch's CvT and LeViT, and our own; .safetensors, .pth, .pt, .bin.
+LeViT, transformers' CvT, vit-pytorch's CvT and LeViT, and weft's own; .safetensors, .pth, .pt, .bin.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.usage = "weft convert IN OUT [options] [key=value ...]"
-    parser.add_argument("source", metavar="IN", help="a file of weights")
-    parser.add_argument("out", metavar="OUT", help="the model directory to write")
-    add_common(parser, "--model", model="guessed from the weights unless given")
+    parser.usage = "weft convert IN OUT [options]"
+    parser.add_argument("source", metavar="IN", help="checkpoint file")
+    parser.add_argument("out", metavar="OUT", help="model directory to write")
+    add_common(parser, "--model", model="default: found by the weights")
     parser.add_argument("--num-classes", type=int, metavar="N", help="width of the head (default: that of the weights)")
-    add_common(parser, "--img-size", img_size="positions are resized")
+    add_common(parser, "--img-size", img_size="position embeddings are resized")
     parser.add_argument(
-        "--head", choices=("keep", "drop"), default="keep", help="drop leaves the head out; a fresh one is written"
+        "--head", choices=("keep", "drop"), default="keep", help="drop replaces the head by a new one (default: keep)"
     )
-    parser.add_argument("--which", metavar="KEY", help="which weights of the file, such as model_ema")
+    parser.add_argument("--which", metavar="KEY", help="state dict of the file to use, for example model_ema")
     parser.add_argument(
-        "--import-foreign", action="store_true", help="open a pickle that names unknown classes, with inert stand-ins"
+        "--import-foreign",
+        action="store_true",
+        help="accept a pickle that names unknown classes; they become inert placeholders",
     )
-    add_common(parser, "--set", set="here: a constructor value of the network")
+    add_common(parser, "--set", set="here: a constructor argument of the network")
     add_common(parser, "--force", "--json")
     example(parser, EXAMPLE)
 

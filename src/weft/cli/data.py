@@ -1,4 +1,4 @@
-"""`weft data`: what is wrong with data before anyone trains on it, data made ready once, and data sets by name."""
+"""`weft data`: check and prepare data, list known datasets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.errors import DataError, UsageError
 if TYPE_CHECKING:
     from weft.data import Inventory
 
-HELP = "look through data, make it ready, list the papers' data sets"
+HELP = "check data, prepare it for training, list known datasets"
 
 EXAMPLE = """
 weft data check photos
@@ -46,20 +46,20 @@ PLACES = {  # of each action: its paths, and how many they are
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.usage = "weft data check DATA | prepare DATA OUT [--size N] | inaturalist JSON [JSON ...] OUT.csv | list"
-    parser.add_argument("action", choices=tuple(PLACES), help="nothing is ever written to DATA, whatever the action")
+    parser.add_argument("action", choices=tuple(PLACES), help="what to do; no action writes to DATA")
     parser.add_argument(
         "paths",
         nargs="*",
         metavar="PATH",
-        help="check: a directory of images; prepare: any data and the folder to write; inaturalist: annotations, table",
+        help="check: folder of images; prepare: data and output folder; inaturalist: annotations and table",
     )
-    parser.add_argument("--images", metavar="DIR", help="inaturalist: the folder of the images (default: OUT's)")
-    parser.add_argument("--size", metavar="N", default="320", help="prepare: pixels of the short side (default: 320)")
-    parser.add_argument("--max-pixels", metavar="N", help="pictures that claim more are bad (default: 100 million)")
+    parser.add_argument("--images", metavar="DIR", help="inaturalist: folder of the images (default: that of OUT)")
+    parser.add_argument("--size", metavar="N", default="320", help="prepare: shorter side in pixels (default: 320)")
+    parser.add_argument("--max-pixels", metavar="N", help="maximum pixels per image (default: 100 million)")
     parser.add_argument(
-        "--no-decode", action="store_true", help="read only the first bytes of each file: quick, sees less"
+        "--no-decode", action="store_true", help="read only the first bytes of each file: faster, finds less"
     )
-    parser.add_argument("--follow-links", action="store_true", help="enter linked folders outside DATA, too")
+    parser.add_argument("--follow-links", action="store_true", help="also enter linked folders outside DATA")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
 

@@ -17,7 +17,7 @@ from weft.errors import DISTRIBUTION
 from weft.processor import cpu_flags, cpu_name, processor_class
 from weft.version import __version__
 
-HELP = "print versions, check them, and say what this machine can do"
+HELP = "check installed versions, and describe this machine"
 
 EXAMPLE = """
 weft doctor

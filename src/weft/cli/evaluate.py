@@ -1,4 +1,4 @@
-"""`weft evaluate`: how good a model is on images with known classes."""
+"""`weft evaluate`: measure a model on labelled images."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from weft.cli.options import add_common, example, print_csv, print_json, table, 
 if TYPE_CHECKING:
     from weft.train.metrics import Evaluation
 
-HELP = "measure a model on images with known classes: top-1, top-5, each class, confusion"
+HELP = "measure a model on labelled images: top-1, top-5, per class, confusion matrix"
 
 EXAMPLE = """
 weft evaluate runs/photos more_photos/ --out runs/photos-check
 
 more_photos/ holds one folder per class; folders are matched with the model's classes by name.
-On the folder that the run was trained on, the images it held out are used, unless --split says otherwise.
-Weights without class names: folders that are all numbers, such as those of ImageNet-V2, are taken by value.
+On the data that the run was trained on, the default is its held-out images; change it with --split.
+For weights without class names, folders named by numbers (as in ImageNet-V2) are matched by value.
 """
 
 MOST_CELLS = 20
@@ -25,15 +25,17 @@ MOST_CELLS = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.add_argument("run", metavar="RUN", help="a run directory (its best model is taken) or a model directory")
-    parser.add_argument("data", metavar="DATA", help="a folder of images, or `digits`")
-    parser.add_argument("--split", choices=("auto", "train", "val", "all"), default="auto", help="which images of DATA")
+    parser.add_argument("run", metavar="RUN", help="run directory (its best model is used) or model directory")
+    parser.add_argument("data", metavar="DATA", help="folder of images, or `digits`")
+    parser.add_argument(
+        "--split", choices=("auto", "train", "val", "all"), default="auto", help="images of DATA to use"
+    )
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
     add_common(parser, "--workers", "--limit", "--tta")
     parser.add_argument(
-        "--real-labels", metavar="FILE", help="also score by ReaL labels (real.json): several or none per image"
+        "--real-labels", metavar="FILE", help="also score with ReaL labels (real.json), several or none per image"
     )
-    add_common(parser, "--out", out="report.html, report.md, their pictures, evaluation.json")
+    add_common(parser, "--out", out="report.html, report.md, figures, evaluation.json")
     add_common(parser, "--force", "--json")
     parser.add_argument("--csv", action="store_true", help="print the scores of each class as CSV")
     add_common(parser, "--quiet")
@@ -89,6 +91,6 @@ def _text(result: Evaluation) -> str:
     parts.append(table(("class", "images", "precision %", "recall %", "F1 %"), rows))
     if len(result.classes) <= MOST_CELLS:
         cells = [(name, *counts) for name, counts in zip(result.classes, result.confusion.tolist(), strict=True)]
-        parts.append("confusion (row: what it is, column: what it was taken for)")
+        parts.append("confusion matrix (rows: true class, columns: predicted class)")
         parts.append(table(("", *result.classes), cells))
     return "\n\n".join(parts)

@@ -1,4 +1,4 @@
-"""`weft explain`: what a model looked at."""
+"""`weft explain`: attention maps and Grad-CAM of images."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ import argparse
 from weft.cli.options import add_common, example, note, print_json, table, use_threads
 from weft.errors import DataError, UsageError
 
-HELP = "show what a model looked at: attention, layers, Grad-CAM"
+HELP = "explain predictions: attention maps, rollout, Grad-CAM"
 
 EXAMPLE = """
-weft explain runs/photos holiday/ portrait.png --out looked
-weft explain runs/photos portrait.png --out looked --label cat
+weft explain runs/photos holiday/ portrait.png --out explained
+weft explain runs/photos portrait.png --out explained --label cat
 
-Of every picture a .png to look at and a .npz with the arrays: attention of each level, rolled out through all
-layers, how much CeiT took from each layer, Grad-CAM. Attention is of CeiT, CvT and LeViT; of others, Grad-CAM alone.
+Writes a .png figure and a .npz with the arrays for each image: attention of each level, attention rollout, the share of
+each layer (CeiT), Grad-CAM. CeiT, CvT and LeViT have attention maps; other networks have Grad-CAM alone.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.usage = "weft explain RUN IMAGES [IMAGES ...] --out DIR [options]"
-    parser.add_argument("run", metavar="RUN", help="a run directory (its best model is taken) or a model directory")
+    parser.add_argument("run", metavar="RUN", help="run directory (its best model is used) or model directory")
     parser.add_argument(
-        "images", nargs="+", metavar="IMAGES", help="files, folders, or quoted patterns such as 'x/*.png'"
+        "images", nargs="+", metavar="IMAGES", help="image files, folders, or quoted patterns such as 'x/*.png'"
     )
-    parser.add_argument("--label", metavar="CLASS", help="the class to explain; default: the likeliest of each picture")
-    parser.add_argument("--no-grad-cam", action="store_true", help="attention alone: one forward pass")
+    parser.add_argument(
+        "--label", metavar="CLASS", help="class to explain (default: the predicted class of each image)"
+    )
+    parser.add_argument("--no-grad-cam", action="store_true", help="attention maps only: one forward pass")
     add_common(parser, "--out", out="required")
     add_common(parser, "--img-size", "--device", "--threads")
     parser.add_argument("--limit", metavar="N", help="use at most N images")

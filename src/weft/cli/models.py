@@ -1,4 +1,4 @@
-"""`weft models`: what there is to choose from."""
+"""`weft models`: list the models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.models import list_models
 from weft.models.families import VARIANTS, family_named
 from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, baselines, printed_rows
 
-HELP = "list the models: size, parameters, multiply-adds, reported accuracy, licence of the weights"
+HELP = "list models: size, parameters, multiply-adds, reported accuracy, weights"
 
 HEADER = ("name", "size", "params", "MACs", "in print", "top-1", "source", "weights")
 
@@ -24,20 +24,22 @@ levit_128    224   9.21M  405.3M   78.6  LeViT paper, Table 3  apache-2.0
 levit_128s   224   7.78M  304.7M   76.6  LeViT paper, Table 3  apache-2.0
 
 weft models --papers                 # every row of the papers' tables: ResNet, EfficientNet, DeiT, T2T-ViT, PVT, ours
-weft models CvT --papers transfer    # fine-tuned elsewhere
+weft models CvT --papers transfer    # fine-tuning on other datasets
 weft models --baselines              # timm's networks that weft loads with public weights: teachers, baselines
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.add_argument("pattern", nargs="?", default="*", metavar="PATTERN", help="such as 'ceit*'; all without one")
+    parser.add_argument(
+        "pattern", nargs="?", default="*", metavar="PATTERN", help="shell pattern, for example 'ceit*' (default: all)"
+    )
     parser.add_argument(
         "--papers",
         choices=TABLES,
         nargs="?",
         const=TABLES[0],
-        help="the papers' own tables, rivals included, beside what is counted here; imagenet without a word",
+        help="the papers' own tables, with parameters and multiply-adds counted by weft (default: imagenet)",
     )
     parser.add_argument(
         "--baselines",

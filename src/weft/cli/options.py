@@ -1,4 +1,4 @@
-"""Options that mean the same under every verb, and what several verbs print alike."""
+"""Options shared by several verbs, and functions that print their results."""
 
 from __future__ import annotations
 
@@ -14,37 +14,42 @@ from weft.processor import MAX_THREADS
 from weft.text import csv_cell, one_line
 
 COMMON: dict[str, dict[str, Any]] = {
-    "--model": dict(metavar="NAME", help="a name from `weft models`, or any timm model"),
+    "--model": dict(metavar="NAME", help="name from `weft models`, or any timm model"),
     "--plugin": dict(
         metavar="FILE",
         action="append",
         default=[],
         help="Python file with a family of networks of your own (docs/your-own-network.md); it is run",
     ),
-    "--recipe": dict(metavar="NAME|FILE", help="a recipe that comes with weft, or a YAML file"),
-    "--set": dict(metavar="KEY=VALUE", action="append", default=[], help="one setting of the recipe; may be repeated"),
-    "--epochs": dict(metavar="N", help="times that every training image is seen"),
-    "--batch-size": dict(metavar="N", help="images at a time"),
-    "--img-size": dict(metavar="N|HxW", help="side, or height x width, in pixels"),
-    "--out": dict(metavar="DIR", help="where to write"),
-    "--seed": dict(metavar="N", help="where all randomness comes from"),
-    "--device": dict(choices=("auto", "cpu", "cuda"), help="auto takes a GPU if there is one"),
-    "--precision": dict(choices=("fp32", "bf16"), help="number format of products and convolutions"),
-    "--workers": dict(metavar="N", help="processes that read images; results do not depend on it"),
-    "--threads": dict(metavar="N", help="threads of the processor to compute with; default: as many as torch takes"),
+    "--recipe": dict(metavar="NAME|FILE", help="recipe name (see `weft recipes`) or YAML file"),
+    "--set": dict(
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="recipe setting, for example optim.lr=3e-4; may be repeated",
+    ),
+    "--epochs": dict(metavar="N", help="number of epochs"),
+    "--batch-size": dict(metavar="N", help="images per batch"),
+    "--img-size": dict(metavar="N|HxW", help="image size in pixels: one side, or height x width"),
+    "--out": dict(metavar="DIR", help="output directory"),
+    "--seed": dict(metavar="N", help="random seed"),
+    "--device": dict(choices=("auto", "cpu", "cuda"), help="auto uses a GPU if there is one"),
+    "--precision": dict(choices=("fp32", "bf16"), help="number format of matrix multiplications and convolutions"),
+    "--workers": dict(metavar="N", help="data loader processes; results do not depend on it"),
+    "--threads": dict(metavar="N", help="CPU threads for computation (default: torch's)"),
     "--tta": dict(
         action="store_true",
-        help="test-time augmentation: the mean with each picture's mirror image; not where left and right matter",
+        help="test-time augmentation: average with the mirror image; not if left and right matter",
     ),
     "--limit": dict(metavar="N", help="use at most N images of each split"),
-    "--force": dict(action="store_true", help="overwrite what is there"),
+    "--force": dict(action="store_true", help="overwrite existing output"),
     "--json": dict(action="store_true", help="print the result as JSON"),
-    "--quiet": dict(action="store_true", help="no progress and no notes"),
+    "--quiet": dict(action="store_true", help="print no progress and no notes"),
 }
 
 
 def add_common(parser: argparse.ArgumentParser, *names: str, **extra: str) -> None:
-    """Adds options from `COMMON` by name; `extra` adds to the help of one, such as `out="default: runs/..."`."""
+    """Add options of `COMMON`; `extra` adds to the help of one, for example `out="default: runs/..."`."""
     for name in names:
         settings = dict(COMMON[name])
         if more := extra.get(name.lstrip("-").replace("-", "_")):
@@ -53,10 +58,10 @@ def add_common(parser: argparse.ArgumentParser, *names: str, **extra: str) -> No
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """Reads one KEY=VALUE of `--set`."""
+    """Return the key and the value of one `--set KEY=VALUE`."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UsageError(f"--set takes KEY=VALUE; got '{text}'. As in --set optim.lr=3e-4.")
+        raise UsageError(f"--set takes KEY=VALUE; got '{text}'. For example: --set optim.lr=3e-4.")
     return key, value
 
 
@@ -64,7 +69,7 @@ RUN_OPTIONS = ("--set", "--epochs", "--batch-size", "--device", "--precision", "
 
 
 def run_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What `RUN_OPTIONS` say, as settings of a recipe."""
+    """Return the values of `RUN_OPTIONS` as recipe settings."""
     settings = dict(setting(text) for text in args.set)
     keys = {"limit": "data.limit"}
     for option in ("epochs", "batch_size", "device", "precision", "workers", "limit"):
@@ -74,7 +79,7 @@ def run_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def whole(option: str, text: Any, most: int = 1 << 48) -> int:
-    """The value of an option that counts something, from 1 to `most`."""
+    """Return the value of an option that is a whole number from 1 to `most`."""
     if not str(text).isdecimal() or len(str(text)) > 15 or not 1 <= int(text) <= most:
         bound = f" and at most {most}" if most < 1 << 48 else ""
         raise UsageError(f"{option} must be a whole number of at least 1{bound}; got {text}.")
@@ -82,7 +87,7 @@ def whole(option: str, text: Any, most: int = 1 << 48) -> int:
 
 
 def use_threads(text: str | None) -> None:
-    """Lets torch, and with it every runtime, compute with as many threads as `--threads` says."""
+    """Set the number of CPU threads of torch and of every inference runtime."""
     if text is not None:
         import torch
 
@@ -90,28 +95,28 @@ def use_threads(text: str | None) -> None:
 
 
 def example(parser: argparse.ArgumentParser, text: str) -> None:
-    """Ends the help of a verb in a worked example."""
+    """Add an example to the end of a verb's help."""
     parser.epilog = "example:\n" + "\n".join(f"  {line}".rstrip() for line in text.strip("\n").splitlines())
 
 
 def note(text: str) -> None:
-    """One line for the person, beside the result."""
+    """Print one line to stderr."""
     print(one_line(text), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
-    """A result as JSON; a number that is not finite becomes null, which every reader understands."""
+    """Print a result as JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A result as CSV."""
+    """Print a result as CSV."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerows([csv_cell(cell) for cell in row] for row in (header, *rows))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Columns of text: the first to the left, numbers to the right."""
+    """Return a table as text; columns of numbers are aligned right."""
     cells = [list(header), *([one_line(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     numeric = [all(_is_number(row[column]) for row in cells[1:]) and len(cells) > 1 for column in range(len(header))]

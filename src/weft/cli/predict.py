@@ -1,4 +1,4 @@
-"""`weft predict`: what is on these pictures."""
+"""`weft predict`: classify images."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import sys
 from weft.cli.options import add_common, example, note, print_csv, print_json, table, use_threads
 from weft.errors import DataError
 
-HELP = "name what is on pictures: the most likely classes of each"
+HELP = "classify images: the most probable classes of each"
 
 EXAMPLE = """
-weft predict runs/photos holiday/ "shots/*.jpg" portrait.png --top-k 2 --csv > answers.csv
+weft predict runs/photos holiday/ "shots/*.jpg" portrait.png --top-k 2 --csv > predictions.csv
 
-A folder stands for all images below it. A picture that cannot be read is named on stderr with the reason,
-the others are answered, and the exit code is then 3.
+A folder means all images below it. Unreadable images are listed on stderr with the reason; the others are
+classified, and the exit code is then 3.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.add_argument("run", metavar="RUN", help="a run directory (its best model is taken) or a model directory")
+    parser.add_argument("run", metavar="RUN", help="run directory (its best model is used) or model directory")
     parser.add_argument(
-        "images", nargs="+", metavar="IMAGES", help="files, folders, or quoted patterns such as 'x/*.png'"
+        "images", nargs="+", metavar="IMAGES", help="image files, folders, or quoted patterns such as 'x/*.png'"
     )
-    parser.add_argument("--top-k", metavar="N", type=int, default=5, help="classes named per picture (default: 5)")
+    parser.add_argument("--top-k", metavar="N", type=int, default=5, help="number of classes per image (default: 5)")
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads", "--json")
     parser.add_argument("--limit", metavar="N", help="use at most N images")
     add_common(parser, "--tta")
-    parser.add_argument("--csv", action="store_true", help="print one line per picture and class as CSV")
+    parser.add_argument("--csv", action="store_true", help="print CSV, one line per image and class")
     add_common(parser, "--quiet")
     example(parser, EXAMPLE)
 
@@ -62,5 +62,5 @@ def run(args: argparse.Namespace) -> int:
     for answer in bad:
         note(f"weft: {answer.error}")
     if bad and not args.quiet:
-        note(f"weft: {len(bad)} of {len(answers)} pictures could not be read.")
+        note(f"weft: {len(bad)} of {len(answers)} images could not be read.")
     return DataError.exit_code if bad else 0

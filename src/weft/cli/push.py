@@ -1,4 +1,4 @@
-"""`weft push`: a model to the Hugging Face hub."""
+"""`weft push`: upload a model to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import argparse
 
 from weft.cli.options import add_common, example, print_json
 
-HELP = "put a model on the Hugging Face hub, with a card of what it is and how good"
+HELP = "upload a model to the Hugging Face hub, with a model card"
 
 EXAMPLE = """
 weft push runs/birds me/birds --license apache-2.0
-weft predict hf-hub:me/birds picture.jpg
+weft predict hf-hub:me/birds photo.jpg
 
-The hub knows you by `hf auth login` or HF_TOKEN. Weights, config.json and README.md (the card) are sent, nothing else;
-weft push runs/birds me/birds --print-card shows the card and sends nothing.
+Log in with `hf auth login` or HF_TOKEN. Uploads the weights, config.json and README.md (the card), nothing else;
+weft push runs/birds me/birds --print-card prints the card without uploading.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.add_argument("run", metavar="RUN", help="a run directory (its best model is taken) or a model directory")
-    parser.add_argument("repo", metavar="OWNER/NAME", help="where on the hub; made if it is not there")
-    parser.add_argument("--license", metavar="ID", help="of the weights, in the hub's words, such as apache-2.0")
-    parser.add_argument("--private", action="store_true", help="only its owner sees a repository that is made")
-    parser.add_argument("--print-card", action="store_true", help="print the card, and do nothing")
-    add_common(parser, "--force", "--json", force="the model that is there; its history is kept")
+    parser.add_argument("run", metavar="RUN", help="run directory (its best model is used) or model directory")
+    parser.add_argument("repo", metavar="OWNER/NAME", help="repository on the hub; created if it does not exist")
+    parser.add_argument(
+        "--license", metavar="ID", help="licence of the weights, by its hub name, for example apache-2.0"
+    )
+    parser.add_argument("--private", action="store_true", help="create the repository as private")
+    parser.add_argument("--print-card", action="store_true", help="print the model card, and exit")
+    add_common(parser, "--force", "--json", force="its history is kept")
     example(parser, EXAMPLE)
 
 

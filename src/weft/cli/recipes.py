@@ -1,4 +1,4 @@
-"""`weft recipes`: which trainings weft knows by name, what is in one, and a copy to edit."""
+"""`weft recipes`: list, show and copy training recipes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from weft.cli.options import add_common, example, print_json, setting, table
 from weft.errors import UsageError
 
-HELP = "list, show and copy the trainings that weft knows by name"
+HELP = "list, show and copy training recipes"
 
 ACTIONS = ("list", "settings", "show", "copy")
 
@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.usage = "weft recipes [list | settings | show NAME | copy NAME [FILE]] [options]"
     parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, help="default: list")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe, or a YAML file")
-    parser.add_argument("file", nargs="?", metavar="FILE", help="where to copy to; default: NAME.yaml")
-    parser.add_argument("--source", action="store_true", help="with show: the file as it is, with its comments")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="recipe name or YAML file")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="file to write (default: NAME.yaml)")
+    parser.add_argument("--source", action="store_true", help="with show: print the file itself, with its comments")
     add_common(parser, "--set", "--force", "--json")
     example(parser, EXAMPLE)
 

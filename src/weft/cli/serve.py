@@ -1,4 +1,4 @@
-"""`weft serve`: a model as an HTTP service with a page."""
+"""`weft serve`: serve a model over HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.errors import UsageError, need
 from weft.processor import MAX_THREADS
 from weft.serve.settings import RUNTIMES, TOKEN, Settings
 
-HELP = "answer over HTTP: a page for people, /predict for programs"
+HELP = "serve a model over HTTP: a web page, and /predict for programs"
 
 NEEDS = ("fastapi", "uvicorn", "httptools", "multipart", "prometheus_client")
 
@@ -19,46 +19,48 @@ weft serve runs/photos
 curl --data-binary @cat.jpg -H "Content-Type: image/jpeg" "http://127.0.0.1:8000/predict?top_k=3"
 curl -F image=@cat.jpg -F image=@dog.jpg http://127.0.0.1:8000/predict
 
-The page is at /, the description of the interface at /openapi.json. Of a run, the quickest export beside its model
-answers (weft export runs/photos runs/photos/int8 --format openvino --precision int8 --data photos/), else torch.
-Ctrl-C or SIGTERM: what was accepted is answered, then it ends. SIGHUP: the model is loaded anew, nothing is dropped.
-Only this machine reaches it, unless --host says otherwise; then clients need the token that is printed, or the one in
-the environment variable WEFT_TOKEN.
+The page is at /, the API description at /openapi.json. For a run, the fastest export in its directory is served (weft
+export runs/photos runs/photos/int8 --format openvino --precision int8 --data photos/), else torch.
+Ctrl-C and SIGTERM drain the service: accepted requests are answered first. SIGHUP reloads the model without dropping
+requests. The default address is reachable from this machine only; with another --host, clients need the token that is
+printed, or the one in the environment variable WEFT_TOKEN.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     usual = Settings(run="")
-    parser.add_argument("run", metavar="RUN", help="a run directory, a model directory or an export")
+    parser.add_argument("run", metavar="RUN", help="run directory, model directory or export")
     parser.add_argument("--host", default=usual.host, help=f"address to listen on (default: {usual.host})")
-    parser.add_argument("--port", metavar="N", default=usual.port, help=f"0 for any (default: {usual.port})")
-    parser.add_argument("--name", action="append", default=[], help="one more name that clients may call it by")
-    parser.add_argument("--proxy", action="append", default=[], help="address of a proxy that says who the client is")
-    parser.add_argument("--no-token", action="store_true", help="whoever reaches it may ask, from other machines, too")
-    parser.add_argument("--runtime", default=usual.runtime, choices=RUNTIMES, help="what answers (default: auto)")
     parser.add_argument(
-        "--workers", metavar="N", default=1, help="processes, each with a model of its own (default: 1)"
+        "--port", metavar="N", default=usual.port, help=f"port; 0 for any free one (default: {usual.port})"
     )
+    parser.add_argument("--name", action="append", default=[], help="additional host name that clients may use")
     parser.add_argument(
-        "--decoders", metavar="N", help="processes that decode images (default: one per core, at most 4)"
+        "--proxy", action="append", default=[], help="address of a trusted proxy that reports client addresses"
     )
+    parser.add_argument("--no-token", action="store_true", help="disable authentication, also for remote clients")
+    parser.add_argument("--runtime", default=usual.runtime, choices=RUNTIMES, help="inference runtime (default: auto)")
+    parser.add_argument(
+        "--workers", metavar="N", default=1, help="server processes, each with its own model (default: 1)"
+    )
+    parser.add_argument("--decoders", metavar="N", help="image decoder processes (default: one per core, at most 4)")
     add_common(parser, "--device", "--precision", "--threads")
     for option, what in (
-        ("--max-batch", "pictures in one forward pass"),
-        ("--max-wait-ms", "milliseconds for which a picture waits for others"),
-        ("--max-queue", "pictures that may wait; more are refused with 429"),
-        ("--max-images", "pictures in one request"),
-        ("--max-bytes", "bytes of one request"),
-        ("--max-pixels", "pixels of one picture"),
-        ("--decode-timeout", "seconds after which the decoder of an image is killed"),
-        ("--read-timeout", "seconds in which a request must have come"),
-        ("--timeout", "seconds in which a request is answered"),
-        ("--drain", "seconds between unready and closed when it is stopped by SIGTERM"),
+        ("--max-batch", "maximum images per forward pass"),
+        ("--max-wait-ms", "maximum time to wait for a batch to fill, in ms"),
+        ("--max-queue", "maximum images waiting; more are refused with 429"),
+        ("--max-images", "maximum images per request"),
+        ("--max-bytes", "maximum bytes per request"),
+        ("--max-pixels", "maximum pixels per image"),
+        ("--decode-timeout", "maximum time to decode an image, in s; then its decoder is killed"),
+        ("--read-timeout", "maximum time to receive a request, in s"),
+        ("--timeout", "maximum time to answer a request, in s"),
+        ("--drain", "time between not ready and closed after SIGTERM, in s"),
     ):
         value = getattr(usual, option[2:].replace("-", "_"))
         parser.add_argument(option, metavar="N", default=value, help=f"{what} (default: {value})")
-    parser.add_argument("--log", action="store_true", help="a line on stderr for every answer")
+    parser.add_argument("--log", action="store_true", help="log every request to stderr")
     example(parser, EXAMPLE)
 
 

@@ -1,4 +1,4 @@
-"""`weft study`: the papers' experiments, run again, with the papers' numbers beside."""
+"""`weft study`: repeat the papers' experiments, and compare with the papers' numbers."""
 
 from __future__ import annotations
 
@@ -7,31 +7,39 @@ from typing import Any
 
 from weft.cli.options import RUN_OPTIONS, add_common, example, print_json, run_settings, table, whole
 
-HELP = "run an experiment of the papers again, the paper's numbers beside"
+HELP = "repeat an experiment of the papers, and compare with the paper's numbers"
 
 EXAMPLE = """
-weft study                                         # the studies that come with weft
-weft study ceit-leff --plan                        # its variants and how many runs they are
+weft study                                         # list the studies
+weft study ceit-leff --plan                        # its variants and number of runs
 weft study ceit-leff cifar10 --seeds 3 --out studies/leff
 weft study mine.yaml photos/ --jobs 2
 
-Stopped, the same command goes on; what is done is not run again. The report: studies/leff/report.html
+Repeat the command to resume after a stop; finished runs are kept. Report: studies/leff/report.html
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.usage = "weft study [NAME [DATA]] [options]"
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a study, or a YAML file; without one: all of them")
-    parser.add_argument("data", nargs="?", metavar="DATA", help="what to learn from (default: what the study says)")
-    parser.add_argument("--scale", choices=("small", "paper"), default="small", help="default: small")
-    parser.add_argument("--seeds", metavar="N", help="runs of each variant (default: what the study says)")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="study name or YAML file (default: list all studies)")
+    parser.add_argument("data", nargs="?", metavar="DATA", help="training data (default: that of the study)")
     parser.add_argument(
-        "--only", nargs="+", metavar="VARIANT", default=[], help="these, and what they are compared with"
+        "--scale", choices=("small", "paper"), default="small", help="size of the runs (default: small)"
     )
-    parser.add_argument("--plan", action="store_true", help="say what would be run, and run nothing")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="default: local")
-    parser.add_argument("--jobs", metavar="N", default="1", help="runs side by side (default: 1)")
+    parser.add_argument("--seeds", metavar="N", help="runs per variant (default: that of the study)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="VARIANT",
+        default=[],
+        help="run only these variants, and those that they are compared with",
+    )
+    parser.add_argument("--plan", action="store_true", help="print the plan, and exit")
+    parser.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help="where training runs (default: local)"
+    )
+    parser.add_argument("--jobs", metavar="N", default="1", help="concurrent training runs (default: 1)")
     add_common(parser, *RUN_OPTIONS)
     add_common(parser, "--out", out="default: runs/study-NAME-SCALE")
     add_common(parser, "--force", "--json", "--quiet")
@@ -82,7 +90,7 @@ def _list(as_json: bool) -> int:
             [{"name": s.name, "title": s.title, "source": s.source, "variants": len(s.variants)} for s in studies]
         )
     else:
-        print(table(("study", "variants", "what"), [(s.name, len(s.variants), s.title) for s in studies]))
+        print(table(("study", "variants", "title"), [(s.name, len(s.variants), s.title) for s in studies]))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`weft train`: a folder of images in, a classifier, its curves and its mistakes out."""
+"""`weft train`: train an image classifier."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ EXAMPLE = """
 weft train photos/ --model levit_128s --epochs 30 --set optim.lr=5e-4 --out runs/photos
 
 photos/ holds one folder of images per class; with train/ and val/ inside, that split is used.
-Left in runs/photos: best/ and last/ (model directories), metrics.csv, recipe.yaml, report/report.html.
-Stopped or killed, it goes on to the same result: weft train --resume runs/photos
-On other classes, starting from its weights: weft train birds/ --from runs/photos
-The same run again: weft train --config runs/photos/recipe.yaml --out runs/again
+Writes to runs/photos: best/ and last/ (model directories), metrics.csv, recipe.yaml, report/report.html.
+Resume after a stop or kill, with the same result: weft train --resume runs/photos
+Fine-tune on other classes: weft train birds/ --from runs/photos
+Repeat a run: weft train --config runs/photos/recipe.yaml --out runs/again
 Two processes: torchrun --nproc-per-node 2 -m weft train photos/
 """
 
@@ -29,29 +29,32 @@ SETTINGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.usage = "weft train DATA [options] [key=value ...]"
+    parser.usage = "weft train DATA [options]"
     parser.add_argument(
-        "data", nargs="?", metavar="DATA", help="a folder of images, or `digits`; may stand in the recipe"
+        "data", nargs="?", metavar="DATA", help="folder of images, or `digits`; not needed if the recipe has it"
     )
-    add_common(parser, "--model", model="chosen by the images' size and number unless given")
+    add_common(parser, "--model", model="default: by the size and number of the images")
     parser.add_argument(
-        "--recipe", "--config", metavar="NAME|FILE", help="a recipe that comes with weft, or a YAML file"
+        "--recipe", "--config", metavar="NAME|FILE", help="recipe name (see `weft recipes`) or YAML file"
     )
     parser.add_argument(
-        "--from", dest="start_from", metavar="CKPT", help="start from the weights of a run, model directory or file"
+        "--from",
+        dest="start_from",
+        metavar="CKPT",
+        help="start from the weights of a run, model directory or checkpoint",
     )
-    parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped, to the same bits")
-    parser.add_argument("--override", action="store_true", help="with --resume: let other settings change the run")
+    parser.add_argument("--resume", metavar="RUN", help="resume a stopped run (bit-exact)")
+    parser.add_argument("--override", action="store_true", help="with --resume: allow changed settings")
     add_common(parser, "--set", "--epochs", "--batch-size", "--img-size")
     add_common(parser, "--out", out="default: runs/MODEL-DATA")
     add_common(parser, "--seed", "--device", "--precision", "--workers", "--limit")
-    parser.add_argument("--max-time", metavar="TIME", help="stop, saved, after 90s, 45m or 1h30m (exit code 143)")
+    parser.add_argument("--max-time", metavar="TIME", help="save and stop after 90s, 45m or 1h30m (exit code 143)")
     parser.add_argument("--skip-nonfinite", metavar="N", help="tolerate N steps whose loss or gradient is not finite")
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--find-lr", action="store_true", help="try learning rates and suggest one; leaves nothing")
-    instead.add_argument("--preview", metavar="FILE", help="draw training images as the network will see them, no more")
-    parser.add_argument("--track", metavar="NAMES", help="tensorboard, wandb, or both with a comma between")
-    instead.add_argument("--print-config", action="store_true", help="print the recipe as it stands, and do nothing")
+    instead.add_argument("--find-lr", action="store_true", help="try learning rates and suggest one; writes no files")
+    instead.add_argument("--preview", metavar="FILE", help="write a preview of augmented training images, and exit")
+    parser.add_argument("--track", metavar="NAMES", help="log to tensorboard, wandb, or tensorboard,wandb")
+    instead.add_argument("--print-config", action="store_true", help="print the resolved recipe, and exit")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
 

@@ -30,8 +30,8 @@ weft bench runs/photos deploy/photos --batch-size 1 best
 weft bench levit_128s levit_256 ceit_tiny_patch16_224 --ways openvino --precision fp32 bf16 int8 --plot speed.png
 
 Models alternate on the same images. ratio: throughput relative to the first line with the same batch size. peak %:
-share of this machine's measured peak of matrix multiplication. differs: largest difference of the logits from the model in
-fp32, relative to the largest logit (meaningless for int8, which is calibrated on noise here).
+share of this machine's measured peak of matrix multiplication. differs: largest difference of the logits from the model
+in fp32, relative to the largest logit (meaningless for int8, which is calibrated on noise here).
 """
 
 

@@ -1,7 +1,7 @@
-"""What every network here offers: timm's model contract, spelled out once.
+"""Backbone: timm's model contract, implemented once for all networks.
 
-A family says how an image becomes a list of *taps*, one per feature level (`encode`), how the last of them
-become features (`finish`), how a tap is seen as a map (`as_fmap`), and what its head is. Everything else follows.
+A family implements how an image becomes a list of outputs, one per feature level (`encode`), how these become features
+(`finish`), how one of them becomes a map (`as_fmap`), and what its head is. Everything else follows.
 """
 
 # Annotations are real here, not postponed: a traced graph copies those of `forward`, and TorchScript reads them.
@@ -40,7 +40,7 @@ class CamTarget(NamedTuple):
 
 
 def per_stage(value: Any, count: int, what: str) -> tuple:
-    """One value per stage: a single one is repeated, a sequence must have `count` entries."""
+    """Return one value per stage: a single one is repeated, a sequence must have `count` entries."""
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * count
     if len(values) != count:
         raise UsageError(f"{what} must have one value per stage, {count} in all; got {len(values)}: {value!r}.")
@@ -48,7 +48,7 @@ def per_stage(value: Any, count: int, what: str) -> tuple:
 
 
 def head_width(embed_dim: int, num_heads: int, head_dim: int | None = None, where: str = "") -> int:
-    """Width of one attention head: `head_dim` where it is given, otherwise `embed_dim` in equal parts.
+    """Return the width of one attention head: `head_dim` if given, else `embed_dim` in equal parts.
 
     Raises:
         UsageError: `embed_dim` cannot be cut into `num_heads` equal parts, or `head_dim` is not positive.
@@ -66,7 +66,7 @@ def head_width(embed_dim: int, num_heads: int, head_dim: int | None = None, wher
 
 
 def activation(name: str) -> type[nn.Module]:
-    """The layer of an activation, by its name in timm."""
+    """Return the class of an activation, by its name in timm."""
     if name not in ACTIVATIONS:
         raise unknown("activation", name, ACTIVATIONS, ", ".join(ACTIVATIONS))
     return QuickGELU if name == "quick_gelu" else cast("type[nn.Module]", get_act_layer(name))
@@ -78,7 +78,7 @@ def activation_name(module: nn.Module) -> str:
 
 
 def linear_head(num_features: int, num_classes: int) -> nn.Linear:
-    """A linear layer as vision transformers initialise their head."""
+    """Return a linear layer, initialised as the heads of vision transformers."""
     head = nn.Linear(num_features, num_classes)
     nn.init.trunc_normal_(head.weight, std=0.02)
     nn.init.zeros_(head.bias)
@@ -95,7 +95,7 @@ class Backbone(nn.Module, ABC):
         global_pool: how tokens become one vector, one of `pools`; '' for not at all.
         pools: what this family can do.
         drop_rate: dropout in front of the head.
-        distilled: a second head, for a teacher's answers.
+        distilled: a second head, trained on a teacher's predictions.
     """
 
     pretrained_cfg: dict[str, Any]
@@ -129,21 +129,21 @@ class Backbone(nn.Module, ABC):
         self.feature_info: list[dict[str, Any]] = []
         self.model_args: dict[str, Any] = {}  # what `create_model` was given: enough to build this model again
 
-    # What a family fills in
+    # Every family implements these
 
     @abstractmethod
     def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Any]:
-        """The raw output of the first `levels` feature levels (all of them: None)."""
+        """Return the raw output of the first `levels` feature levels (None: of all)."""
 
     @abstractmethod
     def finish(self, taps: list[Any]) -> Tensor:
-        """From all taps to unpooled features, normed: (b n num_features)."""
+        """Return normalized, unpooled features (b n num_features), from the outputs of all levels."""
 
     @abstractmethod
     def as_fmap(self, tap: Any, level: int, norm: bool) -> Float[Tensor, "b c h w"]:
-        """A tap as a map, without tokens that have no place on it; with the final norm if asked."""
+        """Return the output of a level as a map, without prefix tokens; with the final norm if asked."""
 
-    # What a family may replace
+    # A family may replace these
 
     def pool(self, features: Tensor) -> Tensor:
         """Features (b n c) to one vector per image (b c), by `global_pool`: the mean over all tokens for 'avg'."""
@@ -169,13 +169,13 @@ class Backbone(nn.Module, ABC):
         )
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that the released training does not decay, beside those with one axis."""
+        """Return the names of parameters without weight decay, in addition to those with one axis."""
         return set()
 
-    # What follows
+    # Everything else follows
 
     def forward_features(self, x: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
-        """Unpooled features."""
+        """Return unpooled features."""
         return self.finish(self.encode(x))
 
     def forward_head(self, x: Float[Tensor, "b n c"], pre_logits: bool = False) -> Any:
@@ -201,15 +201,15 @@ class Backbone(nn.Module, ABC):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Features and the maps of chosen levels.
+        """Return features, and the maps of chosen levels.
 
         Args:
             x: images.
             indices: levels wanted: a list, the last n of them (int), or all (None).
-            norm: apply the final norm to the maps, where its width fits.
-            stop_early: run no further than the last level wanted; the features are then the map of that level.
+            norm: apply the final norm to the maps whose width fits.
+            stop_early: run only up to the last chosen level; the features are then the map of that level.
             output_fmt: 'NCHW', the only layout offered.
-            intermediates_only: return the maps alone.
+            intermediates_only: return only the maps.
         """
         if output_fmt != "NCHW":
             raise UsageError(f"output_fmt must be 'NCHW'; got {output_fmt!r}.")
@@ -225,7 +225,7 @@ class Backbone(nn.Module, ABC):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drops what only levels beyond `indices` need; returns the indices, counted from 0."""
+        """Drop the modules that only levels beyond `indices` need; return the indices, counted from 0."""
         take, last = feature_take_indices(len(self.feature_info), indices)
         is_whole = last == len(self.feature_info) - 1
         self.feature_info = self.feature_info[: last + 1]
@@ -237,7 +237,7 @@ class Backbone(nn.Module, ABC):
         return take
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
-        """The head; of a network with two: (classes, teacher)."""
+        """Return the head; of a network with two: (classes, teacher)."""
         return self.head if self.head_dist is None else (self.head, self.head_dist)
 
     def set_distilled_training(self, enable: bool = True) -> None:
@@ -251,7 +251,7 @@ class Backbone(nn.Module, ABC):
         return (logits + logits_dist) / 2
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A fresh head for `num_classes` (0: none), on the model's device and in its dtype."""
+        """Replace the head by a new one for `num_classes` (0: none), on the model's device and in its dtype."""
         if global_pool is not None:
             self.global_pool = self._checked_pool(global_pool)
         self.num_classes = num_classes
@@ -261,26 +261,26 @@ class Backbone(nn.Module, ABC):
             module.to(device=like.device, dtype=like.dtype).train(self.training)
 
     def build_head(self, num_classes: int) -> None:
-        """Sets the head, or both if there is a second one."""
+        """Build the head, or both if there are two."""
         self.head = self.make_head(num_classes)
         if self.distilled:
             self.head_dist = self.make_head(num_classes)
 
     def make_head(self, num_classes: int) -> nn.Module:
-        """A fresh head; nothing for 0 classes."""
+        """Return a new head; an identity for 0 classes."""
         return linear_head(self.num_features, num_classes) if num_classes else nn.Identity()
 
     def head_modules(self) -> tuple[nn.Module, ...]:
-        """The heads, one or two."""
+        """Return the one or two heads."""
         heads = self.get_classifier()
         return heads if isinstance(heads, tuple) else (heads,)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute blocks in the backward pass instead of keeping what they computed."""
+        """Recompute the activations of blocks in the backward pass instead of storing them."""
         self.grad_checkpointing = enable
 
     def record_input_size(self, img_size: Grid) -> None:
-        """Notes a changed size where whoever rebuilds this model or prepares its images will look."""
+        """Record a changed image size in `model_args` and timm's configuration."""
         self.model_args = {**self.model_args, "img_size": tuple(img_size)}
         update_model_input_size(self, img_size)  # timm's own note
         for name in ("pretrained_cfg", "default_cfg"):
@@ -288,7 +288,7 @@ class Backbone(nn.Module, ABC):
                 setattr(self, name, {**getattr(self, name), "input_size": (self.in_chans, *img_size)})
 
     def check_image_size(self, image: Tensor) -> None:
-        """Refuses images of another size than `img_size`; for networks whose positions belong to one size."""
+        """Raise a UsageError for images of another size than `img_size`; for networks with learned positions."""
         height, width = image.shape[-2:]
         if isinstance(height, int) and (height, width) != self.img_size:  # not an int while a graph is being traced
             raise UsageError(
@@ -297,7 +297,7 @@ class Backbone(nn.Module, ABC):
             )
 
     def run_block(self, block: nn.Module, *args: Any) -> Tensor:
-        """One block, recomputed later if gradient checkpointing is on."""
+        """Run one block, with gradient checkpointing if it is on."""
         if self.grad_checkpointing and torch.is_grad_enabled() and not torch.jit.is_tracing():
             return checkpoint(block, *args, use_reentrant=False)
         return block(*args)

@@ -135,7 +135,7 @@ class Family:
         fold_network: function that turns the folded network into its inference form; None: unchanged.
         peers: function of a model name -> its `Peer`s, the closest first.
         candidates: what `weft compare` trains by default, under "small" (images up to 96 pixels) and "large".
-        shard_units: types of modules that FSDP shards one by one, beside those called `Block`.
+        shard_units: types of modules that FSDP shards one by one, in addition to those called `Block`.
     """
 
     name: str

@@ -52,7 +52,7 @@ def _tagged(name: str, variant: Variant) -> str:
 
 
 def _under_our_names(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Convert a state dict that timm has downloaded, in the layout of whoever published it, to this model's names."""
+    """Convert a state dict that timm has downloaded, in the layout of its publisher, to this model's names."""
     to_weft = importlib.import_module(
         "weft.checkpoints.load"
     ).to_weft  # checkpoints import models: resolved when needed
@@ -112,7 +112,7 @@ def _feature_levels(family: Family, args: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(range(count)) if count <= 4 else tuple((i + 1) * count // 4 - 1 for i in range(4))
 
 
-# Arguments of timm's factory, beside the constructor arguments of the network.
+# Arguments of timm's factory, in addition to the constructor arguments of the network.
 FACTORY = ("features_only", "out_indices", "feature_cls", "device", "dtype", "pretrained_cfg_overlay")
 
 

@@ -44,7 +44,7 @@ class Grafted(Backbone):
         depth: layers of DeiT-S kept.
         embed_dim: channels of a token.
         num_heads: heads; must divide `embed_dim`.
-        distilled: a second token and head; in training both heads answer, apart, in evaluation their mean.
+        distilled: a second token and head; in training both return logits, in evaluation their mean.
         drop_rate: dropout in front of the heads, in [0, 1).
         drop_path_rate: stochastic depth of the last layer, growing linearly from 0, in [0, 1).
 
@@ -255,7 +255,7 @@ def fold_bottleneck(block: Bottleneck) -> nn.Module:
 
 
 def fold_heads(model: Grafted) -> nn.Module:
-    """Return the mean of the two heads in training mode too. They read two tokens, so both stay."""
+    """Return the mean of the two heads also in training mode. They read two tokens, so both stay."""
     model.distilled_training = False
     return model
 

@@ -7,7 +7,7 @@ the splits a layer of attention narrows the windows to 64 channels: a Performer,
 sines as positions.
 
 The CeiT paper's rows are those of the Performer, the CvT paper's those of attention; the LeViT paper has the accuracy
-of the latter beside the cost of the former. The released weights were trained with scores scaled by
+of the latter with the cost of the former. The released weights were trained with scores scaled by
 `embed_dim ** -0.5` (`qk_scale`); today's default is that of a head.
 """
 
@@ -88,7 +88,7 @@ class NarrowingAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, windows: Float[Tensor, "b n in_dim"]) -> Float[Tensor, "b n dim"]:
-        """The values are what the answer is added to."""
+        """Return the values plus the attention output."""
         q, k, v = self.qkv(windows).unsqueeze(1).chunk(3, dim=-1)
         return (v + self.proj(F.scaled_dot_product_attention(q, k, v, scale=self.scale))).squeeze(1)
 

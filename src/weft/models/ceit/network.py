@@ -29,18 +29,18 @@ from torch import Tensor, nn
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.attention import attend
-from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
+from weft.layers.tokens import PrependToken, ReplaceToken, join_heads, split_heads, to_map, to_tokens
 from weft.models.base import head_width
 from weft.models.token_backbone import TokenBackbone
 
 
 class ImageToTokens(nn.Module):
-    """Convolutions, BatchNorm and a max-pool, then patches of what is left (section 3.1).
+    """Convolutions, BatchNorm and a max-pool, then patches of the resulting map (section 3.1).
 
     Args:
         in_chans: channels of the image.
         embed_dim: channels of a token.
-        patch_size: pixels of the image, per side, that one token stands for.
+        patch_size: pixels of the image per side and token.
         chans: channels of the convolutions.
         convs: (kernel size, stride) of each; none: plain patches of the image.
         pool: a 3x3 max-pool of stride 2 behind the convolutions.
@@ -118,9 +118,9 @@ class LeFF(nn.Module):
         kernel_size: of the depthwise convolution, odd.
         norm: BatchNorm after each of the three.
         bias: bias in the depthwise convolution.
-        final_act: GELU after the last BatchNorm too, as the paper writes it.
-        pass_cls: the branch hands the class token on as it came, so that the residual adds its norm (released code);
-            False: the residual leaves it alone.
+        final_act: GELU also after the last BatchNorm, as in the paper.
+        pass_cls: the branch returns its class token unchanged, so that the residual adds the normalized token (released
+            code); False: the residual does not change the class token.
     """
 
     def __init__(
@@ -214,20 +214,6 @@ class LayerwiseClassAttention(nn.Module):
         last = cls_tokens[:, -1:]
         last = last + self.attn(self.norm1(cls_tokens))
         return last + self.mlp(self.norm2(last))
-
-
-class PrependToken(nn.Module):
-    """Put a token in front of each sequence of the batch."""
-
-    def forward(self, tokens: Float[Tensor, "b n c"], token: Float[Tensor, "1 1 c"]) -> Float[Tensor, "b n+1 c"]:
-        return torch.cat([token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-
-
-class ReplaceToken(nn.Module):
-    """Replace the first token of each sequence."""
-
-    def forward(self, tokens: Float[Tensor, "b n c"], token: Float[Tensor, "b 1 c"]) -> Float[Tensor, "b n c"]:
-        return torch.cat([token, tokens[:, 1:]], dim=1)
 
 
 class CeiT(TokenBackbone):

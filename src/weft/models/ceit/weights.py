@@ -1,4 +1,4 @@
-"""CeiT elsewhere: the released code, and CeiT-pytorch (github.com/rishikksh20/CeiT-pytorch)."""
+"""CeiT weights of other libraries: the released code, and CeiT-pytorch (github.com/rishikksh20/CeiT-pytorch)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CvT elsewhere: the released code, transformers and vit-pytorch."""
+"""CvT weights of other libraries: the released code, transformers and vit-pytorch."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Sizes: Table 2, in `weft.models.levit`.
 
 As in the released code: keys in the paper's Table 2 for LeViT-384's second shrinking attention would give 18 heads; the
 weights have 16 = C/D. The stem's last convolution has no activation. The bias is added after the scores are scaled. In
-training the two heads answer apart (classes, teacher), in evaluation their mean is the answer. Parameter names are
+training the two heads return separate logits (classes, teacher), in evaluation their mean. Parameter names are
 timm's. Unlike both, any image size: bias tables are resized over |dy|, |dx| with offset 0 kept.
 """
 
@@ -163,7 +163,7 @@ class Attention(BiasedAttention):
         self.proj = nn.Sequential(OrderedDict(act=act_layer(), ln=_residual_end(linear, num_heads * value_dim, dim)))
 
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
-        # Per head, q, k and v stand side by side: the released layout.
+        # The rows of q, k and v alternate head by head, as in the released weights.
         q, k, v = split_heads(self.qkv(tokens), self.num_heads).split(self.widths, dim=-1)
         return self.proj(join_heads(self.attend(q, k, v)))
 
@@ -270,7 +270,7 @@ class LeViT(Backbone):
         stem_strides: strides of the stem's convolutions.
         stem: 'conv', 'patch' (one large convolution, A2) or 'bare' (convolutions without BatchNorm and activation).
         stem_chans: channels of the first convolution; None: the widths double up to `embed_dim[0]`.
-        embed_dim: channels per stage; one stage alone is the ablation without a pyramid (A1).
+        embed_dim: channels per stage; a single stage is the ablation without a pyramid (A1).
         key_dim: width of a head in queries and keys.
         depth: blocks per stage.
         num_heads: heads per stage.
@@ -285,7 +285,7 @@ class LeViT(Backbone):
         attn_act_layer: activation behind attention; None: as `act_layer`; 'identity': none (A7).
         attn_bias: learn the attention biases (False with `pos_embed=True`: A5).
         pos_embed: add a learned position to the stem's tokens.
-        distilled: a second head; in training both answer, apart, in evaluation their mean.
+        distilled: a second head; in training both return logits, in evaluation their mean.
         drop_rate: dropout in front of the heads, in [0, 1).
         drop_path_rate: stochastic depth of every residual, in [0, 1).
 
@@ -381,7 +381,7 @@ class LeViT(Backbone):
         self.build_head(num_classes)
 
     def make_head(self, num_classes: int) -> nn.Module:
-        """BatchNorm and a linear layer, or the linear layer alone."""
+        """Return BatchNorm and a linear layer, or only the linear layer."""
         if num_classes and self.head_norm:
             return NormLinear(self.num_features, num_classes)
         return super().make_head(num_classes)

@@ -1,6 +1,6 @@
-"""LeViT elsewhere: the released code and timm (each as linear layers or as convolutions), transformers, vit-pytorch.
+"""LeViT weights of other libraries: the released code and timm (linear or convolutional), transformers, vit-pytorch.
 
-All but timm keep one flat list of layers; `_placed` walks along it.
+All but timm have one flat list of layers; `_placed` assigns them to stages and blocks.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def _placed(state: State, layers: Iterable[tuple[str, str]]) -> State:
 
 def _numbered(state: State, pattern: str) -> list[tuple[int, ...]]:
     """The numbers that a pattern finds in the names, each once, in order."""
-    found = (re.match(pattern, name) for name in state)
-    return sorted({tuple(int(number) for number in match.groups()) for match in found if match})
+    matches = (re.match(pattern, name) for name in state)
+    return sorted({tuple(int(number) for number in match.groups()) for match in matches if match})
 
 
 def _place_released(state: State) -> State:
@@ -80,14 +80,14 @@ def _place_vit(state: State) -> State:
     layers: list[tuple[str, str]] = []
     for part, i in _numbered(state, r"backbone\.(\d+)\.layers\.(\d+)\.0\."):
         prefix = f"backbone.{part}.layers.{i}"
-        is_shrink = part % 2 == 1  # between two stages stands one layer that shrinks
+        is_shrink = part % 2 == 1  # one shrinking layer is between two stages
         _join_projections(state, f"{prefix}.0", is_shrink)
         layers += [(f"{prefix}.0", "shrink" if is_shrink else "attn"), (f"{prefix}.1", "mlp")]
     return _placed(state, layers)
 
 
 def _join_projections(state: State, prefix: str, is_shrink: bool) -> None:
-    """Queries, keys and values of vit-pytorch, each alone there, become the layers that hold them side by side here."""
+    """Join the separate layers for queries, keys and values of vit-pytorch to the fused layers of weft."""
     biases = state.pop(f"{prefix}.pos_bias.weight")
     heads = biases.shape[1]
     key_dim = state[f"{prefix}.to_k.0.weight"].shape[0] // heads

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever happens to the process or the machine meanwhile.
+"""Atomic writes: after a crash at any moment, a file is complete or absent.
 
 A file is written beside its place, flushed to the disk, read back, moved into its place, and its folder flushed.
 """

@@ -1,4 +1,4 @@
-"""What a user sees when something does not fit: one class per exit code, and the nearest names to a misspelt one.
+"""Errors with their exit codes, and suggestions for misspelt names.
 
 Every message has three parts: what must hold, what came, what to do. No torch is imported here.
 """

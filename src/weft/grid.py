@@ -1,4 +1,4 @@
-"""Grids of positions as plain integers: image sizes, and what convolutions and strides make of them."""
+"""Grid: integer height and width of images and maps, and the sizes after convolutions and strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with weights: where the networks and the checkpoints meet."""
+"""`create_model` with public weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages that import nothing until a name is asked for (PEP 562): what passes through them must not pay for torch."""
+"""Lazy modules (PEP 562): import a public name on first use, so that `weft --help` starts without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files from elsewhere, read within bounds and against a schema: the wrong kind of content is an error with a sentence.
+"""Read files of other people within size limits, and validate them against a schema.
 
 A file of weft's own may have been edited, cut off or put there by somebody else. So no more bytes are read than such a
 file can have, nothing unpacks to more than it should, and every value has the type that the code after it relies on.

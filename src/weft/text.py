@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, as weft shows it: on one line, without control characters, and not without end.
+"""Format untrusted text for messages, tables and Markdown: printable, bounded, without markup.
 
 File names, class names, tensor names and values of a file may hold escape sequences of a terminal, characters that turn
 the direction of what follows, or a megabyte of anything. Every error, note and table passes through here.

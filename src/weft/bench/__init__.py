@@ -1,1 +1,1 @@
-"""Cost and speed of models."""
+"""Measure cost and speed of models."""

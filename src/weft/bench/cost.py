@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds, counted one way for every network."""
+"""Count parameters and multiply-adds of a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same networks in other libraries, with random weights: what weft's speed is measured against."""
+"""Build the same networks from other libraries, as baselines of speed measurements."""
 
 from __future__ import annotations
 

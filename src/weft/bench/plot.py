@@ -1,4 +1,4 @@
-"""Speed against cost, as a picture."""
+"""Plot throughput against multiply-adds."""
 
 from __future__ import annotations
 

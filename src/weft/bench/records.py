@@ -1,4 +1,4 @@
-"""Measurements as CSV files, a line each, the same columns in all; and the pages whose tables are made of them."""
+"""Read and write measurements as CSV, and the tables in documents that are made from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast models answer on this machine, side by side.
+"""Measure latency and throughput of models on this machine, in alternating runs.
 
 All that is compared runs in turns (A B C A B C ...), each in a process of its own, on the same random images, so that a
 busy machine is busy for all; the first calls of a turn warm up. Told are medians and the 95th percentile of

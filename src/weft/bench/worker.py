@@ -1,4 +1,4 @@
-"""One way of running one model, in a process of its own.
+"""Run one model in one runtime, in a process of its own.
 
 Started by `speed` as `python -m weft.bench.worker`, and spoken to in lines of JSON: first what to build, then how many
 calls with how many images to time. Thread pools of torch, ONNX Runtime and OpenVINO in one process disturb each other

@@ -1,4 +1,4 @@
-"""Weights of others and our own: read safely, recognised by their keys, renamed by tables, loaded all or nothing.
+"""Load and save weights: safe readers, layouts of other libraries, model directories, the hub.
 
 Lazy: the table of public weights and the names below can be looked at without torch.
 """

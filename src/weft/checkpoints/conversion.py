@@ -1,4 +1,4 @@
-"""From a file in anybody's layout to a model directory of ours."""
+"""Convert a third-party checkpoint to a weft model directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a file to a dict of tensors, whatever wrote it, without running anything in it."""
+"""Read checkpoint files of any origin into a dict of tensors, without running code from them."""
 
 from __future__ import annotations
 

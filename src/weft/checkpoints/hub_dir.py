@@ -1,4 +1,4 @@
-"""Model directories on the Hugging Face hub: `hf-hub:OWNER/NAME` stands for one wherever a model directory does."""
+"""Model directories on the Hugging Face hub: `hf-hub:OWNER/NAME` is accepted wherever a model directory is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading weights into a model: recognised by their names, strictly, all or nothing."""
+"""Load weights into a model: recognise their layout, check every name and shape, load all or nothing."""
 
 from __future__ import annotations
 

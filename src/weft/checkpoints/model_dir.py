@@ -1,4 +1,4 @@
-"""A model directory: weights and everything that is needed to use them, in the form that timm's `local-dir:` reads.
+"""Model directories: weights and everything needed to use them, readable by timm's `local-dir:`.
 
 model.safetensors   the state dict
 config.json         architecture, constructor values, classes, preprocessing, the sha256 of the weights

@@ -1,4 +1,4 @@
-"""Files that `torch.save` wrote, opened without running anything that they name.
+"""Read files written by `torch.save` with an interpreter of pickles that runs no code.
 
 Such a file is a pickle, a little program that may call any function by its name, and the bytes of tensors beside it.
 weft interprets the program itself (`Machine`): it knows how to make dicts, lists, numbers, texts and tensors, and every

@@ -1,4 +1,4 @@
-"""Weights that their authors gave to everybody: where they are, and how they get here, under our names."""
+"""Download the public weights of weft's models, and convert their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a trained network to what answers: folded, exported, and checked against what it was made of."""
+"""Deploy a trained network: fold it, export it, verify the export, run it."""
 
 from weft.deploy.exporting import ExportReport, export
 from weft.deploy.folding import fold

@@ -1,4 +1,4 @@
-"""From a model to a directory that answers without weft's networks, and the proof that it answers the same.
+"""Export a model to a directory that needs no weft network to predict, and verify its outputs.
 
     out/config.json   as a model directory's, and what the export is
     out/model.onnx    or model.xml and model.bin, or model.pt2 (see graphs)

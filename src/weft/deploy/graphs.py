@@ -1,4 +1,4 @@
-"""From a network to the file of a runtime: ONNX, OpenVINO, torch.export, AOTInductor; in fp32, fp16, bf16 or int8."""
+"""Write a network as a file of a runtime: ONNX, OpenVINO, torch.export, AOTInductor; fp32, fp16, bf16 or int8."""
 
 from __future__ import annotations
 

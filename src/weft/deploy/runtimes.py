@@ -1,4 +1,4 @@
-"""What runs an export: one class for all, so that whoever has a model can have an export instead.
+"""Run exports: one class for all runtimes, used like a model.
 
 Only formats that hold no code are opened: ONNX by ONNX Runtime, OpenVINO's own by OpenVINO. A `.pt2` can hold
 any code, so weft writes it and checks it, and leaves loading it to those who made it.

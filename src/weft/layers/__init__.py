@@ -1,1 +1,1 @@
-"""Layers that two or more of the networks use with the same meaning."""
+"""Layers that two or more networks use with the same meaning."""

@@ -1,4 +1,4 @@
-"""The one activation that timm writes in a way that costs twice what it need, and the MLP where it costs nothing."""
+"""QuickGELU, and an MLP that needs no extra time for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BatchNorm joined to the linear map next to it, under timm's parameter names, and how it is merged into that map.
+"""BatchNorm next to a linear map, under timm's parameter names, and the rules that merge the two.
 
 In evaluation BatchNorm is a factor and a term per channel, so it can be part of the weights before or behind it.
 `RULES` say what folding puts in the place of each module (see weft.deploy.folding).

@@ -1,4 +1,4 @@
-"""Positions learned on one grid, carried over to another. On an equal grid the values come back untouched."""
+"""Resize learned positions to another grid; on an equal grid the values are unchanged."""
 
 from __future__ import annotations
 

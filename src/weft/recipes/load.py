@@ -1,4 +1,4 @@
-"""Reading a recipe: plain YAML in, a checked `Recipe` out, and every complaint with its file and line.
+"""Read recipes: YAML to a validated `Recipe`, with file and line in every error.
 
 A recipe may come from a stranger. It can name no Python object (tags are refused), refer to nothing (anchors and
 aliases are refused, so no small file can grow), and set nothing that the schema does not have.

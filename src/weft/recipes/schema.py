@@ -1,4 +1,4 @@
-"""What a recipe may say: every setting with its type, range, default and meaning. Defaults live here and only here."""
+"""The recipe schema: every setting with its type, range, default and meaning."""
 
 from __future__ import annotations
 

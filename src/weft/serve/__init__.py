@@ -1,4 +1,4 @@
-"""A classifier as an HTTP service, with a page for people. Lazy, for torch's sake."""
+"""Serve a classifier over HTTP, with a web page. Public names are imported lazily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service: what can be asked, and what comes back."""
+"""The HTTP application: routes, schemas and errors."""
 
 from __future__ import annotations
 

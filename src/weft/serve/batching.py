@@ -1,4 +1,4 @@
-"""Pictures of many clients in one forward pass.
+"""Micro-batching: run images of several requests in one forward pass.
 
 One thread computes; meanwhile pictures gather, and the next batch is made of them. A bound on how many may wait keeps
 the time that an accepted picture takes within reach of its deadline.

@@ -1,4 +1,4 @@
-"""Uploads become pixels in processes of their own, each of which can be killed.
+"""Decode uploads in separate processes, which can be killed.
 
 A decoder is C code that works on a stranger's bytes. Here it has a deadline and a bound on its memory, and takes
 nothing with it when it crashes. The processes import Pillow and NumPy but not torch, so they are small and start in a

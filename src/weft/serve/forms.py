@@ -1,4 +1,4 @@
-"""The files in the body of a form (multipart/form-data, RFC 7578)."""
+"""Parse files from multipart/form-data bodies (RFC 7578)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in front of every request: who may ask, how much may come, and what an answer always carries.
+"""Middleware for every request: authentication, rate and size limits, response headers.
 
 A page of another site can make a person's browser send requests to a service on the same machine. So the Host header
 must be a name that the service goes by, an Origin header must be its own, and browsers are told to lend its pages to

@@ -1,4 +1,4 @@
-"""What a service counts, in the words of Prometheus."""
+"""Prometheus metrics of the service."""
 
 from __future__ import annotations
 

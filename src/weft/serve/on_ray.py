@@ -1,4 +1,4 @@
-"""The service on a cluster: as many copies as it takes, on as many machines, behind Ray Serve's balancer.
+"""The service on Ray Serve: replicas on several machines behind a load balancer.
 
     serve run weft.serve.on_ray:application run=/shared/runs/photos replicas=4
 

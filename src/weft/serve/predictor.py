@@ -1,4 +1,4 @@
-"""The model behind a service: bytes to a picture that it can take, pictures to answers. It knows nothing of HTTP."""
+"""Predictor: the model behind the service, from image bytes to class probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP as uvicorn speaks it, with a clock and a measure for everything in a request that is not its body.
+"""uvicorn's HTTP protocol with limits on the size and duration of everything but the body.
 
 uvicorn waits for ever for a header that comes byte by byte, and keeps whatever comes: headers, trailers after a chunked
 body, requests that are sent before the first is answered. The body itself is bounded by `weft.serve.guard.Intake`.

@@ -1,4 +1,4 @@
-"""`weft serve`: the application on uvicorn, in one process or several, until a signal ends it."""
+"""Run the application on uvicorn, in one process or several, until a signal ends it."""
 
 from __future__ import annotations
 

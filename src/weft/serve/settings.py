@@ -1,4 +1,4 @@
-"""What a service is told: where, what, and how much at most. No torch: the command line reads this page."""
+"""Settings of the service. No torch: the command line imports this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Studies: the papers' experiments as lists of runs, and which model to take. Lazy, for torch's sake."""
+"""Studies of the papers and comparisons of models. Public names are imported lazily."""
 
 from __future__ import annotations
 

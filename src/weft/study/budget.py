@@ -1,4 +1,4 @@
-"""What trainings in stages take, and how many epochs a budget of time holds."""
+"""Estimate the time of staged training runs, and the number of epochs within a time budget."""
 
 from __future__ import annotations
 

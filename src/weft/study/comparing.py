@@ -1,4 +1,4 @@
-"""`compare`: which model, at which speed, on one's own pictures and one's own machine.
+"""`compare`: compare models by accuracy and speed on the user's images and machine.
 
 All candidates are trained under one protocol: the same recipe, images, split, epochs and seeds. Photos are compared
 from public weights where they can be had; a candidate without any is trained from scratch, by the recipe for that, and

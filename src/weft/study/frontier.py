@@ -1,4 +1,4 @@
-"""The page of a comparison: the frontier of accuracy and speed, learning curves, and a table of everything."""
+"""Report of a comparison: frontier of accuracy and speed, learning curves, tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of a study: each in a folder and a process of its own, so that one that dies takes nothing with it.
+"""Run the jobs of a study, each in a process and a folder of its own, locally or on Ray.
 
 A job's folder holds job.json (what to do), run/ (the run directory), log.txt (what the process said) and, once it is
 done, result.json (or result-EPOCH.json) with what came out. A job whose result is there is not run again; one that was

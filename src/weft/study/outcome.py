@@ -1,4 +1,4 @@
-"""What a comparison came to: entries, limits, the frontier, and one paragraph on what to take."""
+"""Result of a comparison: entries, limits, Pareto frontier, recommendation."""
 
 from __future__ import annotations
 

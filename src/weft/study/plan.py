@@ -1,4 +1,4 @@
-"""What a study is: a list of variants over a base recipe, nothing else; read from YAML, and checked whole at once.
+"""Plan of a study: a list of variants over a base recipe, read from YAML and validated as a whole.
 
 title: What LeFF brings
 claim: A convolution between the linear layers of the feed-forward brings two points.

@@ -1,4 +1,4 @@
-"""The page of a study: the paper's numbers beside ours, effects with their intervals, curves."""
+"""Report of a study: the paper's numbers next to weft's, effects with confidence intervals, curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of a study: one row per variant, and the whole."""
+"""Result of a study: one row per variant, and the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run_study`: every variant of a study with every seed, and the table that puts the paper's numbers beside ours."""
+"""`run_study`: train every variant with every seed, and compare with the paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trained model costs where it is used: every form that this machine can deploy, its accuracy and its speed."""
+"""Measure the deployable forms of a trained model on this machine: accuracy, latency, size."""
 
 from __future__ import annotations
 

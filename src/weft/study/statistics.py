@@ -1,4 +1,4 @@
-"""How sure a number is: intervals, and whether two models differ. All intervals are of 95 %."""
+"""Confidence intervals of 95 % and significance tests."""
 
 from __future__ import annotations
 

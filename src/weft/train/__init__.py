@@ -1,4 +1,4 @@
-"""Training, evaluation and prediction: the verbs and argument names of the command line. Lazy, for torch's sake."""
+"""Train, evaluate and predict, with the names and arguments of the command line. Imported lazily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained model at work: `evaluate` on images with known classes, `predict` on any."""
+"""`evaluate` and `predict`: run a trained model on labelled or unlabelled images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training pictures as the network sees them, epoch after epoch: varied, and mixed with each other."""
+"""Preview of augmented training images."""
 
 from __future__ import annotations
 

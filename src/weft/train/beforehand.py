@@ -1,4 +1,4 @@
-"""What can be asked before a training: which learning rate to take, and what the network is going to see."""
+"""`find_lr` and `preview`: run a part of training without writing a run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a recipe and opened data to the network and the batches it is fed."""
+"""Build the network and the batches of a recipe."""
 
 from __future__ import annotations
 

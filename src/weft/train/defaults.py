@@ -1,4 +1,4 @@
-"""What is decided where the person did not: recipe, model, size, length; each decision said in a sentence. No torch."""
+"""Default recipe, model, image size and number of epochs for a dataset; no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The teacher: opened, checked, asked at every step, or once about every image where its answer cannot change."""
+"""The teacher of distillation: loading, checking, and its predictions, computed per step or cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`weft explain`: a panel per picture, and the arrays behind it."""
+"""`weft explain`: write a figure and an .npz file for each image."""
 
 from __future__ import annotations
 

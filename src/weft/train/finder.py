@@ -1,4 +1,4 @@
-"""What can be found out by trying: a batch size that suits the machine, a learning rate that suits the problem."""
+"""Find a batch size that fits the machine, and a learning rate that fits the problem."""
 
 from __future__ import annotations
 

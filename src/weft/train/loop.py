@@ -1,4 +1,4 @@
-"""The loop: one step, one epoch. Readable in one sitting; everything that a step changes is in `Learner`."""
+"""The training loop: one step and one epoch. Everything that a step changes is in `Learner`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good a model is on images with known classes: accuracy, each class, confusion, and its worst mistakes."""
+"""Evaluation metrics: accuracy, per class, confusion matrix, calibration, most confident errors."""
 
 from __future__ import annotations
 

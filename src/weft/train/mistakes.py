@@ -1,4 +1,4 @@
-"""The most confident mistakes as a picture: each image, and beside it what the network looked at."""
+"""Error gallery: the most confident errors with their attention maps, as a figure."""
 
 from __future__ import annotations
 

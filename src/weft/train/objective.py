@@ -1,4 +1,4 @@
-"""What training makes small: labels, mixed and smoothed and weighted, and a teacher's answers beside them."""
+"""The loss: label smoothing, mixing, class weights, distillation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages for a person to look at: facts, pictures and tables, as Markdown and as one HTML page that needs no other file.
+"""Reports as Markdown and as a single HTML file: text, figures and tables.
 
 Colours of the pictures are from the Okabe-Ito set, which all kinds of eyes tell apart.
 """

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, lines anywhere, all of it on stderr."""
+"""Progress on stderr: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 

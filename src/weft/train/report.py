@@ -1,4 +1,4 @@
-"""What a run leaves for a person to look at: curves, confusion, mistakes, as pictures, Markdown and one HTML page.
+"""Report of a run: curves, confusion matrix, error gallery, as figures, Markdown and one HTML file.
 
 Colours are from the Okabe-Ito set, and every line also has its own dash and marker: nothing is told by colour alone.
 """

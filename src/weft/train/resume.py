@@ -1,4 +1,4 @@
-"""Going on with a run: its recipe, its newest good state, and whether model and data are still what they were."""
+"""Resume a run: read its recipe and newest valid state, and check that model and data are unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train`: from data and a recipe to a run directory, or from a run that was stopped to its end."""
+"""`train`: start a run from data and a recipe, or resume one."""
 
 from __future__ import annotations
 

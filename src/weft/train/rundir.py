@@ -1,4 +1,4 @@
-"""The directory of a run: made once, written so that a file is either whole or not there.
+"""The run directory: its files, and atomic writes to them.
 
 recipe.yaml    everything that was decided, and what it ran on; repeats the run
 metrics.csv    one line per epoch

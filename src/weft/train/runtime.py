@@ -1,4 +1,4 @@
-"""The machine under a run: devices, processes, number format, and how a person or a scheduler stops it.
+"""Devices, processes, number format, and signals that stop a run.
 
 The only place that speaks to Hugging Face Accelerate, which finds the device, joins the processes that torchrun or
 SLURM started, and wraps a model for several of them. The loader never goes to it: it would deal out the batches anew.

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: nothing to keep, nothing to resume.
+"""Learning rate schedules as pure functions of the step.
 
 Three ways to move it (`schedule.update`), for a peak p, a start w, an end m, and a run of T epochs of which W warm up:
 

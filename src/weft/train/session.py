@@ -1,4 +1,4 @@
-"""A run on its way: epochs, evaluations, and the states from which it goes on when it is killed.
+"""A run in progress: epochs, evaluations, saved states, stops.
 
 What a kill cannot change: which images a step sees and how they are varied (functions of seed, epoch and index), the
 chance inside a step (a function of seed and step), and the learning rate (a function of the step). So a state holds the

@@ -1,4 +1,4 @@
-"""A model spread over the processes: each keeps a part of every weight, gradient, moment and average (FSDP2).
+"""FSDP2: shard weights, gradients, optimizer state and averages over the processes.
 
 torch's fully_shard gathers the weights of one block at a time while it computes. Accelerate would take another way on
 machines without a GPU without saying so, so torch is asked here. One whole copy of the weights stays in every process:

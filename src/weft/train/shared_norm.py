@@ -1,4 +1,4 @@
-"""BatchNorm whose statistics are those of the batch of all processes together.
+"""Synchronized BatchNorm: statistics over the batch of all processes.
 
 On GPUs that is torch's SyncBatchNorm. It refuses CPUs, where this file's own takes its place.
 """

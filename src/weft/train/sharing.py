@@ -1,4 +1,4 @@
-"""`push`: a trained model to the Hugging Face hub, with a card that says what it is, how good, and how it was made."""
+"""`push`: upload a trained model to the Hugging Face hub, with a model card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SLURM tasks as processes of one training run: sets the variables that PyTorch reads from those that `srun` sets."""
+"""SLURM: set the variables that PyTorch reads from those that `srun` sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a killed run goes on from: a file of tensors and a file that vouches for it, the newest few of each.
+"""Training states: tensors and a sealed manifest, the newest few of a run.
 
 state/step-0000000120.safetensors   weights, their average, moments of the optimiser
 state/step-0000000120.json          sha256 of that file, place in the run, history, and its own sha256 in the first line

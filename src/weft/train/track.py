@@ -1,4 +1,4 @@
-"""Other programs that follow a run: TensorBoard, Weights & Biases. The CSV files of the run are there in any case."""
+"""Log metrics to TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ def log_records(data: bytes) -> Iterator[bytes]:
 def test_wandb_offline(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real library without its service: the run's settings and every step are in the file that it would upload."""
     pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    importlib.import_module("wandb").teardown()  # an earlier test may have made it read the environment
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))

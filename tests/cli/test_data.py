@@ -34,17 +34,16 @@ def test_the_report(mixed: Path, capsys: Capture) -> None:
     before = digest(mixed)
     assert main(["data", "check", str(mixed)]) == 3
     assert capsys.readouterr().out.splitlines() == [
-        "bad   cats/cut.jpg: truncated (it ends too early)",
-        r"bad   cats/two\nlines.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, TIFF, GIF,"
-        " whatever its name says)",
+        "bad   cats/cut.jpg: truncated (the file is truncated)",
+        r"bad   cats/two\nlines.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, TIFF, GIF)",
         "bad   dogs/empty.jpg: zero-byte (it is empty (0 bytes))",
         "",
         "7 good, classes 2: cats 3, dogs 4",
         "3 bad: 1 not-an-image, 1 truncated, 1 zero-byte",
         "1 ignored, neither named nor made like an image: 1 .txt",
-        "1 gray: gray, made RGB",
+        "1 gray: gray, converted to RGB",
         "1 there more than once, the same to the byte: cats/0001.jpg = dogs/cat.jpg",
-        "1 hidden, passed over: hidden, or left by a system (.DS_Store, __MACOSX, Thumbs.db)",
+        "1 hidden, passed over: hidden, or a system file (.DS_Store, __MACOSX, Thumbs.db)",
     ]
     assert digest(mixed) == before
 
@@ -76,7 +75,7 @@ def test_nothing_bad_is_success(tmp_path: Path, capsys: Capture) -> None:
         "4 good in train/, classes 2: a 2, b 2",
         "2 good in val/, classes 2: a 1, b 1",
         "0 bad",
-        "Not read, since train/ is there: test/.",
+        "Not read, because train/ exists: test/.",
     ]
 
 

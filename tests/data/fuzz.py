@@ -21,7 +21,7 @@ from PIL import Image
 
 from tests.data.pictures import encoded, icc_profile, photo
 from tests.data.zoo import GOOD
-from weft.data.images.decode import BadImage, look, open_image
+from weft.data.images.decode import BadImage, image_info, open_image
 
 MAX_PIXELS = 25_000_000
 MEMORY = 300 << 20
@@ -130,7 +130,7 @@ def _with_checksums(data: bytes) -> bytes:
 def read(data: bytes) -> str:
     """What both readers say: `good`, or the reason; anything else is a finding."""
     answers, seen, problem = [], None, None
-    for reader in (look, open_image):
+    for reader in (image_info, open_image):
         try:
             seen = reader(data, max_pixels=MAX_PIXELS)
             answers.append("good")

@@ -24,7 +24,7 @@ from weft.data import (
     open_image,
     train_transform,
 )
-from weft.data.loading.seeding import epoch_order, randomness_of
+from weft.data.loading.seeding import epoch_order, seeded_rng
 from weft.errors import DataError, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores, on purpose
@@ -136,7 +136,7 @@ def test_randomness_is_given_back_after_an_error():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    with pytest.raises(ZeroDivisionError), randomness_of(1):
+    with pytest.raises(ZeroDivisionError), seeded_rng(1):
         torch.rand(9).sum().item() / 0
     assert_same(torch.rand(3), expected)
 
@@ -145,7 +145,7 @@ def test_streams_are_what_they_have_always_been():
     """A change here changes every run: it must be meant."""
     assert mix_seed(0, 1, 2) == 9095025346080962411
     assert epoch_order(8, 0, 0) == [0, 1, 4, 2, 7, 3, 6, 5]
-    with randomness_of(0, 1, 2):
+    with seeded_rng(0, 1, 2):
         drawn = random.random(), np.random.random(), torch.rand(()).item()
     assert drawn == pytest.approx((0.15191521726172474, 0.051474827310740046, 0.3178858160972595), abs=1e-12)
 
@@ -200,11 +200,11 @@ def test_numbers_out_of_range(options, message):
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda path: path.unlink(), "there is no such file"),
-        (lambda path: path.write_bytes(path.read_bytes()[:500]), "it ends too early"),
+        (lambda path: path.unlink(), "the file does not exist"),
+        (lambda path: path.write_bytes(path.read_bytes()[:500]), "the file is truncated"),
         (lambda path: path.write_bytes(b""), r"it is empty \(0 bytes\)"),
         (lambda path: path.write_bytes(b"<html>"), "its content is none of JPEG"),
-        (lambda path: (path.unlink(), path.mkdir()), "a regular file is needed"),
+        (lambda path: (path.unlink(), path.mkdir()), "it must be a regular file"),
     ],
     ids=["vanished", "truncated", "emptied", "replaced", "folder"],
 )
@@ -215,7 +215,8 @@ def test_a_picture_that_goes_bad_stops_training_in_one_line(tmp_path, workers, s
     key = splits.train.read(9).key
     spoil(tmp_path / key)
     expected = (
-        rf"{key} cannot be used: {reason}[^\n]* It was good when the data was opened: restore it, or start again[^\n]*"
+        rf"{key} cannot be used: {reason}[^\n]* It could be read when the data was opened: "
+        r"restore it, or start again[^\n]*"
     )
     terminated = []  # torch waits five seconds for a worker, then terminates it
     monkeypatch.setattr(BaseProcess, "terminate", lambda process: terminated.append(process.pid))
@@ -235,5 +236,5 @@ def test_every_path_sees_the_pixels_of_open_image(animal):
 
 
 def test_the_limit_on_pixels_holds_in_training():
-    with pytest.raises(DataError, match=r"memory/0 cannot be used: it claims too many pixels .*the limit is 100000000"):
+    with pytest.raises(DataError, match=r"memory/0 cannot be used: it has too many pixels .*the limit is 100000000"):
         ImageDataset(Memory([bomb(14_000)]), VARIED)[0]

@@ -72,7 +72,7 @@ def test_labels_follow_a_list_of_classes():
 
 def test_a_list_without_some_digits_is_refused():
     with pytest.raises(
-        DataError, match=r"one of the 2 classes to label by \(0, 1\); not among them: 2, 3, 4, 5, 6 and 3 more\."
+        DataError, match=r"one of the 2 given classes \(0, 1\); not among them: 2, 3, 4, 5, 6 and 3 more\."
     ):
         open_data("digits", classes=["0", "1"])
 
@@ -80,8 +80,8 @@ def test_a_list_without_some_digits_is_refused():
 def test_a_folder_of_that_name_is_reached_by_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
-    with pytest.raises(DataError, match=r"must hold images; 'digits' holds none"):
+    with pytest.raises(DataError, match=r"must contain images; 'digits' contains none"):
         open_data(tmp_path.joinpath("digits").relative_to(tmp_path))
-    with pytest.raises(DataError, match=r"must hold images; 'digits' holds none"):
+    with pytest.raises(DataError, match=r"must contain images; 'digits' contains none"):
         open_data("./digits")
     assert len(open_data("digits").train) == 1438

@@ -49,7 +49,7 @@ def test_without_a_split_one_is_made_and_said(photos):
     assert not splits.is_given
     assert splits.notes == [
         "48 images in 3 classes for training, 12 held out: a stratified split of 20% made with seed 0, "
-        "since the data has none."
+        "because the dataset has none."
     ]
 
 
@@ -80,7 +80,9 @@ def test_the_datas_own_split(given):
     splits = open_data(given)
     assert (len(splits.train), len(splits.val), splits.is_given) == (12, 6, True)
     assert {key.split("/")[0] for key in keys(splits.train)} == {"train"}
-    assert splits.notes == ["12 images in 3 classes for training, 6 held out: the data's own split, train/ and val/."]
+    assert splits.notes == [
+        "12 images in 3 classes for training, 6 held out: the dataset's own split, train/ and val/."
+    ]
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation", "test"])
@@ -96,7 +98,7 @@ def test_val_goes_before_test_which_is_not_read(given):
     class_folders(given / "test", 2, ("cat", "dog", "owl", "yak"), first_seed=80)
     splits = open_data(given)
     assert {key.split("/")[0] for key in keys(splits.val)} == {"val"}
-    assert "Not read, since train/ is there: test/." in splits.notes
+    assert "Not read, because train/ exists: test/." in splits.notes
 
 
 def test_train_alone_is_split(tmp_path):
@@ -115,7 +117,7 @@ def test_a_class_only_in_val_is_refused_by_name(tmp_path):
     class_folders(tmp_path / "train", 2, ("a", "b", "c"))
     class_folders(tmp_path / "val", 2, ("b", "c", "d"), first_seed=20)
     with pytest.raises(
-        DataError, match=r"Every class of val/ must be in train/ as well; only in val/: d\. Add images of it"
+        DataError, match=r"Every class of val/ must also be in train/; only in val/: d\. Add images of it"
     ):
         open_data(tmp_path)
 
@@ -126,21 +128,23 @@ def test_a_class_missing_from_val_is_noted_and_moves_no_index(tmp_path):
     splits = open_data(tmp_path)
     assert splits.val.classes == ["a", "b", "c"]
     assert labels(splits.val) == [1, 1, 2, 2]
-    assert "No held-out image of 1 class: a." in splits.notes
+    assert "No validation image of 1 class: a." in splits.notes
 
 
 def test_an_empty_class_is_refused_by_name(photos):
     (photos / "ant").mkdir()
     (photos / "bee").mkdir()
     (photos / "bee" / "notes.txt").write_text("no picture")
-    with pytest.raises(DataError, match=r"Every class must hold at least one good image; empty: ant, bee\. Add images"):
+    with pytest.raises(
+        DataError, match=r"Every class must have at least one usable image; empty: ant, bee\. Add images"
+    ):
         open_data(photos)
 
 
 def test_an_empty_class_in_train_is_refused_even_if_val_has_it(given):
     for path in (given / "train" / "cat").iterdir():
         path.unlink()
-    with pytest.raises(DataError, match=r"at least one good image in train/; empty: cat\."):
+    with pytest.raises(DataError, match=r"at least one usable image in train/; empty: cat\."):
         open_data(given)
 
 
@@ -149,7 +153,7 @@ def test_an_empty_class_keeps_its_index_on_request(photos):
     splits = open_data(photos, allow_empty_class=True)
     assert splits.classes == ["ant", "cat", "dog", "owl"]
     assert set(labels(splits.train)) == {1, 2, 3}
-    assert "No held-out image of 1 class: ant." in splits.notes
+    assert "No validation image of 1 class: ant." in splits.notes
 
 
 def test_a_class_of_bad_files_is_empty(photos):
@@ -166,23 +170,23 @@ def test_one_class_is_refused(tmp_path):
 
 
 def test_a_missing_directory_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"must exist; '.*/photoz' does not\. Give a folder .* or the name digits"):
+    with pytest.raises(DataError, match=r"must exist; '.*/photoz' does not\. Pass a folder .* or the name digits"):
         open_data(tmp_path / "photoz")
 
 
 def test_an_empty_directory_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"The data directory must hold images; '.*' holds none\. Put one folder"):
+    with pytest.raises(DataError, match=r"The data directory must contain images; '.*' contains none\. Put one folder"):
         open_data(tmp_path)
     (tmp_path / "cats").mkdir()
     (tmp_path / "cats" / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
-    with pytest.raises(DataError, match=r"holds none \(but 1 \.heic\)"):
+    with pytest.raises(DataError, match=r"contains none \(but 1 \.heic\)"):
         open_data(tmp_path)
 
 
 def test_images_without_folders_are_refused(tmp_path):
     (tmp_path / "a.jpg").write_bytes(jpeg())
     with pytest.raises(
-        DataError, match=r"must hold one folder per class; '.*' has 1 image and no folder\. Sort the images"
+        DataError, match=r"must contain one folder per class; '.*' has 1 image and no folder\. Sort the images"
     ):
         open_data(tmp_path)
 
@@ -191,7 +195,7 @@ def test_images_beside_the_class_folders_are_left_out_and_noted(photos):
     (photos / "cover.jpg").write_bytes(jpeg())
     splits = open_data(photos)
     assert len(splits.train) + len(splits.val) == 60
-    assert "Not used, since outside all class folders: 1 image." in splits.notes
+    assert "Not used, because outside all class folders: 1 image." in splits.notes
 
 
 def test_a_class_folder_that_is_a_link_to_outside(tmp_path):
@@ -199,7 +203,7 @@ def test_a_class_folder_that_is_a_link_to_outside(tmp_path):
     class_folders(tmp_path / "store", 3, ("c",), first_seed=30)
     (tmp_path / "data" / "c").symlink_to("../store/c")
     with pytest.raises(
-        DataError, match=r"Folders of '.*' must lie inside it; c leads outside, by a link\. .* follow_links"
+        DataError, match=r"Folders of '.*' must be inside it; c is a link to the outside\. .* follow_links"
     ):
         open_data(tmp_path / "data")
     assert open_data(tmp_path / "data", follow_links=True).classes == ["a", "b", "c"]
@@ -216,7 +220,7 @@ def test_bad_files_are_left_out_counted_and_named(photos):
         ("owl/0002.jpg", "truncated"),
     ]
     assert (
-        "3 bad files left out: 1 not-an-image, 1 truncated, 1 zero-byte (cat/0000.jpg, dog/0001.jpg, owl/0002.jpg)."
+        "3 bad files excluded: 1 not-an-image, 1 truncated, 1 zero-byte (cat/0000.jpg, dog/0001.jpg, owl/0002.jpg)."
         in splits.notes
     )
 
@@ -308,7 +312,7 @@ def test_a_class_whose_training_picture_is_bad_keeps_the_held_out_one(photos):
 def test_two_single_pictures_are_too_few(tmp_path):
     class_folders(tmp_path, 1)
     with pytest.raises(
-        DataError, match=r"good images on both sides; the held-out part of '.*' has none \(2 for training, 0"
+        DataError, match=r"usable images in both splits; the validation set of '.*' has none \(2 for training, 0"
     ):
         open_data(tmp_path)
 
@@ -317,7 +321,7 @@ def test_a_held_out_folder_without_images(given):
     for path in (given / "val").glob("*/*.jpg"):
         path.unlink()
     with pytest.raises(
-        DataError, match=r"good images on both sides; val/ of '.*' has none \(12 for training, 0 held out"
+        DataError, match=r"usable images in both splits; val/ of '.*' has none \(12 for training, 0 held out"
     ):
         open_data(given)
 
@@ -333,7 +337,7 @@ def test_labels_follow_a_list_of_classes(photos):
 
 
 def test_a_class_that_is_not_in_the_list_is_refused_by_name(photos):
-    with pytest.raises(DataError, match=r"one of the 2 classes to label by \(cat, dog\); not among them: owl\. Rename"):
+    with pytest.raises(DataError, match=r"one of the 2 given classes \(cat, dog\); not among them: owl\. Rename"):
         open_data(photos, classes=["cat", "dog"])
 
 
@@ -349,20 +353,21 @@ def test_ignored_and_passed_over_are_noted(photos):
     (photos / "dog" / "list.csv").write_text("x")
     (photos / "dog" / "._x.jpg").write_bytes(b"x")
     notes = open_data(photos).notes
-    assert "Ignored, neither named nor made like an image: 2 .csv, 1 .txt." in notes
-    assert any(re.match(r"Passed over: 1 hidden \(", note) for note in notes)
+    assert "Ignored, not images by name or content: 2 .csv, 1 .txt." in notes
+    assert any(re.match(r"Skipped: 1 hidden \(", note) for note in notes)
 
 
 def test_conversions_are_noted(photos):
     Image.new("CMYK", (8, 8)).save(photos / "cat" / "ink.jpg")
-    assert "Read as a person sees them: 1 cmyk (CMYK, made RGB)." in open_data(photos).notes
+    assert "Converted: 1 cmyk (CMYK, converted to RGB)." in open_data(photos).notes
 
 
 def test_copies_that_flatter_are_noted(given):
     (given / "val" / "cat" / "again.jpg").write_bytes((given / "train" / "cat" / "0001.jpg").read_bytes())
     (given / "val" / "owl" / "again.jpg").write_bytes((given / "val" / "owl" / "0000.jpg").read_bytes())
-    assert [note for note in open_data(given).notes if "same to the byte" in note] == [
-        "1 held-out image, the same to the byte, is also learned from, and flatters the result: val/cat/again.jpg."
+    assert [note for note in open_data(given).notes if "byte-identical" in note] == [
+        "1 validation image is byte-identical to a training image, "
+        "which makes the validation accuracy too high: val/cat/again.jpg."
     ]
 
 
@@ -381,17 +386,17 @@ def test_copies_under_two_names_are_noted(photos):
     splits = open_data(photos, val_fraction=0.05)
     assert not any("/cat.jpg" in key or "0003" in key for key in keys(splits.val))
     assert splits.notes[1:] == [
-        "1 image is in several classes at once, the same to the byte: cat/0003.jpg = dog/cat.jpg = owl/cat.jpg."
+        "1 image is in several classes, byte-identical: cat/0003.jpg = dog/cat.jpg = owl/cat.jpg."
     ]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"val_fraction": 0.0}, r"val_fraction must lie between 0 and 1; got 0\.0"),
-        ({"val_fraction": 1.0}, r"val_fraction must lie between 0 and 1; got 1\.0"),
-        ({"max_bad": -0.1}, r"max_bad must lie between 0 and 1; got -0\.1"),
-        ({"max_bad": 1.5}, r"max_bad must lie between 0 and 1; got 1\.5"),
+        ({"val_fraction": 0.0}, r"val_fraction must be between 0 and 1, exclusive; got 0\.0"),
+        ({"val_fraction": 1.0}, r"val_fraction must be between 0 and 1, exclusive; got 1\.0"),
+        ({"max_bad": -0.1}, r"max_bad must be between 0 and 1; got -0\.1"),
+        ({"max_bad": 1.5}, r"max_bad must be between 0 and 1; got 1\.5"),
         ({"train_fraction": 0.0}, r"train_fraction must be above 0 and at most 1; got 0\.0"),
         ({"train_fraction": 1.1}, r"train_fraction must be above 0 and at most 1; got 1\.1"),
         ({"limit": 0}, r"limit must be at least 1 image; got 0"),
@@ -407,7 +412,7 @@ def test_a_picture_that_vanishes_is_named(photos):
     key = splits.train.read(5).key
     (photos / key).unlink()
     with pytest.raises(
-        DataError, match=rf"{key} cannot be used: there is no such file\. It was good when the data was"
+        DataError, match=rf"{key} cannot be used: the file does not exist\. It could be read when the data was"
     ):
         splits.train.read(5)
 
@@ -420,7 +425,7 @@ def test_the_typical_size_of_pictures_that_have_gone(photos):
     splits = open_data(photos)
     key = splits.train.read(0).key
     (photos / key).write_bytes(b"<html>")
-    with pytest.raises(DataError, match=rf"{key} cannot be used: its content is none of .* It was good when"):
+    with pytest.raises(DataError, match=rf"{key} cannot be used: its content is none of .* It could be read when"):
         image_size_hint(splits.train)
 
 

@@ -40,12 +40,12 @@ def test_faults_of_ours_would_be_found(monkeypatch):
     def careless(data, **_):
         raise KeyError("exif")
 
-    monkeypatch.setattr(fuzz, "look", careless)
+    monkeypatch.setattr(fuzz, "image_info", careless)
     with pytest.raises(KeyError):
         fuzz.read(fuzz.mutant(0))
 
 
 def test_readers_that_disagree_would_be_found(monkeypatch):
-    monkeypatch.setattr(fuzz, "look", lambda data, **_: None)
+    monkeypatch.setattr(fuzz, "image_info", lambda data, **_: None)
     with pytest.raises(AssertionError, match=r"\['good', 'truncated'\]"):
         fuzz.read(fuzz.seeds()[0][:300])

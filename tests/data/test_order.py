@@ -74,9 +74,9 @@ def test_an_evaluation_sees_all_in_order_and_the_rest() -> None:
 
 
 def test_steps_that_do_not_divide() -> None:
-    with pytest.raises(UsageError, match=r"batch_size 24 does not over 5 processes x accumulate 1"):
+    with pytest.raises(UsageError, match=r"24 is not by 5 processes x accumulate 1"):
         order(share=Share(0, 5, 1))
-    with pytest.raises(UsageError, match=r"batch_size 24 does not over 1 process x accumulate 7"):
+    with pytest.raises(UsageError, match=r"24 is not by 1 process x accumulate 7"):
         order(share=Share(0, 1, 7))
     with pytest.raises(UsageError, match="20 images do not fill one of 24"):
         order(20)

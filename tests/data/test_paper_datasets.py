@@ -191,7 +191,7 @@ def test_inaturalist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         for i in range(len(source)):
             sample = source.read(i)
             assert splits.classes[sample.label] == Path(sample.key).parent.name
-    with pytest.raises(UsageError, match=r"inat18\.csv is there already\. Pass --force"):
+    with pytest.raises(UsageError, match=r"inat18\.csv exists already\. Pass --force"):
         convert_inaturalist([train], tmp_path / "inat18.csv")
     elsewhere = convert_inaturalist([train, val], tmp_path / "else" / "t.csv", images=tmp_path)
     assert len(open_data(elsewhere.out).train) == 9

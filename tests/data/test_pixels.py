@@ -20,7 +20,7 @@ from tests.data.pictures import (
     tiff,
 )
 from weft.data import image_size, open_image
-from weft.data.images.decode import look
+from weft.data.images.decode import image_info
 
 LEVELS = np.arange(256).reshape(16, 16)
 RAMP_16 = BLACK_TO_WHITE.reshape(16, 16)  # level k is exactly 257 k
@@ -74,7 +74,7 @@ def test_deep_colour():
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in photo(4, 6).astype(np.uint16) * 257)
     data = png(6, 4, zlib.compress(rows), depth=16)
     shows(data, photo(4, 6))
-    assert look(data).notes == ("16-bit",)
+    assert image_info(data).notes == ("16-bit",)
 
 
 def test_cmyk():
@@ -175,8 +175,8 @@ def test_exif_orientation(format, orientation):
     else:
         shows(data, upright.astype(int))
     assert image_size(data) == (8, 24)
-    assert look(data).size == (8, 24)
-    assert look(data).notes == (("exif-rotated",) if orientation > 1 else ())
+    assert image_info(data).size == (8, 24)
+    assert image_info(data).notes == (("exif-rotated",) if orientation > 1 else ())
 
 
 @pytest.mark.parametrize("value", [0, 9, 65535])
@@ -197,7 +197,7 @@ def test_exif_behind_the_pixels():
     end = plain.index(b"IEND") - 4
     data = plain[:end] + chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")) + plain[end:]
     shows(data, photo(8, 24).swapaxes(0, 1)[:, ::-1].astype(int))
-    assert look(data).size == (24, 8)
+    assert image_info(data).size == (24, 8)
 
 
 def expected_srgb(levels: np.ndarray, primaries: np.ndarray, gamma: float) -> np.ndarray:
@@ -212,7 +212,7 @@ def test_colour_profiles_are_converted_to_srgb(gamma):
     primaries = SRGB_PRIMARIES[[1, 2, 0]]  # what it calls red is green
     data = encoded(photo(16, 16), "PNG", icc_profile=icc_profile(primaries, gamma))
     shows(data, expected_srgb(photo(16, 16), primaries, gamma).astype(int))
-    assert look(data).notes == ("icc",)
+    assert image_info(data).notes == ("icc",)
 
 
 def test_a_profile_goes_with_palette_alpha_and_gray():
@@ -234,21 +234,21 @@ def test_srgb_by_any_name_changes_nothing():
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     data = encoded(photo(), "PNG", icc_profile=profile)
     np.testing.assert_array_equal(np.asarray(open_image(data)), photo())
-    assert look(data).notes == ()
+    assert image_info(data).notes == ()
 
 
 @pytest.mark.parametrize("profile", [b"no profile", icc_profile(SRGB_PRIMARIES, 2.2)[:200]], ids=["text", "cut"])
 def test_an_unreadable_profile_is_ignored_and_noted(profile):
     data = encoded(photo(), "PNG", icc_profile=profile)
     np.testing.assert_array_equal(np.asarray(open_image(data)), photo())
-    assert look(data).notes == ("icc-unreadable",)
+    assert image_info(data).notes == ("icc-unreadable",)
 
 
 def test_a_profile_for_other_channels_is_ignored_and_noted():
     cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
     data = encoded(cmyk, "TIFF", icc_profile=icc_profile(SRGB_PRIMARIES, 2.2))
     shows(data, np.broadcast_to([255, 0, 0], (8, 8, 3)))
-    assert look(data).notes == ("cmyk", "icc-unreadable")
+    assert image_info(data).notes == ("cmyk", "icc-unreadable")
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
@@ -257,7 +257,7 @@ def test_of_several_frames_the_first(format):
     options = {"lossless": True} if format == "WEBP" else {}
     data = encoded(frames[0], format, save_all=True, append_images=frames[1:], **options)
     shows(data, np.broadcast_to([250, 0, 0], (8, 8, 3)))
-    assert look(data).notes[-1] == ("pages" if format == "TIFF" else "animated")
+    assert image_info(data).notes[-1] == ("pages" if format == "TIFF" else "animated")
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "BMP", "TIFF"])

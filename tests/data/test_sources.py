@@ -20,7 +20,7 @@ from weft.data.index.fingerprint import Fingerprint, difference, fingerprint
 from weft.data.index.source import Splits
 from weft.data.prepare import prepare_data
 from weft.data.sources import open as folder_module
-from weft.data.sources.catalog import CATALOG, Known
+from weft.data.sources.catalog import CATALOG, CatalogEntry
 from weft.data.sources.shards import open_shards
 from weft.errors import CheckpointError, DataError, UsageError
 
@@ -161,9 +161,9 @@ def test_numbers_are_in_their_own_order(tmp_path: Path) -> None:
     [
         ("image\na.jpg\n", r"must have a column 'label' \(or class, target, class_name\); .* has image\."),
         ("name,label\na.jpg,x\n", r"must have a column 'image' .* has name, label\."),
-        ("image,label\na.jpg\n", r"must name a picture and its class; row 2 of .* does not"),
-        ("image,label\na.jpg,x\na.jpg,y\n", r"list every picture once; row 3 of .* lists 'a\.jpg' again"),
-        ("image,label,split\na.jpg,x,later\n", r"must say train or val, .*; row 2 of .* says 'later'"),
+        ("image,label\na.jpg\n", r"must name an image and its class; row 2 of .* does not"),
+        ("image,label\na.jpg,x\na.jpg,y\n", r"list every image once; row 3 of .* lists 'a\.jpg' again"),
+        ("image,label,split\na.jpg,x,later\n", r"The split must be train or val, .*; row 2 of .* has 'later'"),
         ("", r"has none"),
     ],
 )
@@ -175,7 +175,7 @@ def test_tables_that_are_none(text: str, message: str, tmp_path: Path) -> None:
 
 def test_files_that_only_look_like_tables(tmp_path: Path) -> None:
     (tmp_path / "table.parquet").write_bytes(b"no parquet")
-    with pytest.raises(DataError, match=r"must be Parquet where its name says so"):
+    with pytest.raises(DataError, match=r"that ends in \.parquet must be a Parquet file"):
         open_data(tmp_path / "table.parquet")
     with pytest.raises(DataError, match=r"must be readable; .*nowhere\.csv' is not \(No such file"):
         open_data(tmp_path / "nowhere.csv")
@@ -226,28 +226,28 @@ def test_hostile_archives_reach_nothing(tmp_path: Path) -> None:
         member.type = tarfile.CHRTYPE
         archive.addfile(member)
     before = sorted(os.listdir(tmp_path))
-    shelf = open_shards(str(tmp_path / "evil.tar"))
-    assert {picture.key.rpartition("/")[2] for picture in shelf.pictures} == {
+    listing = open_shards(str(tmp_path / "evil.tar"))
+    assert {picture.key.rpartition("/")[2] for picture in listing.entries} == {
         *(f"{i}.jpg" for i in range(PER_CLASS)), "up.jpg", "absolute.jpg"
     }  # fmt: skip
-    assert shelf.read("evil.tar/../../cat/up.jpg") == jpeg(6)  # a name in the archive, not a path
+    assert listing.read("evil.tar/../../cat/up.jpg") == jpeg(6)  # a name in the archive, not a path
     assert sorted(os.listdir(tmp_path)) == before
 
 
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("gone.tar", DataError, r"must be a tar file without compression; .*gone\.tar' cannot be read \(No such file"),
-        ("part-{9..2}.tar", UsageError, r"must run upwards, at most a million; got '\{9\.\.2\}'"),
-        ("http://example.com/x.tar", UsageError, r"over https or from a disk; got 'http://example\.com/x\.tar'"),
-        ("file:///etc/x.tar", UsageError, "over https or from a disk"),
+        ("gone.tar", DataError, r"must be an uncompressed tar file; .*gone\.tar' cannot be read \(No such file"),
+        ("part-{9..2}.tar", UsageError, r"must be ascending, with at most a million numbers; got '\{9\.\.2\}'"),
+        ("http://example.com/x.tar", UsageError, r"a local path or an https URL; got 'http://example\.com/x\.tar'"),
+        ("file:///etc/x.tar", UsageError, "a local path or an https URL"),
     ],
 )
 def test_shards_that_are_none(name: str, error: type[Exception], message: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=message):
         open_data(name if "://" in name else str(tmp_path / name))
     (tmp_path / "zip.tar").write_bytes(b"PK\x03\x04" * 500)
-    with pytest.raises(DataError, match="must be a tar file without compression"):
+    with pytest.raises(DataError, match="must be an uncompressed tar file"):
         open_data(tmp_path / "zip.tar")
 
 
@@ -313,13 +313,15 @@ def test_the_papers_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_names_without_data_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=r"OxfordIIITPet must lie below .* torchvision:OxfordIIITPet\?download=1"):
+    with pytest.raises(DataError, match=r"OxfordIIITPet must be in .* torchvision:OxfordIIITPet\?download=1"):
         open_data("pets")
-    with pytest.raises(DataError, match=r"knows inat18 by name, but not where it lies: a table: weft data inaturalist"):
+    with pytest.raises(
+        DataError, match=r"cannot open inat18 by name; pass its files as DATA: a table: weft data inaturalist"
+    ):
         open_data("inat18")
-    with pytest.raises(UsageError, match=r"Unknown data set of torchvision 'CIFAR1O'. Nearest: CIFAR10"):
+    with pytest.raises(UsageError, match=r"Unknown torchvision dataset 'CIFAR1O'. Nearest: CIFAR10"):
         open_data("torchvision:CIFAR1O")
-    with pytest.raises(UsageError, match=r"Unknown word after the question mark 'rot'. Nearest: root"):
+    with pytest.raises(UsageError, match=r"Unknown option after the question mark 'rot'. Nearest: root"):
         open_data("torchvision:CIFAR10?rot=x")
 
 
@@ -327,7 +329,7 @@ def test_every_source_of_the_catalog_is_known() -> None:
     from weft.data.sources.library import TORCHVISION
 
     for name, known in CATALOG.items():
-        assert isinstance(known, Known)
+        assert isinstance(known, CatalogEntry)
         assert not known.source or known.source.removeprefix("torchvision:") in TORCHVISION, name
         assert known.source or known.note, name
     assert hasattr(folder_module, "open_data")
@@ -352,7 +354,7 @@ def test_a_fingerprint_tells_what_changed(tmp_path: Path) -> None:
 def test_a_fingerprint_that_is_damaged(tmp_path: Path) -> None:
     for damage in (b"", b"text", b"\x1f\x8b half"):
         (tmp_path / "images.tsv.gz").write_bytes(damage)
-        with pytest.raises(CheckpointError, match=r"must say what the run learns from; it cannot be read"):
+        with pytest.raises(CheckpointError, match=r"must list the images of the run; it cannot be read"):
             Fingerprint.read(tmp_path / "images.tsv.gz")
 
 
@@ -367,13 +369,13 @@ def test_prepared_once(tmp_path: Path) -> None:
     for i in range(len(before.train)):
         assert after.train.labels[i] == before.train.labels[i]
         assert min(Image.open(io.BytesIO(after.train.read(i).data)).size) == 16
-    with pytest.raises(UsageError, match=r"must go into a new folder; .*packed is there"):
+    with pytest.raises(UsageError, match=r"needs a new folder; .*packed exists already"):
         prepare_data(photos, tmp_path / "packed", 16)
     first = [path.read_bytes() for path in sorted((tmp_path / "packed").iterdir())]
     prepare_data(photos, tmp_path / "packed", 16, force=True)
     assert [path.read_bytes() for path in sorted((tmp_path / "packed").iterdir())] == first
     (tmp_path / "packed" / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"also holds 'mine\.txt'"):
+    with pytest.raises(UsageError, match=r"also contains 'mine\.txt'"):
         prepare_data(photos, tmp_path / "packed", 16, force=True)
     with pytest.raises(UsageError, match="size must be at least 8 pixels; got 4"):
         prepare_data(photos, tmp_path / "other", 4)

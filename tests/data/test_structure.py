@@ -17,8 +17,8 @@ from tests.data.pictures import chunk, encoded, jpeg, photo, png, tagged_tiff
 from weft.cli import main
 from weft.data import ImageDataset, eval_transform, make_loader, open_data, train_transform
 from weft.data.images import decode as image_module
-from weft.data.images.decode import MAX_ASPECT, BadImage, look, open_image
-from weft.data.images.structure import MAX_SCANS, Excess, check_structure
+from weft.data.images.decode import MAX_ASPECT, BadImage, image_info, open_image
+from weft.data.images.structure import MAX_SCANS, StructureError, check_structure
 
 JPEG = jpeg()
 GIF = encoded(Image.fromarray(photo()), "GIF")
@@ -97,7 +97,7 @@ def test_excessive_structure_is_refused_before_it_is_parsed(
     data: bytes, reason: str, detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image_module.Image, "open", lambda *_, **__: pytest.fail("Pillow parsed it"))
-    for read in (look, open_image):
+    for read in (image_info, open_image):
         with pytest.raises(BadImage, match=detail) as caught:
             read(data)
         assert caught.value.reason == reason
@@ -105,16 +105,16 @@ def test_excessive_structure_is_refused_before_it_is_parsed(
 
 @pytest.mark.parametrize("data", HONEST.values(), ids=HONEST)
 def test_what_encoders_write_passes(data: bytes) -> None:
-    assert open_image(data).size == look(data).size[::-1]
+    assert open_image(data).size == image_info(data).size[::-1]
 
 
 def test_any_bytes_are_counted_in_one_pass() -> None:
-    """Mutants of good files, and the worst cases for each counter, end and raise nothing but `Excess`."""
+    """Mutants of good files, and the worst cases for each counter, end and raise nothing but `StructureError`."""
     for index in range(300):
         data = fuzz.mutant(index)
         for format in ("JPEG", "PNG", "GIF", "TIFF", "BMP", "WEBP"):
             for piece in (data, data[:100] * 300):
-                with contextlib.suppress(Excess):
+                with contextlib.suppress(StructureError):
                     check_structure(piece, format)
 
 
@@ -155,7 +155,7 @@ def test_malformed_xmp_is_judged_alike() -> None:
     for kind, value in ((3, (1, 2, 3, 4)), (4, (7,)), (5, ((1, 0),)), (11, (1.5, 2.5)), (12, (0.5,)), (2, b"\xff\0")):
         data = tagged_tiff({700: (kind, value)})
         answers = []
-        for read in (look, open_image, lambda data: open_image(data, at_least=4)):
+        for read in (image_info, open_image, lambda data: open_image(data, at_least=4)):
             try:
                 read(data)
                 answers.append("good")

@@ -15,7 +15,7 @@ from torchvision import transforms
 import weft
 from tests.data.pictures import encoded, photo
 from weft.data import eval_transform, open_image, train_transform
-from weft.data.loading.seeding import randomness_of
+from weft.data.loading.seeding import seeded_rng
 from weft.data.loading.transforms import (
     _rand_augment,
     _Shift,
@@ -210,7 +210,7 @@ def test_rand_augment_survives_its_strongest_level(policy):
         np.testing.assert_array_equal(np.asarray(op(PHOTO)), np.asarray(PHOTO) & 0x80)
     transform = train_transform(64, MEAN, STD, rand_augment=policy)
     for index in range(300):
-        with randomness_of(index):
+        with seeded_rng(index):
             assert transform(PHOTO).isfinite().all()
 
 
@@ -224,10 +224,10 @@ def test_chance_comes_from_the_seeds_alone():
     transform = train_transform(
         64, MEAN, STD, "random", color_jitter=0.2, rand_augment="rand-m9-mstd0.5-inc1", erase_prob=0.9
     )
-    with randomness_of(1):
+    with seeded_rng(1):
         one = transform(PHOTO)
     random.seed(99)
-    with randomness_of(1):
+    with seeded_rng(1):
         torch.testing.assert_close(transform(PHOTO), one, rtol=0, atol=0)
 
 

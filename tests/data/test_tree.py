@@ -163,7 +163,7 @@ def test_a_folder_that_may_not_be_listed():
             inventory = inspect(root)
         (root / "b").chmod(0o755)
     assert [(bad.key, bad.reason) for bad in inventory.bad] == [("b", "unreadable")]
-    assert "b cannot be used: the system does not let it be read (Permission denied)." == inventory.bad[0].message
+    assert "b cannot be used: the operating system refused to read it (Permission denied)." == inventory.bad[0].message
 
 
 def test_a_root_that_may_not_be_listed():
@@ -187,7 +187,7 @@ def test_only_some_of_the_root(tmp_path):
     [
         (
             lambda path: None,
-            r"must exist; '.*photos' does not\. Give a folder that holds one folder of",
+            r"must exist; '.*photos' does not\. Pass a folder with one folder of",
         ),
         (lambda path: path.write_bytes(b"x"), r"The data must be a directory; '.*photos' is not"),
         (lambda path: path.symlink_to("nowhere"), r"The data must be a directory; '.*photos' is not"),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.data.zoo import ANIMALS, BAD, ELSE, GOOD, class_folders, digest, settle
 from weft.data import inspect, open_data, open_image
-from weft.data.images.decode import look
+from weft.data.images.decode import image_info
 from weft.errors import DataError
 
 NOBODY = 65534
@@ -131,14 +131,14 @@ def test_a_thousand_good_files_raise_no_alarm(tmp_path):
 @pytest.mark.parametrize("animal", [a for a in GOOD if isinstance(a.content, bytes)], ids=lambda a: ascii(a.name[:20]))
 def test_a_look_and_the_whole_agree(animal):
     image = open_image(animal.content)
-    seen = look(animal.content)
+    seen = image_info(animal.content)
     assert (seen.size, image.mode) == ((image.height, image.width), "RGB")
     assert seen.notes == tuple(note for note in animal.what if note != "extension")
 
 
 @pytest.mark.parametrize("animal", [a for a in BAD if isinstance(a.content, bytes)], ids=lambda a: a.name)
 def test_a_look_and_the_whole_refuse_alike(animal):
-    for read in (look, open_image):
+    for read in (image_info, open_image):
         with pytest.raises(DataError, match=r"^The image cannot be used: ") as caught:
             read(animal.content)
         assert caught.value.reason == animal.what

@@ -319,7 +319,9 @@ def test_a_picture_that_vanishes_stops_the_run(
     how: str, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vanishing(copied, monkeypatch, how)
-    with pytest.raises(DataError, match=r"class1/0\d\d\.png cannot be used: .* It was good when the data was opened"):
+    with pytest.raises(
+        DataError, match=r"class1/0\d\d\.png cannot be used: .* It could be read when the data was opened"
+    ):
         train(copied, settings=settings(), out=tmp_path / "run", **HERE)
     assert load_state(tmp_path / "run" / "state")[0].facts["step"] >= 3
 
@@ -357,7 +359,7 @@ def test_a_reader_that_hangs_is_named(pictures: Path) -> None:
     dataset = ImageDataset(source, eval_transform({**cfg, "crop_pct": 1.0, "crop_mode": "center"}))
     loader = make_loader(dataset, 1, shuffle=False, workers=1, timeout_s=3)
     begun = time.monotonic()
-    with pytest.raises(DataError, match=r"must be read within 3 s; one was not\. The workers are at bad\.png"):
+    with pytest.raises(DataError, match=r"must be read within 3 s; one was not\. The workers are reading bad\.png"):
         list(loader)
     assert time.monotonic() - begun < 30
     assert isinstance(source.read(0), Sample)

@@ -149,7 +149,7 @@ CASES: dict[str, tuple[Callable[[Place], dict[str, Any]], int, str]] = {
     "image size below a network's strides": (told(model="vgg11", img_size=16), 2, "at 16x16 pixels; .*too small"),
     "batches of one image": (told(model="resnet10t", img_size=32, batch_size=1), 2, "batches of 1 at 32x32 pixels"),
     "odd batch for mixup": (told(augment__mixup=0.5, batch_size=11), 2, "join images in pairs"),
-    "parts that do not divide": (told(accumulate=5), 2, "must fall into equal parts"),
+    "parts that do not divide": (told(accumulate=5), 2, "must be divisible into equal batches"),
     "network without checkpointing": (told(model="vgg11", img_size=32, grad_checkpointing=True), 2, "not supported"),
     "augmentation policy of another language": (told(augment__rand_augment="strong"), 2, "must be a policy such as"),
     "unknown argument of the model": (told(model_args__depht=3), 2, "depht"),

@@ -152,7 +152,9 @@ def test_too_many_workers_for_the_system(pictures: Path, tmp_path: Path) -> None
     words = tiny.command(pictures, tmp_path / "run", workers=60)[3:]
     done = tiny.finish([sys.executable, "-c", FEW_FILES, *words, "--quiet"])
     assert done.returncode == 2, done.stderr
-    assert re.fullmatch(r"weft: There must be room for 60 processes .* Too many open files\. .*\n", done.stderr)
+    assert re.fullmatch(
+        r"weft: There must be resources for 60 worker processes .* Too many open files\. .*\n", done.stderr
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -20,13 +20,13 @@ HELP = "check data, prepare it for training, list known datasets"
 EXAMPLE = """
 weft data check photos
 
-bad   cats/IMG_7.jpg: truncated (it ends too early)
-bad   cats/page.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, TIFF, GIF, whatever its name says)
+bad   cats/IMG_7.jpg: truncated (the file is truncated)
+bad   cats/page.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, TIFF, GIF)
 
 98 good, classes 2: cats 48, dogs 50
  2 bad: 1 not-an-image, 1 truncated
  3 ignored, neither named nor made like an image: 2 .txt, 1 .heic
-12 exif-rotated: turned upright by its EXIF orientation
+12 exif-rotated: rotated by its EXIF orientation
  1 there more than once, the same to the byte: cats/7.jpg = dogs/3.jpg
 
 weft data prepare photos packed --size 320        # resized once, in tar shards; then: weft train packed
@@ -163,7 +163,7 @@ def _show(done: int, total: int) -> None:
 def _report(inventory: Inventory) -> str:
     from weft.data.images.colour import NOTES
     from weft.data.images.decode import REASONS
-    from weft.data.index.checks import extensions, same_bytes, some, tally
+    from weft.data.index.checks import extensions, first_few, same_bytes, tally
     from weft.data.index.tree import SKIPPED
     from weft.text import printable
 
@@ -173,7 +173,7 @@ def _report(inventory: Inventory) -> str:
     rows = []
     for split, counts in facts["classes"].items():
         place = f" in {inventory.val_name if split == 'val' else split}/" if split else ""
-        each = some(f"{name} {count:,}" for name, count in counts.items())
+        each = first_few(f"{name} {count:,}" for name, count in counts.items())
         rows.append((sum(counts.values()), f"good{place}, classes {len(counts):,}{f': {each}' if each else ''}"))
     if facts["outside_classes"]:
         rows.append((facts["outside_classes"], "good outside all class folders, which training does not use"))
@@ -184,12 +184,12 @@ def _report(inventory: Inventory) -> str:
     rows += [(number, f"{kind}: {NOTES[kind]}") for kind, number in facts["notes"].items()]
     if copies := inventory.copies:
         again = sum(len(keys) - 1 for keys in copies)
-        rows.append((again, f"there more than once, the same to the byte: {some(map(same_bytes, copies))}"))
+        rows.append((again, f"there more than once, the same to the byte: {first_few(map(same_bytes, copies))}"))
     rows += [(number, f"{kind}, passed over: {SKIPPED[kind]}") for kind, number in facts["skipped"].items()]
     width = max(len(f"{number:,}") for number, _ in rows)
     lines += [f"{number:>{width},} {text}" for number, text in rows]
     if inventory.unread:
-        lines.append(f"Not read, since train/ is there: {some(f'{name}/' for name in inventory.unread)}.")
+        lines.append(f"Not read, because train/ exists: {first_few(f'{name}/' for name in inventory.unread)}.")
     if inventory.classes_outside:
-        lines.append(f"Not entered, links to outside: {some(inventory.classes_outside)}. See --follow-links.")
+        lines.append(f"Not entered, links to outside: {first_few(inventory.classes_outside)}. See --follow-links.")
     return "\n".join(lines)

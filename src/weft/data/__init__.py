@@ -1,6 +1,6 @@
-"""Where pictures come from: folders, scikit-learn's digits; what is wrong with them; how they become tensors.
+"""Image datasets: open, check, transform and load them.
 
-`weft data check --help` passes through here, so nothing is imported until it is asked for (PEP 562).
+Public names are imported on first use (PEP 562), so that `weft data check --help` starts without torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pictures made ready once: resized and packed into tar shards, which train from one file with cheap decoding."""
+"""Resize a dataset once and pack it into tar shards, for faster reading and decoding during training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from weft.durable import flush_folder, writing
 from weft.errors import UsageError
 
 SHARD_BYTES = 256 << 20
-QUALITY = 92  # of JPEG; above, files grow faster than differences shrink
+QUALITY = 92  # of JPEG; higher values grow files faster than they improve images
 
 
 class Prepared(NamedTuple):
-    """What was written: images of each side, shards, and bytes before and after."""
+    """Summary of written shards: images by split, number of shards, bytes before and after."""
 
     train: int
     val: int
@@ -41,58 +41,58 @@ def prepare_data(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Writes `train-000000.tar` ... and `val-000000.tar` ...: every good picture, upright, in RGB, as JPEG.
+    """Write every usable image as upright RGB JPEG to `train-000000.tar` ... and `val-000000.tar` ...
 
     Args:
-        data: anything that `open_data` reads.
-        out: a folder; whole, or not there.
-        size: pixels of the short side; smaller pictures stay as they are. For crops of 224 pixels 256 loses nothing
-            that evaluation sees; training's random crops may zoom in, so more is better for it.
-        force: take the place of a folder of shards.
-        progress: called now and then with (done, of how many).
+        data: any dataset that `open_data` opens.
+        out: folder to write, atomically.
+        size: length of the short side in pixels; smaller images keep their size. 256 is enough to evaluate at 224;
+            training benefits from more, since its random crops zoom in.
+        force: replace a folder of shards.
+        progress: called regularly with (number done, total).
 
     Raises:
-        UsageError: `out` is taken, or `size` is too small.
+        UsageError: `out` exists, or `size` is too small.
         DataError: the data cannot be used.
-        StorageError: the disk did not take it.
+        StorageError: the disk is full or cannot be written.
     """
     out = Path(out)
     if size < 8:
         raise UsageError(f"size must be at least 8 pixels; got {size}.")
     _check_place(out, force)
     splits = open_data(data)
-    beside = out.with_name(f".{out.name}.{os.getpid()}.part")
+    partial = out.with_name(f".{out.name}.{os.getpid()}.part")
     total, before, done = len(splits.train) + len(splits.val), 0, 0
     with writing(out):
         try:
-            beside.mkdir(parents=True)
+            partial.mkdir(parents=True)
             for side, source in (("train", splits.train), ("val", splits.val)):
-                for num_bytes in _pack(beside, side, source, size):
+                for num_bytes in _pack(partial, side, source, size):
                     before += num_bytes
                     done += 1
                     if progress is not None and (done % 64 == 0 or done == total):
                         progress(done, total)
-            shards = sorted(beside.glob("*.tar"))
+            shards = sorted(partial.glob("*.tar"))
             after = sum(shard.stat().st_size for shard in shards)
             if out.exists():
                 shutil.rmtree(out)
-            os.replace(beside, out)
+            os.replace(partial, out)
             flush_folder(out.parent)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
     return Prepared(len(splits.train), len(splits.val), len(shards), before, after)
 
 
 def _check_place(out: Path, force: bool) -> None:
     entries = list(out.iterdir()) if out.is_dir() else [out] if out.exists() else []
     if entries and not force:
-        raise UsageError(f"The prepared data must go into a new folder; {out} is there. Pass --force or another one.")
+        raise UsageError(f"The prepared data needs a new folder; {out} exists already. Pass --force, or another path.")
     if foreign := sorted(entry.name for entry in entries if entry.suffix != ".tar"):
-        raise UsageError(f"--force replaces a folder of shards and nothing else; {out} also holds '{foreign[0]}'.")
+        raise UsageError(f"--force replaces only a folder of .tar files; {out} also contains '{foreign[0]}'.")
 
 
 def _pack(folder: Path, side: str, source: Source, size: int) -> Iterator[int]:
-    """Writes the shards of one side; gives for every picture how many bytes it had before."""
+    """Write the shards of one split; yield the original size of every image in bytes."""
     number, archive = 0, None
     for i in range(len(source)):
         sample = source.read(i)
@@ -104,7 +104,7 @@ def _pack(folder: Path, side: str, source: Source, size: int) -> Iterator[int]:
             number += 1
         member = tarfile.TarInfo(
             f"{source.classes[sample.label]}/{i:08}.jpg"
-        )  # no time, no owner: equal data, equal file
+        )  # no time and owner, so that equal data gives an equal file
         member.size = len(data)
         archive.addfile(member, io.BytesIO(data))
         yield len(sample.data)

@@ -19,7 +19,7 @@ from weft.checkpoints import load_model_dir
 from weft.checkpoints.hub_dir import PREFIX
 from weft.checkpoints.model_dir import CONFIG, model_dir
 from weft.data.loading.order import Key
-from weft.data.sources.listing import in_order
+from weft.data.sources.listing import sort_class_names
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
 from weft.hub import create_model
@@ -134,7 +134,7 @@ def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], run
             f"'{names[place]}', of the data '{classes[place]}'."
         )
     is_numbered = all(name.isascii() and name.isdecimal() for name in classes)
-    if names is None and is_numbered and list(classes) != in_order(set(classes)):
+    if names is None and is_numbered and list(classes) != sort_class_names(set(classes)):
         raise UsageError(
             f"The teacher must know the student's classes in the same order; {name} has no class names, and the data's"
             f" are sorted alphabetically ('{classes[0]}', '{classes[1]}', '{classes[2]}' ...), not by number."

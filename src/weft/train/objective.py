@@ -12,7 +12,7 @@ from timm.data.mixup import mixup_target
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.data.loading.seeding import randomness_of
+from weft.data.loading.seeding import seeded_rng
 from weft.errors import UsageError
 from weft.recipes import Recipe
 
@@ -46,7 +46,7 @@ class Mixing:
         """The images, which may be changed in place, and for each a share of every class."""
         if self.mixup is None:
             return images, mixup_target(labels, self.num_classes, 1.0, self.smoothing)
-        with randomness_of(self.seed, step, MIX):
+        with seeded_rng(self.seed, step, MIX):
             return self.mixup(images, labels)
 
 

@@ -1,7 +1,7 @@
-"""How an image becomes the rectangle that a network sees in an evaluation, with Pillow alone.
+"""Resize and crop of the evaluation transform, with Pillow and without torch.
 
-The steps are timm's (`timm.data.create_transform(is_training=False)`), number for number; a test compares every pixel.
-They are written out here so that a process which only decodes uploads need not import torch.
+The steps equal `timm.data.create_transform(is_training=False)`; a test compares every pixel. They are implemented here
+so that processes that only decode uploads do not import torch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MODES = ("center", "squash", "border")
 
 
 class Pixels(NamedTuple):
-    """What a network sees of an image.
+    """Pixels of the evaluation crop of an image.
 
     Attributes:
         values: uint8, (height, width, 3), or (height, width) for one channel.
-        size: (height, width) of the whole image as a person sees it.
+        size: (height, width) of the whole image after EXIF orientation.
     """
 
     values: np.ndarray
@@ -32,16 +32,16 @@ class Pixels(NamedTuple):
 
 @dataclass(frozen=True)
 class EvalCrop:
-    """Resize, then cut out the centre.
+    """Resize, then centre crop.
 
     Attributes:
         size: (height, width) of the result, in pixels.
-        scaled: (height, width) that the crop is a part of: `size` divided by `crop_pct`, rounded down.
-        mode: `center` resizes the short side and cuts out the centre, `squash` resizes both sides, `border` resizes the
+        scaled: (height, width) before the crop: `size` divided by `crop_pct`, rounded down.
+        mode: `center` resizes the short side and crops the centre, `squash` resizes both sides, `border` resizes the
             long side and pads.
         interpolation: `bicubic`, `bilinear`, `lanczos` or `nearest`.
-        color: the mode of the result: `RGB`, or `L` for one channel of luma (ITU-R 601-2).
-        fill: what `border` pads with, 0 to 255 for each channel; the first holds for a gray image.
+        color: mode of the result: `RGB`, or `L` for one channel of luma (ITU-R 601-2).
+        fill: padding colour of `border`, 0 to 255 per channel; a gray image uses the first.
     """
 
     size: tuple[int, int]
@@ -53,7 +53,7 @@ class EvalCrop:
 
     @classmethod
     def of(cls, resolved: Mapping[str, Any], mean: Sequence[float]) -> EvalCrop:
-        """From the answer of `timm.data.resolve_data_config`; `mean` has one value per channel, in 0 to 1.
+        """Build from the result of `timm.data.resolve_data_config`; `mean` has one value per channel, 0 to 1.
 
         Raises:
             UsageError: an unknown crop mode, or neither 1 nor 3 channels.
@@ -62,7 +62,7 @@ class EvalCrop:
         if resolved["crop_mode"] not in MODES:
             raise UsageError(f"crop_mode must be center, squash or border; got '{resolved['crop_mode']}'.")
         if in_chans not in (1, 3):
-            raise UsageError(f"in_chans must be 3 (RGB) or 1 (gray) for pictures from files; got {in_chans}.")
+            raise UsageError(f"in_chans must be 3 (RGB) or 1 (gray) for image files; got {in_chans}.")
         return cls(
             size=(height, width),
             scaled=(int(height / resolved["crop_pct"]), int(width / resolved["crop_pct"])),
@@ -73,7 +73,7 @@ class EvalCrop:
         )
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        """The rectangle, of `size` and mode `color`; gray images keep their levels exactly either way."""
+        """Return the crop, of `size` and mode `color`; gray images keep their levels exactly in both modes."""
         image = image.convert(self.color)
         height, width = self._resized(image.height, image.width)
         if (image.height, image.width) != (height, width):
@@ -87,12 +87,11 @@ class EvalCrop:
         return canvas
 
     def pixels(self, image: Image.Image) -> Pixels:
-        """The rectangle as an array, and the size of what it was cut from."""
+        """Return the crop as an array, with the size of the whole image."""
         return Pixels(np.array(self(image)), (image.height, image.width))
 
     def region(self, height: int, width: int) -> tuple[float, float, float, float]:
-        """Which part of an image of this size is left: (left, top, width, height) as shares of its width and height;
-        beyond 0 to 1 where it is padded."""
+        """Return (left, top, width, height) of the crop as fractions of the image's sides; outside 0 to 1 if padded."""
         factors = [scaled / side for scaled, side in zip(self.scaled, (height, width), strict=True)]
         if self.mode == "center":
             factors = [max(factors)] * 2
@@ -102,7 +101,7 @@ class EvalCrop:
         return (1 - wide) / 2, (1 - tall) / 2, wide, tall
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) before the crop."""
+        """Return (height, width) before the crop."""
         if self.mode == "squash":
             return self.scaled
         if self.mode == "center" and self.scaled[0] == self.scaled[1]:
@@ -110,9 +109,11 @@ class EvalCrop:
             return (short, int(short * width / height)) if height <= width else (int(short * height / width), short)
         ratios = height / self.scaled[0], width / self.scaled[1]  # timm's ResizeKeepRatio: both sides are rounded
         ratio = max(ratios) if self.mode == "border" else min(ratios)
-        return max(round(height / ratio), 1), max(round(width / ratio), 1)  # of 1 x 100 pixels, timm's would be 0
+        return max(round(height / ratio), 1), max(
+            round(width / ratio), 1
+        )  # timm's would be 0 for an image of 1x100 pixels
 
 
 def _offset(side: int, cut: int) -> int:
-    """Where a centred cut begins; negative where the side is shorter, and padded."""
+    """Return the start of a centred crop; negative where the side is shorter, and padded."""
     return round((side - cut) / 2) if side >= cut else -((cut - side) // 2)

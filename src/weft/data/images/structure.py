@@ -1,9 +1,9 @@
-"""Bounds on the structure of an image file, checked before Pillow parses it.
+"""Limit the structure of an image file before Pillow parses it.
 
-A few bytes can ask a decoder for much work: every scan of a progressive JPEG is a pass over all of its coefficients,
-and Pillow reads markers, chunks, blocks and tables in Python, one at a time. The functions here count them in the bytes
-of the file, in time proportional to its size, and refuse a file far beyond what any encoder writes. The compressions
-that weft opens are listed here as well: `TIFF_COMPRESSIONS`, `BMP_COMPRESSIONS`.
+A few bytes can cause much work: every scan of a progressive JPEG is a pass over all its coefficients, and Pillow reads
+markers, chunks, blocks and tables in Python, one at a time. The functions here count them in the bytes of the file, in
+time linear in its size, and refuse a file far beyond what encoders write. `TIFF_COMPRESSIONS` and `BMP_COMPRESSIONS`
+list the supported compressions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 MAX_SCANS = 64  # of a JPEG; encoders write 1 to 20
 MAX_MARKERS = 4096  # of a JPEG, outside its compressed data
 MAX_FILL = 1 << 16  # bytes of padding between the markers of a JPEG
-MAX_CHUNKS = 10_000  # of a PNG, beside those of its pixels
+MAX_CHUNKS = 10_000  # of a PNG, without pixel data
 MAX_DATA_CHUNKS = 200_000  # of a PNG's pixels; encoders write 8 KiB or more in each
 MAX_BLOCKS = 100_000  # of a GIF, up to its second frame
 MAX_STRIPS = 1 << 16  # strips or tiles of a TIFF
@@ -25,8 +25,8 @@ _TAG_COMPRESSION, _TAGS_OFFSETS = 259, (273, 324)  # TIFF: offsets of strips, an
 _AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # a marker that ends compressed data
 
 
-class Excess(Exception):
-    """What is too much. `reason` is `too-complex` or `compression`; the text says how much there is."""
+class StructureError(Exception):
+    """A limit that is exceeded, or an unsupported compression. `reason` is `too-complex` or `compression`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -34,15 +34,15 @@ class Excess(Exception):
 
 
 def check_structure(data: bytes, format: str) -> None:
-    """Check the bytes of a file against the bounds of its format.
+    """Check the bytes of a file against the limits of its format.
 
     Args:
-        data: the file.
-        format: as `weft.data.images.decode.sniff` names it.
+        data: content of the file.
+        format: as `weft.data.images.decode.sniff` returns it.
 
     Raises:
-        Excess: a bound is exceeded, or a compression is not among those that are open. A file that is damaged otherwise
-            passes: its decoder says what is wrong.
+        StructureError: a limit is exceeded, or a compression is not supported. Other damage
+            passes: the decoder reports it.
     """
     check = {"JPEG": _check_jpeg, "PNG": _check_png, "GIF": _check_gif, "TIFF": _check_tiff, "BMP": _check_bmp}
     if format in check:
@@ -51,16 +51,16 @@ def check_structure(data: bytes, format: str) -> None:
 
 def _bounded(count: int, most: int, what: str) -> None:
     if count > most:
-        raise Excess("too-complex", f"more than {most:,} {what}")
+        raise StructureError("too-complex", f"more than {most:,} {what}")
 
 
 def _check_jpeg(data: bytes) -> None:
     place, markers, fill, scans = 2, 0, 0, 0
     components = 0
     while place + 1 < len(data):
-        if data[place] != 0xFF:  # no marker: what a decoder skips until the next one
-            found = data.find(b"\xff", place)
-            skipped = (found if found >= 0 else len(data)) - place
+        if data[place] != 0xFF:  # no marker: a decoder skips to the next one
+            next_marker = data.find(b"\xff", place)
+            skipped = (next_marker if next_marker >= 0 else len(data)) - place
             fill, place = fill + skipped, place + skipped
         elif data[place + 1] == 0xFF:
             run = _run_of_ff(data, place)
@@ -93,7 +93,7 @@ def _check_jpeg(data: bytes) -> None:
 
 
 def _run_of_ff(data: bytes, place: int) -> int:
-    """Length of a run of 0xFF that begins here; not further than needed to exceed the bound."""
+    """Return the length of the run of 0xFF bytes at `place`, counted at most until it exceeds the limit."""
     piece = data[place : place + 2 * MAX_FILL]
     return len(piece) - len(piece.lstrip(b"\xff"))
 
@@ -140,7 +140,7 @@ def _check_gif(data: bytes) -> None:
 
 
 def _palette(packed: int) -> int:
-    """Bytes of the colour table that a GIF's flags announce."""
+    """Return the size in bytes of the colour table that the flags of a GIF declare."""
     return 3 << ((packed & 7) + 1) if packed & 0x80 else 0
 
 
@@ -163,8 +163,8 @@ def _check_tiff(data: bytes) -> None:
                 (compression,) = struct.unpack_from(f"{order}{'H' if kind == 3 else 'I'}", value)
                 if compression not in TIFF_COMPRESSIONS:
                     known = ", ".join(dict.fromkeys(TIFF_COMPRESSIONS.values()))
-                    raise Excess("compression", f"TIFF compression {compression}; open are {known}")
-    except struct.error:  # it ends before its own tables: its decoder says so
+                    raise StructureError("compression", f"TIFF compression {compression}; supported are {known}")
+    except struct.error:  # truncated within its tables: the decoder reports it
         return
 
 
@@ -172,4 +172,4 @@ def _check_bmp(data: bytes) -> None:
     if len(data) >= 34 and int.from_bytes(data[14:18], "little") >= 40:
         compression = int.from_bytes(data[30:34], "little")
         if compression not in BMP_COMPRESSIONS:
-            raise Excess("compression", f"BMP compression {compression}; open are none and bit fields")
+            raise StructureError("compression", f"BMP compression {compression}; supported are none and bit fields")

@@ -1,7 +1,7 @@
-"""What a run learned from, so that one that goes on can tell whether it is still the same.
+"""Fingerprint of a dataset, by which a resumed run checks that its data is unchanged.
 
-One line per picture: split, class, key, size, and a hash of its bytes. Hashing reads everything once; of data larger
-than `HASHED_BYTES` only names and sizes are kept, which take a second for a hundred thousand files.
+One line per image: split, class, key, size and a hash of its bytes. Hashing reads every file once; for datasets larger
+than `HASHED_BYTES` only names and sizes are recorded, which takes a second for 100,000 files.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from weft.reading import read_bytes, unzipped
 from weft.text import printable
 
 HASHED_BYTES = 2 << 30
-MAX_PACKED = 1 << 30  # a line has a sha256 of 64 digits: it shrinks to no less than a half
+MAX_PACKED = 1 << 30  # hex digests in the lines bound the compression ratio
 NUM_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Classes in their order, and one line for every picture."""
+    """Class names in order, and one line per image."""
 
     classes: list[str]
     lines: list[str]
 
     def write(self, path: Path) -> None:
-        """Writes it, compressed."""
+        """Write the fingerprint to a gzip file, atomically."""
         text = "\n".join([str(len(self.classes)), *self.classes, *self.lines])
         write_whole(path, gzip.compress(text.encode("utf-8", "surrogateescape"), mtime=0))
 
     @classmethod
     def read(cls, path: Path) -> Fingerprint:
-        """Reads it.
+        """Read a fingerprint.
 
         Raises:
-            CheckpointError: it is not there, or damaged.
+            CheckpointError: the file is missing or damaged.
         """
         try:
             packed = read_bytes(path, max_bytes=MAX_PACKED)
@@ -52,14 +52,14 @@ class Fingerprint:
         except CheckpointError:
             raise
         except ValueError as error:
-            raise CheckpointError(f"{path} must say what the run learns from; it cannot be read ({error}).") from error
+            raise CheckpointError(f"{path} must list the images of the run; it cannot be read ({error}).") from error
 
 
 def fingerprint(splits: Splits) -> Fingerprint:
-    """Looks at every picture of both sides.
+    """Compute the fingerprint of both splits.
 
     Raises:
-        DataError: one cannot be read any more.
+        DataError: an image can no longer be read.
     """
     sides = (("train", splits.train), ("val", splits.val))
     sizes = [list(_sizes(source)) for _, source in sides]
@@ -73,7 +73,7 @@ def fingerprint(splits: Splits) -> Fingerprint:
 
 
 def difference(old: Fingerprint, new: Fingerprint) -> str | None:
-    """What changed from one to the other, in a sentence; None for nothing."""
+    """Return the difference as a sentence, or None if the fingerprints are equal."""
     if old.classes != new.classes:
         gone, come = set(old.classes) - set(new.classes), set(new.classes) - set(old.classes)
         if not gone and not come:
@@ -92,7 +92,7 @@ def difference(old: Fingerprint, new: Fingerprint) -> str | None:
 
 
 def _by_key(one: Fingerprint) -> dict[str, str]:
-    """Key to everything else; the split is part of it, but not the name of the class folder."""
+    """Return a dictionary from key to the other columns."""
     cells = (line.split("\t") for line in one.lines)
     return {cell[-3]: "\t".join([*cell[:-3], *cell[-2:]]) for cell in cells}
 
@@ -111,13 +111,13 @@ def _key(source: Source, i: int) -> str:
 
 
 def _sizes(source: Source) -> Iterator[int]:
-    """Bytes of every picture, without reading it where that can be."""
+    """Yield the size of every image in bytes, without reading the file where the reader knows it."""
     size = getattr(getattr(source, "reader", None), "size", None)
     for i, key in enumerate(source.keys):
         try:
             yield len(source.read(i).data) if size is None else size(key)
         except (OSError, BadImage) as error:
-            raise DataError(f"{printable(key)} was there a moment ago, and is not any more.") from error
+            raise DataError(f"{printable(key)} could be read a moment ago and cannot any more.") from error
 
 
 def _hash(source: Source, i: int) -> str:

@@ -1,5 +1,4 @@
-"""What a data directory holds: good pictures, bad files with reasons, and what is neither. Nothing is ever written to
-it."""
+"""Scan a data directory: usable images, bad files with reasons, other files. Nothing is written to it."""
 
 from __future__ import annotations
 
@@ -13,26 +12,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from weft.data.images.decode import HEAD_BYTES, MAX_PIXELS, BadImage, Look, look, open_regular, sniff
+from weft.data.images.decode import HEAD_BYTES, MAX_PIXELS, BadImage, ImageInfo, image_info, open_regular, sniff
 from weft.data.index.source import BadFile
 from weft.data.index.tree import EXTENSIONS, extension, is_junk, walk
 from weft.errors import DataError
 from weft.text import printable
 
-CHUNK = 16  # images that a thread looks at in a row
-VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists is held out
+CHUNK = 16  # images per task of a thread
+VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists is the validation set
 Progress = Callable[[int, int], None]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Picture(NamedTuple):
-    """A file that is a picture, by its first bytes or all of them.
+class ImageEntry(NamedTuple):
+    """An image of a dataset, before it is opened.
 
     Attributes:
-        key: path below the root.
-        class_name: the class folder it lies in; empty outside of all.
-        split: `train`, `val`, or empty where the data has no split of its own.
+        key: path relative to the root, or another unique name.
+        class_name: class folder; empty outside all class folders.
+        split: `train`, `val`, or empty if the dataset defines no split.
     """
 
     key: str
@@ -42,28 +41,26 @@ class Picture(NamedTuple):
 
 @dataclass
 class Inventory:
-    """What `inspect` found.
+    """Content of a data directory, as returned by `inspect`.
 
     Attributes:
         root: the directory.
-        val_name: the folder that is held out (`val`, `test`, ...); empty without a split or without held-out images
-            in it.
-        classes: class folders of each split (`train`, `val`; one empty name without a split), sorted; also empty ones.
-        good: pictures that can be used, sorted by key.
-        bad: files that should be pictures and cannot be used, sorted by key.
-        ignored: files whose name and content promise no picture, counted by extension.
-        skipped: entries passed over, counted by a key of `weft.data.index.tree.SKIPPED`.
-        notes: conversions of good pictures, counted by a key of `weft.data.images.colour.NOTES`.
-        copies: keys of good pictures whose files are the same to the byte, two or more each; known once all are
-            decoded.
+        val_name: name of the validation folder (`val`, `test`, ...); empty without one.
+        classes: class folders by split (`train`, `val`; one empty key without a split), sorted, with empty folders.
+        good: usable images, sorted by key.
+        bad: image files that cannot be used, sorted by key.
+        ignored: number of files that are no images by name and content, by extension.
+        skipped: number of skipped entries, by key of `weft.data.index.tree.SKIPPED`.
+        notes: number of conversions of usable images, by key of `weft.data.images.colour.NOTES`.
+        copies: groups of two or more keys whose files are byte-identical; empty before decoding.
         classes_outside: class or split folders that are links to outside the root, not followed.
-        unread: top-level folders that a split leaves aside.
+        unread: top-level folders that are not read because `train/` exists.
     """
 
     root: Path
     val_name: str
     classes: dict[str, list[str]]
-    good: list[Picture] = field(default_factory=list)
+    good: list[ImageEntry] = field(default_factory=list)
     bad: list[BadFile] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -73,8 +70,8 @@ class Inventory:
     unread: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; names as the system gives them (`json.dumps` escapes what is not UTF-8)."""
-        counts = Counter((picture.split, picture.class_name) for picture in self.good)
+        """Return a dictionary for JSON; `json.dumps` escapes names that are not UTF-8."""
+        counts = Counter((entry.split, entry.class_name) for entry in self.good)
         return {
             "root": str(self.root),
             "good": len(self.good),
@@ -82,7 +79,7 @@ class Inventory:
             "classes": {
                 split: {name: counts[split, name] for name in names} for split, names in sorted(self.classes.items())
             },
-            "outside_classes": sum(not picture.class_name for picture in self.good),
+            "outside_classes": sum(not entry.class_name for entry in self.good),
             "ignored": dict(sorted(self.ignored.items())),
             "skipped": dict(sorted(self.skipped.items())),
             "notes": dict(sorted(self.notes.items())),
@@ -100,33 +97,32 @@ def inspect(
     follow_links: bool = False,
     progress: Progress | None = None,
 ) -> Inventory:
-    """Looks at everything below `path`.
+    """Check every file of a data directory.
 
     Args:
-        path: a folder of class folders, or one with `train/` and perhaps `val/` (`valid/`, `validation/`, `test/`) in
-            it.
-        decode: decode every picture. Without, only the first bytes of each file are read: 100,000 files take seconds,
-            and damage behind the first bytes stays unseen.
-        max_pixels: pictures that claim more are bad.
-        follow_links: also enter folders outside `path` that links lead to.
-        progress: called now and then with (done, of how many).
+        path: folder of class folders, or folder with `train/` and optionally `val/` (`valid/`, `validation/`, `test/`).
+        decode: decode every image. Otherwise only the first bytes of each file are read: 100,000 files take seconds,
+            and later damage is not detected.
+        max_pixels: images with more pixels (height x width) count as bad.
+        follow_links: also enter folders outside `path` through links.
+        progress: called regularly with (number done, total).
 
     Raises:
-        DataError: `path` is missing, not a directory, or cannot be read.
+        DataError: `path` does not exist, is not a directory, or cannot be read.
     """
-    inventory, pictures = survey(path, follow_links=follow_links)
+    inventory, entries = scan_folder(path, follow_links=follow_links)
     if decode:
-        examine(inventory, pictures, max_pixels=max_pixels, progress=progress)
+        decode_entries(inventory, entries, max_pixels=max_pixels, progress=progress)
     else:
-        inventory.good = pictures
+        inventory.good = entries
     return inventory
 
 
-def survey(path: str | Path, *, follow_links: bool = False) -> tuple[Inventory, list[Picture]]:
-    """The first half of `inspect`: walks the tree and reads the first bytes of every file.
+def scan_folder(path: str | Path, *, follow_links: bool = False) -> tuple[Inventory, list[ImageEntry]]:
+    """Walk a directory and read the first bytes of every file: the first half of `inspect`.
 
     Returns:
-        The inventory with `good` still empty, and the pictures by their first bytes, sorted by key.
+        The inventory with `good` empty, and the files that are images by their first bytes, sorted by key.
     """
     root = _existing(path)
     val_name, places, unread = _layout(root)
@@ -142,52 +138,52 @@ def survey(path: str | Path, *, follow_links: bool = False) -> tuple[Inventory, 
     candidates = []
     for key in tree.files:
         split, inner = _place(key, places)
-        candidates.append(Picture(key, inner[0] if len(inner) > 1 else "", split))
-    pictures = []
-    for picture, verdict in _in_threads(lambda candidate: _first_look(root, candidate), candidates):
+        candidates.append(ImageEntry(key, inner[0] if len(inner) > 1 else "", split))
+    entries = []
+    for entry, verdict in _in_threads(lambda candidate: _sniff_entry(root, candidate), candidates):
         if isinstance(verdict, BadFile):
             inventory.bad.append(verdict)
         elif verdict:
-            pictures.append(picture)
+            entries.append(entry)
         else:
-            inventory.ignored[extension(picture.key)] += 1
+            inventory.ignored[extension(entry.key)] += 1
     inventory.bad.sort()
-    return inventory, pictures
+    return inventory, entries
 
 
-def examine(
+def decode_entries(
     inventory: Inventory,
-    pictures: list[Picture],
+    entries: list[ImageEntry],
     *,
     max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
     read: Callable[[str], bytes] | None = None,
 ) -> None:
-    """The second half of `inspect`: decodes `pictures` and files each under good or bad, with notes.
+    """Decode images and add each to `good` or `bad` of the inventory: the second half of `inspect`.
 
-    `read` gives the bytes of a picture by its key, where they are not those of a file below the root.
+    `read` returns the bytes of an image by key, for images that are not files below the root.
     """
-    results = _in_threads(lambda picture: _full_look(inventory.root, picture, max_pixels, read), pictures)
+    results = _in_threads(lambda entry: _decode_entry(inventory.root, entry, max_pixels, read), entries)
     same: dict[int, list[str]] = defaultdict(list)
-    for done, (picture, verdict) in enumerate(results, 1):
+    for done, (entry, verdict) in enumerate(results, 1):
         if isinstance(verdict, BadFile):
             inventory.bad.append(verdict)
         else:
-            seen, digest = verdict
-            inventory.good.append(picture)
-            inventory.notes.update(seen.notes)
-            same[digest].append(picture.key)
-            if EXTENSIONS.get(extension(picture.key), seen.format) != seen.format:
+            info, digest = verdict
+            inventory.good.append(entry)
+            inventory.notes.update(info.notes)
+            same[digest].append(entry.key)
+            if EXTENSIONS.get(extension(entry.key), info.format) != info.format:
                 inventory.notes["extension"] += 1
-        if progress is not None and (done % 64 == 0 or done == len(pictures)):
-            progress(done, len(pictures))
+        if progress is not None and (done % 64 == 0 or done == len(entries)):
+            progress(done, len(entries))
     inventory.copies = [keys for keys in same.values() if len(keys) > 1]
     inventory.bad.sort()
 
 
 def _existing(path: str | Path) -> Path:
     name = printable(os.fspath(path))
-    todo = "Give a folder that holds one folder of images per class, or the name digits."
+    todo = "Pass a folder with one folder of images per class, or the name digits."
     if not os.path.lexists(path):
         raise DataError(f"The data directory must exist; '{name}' does not. {todo}")
     if not os.path.isdir(path):
@@ -200,10 +196,10 @@ def _existing(path: str | Path) -> Path:
 
 
 def _layout(root: Path) -> tuple[str, dict[str, str], list[str]]:
-    """(name of the held-out folder, top-level folder -> split, folders left aside); the middle one empty without a
-    split.
+    """Return (name of the validation folder, top-level folder -> split, folders not read); the mapping is empty
+    without a split.
 
-    There is a split where `train` holds folders; a `train` that holds files is a class (of trains).
+    There is a split if `train` contains folders; a `train` that contains files is a class.
     """
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not is_junk(entry.name))
     if "train" not in names or not any(e.is_dir() and not is_junk(e.name) for e in _entries(root / "train")):
@@ -217,58 +213,58 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
-    except OSError:  # the walk lists it as bad
+    except OSError:  # `walk` records it as bad
         return []
 
 
 def _place(key: str, places: dict[str, str]) -> tuple[str, list[str]]:
-    """(split, path below it, in parts): the first of two or more parts is the class."""
+    """Return (split, parts of the path below the split); the first of two or more parts is the class."""
     parts = key.split("/")
     return (places[parts[0]], parts[1:]) if places else ("", parts)
 
 
-def _first_look(root: Path, picture: Picture) -> bool | BadFile:
-    """Whether it is a picture by its first bytes; bad only where the name promises one."""
+def _sniff_entry(root: Path, entry: ImageEntry) -> bool | BadFile:
+    """Return whether a file is an image by its first bytes; a bad file if only its extension is an image's."""
     try:
-        with open_regular(os.path.join(root, picture.key)) as file:
+        with open_regular(os.path.join(root, entry.key)) as file:
             if sniff(file.read(HEAD_BYTES)) is not None:
                 return True
         problem = BadImage("", "not-an-image")
     except BadImage as err:
         problem = err
-    except OSError as err:  # the disk
+    except OSError as err:  # disk error
         problem = BadImage("", "unreadable", err.strerror or "")
-    return _bad(picture, problem) if extension(picture.key) in EXTENSIONS else False
+    return _bad(entry, problem) if extension(entry.key) in EXTENSIONS else False
 
 
-def _full_look(
-    root: Path, picture: Picture, max_pixels: int, read: Callable[[str], bytes] | None
-) -> tuple[Look, int] | BadFile:
-    """What opening it takes, and a number that stands for its bytes."""
+def _decode_entry(
+    root: Path, entry: ImageEntry, max_pixels: int, read: Callable[[str], bytes] | None
+) -> tuple[ImageInfo, int] | BadFile:
+    """Return the properties of an image and a hash of its bytes, or the bad file."""
     try:
-        source = os.path.join(root, picture.key) if read is None else read(picture.key)
-        return look(source, max_pixels=max_pixels), _digest(source)
+        source = os.path.join(root, entry.key) if read is None else read(entry.key)
+        return image_info(source, max_pixels=max_pixels), _digest(source)
     except BadImage as err:
-        return _bad(picture, err)
-    except OSError as err:  # the disk
-        return _bad(picture, BadImage("", "unreadable", err.strerror or ""))
+        return _bad(entry, err)
+    except OSError as err:  # disk error
+        return _bad(entry, BadImage("", "unreadable", err.strerror or ""))
 
 
 def _digest(source: str | bytes) -> int:
-    """64 bits: among a million pictures two different ones share theirs once in forty million times."""
+    """Return a 64-bit hash. Among a million different images, a collision has a probability of 3e-8."""
     with io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8))
     return int.from_bytes(digest.digest(), "little")
 
 
-def _bad(picture: Picture, err: BadImage) -> BadFile:
-    """The same, named by its key."""
-    message = str(BadImage(printable(picture.key), err.reason, err.detail))
-    return BadFile(picture.key, err.reason, message, picture.split)
+def _bad(entry: ImageEntry, err: BadImage) -> BadFile:
+    """Return the error as a bad file, named by its key."""
+    message = str(BadImage(printable(entry.key), err.reason, err.detail))
+    return BadFile(entry.key, err.reason, message, entry.split)
 
 
 def _in_threads(function: Callable[[Item], Result], items: list[Item]) -> Iterator[tuple[Item, Result]]:
-    """(item, its result) in order. Threads are enough: Pillow lets go of the interpreter while it decodes."""
+    """Yield (item, result) in order, from a thread pool: Pillow releases the GIL while decoding."""
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))
     try:

@@ -1,8 +1,8 @@
-"""What training reads from: a source of encoded pictures, split in two without chance.
+"""Sources of encoded images, and deterministic splits and subsets.
 
-Splits and selections rank every picture by a hash of (seed, key). So they do not depend on the order in which a file
-system lists files, a repaired or added file moves no other one (but for one at the border of its class), and no
-generator whose stream could change between versions is involved.
+Splits and subsets rank every image by a hash of (seed, key). They do not depend on the order in which a file system
+lists files, a repaired or added file moves no other file (except one at the boundary of its class), and they use no
+random generator whose stream could change between versions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NUM_HEADERS = 32  # images that `image_size_hint` opens
 
 
 class Sample(NamedTuple):
-    """One picture as it is stored.
+    """One encoded image with its label.
 
     Attributes:
-        data: the bytes of the file; `weft.data.open_image` reads them.
+        data: bytes of the file; `weft.data.open_image` decodes them.
         label: index into the source's classes.
-        key: names the picture in messages and predictions, such as its path below the data directory.
+        key: name of the image in messages and predictions, e.g. its path relative to the data directory.
     """
 
     data: bytes
@@ -36,34 +36,34 @@ class Sample(NamedTuple):
 
 
 class Source(Protocol):
-    """Pictures by number, from anywhere. Sources never write where they read."""
+    """Encoded images by index. A source never writes to the place that it reads."""
 
     classes: list[str]
-    """Class names; a label is an index into them."""
+    """Class names; labels are indices into this list."""
     labels: list[int]
-    """The label of every picture, without reading any."""
+    """Label of every image."""
     keys: list[str]
-    """The key of every picture, as in `Sample`."""
+    """Key of every image, as in `Sample`."""
 
     def __len__(self) -> int: ...
 
     def read(self, i: int) -> Sample:
-        """Picture `i`.
+        """Return image `i`.
 
         Raises:
-            DataError: it cannot be read any more; the message names it.
+            DataError: the image can no longer be read; the message names it.
         """
         ...
 
 
 class BadFile(NamedTuple):
-    """A file that should be a picture and is none.
+    """An image file that cannot be used.
 
     Attributes:
-        key: path below the data directory.
+        key: path relative to the data directory.
         reason: a key of `weft.data.images.decode.REASONS`.
-        message: a sentence that names the file.
-        split: `train`, `val`, or empty where the data has no split of its own.
+        message: sentence that names the file.
+        split: `train`, `val`, or empty if the dataset defines no split.
     """
 
     key: str
@@ -74,15 +74,15 @@ class BadFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Splits:
-    """Data ready to train on.
+    """A dataset with its training and validation split.
 
     Attributes:
-        train: what to learn from.
-        val: what is held out.
-        classes: class names, the same list in both.
-        notes: sentences for the person: how the split came about, what was left out, what was converted.
-        bad: files left out because they cannot be used; of either split.
-        is_given: the data came with its own split.
+        train: training images.
+        val: validation images.
+        classes: class names, the same list in both sources.
+        notes: sentences for the user: origin of the split, excluded files, conversions.
+        bad: excluded files of both splits, which cannot be used.
+        is_given: whether the dataset defines the split itself.
     """
 
     train: Source
@@ -93,23 +93,23 @@ class Splits:
     is_given: bool = False
 
 
-def lost(key: str, err: BadImage) -> DataError:
-    """The error for a picture that was good when the data was opened."""
+def lost_error(key: str, err: BadImage) -> DataError:
+    """Return the error for an image that was usable when the data was opened and is not any more."""
     now = BadImage(printable(key), err.reason, err.detail)
-    return DataError(f"{now} It was good when the data was opened: restore it, or start again without it.")
+    return DataError(f"{now} It could be read when the data was opened: restore it, or start again without it.")
 
 
 def rank(key: str, seed: int) -> bytes:
-    """Where `key` stands in the queue that `seed` makes: uniform, and the same for ever."""
+    """Return the sort key of `key` under `seed`: a uniformly distributed hash that no version may change."""
     return hashlib.blake2b(f"{seed}/{key}".encode(errors="surrogateescape"), digest_size=8).digest()
 
 
 def stratified_split(
     keys: Sequence[str], labels: Sequence[int], val_fraction: float, seed: int
 ) -> tuple[list[int], list[int]]:
-    """(train, val) positions, ascending: of every class the same fraction, rounded, and at least one on either side.
+    """Return (train, val) indices, ascending: `val_fraction` of every class, rounded, at least one image in each split.
 
-    A class with a single picture has it in train.
+    The only image of a class goes to train.
     """
     train, val = [], []
     for members in _by_class(keys, labels, seed).values():
@@ -120,14 +120,14 @@ def stratified_split(
 
 
 def stratified_subset(keys: Sequence[str], labels: Sequence[int], limit: int, seed: int) -> list[int]:
-    """At most `limit` positions, ascending, in turn from every class."""
+    """Return at most `limit` indices, ascending, taken round-robin from the classes."""
     turns = [(turn, i) for members in _by_class(keys, labels, seed).values() for turn, i in enumerate(members)]
     return sorted(i for _, i in sorted(turns, key=lambda item: (item[0], labels[item[1]]))[:limit])
 
 
 def stratified_share(keys: Sequence[str], labels: Sequence[int], share: float, seed: int) -> list[int]:
-    """Positions, ascending: of every class the same share, rounded, and at least one. A smaller share is part of a
-    larger one."""
+    """Return indices, ascending: the fraction `share` of every class, rounded, at least one image. A smaller share is a
+    subset of a larger one."""
     members = _by_class(keys, labels, seed).values()
     return sorted(i for group in members for i in group[: max(round(len(group) * share), 1)])
 
@@ -140,10 +140,10 @@ def _by_class(keys: Sequence[str], labels: Sequence[int], seed: int) -> dict[int
 
 
 def image_size_hint(source: Source) -> tuple[int, int]:
-    """The typical (height, width) in pixels: medians over pictures spread over the source, from their headers.
+    """Return the median (height, width) in pixels of images sampled evenly from the source, by their headers.
 
     Raises:
-        DataError: one of them cannot be read any more.
+        DataError: one of them can no longer be read.
     """
     step = max(len(source) // NUM_HEADERS, 1)
     sizes = []
@@ -152,6 +152,6 @@ def image_size_hint(source: Source) -> tuple[int, int]:
         try:
             sizes.append(image_size(sample.data))
         except BadImage as err:
-            raise lost(sample.key, err) from err
+            raise lost_error(sample.key, err) from err
     heights, widths = zip(*sizes, strict=True)
     return median_low(heights), median_low(widths)

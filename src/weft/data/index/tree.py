@@ -1,8 +1,8 @@
-"""A walk through a stranger's tree: every regular file once, nothing opened that could hang, no way out of the root.
+"""Safe directory walk: list each regular file once, skip devices and pipes, never leave the root.
 
-Links to folders that leave the root are not followed unless asked: one link to `/` would be the whole machine. Links
-to files are, wherever they point (hub caches and deduplicated stores are made of them), unless the file is in the
-tree already. Hard links cannot be told from files, and count as files.
+By default links to folders outside the root are not followed: one link to `/` would list the whole machine. Links to
+files are followed wherever they point (hub caches and deduplicated stores consist of them), unless the file is in the
+tree already. Hard links count as files.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from weft.data.index.source import BadFile
 from weft.text import printable
 
 JUNK = {"__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+found"}
-EXTENSIONS = {  # what a name promises; the content decides
+EXTENSIONS = {  # format by file name; the content decides
     "jpg": "JPEG", "jpeg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "png": "PNG", "apng": "PNG", "webp": "WEBP",
     "bmp": "BMP", "dib": "BMP", "tif": "TIFF", "tiff": "TIFF", "gif": "GIF",
 }  # fmt: skip
-SKIPPED = {  # why something in the tree was passed over
-    "hidden": "hidden, or left by a system (.DS_Store, __MACOSX, Thumbs.db)",
+SKIPPED = {  # reasons for skipped entries
+    "hidden": "hidden, or a system file (.DS_Store, __MACOSX, Thumbs.db)",
     "special": "a pipe, socket or device",
-    "broken-link": "a link that points nowhere",
-    "link-to-listed": "a link to what is in the tree already",
-    "link-out": "a link to a folder outside, not followed (follow_links follows it)",
+    "broken-link": "a broken link",
+    "link-to-listed": "a link to a file or folder that is listed already",
+    "link-out": "a link to a folder outside, not followed (follow_links enables it)",
 }
 
 
 @dataclass
 class Tree:
-    """What lies below a root. Paths are relative to it, with `/`, as the system gives them (surrogates for odd bytes).
+    """Content of a directory tree. Paths are relative to the root, with `/`; surrogates for bytes that are not UTF-8.
 
     Attributes:
-        files: regular files, and links to regular files that are not in the tree themselves.
+        files: regular files, and links to regular files outside the tree.
         folders: folders and followed links to folders.
-        bad: what promises to be an image by its name, or should be a folder, and cannot be looked at.
-        skipped: how many entries were passed over, by a key of `SKIPPED`.
+        bad: entries that are images by name, or folders, and cannot be read.
+        skipped: number of skipped entries by key of `SKIPPED`.
         links_out: links to folders outside the root that were not followed.
     """
 
@@ -51,22 +51,22 @@ class Tree:
 
 
 def extension(name: str) -> str:
-    """The last suffix without its dot, in lower case; empty where there is none."""
+    """Return the file extension without its dot, in lower case; empty if there is none."""
     return os.path.splitext(name)[1][1:].lower()
 
 
 def is_junk(name: str) -> bool:
-    """Whether nobody means this name to be data."""
+    """Return whether a name is hidden or belongs to the operating system."""
     return name.startswith(".") or name in JUNK
 
 
 def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool = False) -> Tree:
-    """Lists a tree. Only folders are opened.
+    """List a directory tree. Only folders are opened.
 
     Args:
-        root: an existing folder; it may be a link itself.
-        only: names directly under the root to look at; all by default.
-        follow_links: also enter folders outside the root that links lead to.
+        root: an existing folder, or a link to one.
+        only: top-level names to include; all by default.
+        follow_links: also enter folders outside the root through links.
     """
     return _Walk(root, only, follow_links).run()
 
@@ -81,7 +81,7 @@ class _Walk:
 
     def run(self) -> Tree:
         self.enter("")
-        while self.links:  # after all that is really here, so that the real name of a thing wins over its links
+        while self.links:  # links last, so that a file is listed by its real name
             links, self.links = sorted(self.links), []
             for key in links:
                 self.follow(key)
@@ -90,14 +90,14 @@ class _Walk:
         return self.tree
 
     def enter(self, key: str) -> None:
-        """Lists the folder `key` and all below it."""
+        """List the folder `key` recursively."""
         waiting = [key]
         while waiting:
             key = waiting.pop()
             try:
                 status = os.stat(self.path(key))
                 with os.scandir(self.path(key)) as entries:
-                    found = list(entries)
+                    inside = list(entries)
             except OSError as err:
                 self.refuse(key, "unreadable", err.strerror)
                 continue
@@ -107,12 +107,12 @@ class _Walk:
             if key:
                 self.tree.folders.append(key)
             if not key and self.only is not None:
-                found = [entry for entry in found if entry.name in self.only]
-            inner = [self.note(f"{key}/{entry.name}" if key else entry.name, entry, status.st_dev) for entry in found]
+                inside = [entry for entry in inside if entry.name in self.only]
+            inner = [self.note(f"{key}/{entry.name}" if key else entry.name, entry, status.st_dev) for entry in inside]
             waiting += [folder for folder in inner if folder]
 
     def note(self, key: str, entry: os.DirEntry[str], device: int) -> str:
-        """Files an entry away; gives its key back if it is a folder to enter."""
+        """Record an entry; return its key if it is a folder to enter, else an empty string."""
         if is_junk(entry.name):
             self.tree.skipped["hidden"] += 1
         elif entry.is_symlink():
@@ -148,7 +148,7 @@ class _Walk:
             self.tree.links_out.append(key)
 
     def pass_over(self, key: str, why: str, reason: str) -> None:
-        """A bad file if its name promises an image, else only counted."""
+        """Record a bad file if its name is an image's, else count it as skipped."""
         if extension(key) in EXTENSIONS:
             self.refuse(key, reason)
         else:

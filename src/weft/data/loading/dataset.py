@@ -1,7 +1,7 @@
-"""Pictures as tensors, each with randomness of its own.
+"""Dataset of transformed images, with counter-based randomness per sample.
 
-A sample is a pure function of (seed, epoch, index). There is no state to save or to share: any worker, in any
-process, started at any step, makes the same bits.
+A sample is a pure function of (seed, epoch, index), without state: any worker in any process, started at any step,
+produces the same bits.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from weft.data.images.decode import BadImage, open_image
-from weft.data.index.source import Source, lost
+from weft.data.index.source import Source, lost_error
 from weft.data.loading.order import Key
-from weft.data.loading.seeding import randomness_of
+from weft.data.loading.seeding import seeded_rng
 from weft.errors import DataError
 
 Transform = Callable[[Image.Image], Float[Tensor, "c h w"]]
 
-LOST = -1  # the label of a picture that is not there any more
+LOST = -1  # label of an image that can no longer be read
 _BLANK = Image.new("RGB", (64, 64))
 
 
 class ImageDataset(Dataset):
-    """A source seen through a transform.
+    """Map-style dataset of (tensor, label): images of a source, decoded and transformed.
 
     Args:
-        source: where the pictures come from.
-        transform: from an upright RGB picture to a tensor; may draw from `random`, `numpy.random` and `torch`.
-        seed: of every sample's randomness.
+        source: images to read.
+        transform: function from an upright RGB image to a tensor; may use `random`, `numpy.random` and `torch`.
+        seed: seed of the random numbers of every sample.
         at_least: as in `open_image`.
-        on_lost: what a picture that vanished or broke since the data was opened leads to: `stop` to a DataError,
-            `exclude` to a blank one with the label `LOST`, which the reader of the batch leaves out.
+        on_lost: for an image that can no longer be read since the data was opened: `stop` raises DataError, `exclude`
+            returns a blank image with the label `LOST`, which the caller removes from the batch.
     """
 
     def __init__(
@@ -51,25 +51,24 @@ class ImageDataset(Dataset):
         self.source, self.transform, self.seed = source, transform, seed
         self.at_least, self.on_lost = at_least, on_lost
         self.epoch = 0
-        self.reading: Tensor | None = None  # by worker, what it is reading: for the message when one hangs
+        self.reading: Tensor | None = None  # index that each worker is reading, for the timeout message
 
     def __len__(self) -> int:
         return len(self.source)
 
     def set_epoch(self, epoch: int) -> None:
-        """From the next loop over a loader on, samples and their order are those of `epoch` (counted from 0)."""
+        """Set the epoch (from 0) of samples and their order, from the next iteration of a loader."""
         self.epoch = epoch
 
     def watch(self, workers: int) -> None:
-        """Lets worker processes leave the number of the picture that each is reading where all can see it."""
+        """Allocate shared memory in which each worker process records the index that it is reading."""
         self.reading = torch.full((workers,), LOST, dtype=torch.int64).share_memory_()
 
     def __getitem__(self, key: int | tuple[int, int] | Key) -> tuple[Float[Tensor, "c h w"], int]:
-        """(picture, label) for an index, or for (epoch, index) and perhaps the number of a repetition: loaders give
-        the latter, their workers know no epoch.
+        """Return (image, label) for an index, or for the key (epoch, index[, repetition]) of a loader.
 
         Raises:
-            DataError: the picture was good when the data was opened and is not any more; the message names it.
+            DataError: the image can no longer be read; the message names it.
         """
         epoch, index, repetition = (self.epoch, key, 0) if isinstance(key, int) else (*key, 0)[:3]
         if self.reading is not None and (worker := get_worker_info()) is not None:
@@ -80,8 +79,8 @@ class ImageDataset(Dataset):
             if self.on_lost == "stop":
                 raise
             image, label = _BLANK, LOST
-        occasion = (epoch, index, repetition) if repetition else (epoch, index)
-        with randomness_of(self.seed, *occasion):
+        counters = (epoch, index, repetition) if repetition else (epoch, index)
+        with seeded_rng(self.seed, *counters):
             return self.transform(image), label
 
     def _open(self, index: int) -> tuple[Image.Image, int]:
@@ -89,4 +88,4 @@ class ImageDataset(Dataset):
         try:
             return open_image(sample.data, at_least=self.at_least), sample.label
         except BadImage as err:
-            raise lost(sample.key, err) from err
+            raise lost_error(sample.key, err) from err

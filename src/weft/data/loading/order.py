@@ -1,4 +1,4 @@
-"""Which images a step of training sees: a pure function of (seed, epoch, step), in however many parts and processes."""
+"""Images of every training step: a pure function of (seed, epoch, step), for any number of processes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from weft.data.loading.seeding import epoch_order
 from weft.errors import UsageError
 
-Key = tuple[int, int, int]  # (epoch, index of the image, which of its repetitions)
+Key = tuple[int, int, int]  # (epoch, index of the image, number of its repetition)
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of every step a process computes.
+    """Part of every step that one process computes.
 
     Attributes:
-        rank: number of the process, from 0.
-        world: how many processes there are.
-        accumulate: parts in which a process computes its share, one after the other.
+        rank: index of the process, from 0.
+        world: number of processes.
+        accumulate: gradient accumulation: number of batches in which a process computes its part.
     """
 
     rank: int = 0
@@ -27,28 +27,29 @@ class Share:
 
     @property
     def parts(self) -> int:
-        """Into how many parts a step falls altogether."""
+        """Number of batches of a step over all processes."""
         return self.world * self.accumulate
 
 
 WHOLE = Share()
-"""One process that computes every step at once."""
+"""A single process that computes every step as one batch."""
 
 
 class Order:
-    """The images of every step.
+    """Order of the images over steps and epochs.
 
     Args:
-        num_images: in the source.
-        batch_size: images of one step, all parts together.
-        shuffle: a new order each epoch; else the source's.
-        seed: of the orders.
-        drop_last: leave out a last step that is not full.
-        repeats: every image comes so many times in a row, and an epoch, no longer for it, sees one in so many.
-        share: what of it this process computes.
+        num_images: number of images in the source.
+        batch_size: images per step, over all processes and accumulated batches.
+        shuffle: draw a new permutation for each epoch; else the order of the source.
+        seed: seed of the permutations.
+        drop_last: omit an incomplete last step.
+        repeats: repeated augmentation (arXiv 1902.05509): use each image this many times in a row; an epoch then covers
+            1/repeats of the images.
+        share: part of each step for this process.
 
     Raises:
-        UsageError: the batch does not fall into equal parts, or fills no step.
+        UsageError: `batch_size` is not divisible into equal batches, or larger than the data with `drop_last`.
     """
 
     def __init__(
@@ -73,20 +74,20 @@ class Order:
             )
         if drop_last and batch_size % share.parts:
             raise UsageError(
-                f"A step must fall into equal parts; batch_size {batch_size} does not over {share.world} "
+                f"batch_size must be divisible into equal batches; {batch_size} is not by {share.world} "
                 f"{'process' if share.world == 1 else 'processes'} x accumulate {share.accumulate}."
             )
         self._drawn: tuple[int, list[int]] = (-1, [])
 
     def keys(self, epoch: int, step: int) -> list[Key]:
-        """What a step of an epoch sees, all parts together."""
+        """Return the images of a step over all processes."""
         start = step * self.batch_size
         places = range(start, min(start + self.batch_size, self.num_images))
         order = self._order(epoch)
         return [(epoch, order[place // self.repeats], place % self.repeats) for place in places]
 
     def parts(self, epoch: int, step: int) -> list[list[Key]]:
-        """What this process computes of it, part by part."""
+        """Return the images of a step for this process, one list per accumulated batch."""
         keys, first = self.keys(epoch, step), self.share.rank * self.share.accumulate
         return [_part(keys, first + number, self.share.parts) for number in range(self.share.accumulate)]
 
@@ -100,11 +101,11 @@ class Order:
 
 
 def _part(keys: list[Key], number: int, count: int) -> list[Key]:
-    """One of `count` parts of a step.
+    """Return batch `number` of `count` of a step.
 
-    Mixup and cutmix join the first image of a batch with its last, the second with the last but one. Here every part
-    holds both of each of its pairs, in places where they meet again: however many parts, the same pairs are mixed.
-    Repetitions of an image, which stand side by side, go to different parts, as in the released trainings.
+    Mixup and cutmix pair the first image of a batch with the last, the second with the second last. Each batch contains
+    both images of its pairs at mirrored positions, so that the same pairs are mixed for any number of batches.
+    Repetitions of an image, which are adjacent, go to different batches, as in the released training code.
     """
     if len(keys) % (2 * count):
         return keys[number::count]
@@ -113,5 +114,5 @@ def _part(keys: list[Key], number: int, count: int) -> list[Key]:
 
 
 def epochs_of(steps: int, steps_per_epoch: int) -> int:
-    """How many epochs, the last perhaps shorter, a number of steps takes."""
+    """Return the number of epochs that `steps` take, rounded up."""
     return math.ceil(steps / steps_per_epoch)

@@ -1,4 +1,4 @@
-"""Chance as a pure function: of the numbers that name an occasion, and of nothing that happened before."""
+"""Counter-based random numbers: pure functions of (seed, epoch, index), without state."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ import torch
 
 
 def mix_seed(*numbers: int) -> int:
-    """A seed, 0 to 2**63 - 1, for the occasion that `numbers` name, such as (seed, epoch, index); spread evenly."""
+    """Return a uniformly distributed seed, 0 to 2**63 - 1, from numbers such as (seed, epoch, index)."""
     return int.from_bytes(_digest(numbers)[:8], "little") >> 1
 
 
 @contextlib.contextmanager
-def randomness_of(*numbers: int) -> Iterator[None]:
-    """Inside, `random`, `numpy.random` and `torch` on the CPU draw streams that `numbers` alone decide.
-
-    Afterwards all three go on as if nothing had been drawn.
-    """
+def seeded_rng(*numbers: int) -> Iterator[None]:
+    """Seed `random`, `numpy.random` and `torch` (CPU) from `numbers` inside the context; restore their states after."""
     digest = _digest(numbers)
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(digest[8:16])
     np.random.seed(np.frombuffer(digest[16:32], np.uint32))
-    torch.default_generator.manual_seed(mix_seed(*numbers))  # torch.manual_seed would seed every GPU for every sample
+    torch.default_generator.manual_seed(mix_seed(*numbers))  # torch.manual_seed would also seed every GPU
     try:
         yield
     finally:
@@ -36,8 +33,8 @@ def randomness_of(*numbers: int) -> Iterator[None]:
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
-    """A permutation of `num_samples`, decided by (seed, epoch)."""
-    # RandomState: NumPy promises its streams for ever, those of newer generators only within a version
+    """Return a permutation of `range(num_samples)`, a function of (seed, epoch)."""
+    # RandomState: NumPy guarantees its streams across versions; not those of newer generators
     generator = np.random.RandomState(np.frombuffer(_digest((seed, epoch)), np.uint32))
     return generator.permutation(num_samples).tolist()
 

@@ -1,6 +1,6 @@
-"""From upright RGB pictures to tensors: with chance for training, without for evaluation.
+"""Transforms from upright RGB images to tensors: random for training, deterministic for evaluation.
 
-Both begin with what `open_image` gives, so training, evaluation and prediction see the same pixels.
+Both take the result of `open_image`, so that training, evaluation and prediction use the same pixels.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torchvision.transforms import functional as TF
 from weft.data.images.crop import EvalCrop
 from weft.errors import UsageError
 
-SMALL_SIZE = 48  # pixels; up to here pictures are shifted, not zoomed
+SMALL_SIZE = 48  # pixels; `crop=auto` shifts up to this size
 CUT_MARGIN = 32  # pixels
-PADDED_RATIO = 1 / 8  # of the side, on each side: 4 pixels of 32, as is usual for CIFAR
+PADDED_RATIO = 1 / 8  # of the side length, on each side: 4 pixels for 32, as usual for CIFAR
 
 
 def train_transform(
@@ -47,31 +47,31 @@ def train_transform(
     crop_pct: float | None = None,
     crop_mode: str = "center",
 ) -> transforms.Compose:
-    """Augmentation: crop, mirror, colours, RandAugment, erasing, in this order.
+    """Create the training transform: crop, flip, color jitter, RandAugment, random erasing, in this order.
 
     Args:
-        size: pixels, an int or (height, width).
-        mean: of each channel, in 0 to 1; what is subtracted.
-        std: of each channel; what is divided by.
+        size: side length or (height, width) in pixels.
+        mean: mean of each channel, 0 to 1, to subtract.
+        std: standard deviation of each channel, to divide by.
         interpolation: `bicubic`, `bilinear`, `lanczos`, `nearest`, or `random` (bilinear or bicubic).
         in_chans: 3, or 1 for gray.
-        crop: `resized` cuts out a random part and resizes it; `shift` resizes the whole, pads and cuts out `size`;
-            `cut` resizes both sides to 32 pixels more and cuts out `size` (the fine-tuning that CvT's released
-            configuration hints at); `none` leaves nothing to chance and prepares as `eval_transform` does; `auto`
-            shifts up to 48 pixels, where a zoom would blur what there is.
-        scale: for `resized`, the part's area, as a fraction.
-        ratio: for `resized`, the part's width over its height.
-        hflip: mirror half of the pictures. Off for digits, characters and everything else that has a direction.
-        color_jitter: strength for brightness, contrast and saturation, 0 to 1.
-        rand_augment: a policy in timm's words, such as `rand-m9-mstd0.5-inc1`; it may turn and shear pictures, too.
-        erase_prob: how likely a rectangle is replaced by noise, 0 to 1.
+        crop: `resized` crops a random part and resizes it; `shift` resizes the image, pads it and crops `size` at
+            random; `cut` resizes to `size` plus 32 pixels and crops `size` at random (fine-tuning as CvT's released
+            configuration suggests); `none` resizes and crops as `eval_transform`; `auto` is `shift` for sizes up to
+            48 pixels, which `resized` would blur, else `resized`.
+        scale: for `resized`, range of the crop's area as a fraction of the image.
+        ratio: for `resized`, range of the crop's aspect ratio (width / height).
+        hflip: flip horizontally with probability 0.5. Switch it off for digits, text and other directed content.
+        color_jitter: strength of brightness, contrast and saturation, 0 to 1.
+        rand_augment: RandAugment policy in timm's syntax, such as `rand-m9-mstd0.5-inc1`; also rotates and shears.
+        erase_prob: probability of random erasing, 0 to 1.
         crop_pct, crop_mode: for `none`, as in `eval_transform`.
 
     Returns:
-        A transform from a PIL picture to a float32 tensor (in_chans, height, width).
+        A transform from a PIL image to a float32 tensor (in_chans, height, width).
 
     Raises:
-        UsageError: a word or number that does not fit.
+        UsageError: an invalid value.
     """
     height_width = (size, size) if isinstance(size, int) else size
     mean, std = _per_channel(mean, in_chans), _per_channel(std, in_chans)
@@ -94,37 +94,37 @@ def train_transform(
 
 
 def eval_transform(cfg: Mapping[str, Any] | Any) -> transforms.Compose:
-    """What timm does with a picture before it meets this model: resize, crop, normalise.
+    """Create the evaluation transform of a model, as timm does: resize, crop, normalise.
 
     Args:
         cfg: a model's `pretrained_cfg`, or a mapping with some of its keys: `input_size` (c, h, w), `interpolation`,
-            `mean`, `std`, `crop_pct` (the crop's part of the resized side) and `crop_mode`: `center` resizes the
-            short side and cuts out the centre, `squash` resizes both sides, `border` resizes the long side and pads.
+            `mean`, `std`, `crop_pct` (fraction of the resized side) and `crop_mode`: `center` resizes the short
+            side and crops the centre, `squash` resizes both sides, `border` resizes the long side and pads.
 
     Returns:
-        A transform from a PIL picture to a float32 tensor of `input_size`.
+        A transform from a PIL image to a float32 tensor of `input_size`.
 
     Raises:
-        UsageError: a word or number that does not fit.
+        UsageError: an invalid value.
     """
     crop, mean, std = _evaluation(cfg)
     return transforms.Compose([crop, transforms.ToTensor(), transforms.Normalize(mean, std)])
 
 
 def eval_crop(cfg: Mapping[str, Any] | Any) -> EvalCrop:
-    """The first step of `eval_transform`, from a PIL image to a PIL image, which needs no torch.
+    """Return the first step of `eval_transform`, from PIL image to PIL image; it needs no torch.
 
     Args:
-        cfg: as there.
+        cfg: as in `eval_transform`.
 
     Raises:
-        UsageError: as there.
+        UsageError: an invalid value.
     """
     return _evaluation(cfg)[0]
 
 
 def normalize(pixels: UInt8[np.ndarray, "b h w *c"], cfg: Mapping[str, Any] | Any) -> Float[Tensor, "b c h w"]:
-    """The other steps of `eval_transform`, for a batch: 8-bit pixels to what the network takes."""
+    """Apply the other steps of `eval_transform` to a batch: uint8 pixels to normalised float32."""
     _, mean, std = _evaluation(cfg)
     images = torch.from_numpy(pixels)
     images = images.permute(0, 3, 1, 2).contiguous() if images.ndim == 4 else images[:, None]
@@ -140,12 +140,12 @@ def _evaluation(cfg: Mapping[str, Any] | Any) -> tuple[EvalCrop, tuple[float, ..
 
 
 class _Channels:
-    """RGB stays, or becomes one channel of luma (ITU-R 601-2); gray pictures keep their levels exactly either way."""
+    """Keep RGB, or convert to one channel of luma (ITU-R 601-2); gray images keep their levels exactly."""
 
     def __init__(self, in_chans: int):
         self.mode = {1: "L", 3: "RGB"}.get(in_chans)
         if self.mode is None:
-            raise UsageError(f"in_chans must be 3 (RGB) or 1 (gray) for pictures from files; got {in_chans}.")
+            raise UsageError(f"in_chans must be 3 (RGB) or 1 (gray) for image files; got {in_chans}.")
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return image.convert(self.mode)
@@ -172,10 +172,10 @@ def _crop(
 
 
 class _Shift:
-    """Moves a picture by up to `margin` pixels either way, and draws its border out to where it was.
+    """Shift an image at random by up to `margin` pixels in each direction, with edge padding.
 
-    Border: what lies beyond a picture is most likely what lies at its edge, on white paper as on black. torchvision's
-    RandomCrop with that padding does the same, draw for draw, in 1.6 times the time (benchmarks/training/kernels.csv).
+    Equal to torchvision's RandomCrop with edge padding, also in its random draws, which takes 1.6 times as long
+    (benchmarks/training/kernels.csv).
     """
 
     def __init__(self, margin: int):
@@ -212,12 +212,12 @@ def _rand_augment(policy: str, size: tuple[int, int], mean: Sequence[float], int
 
 
 def posterize_at_least_one_bit(image: Image.Image, bits_to_keep: int, **_: Any) -> Image.Image:
-    """timm asks for 0 bits at the strongest level, which older Pillows answered with a black picture and 13 refuses."""
+    """Posterize with at least 1 bit: timm passes 0 at the strongest level, which Pillow 13 refuses."""
     return posterize(image, max(bits_to_keep, 1))
 
 
 def _per_channel(values: Sequence[float], in_chans: int) -> tuple[float, ...]:
-    """One value per channel; a model that was made for three and sees one gets their average."""
+    """Return one value per channel; for one channel of three values, their mean."""
     if len(values) == 3 and in_chans == 1:
         return (sum(values) / 3,)
     if len(values) != in_chans:
@@ -226,8 +226,8 @@ def _per_channel(values: Sequence[float], in_chans: int) -> tuple[float, ...]:
 
 
 def visible(images: Float[Tensor, "*b c h w"], cfg: Mapping[str, Any]) -> Float[Tensor, "*b 3 h w"]:
-    """Normalised pictures as colours from 0 to 1, cut off there; gray ones in three equal channels, of more the first
-    three. `cfg` as in `eval_transform`."""
+    """Undo the normalisation: RGB of 0 to 1, clamped. Gray images get three equal channels; of more than three
+    channels the first three are used. `cfg` as in `eval_transform`."""
     resolved, channels = resolve_data_config(pretrained_cfg=dict(cfg)), images.shape[-3]
     values = (resolved[key] if channels <= 3 else resolved[key][:1] * channels for key in ("mean", "std"))
     mean, std = (torch.tensor(_per_channel(value, channels))[:, None, None] for value in values)

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from weft.data.index.inventory import Picture
+from weft.data.index.inventory import ImageEntry
 from weft.data.index.source import stratified_split
-from weft.data.sources.listing import Shelf
+from weft.data.sources.listing import Listing
 
 VAL_FRACTION = 0.2
 SPLIT_SEED = 0
 WHITE = 16  # the largest value; 0 is the background
 
 
-def open_digits() -> Shelf:
+def open_digits() -> Listing:
     """List the digits as PNG files in memory, with keys `digits/0000` to `digits/1796` in scikit-learn's order."""
     from sklearn.datasets import load_digits  # takes 0.5 s to import
 
@@ -29,11 +29,11 @@ def open_digits() -> Shelf:
     files = dict(zip(keys, map(_png, digits.images), strict=True))
     classes = [str(name) for name in digits.target_names]
     val = set(stratified_split(keys, digits.target.tolist(), VAL_FRACTION, SPLIT_SEED)[1])
-    pictures = [
-        Picture(key, classes[label], "val" if i in val else "train")
+    entries = [
+        ImageEntry(key, classes[label], "val" if i in val else "train")
         for i, (key, label) in enumerate(zip(keys, digits.target, strict=True))
     ]
-    return Shelf("digits", pictures, files.__getitem__, classes)
+    return Listing("digits", entries, files.__getitem__, classes)
 
 
 def _png(image: np.ndarray) -> bytes:

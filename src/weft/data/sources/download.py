@@ -1,4 +1,4 @@
-"""Files from the web, once: https only, bounded, whole or not there, and checked where a hash is given."""
+"""Download files to the cache: https only, limited in size, written atomically, verified if a hash is given."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ TIMEOUT_S = 30
 
 
 def cache_dir() -> Path:
-    """Where weft keeps what it can make or fetch again: WEFT_CACHE, or the user's cache directory."""
+    """Return the cache directory: WEFT_CACHE, or `weft` in the user's cache directory."""
     if own := os.environ.get("WEFT_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect to https and to nothing else."""
+    """Follow redirects to https only."""
 
     def redirect_request(self, req: Any, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str) -> Any:
         _check(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def fetched(url: str) -> Path:
-    """The file behind a URL, downloaded unless it was before.
+def fetch(url: str) -> Path:
+    """Return the path of a downloaded file; download it unless it is cached.
 
     Args:
-        url: https; `#sha256=...` at its end states what the file must hash to.
+        url: https URL; `#sha256=...` at its end states the hash of the file.
 
     Raises:
-        UsageError: another scheme.
-        DataError: it cannot be had, is longer than allowed, shorter than announced, or another file than was stated.
+        UsageError: a scheme other than https.
+        DataError: the download fails, is too large or incomplete, or does not have the stated hash.
     """
     _check(url)
     address, _, fragment = url.partition("#")
@@ -50,38 +50,41 @@ def fetched(url: str) -> Path:
     path = cache_dir() / "downloads" / hashlib.sha256(address.encode()).hexdigest()[:16] / name
     if path.is_file():
         return path
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = _download(address, beside)
-        if expected is not None and found != expected:
-            raise DataError(f"{printable(address)} must have the sha256 {expected[:12]}...; got {found[:12]}...")
-        os.replace(beside, path)
+        digest = _download(address, partial)
+        if expected is not None and digest != expected:
+            raise DataError(f"{printable(address)} must have the sha256 {expected[:12]}...; got {digest[:12]}...")
+        os.replace(partial, path)
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        raise DataError(f"{printable(address)} must be within reach; it is not ({reason}).") from error
+        raise DataError(f"{printable(address)} must be reachable; the download failed ({reason}).") from error
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return path
 
 
 def _check(url: str) -> None:
     if urllib.parse.urlsplit(url).scheme != "https":
-        raise UsageError(f"Data comes over https or from a disk; got '{printable(url)}'.")
+        raise UsageError(f"Data must be a local path or an https URL; got '{printable(url)}'.")
 
 
-def _download(address: str, beside: Path) -> str:
-    """Fetches into a file, and tells its sha256."""
+def _download(address: str, partial: Path) -> str:
+    """Download to a file and return its sha256."""
     opener = urllib.request.build_opener(_HttpsOnly)
     digest, size = hashlib.sha256(), 0
-    with opener.open(address, timeout=TIMEOUT_S) as answer, beside.open("wb") as file:
-        announced = int(answer.headers.get("Content-Length") or -1)
-        most = min(MAX_DOWNLOAD_BYTES, shutil.disk_usage(beside.parent).free)
+    with opener.open(address, timeout=TIMEOUT_S) as response, partial.open("wb") as file:
+        announced = int(response.headers.get("Content-Length") or -1)
+        most = min(MAX_DOWNLOAD_BYTES, shutil.disk_usage(partial.parent).free)
         if announced > most:
-            raise DataError(f"{printable(address)} must fit; it has {announced:,} bytes, {most:,} are allowed.")
-        while block := answer.read(1 << 20):
+            raise DataError(
+                f"{printable(address)} must have at most {most:,} bytes (limit or free disk space); "
+                f"it has {announced:,}."
+            )
+        while block := response.read(1 << 20):
             size += len(block)
             if size > MAX_DOWNLOAD_BYTES:
                 raise DataError(f"{printable(address)} must have at most {MAX_DOWNLOAD_BYTES:,} bytes; it has more.")
@@ -90,5 +93,5 @@ def _download(address: str, beside: Path) -> str:
         file.flush()
         os.fsync(file.fileno())
     if announced >= 0 and size != announced:
-        raise DataError(f"{printable(address)} must come whole; {size:,} of {announced:,} bytes came.")
+        raise DataError(f"{printable(address)} must be downloaded completely; got {size:,} of {announced:,} bytes.")
     return digest.hexdigest()

@@ -46,17 +46,17 @@ def convert_inaturalist(
         annotations: the JSON files, such as train2018.json and val2018.json.
         out: the table, a .csv file.
         images: folder that the paths in the JSON files start from; None for the folder of the table.
-        force: replace a table that is there.
+        force: replace an existing table.
 
     Raises:
         DataError: a file that cannot be read, is no JSON of this layout, or lists an image twice or without a class.
-        UsageError: `out` does not end in .csv or is there already.
+        UsageError: `out` does not end in .csv or exists already.
     """
     out = Path(out)
     if out.suffix != ".csv":
         raise UsageError(f"OUT must be a table that ends in .csv; got {out}.")
     if out.exists() and not force:
-        raise UsageError(f"{out} is there already. Pass --force, or another path.")
+        raise UsageError(f"{out} exists already. Pass --force, or another path.")
     rows: list[tuple[str, str, str]] = []
     for file in map(Path, annotations):
         split = "val" if any(word in file.stem.lower() for word in VAL_NAMES) else "train"

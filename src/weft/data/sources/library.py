@@ -1,10 +1,10 @@
-"""Data sets that other libraries keep: `torchvision:NAME` and `hf:NAME`.
+"""Open datasets of other libraries: `torchvision:NAME` and `hf:NAME`.
 
     torchvision:CIFAR10?root=data&download=1
     hf:beans?split=train&val=test
 
-What follows the question mark is for that library. Nothing is downloaded unless `download=1` says so (torchvision), or
-the library itself does it (hf).
+The options after the question mark are passed to the library. torchvision downloads only with `download=1`; the
+Hugging Face library downloads by itself.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 from PIL import Image
 
 from weft.data.images.decode import open_regular
-from weft.data.index.inventory import VAL_NAMES, Picture
+from weft.data.index.inventory import VAL_NAMES, ImageEntry
 from weft.data.sources.download import cache_dir
-from weft.data.sources.listing import Shelf
+from weft.data.sources.listing import Listing
 from weft.errors import DataError, need, unknown
 from weft.text import printable
 
-# how each of torchvision's classes calls the part to learn from and the part to be measured on
+# arguments of each torchvision class for its training and its validation set
 _TRAIN_FLAG = ({"train": True}, {"train": False})
 _SPLIT_TEST = ({"split": "train"}, {"split": "test"})
 TORCHVISION: dict[str, tuple[dict[str, Any] | tuple[dict[str, Any], ...], dict[str, Any]]] = {
@@ -41,7 +41,7 @@ TORCHVISION: dict[str, tuple[dict[str, Any] | tuple[dict[str, Any], ...], dict[s
 
 
 class LibraryReader:
-    """Reads a picture by its key, `PART/NUMBER`, from what a library has opened: a file of its own, or an array."""
+    """Read an image of an opened library dataset by its key, `NAME/PART/NUMBER`."""
 
     def __init__(self, parts: Sequence[Any], bytes_of: Callable[[Any, int], bytes]) -> None:
         self.parts, self.bytes_of = parts, bytes_of
@@ -51,45 +51,45 @@ class LibraryReader:
         return self.bytes_of(self.parts[int(part)], int(number))
 
 
-def open_torchvision(address: str) -> Shelf:
-    """One of torchvision's data sets, with the split that it comes with.
+def open_torchvision(address: str) -> Listing:
+    """List the images of a torchvision dataset, with its own split.
 
     Args:
-        address: what follows `torchvision:`, such as `CIFAR10?root=data`. Without a root it is looked for in WEFT_DATA,
-            or in weft's cache directory.
+        address: text after `torchvision:`, such as `CIFAR10?root=data`. The default root is WEFT_DATA, or weft's cache
+            directory.
 
     Raises:
-        UsageError: a name that is not among `TORCHVISION`, or a word after the question mark that is not known.
-        DataError: it is not there, or damaged.
+        UsageError: a name not in `TORCHVISION`, or an unknown option.
+        DataError: the dataset is missing or damaged.
     """
     import torchvision.datasets as library
 
     name, options = _read(address, ("root", "download"))
     if name not in TORCHVISION:
-        raise unknown("data set of torchvision", name, TORCHVISION, ", ".join(TORCHVISION))
+        raise unknown("torchvision dataset", name, TORCHVISION, ", ".join(TORCHVISION))
     root = options.get("root") or os.environ.get("WEFT_DATA") or str(cache_dir() / "data")
     more = {"download": True} if options.get("download") in ("1", "true", "yes") and name != "ImageNet" else {}
     train, val = TORCHVISION[name]
     wanted = [*(train if isinstance(train, tuple) else (train,)), val]
     try:
-        parts = [getattr(library, name)(root, **words, **more) for words in wanted]
+        parts = [getattr(library, name)(root, **kwargs, **more) for kwargs in wanted]
     except (RuntimeError, OSError, ImportError) as error:
         raise DataError(
-            f"{name} must lie below '{printable(root)}' in the layout of torchvision; {str(error).splitlines()[0]}"
-            f" Name another place: torchvision:{name}?root=DIR, or let it be fetched: torchvision:{name}?download=1."
+            f"{name} must be in '{printable(root)}' in torchvision's layout; {str(error).splitlines()[0]}"
+            f" Pass another folder, torchvision:{name}?root=DIR, or download it, torchvision:{name}?download=1."
         ) from error
     labels = [_labels(part) for part in parts]
     classes = _class_names(parts[0], labels)
-    pictures = [
-        Picture(f"{name}/{place}/{number:06}", classes[label], "val" if place == len(parts) - 1 else "train")
+    entries = [
+        ImageEntry(f"{name}/{place}/{number:06}", classes[label], "val" if place == len(parts) - 1 else "train")
         for place, numbers in enumerate(labels)
         for number, label in enumerate(numbers)
     ]
-    return Shelf(f"torchvision:{name}", pictures, LibraryReader(parts, _torchvision_bytes), classes)
+    return Listing(f"torchvision:{name}", entries, LibraryReader(parts, _torchvision_bytes), classes)
 
 
 def _labels(part: Any) -> list[int]:
-    """The labels of one of torchvision's data sets, wherever it keeps them."""
+    """Return the labels of a torchvision dataset, from whichever attribute has them."""
     for attribute in ("targets", "labels", "_labels"):
         if (labels := getattr(part, attribute, None)) is not None:
             return [int(label) for label in labels]
@@ -97,7 +97,9 @@ def _labels(part: Any) -> list[int]:
 
 
 def _samples(part: Any) -> Any:
-    return next(found for word in ("samples", "_samples", "imgs") if (found := getattr(part, word, None)) is not None)
+    return next(
+        samples for name in ("samples", "_samples", "imgs") if (samples := getattr(part, name, None)) is not None
+    )
 
 
 def _class_names(part: Any, labels: Sequence[Sequence[int]]) -> list[str]:
@@ -105,7 +107,7 @@ def _class_names(part: Any, labels: Sequence[Sequence[int]]) -> list[str]:
     if classes is None:
         return [str(number) for number in range(1 + max(max(numbers) for numbers in labels))]
     names = [" ".join(name) if isinstance(name, tuple) else str(name) for name in classes]
-    if len(set(names)) < len(names):  # ImageNet has two cranes
+    if len(set(names)) < len(names):  # e.g. ImageNet's two classes crane
         names = [f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names)]
     return names
 
@@ -125,7 +127,7 @@ def _file(path: str | Path) -> bytes:
 
 
 def _png(pixels: np.ndarray) -> bytes:
-    """An array (h w), (h w 3) or (3 h w) of bytes as a file; lossless."""
+    """Encode a uint8 array (h w), (h w 3) or (3 h w) as PNG."""
     if pixels.ndim == 3 and pixels.shape[0] == 3 and pixels.shape[2] != 3:
         pixels = pixels.transpose(1, 2, 0)
     file = io.BytesIO()
@@ -133,48 +135,53 @@ def _png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def open_hf(address: str) -> Shelf:
-    """A data set of the Hugging Face hub, or one that its library reads from a disk.
+def open_hf(address: str) -> Listing:
+    """List the images of a Hugging Face dataset, from the hub or from disk.
 
     Args:
-        address: what follows `hf:`, such as `beans`, `owner/name?config=x&image=img&label=y`, or
-            `imagefolder?data_dir=DIR`. `split` and `val` name the parts; without them `train`, and the first of
+        address: text after `hf:`, such as `beans`, `owner/name?config=x&image=img&label=y`, or
+            `imagefolder?data_dir=DIR`. `split` and `val` name the splits; the defaults are `train` and the first of
             validation, val, valid and test that exists.
 
     Raises:
-        UsageError: the library is not installed, or a word after the question mark is not known.
-        DataError: it is not there, or has no pictures with classes.
+        UsageError: the library is not installed, or an unknown option.
+        DataError: the dataset cannot be loaded, or has no column of images or labels.
     """
     need("data", "datasets")
     import datasets
 
     name, options = _read(address, ("config", "data_dir", "revision", "split", "val", "image", "label"))
-    words: dict[str, Any] = {word: options[word] for word in ("data_dir", "revision") if word in options}
+    kwargs: dict[str, Any] = {key: options[key] for key in ("data_dir", "revision") if key in options}
     try:
-        found: Any = datasets.load_dataset(name, options.get("config"), **words)
-    except Exception as error:  # the library raises a dozen kinds, also of other libraries
+        splits_by_name: Any = datasets.load_dataset(name, options.get("config"), **kwargs)
+    except Exception as error:  # the library raises many types, also of other libraries
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"hf:{printable(name)} must be within reach of the library datasets; {first}") from error
+        raise DataError(f"hf:{printable(name)} must be loadable by the library datasets; {first}") from error
     train = options.get("split", "train")
-    val = options.get("val") or next((word for word in ("validation", *VAL_NAMES) if word in found), None)
+    val = options.get("val") or next((word for word in ("validation", *VAL_NAMES) if word in splits_by_name), None)
     for word in (train, val):
-        if word is not None and word not in found:
-            raise DataError(f"hf:{name} must have the split '{word}'; it has {', '.join(found)}. Say split= and val=.")
-    parts = [found[word] for word in (train, val) if word is not None]
+        if word is not None and word not in splits_by_name:
+            raise DataError(
+                f"hf:{name} must have the split '{word}'; it has {', '.join(splits_by_name)}. Pass split= and val=."
+            )
+    parts = [splits_by_name[word] for word in (train, val) if word is not None]
     image = options.get("image") or _column(parts[0], name, "Image", "image")
     label = options.get("label") or _column(parts[0], name, "ClassLabel", "label")
     feature = parts[0].features[label]
     parts = [part.cast_column(image, datasets.Image(decode=False)) for part in parts]
-    stated = [part[label] for part in parts]
+    values_by_split = [part[label] for part in parts]
     if isinstance(feature, datasets.ClassLabel):
-        classes, stated = list(feature.names), [[feature.names[int(value)] for value in values] for values in stated]
+        classes, values_by_split = (
+            list(feature.names),
+            [[feature.names[int(value)] for value in values] for values in values_by_split],
+        )
     else:
-        stated = [[str(value) for value in values] for values in stated]
-        classes = sorted({value for values in stated for value in values})
+        values_by_split = [[str(value) for value in values] for values in values_by_split]
+        classes = sorted({value for values in values_by_split for value in values})
     splits = ("train", "val") if len(parts) == 2 else ("",)
-    pictures = [
-        Picture(f"{name}/{place}/{number:07}", value, splits[place])
-        for place, values in enumerate(stated)
+    entries = [
+        ImageEntry(f"{name}/{place}/{number:07}", value, splits[place])
+        for place, values in enumerate(values_by_split)
         for number, value in enumerate(values)
     ]
 
@@ -182,25 +189,25 @@ def open_hf(address: str) -> Shelf:
         cell = part[number][image]
         return cell["bytes"] if cell["bytes"] is not None else _file(cell["path"])
 
-    return Shelf(f"hf:{name}", pictures, LibraryReader(parts, bytes_of), classes)
+    return Listing(f"hf:{name}", entries, LibraryReader(parts, bytes_of), classes)
 
 
 def _column(part: Any, name: str, kind: str, word: str) -> str:
-    """The column of a kind, or one that is called so."""
+    """Return the first column of feature type `kind`, else the column named `word`."""
     by_kind = [key for key, feature in part.features.items() if type(feature).__name__ == kind]
     if by_kind or word in part.features:
         return by_kind[0] if by_kind else word
     raise DataError(
-        f"hf:{name} must have a column of pictures and one of classes; it has {', '.join(part.features)}."
-        " Name them: hf:NAME?image=COLUMN&label=COLUMN."
+        f"hf:{name} must have a column of images and a column of labels; it has {', '.join(part.features)}."
+        " Name the columns: hf:NAME?image=COLUMN&label=COLUMN."
     )
 
 
 def _read(address: str, known: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """`NAME?key=value&...`."""
+    """Parse `NAME?key=value&...` to the name and a dictionary of options."""
     name, _, query = address.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     for word in options:
         if word not in known:
-            raise unknown("word after the question mark", word, known, ", ".join(known))
+            raise unknown("option after the question mark", word, known, ", ".join(known))
     return name, options

@@ -1,8 +1,7 @@
-"""Pictures that are not the files of one folder: listed in a table, packed into tar shards, kept by another library.
+"""Listing of images that are not the files of one folder: in a table, in tar shards, or in another library.
 
-A shelf says which pictures there are, under which class and in which split, and reads one by its key. What is done with
-them (a first look at each, a split where there is none, refusals, notes) is the same for all, in
-`weft.data.sources.open`.
+A listing names every image with its class and split, and reads an image by its key. `weft.data.sources.open` does the
+rest, the same for all kinds: decoding every image once, splitting, errors, notes.
 """
 
 from __future__ import annotations
@@ -12,60 +11,60 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from weft.data.index.inventory import Inventory, Picture
+from weft.data.index.inventory import ImageEntry, Inventory
 from weft.data.index.source import BadFile
 
 
 class Reader(Protocol):
-    """Reads a picture's bytes by its key. It travels to worker processes, so it opens files where it reads."""
+    """Function that reads the bytes of an image by its key. It must be picklable: worker processes call it."""
 
     def __call__(self, key: str, /) -> bytes:
-        """The bytes.
+        """Return the bytes of an image.
 
         Raises:
-            BadImage: there are none.
-            OSError: the disk does not give them.
+            BadImage: the image is missing or cannot be used.
+            OSError: the file cannot be read.
         """
         ...
 
 
 @dataclass
-class Shelf:
-    """Pictures by key.
+class Listing:
+    """Images of a dataset that are read by key.
 
     Attributes:
-        name: what messages call it.
-        pictures: each with its class and its split (`train`, `val`, or empty where there is none), in their order.
-        read: from a key to bytes.
-        classes: class names, sorted or in the order that the data itself gives them.
-        bad: entries that should be pictures and are none.
-        notes: sentences for the person.
+        name: name in messages.
+        entries: images with class and split (`train`, `val`, or empty without a split), in order.
+        read: function from key to bytes.
+        classes: class names, in the order of their labels.
+        bad: images that cannot be used.
+        notes: sentences for the user.
     """
 
     name: str
-    pictures: list[Picture]
+    entries: list[ImageEntry]
     read: Reader
     classes: list[str]
     bad: list[BadFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def inventory(self) -> Inventory:
-        """What `weft.data.index.inventory.survey` would say of a folder that held the same."""
-        splits = sorted({picture.split for picture in self.pictures}) or [""]
+        """Return the inventory that `weft.data.index.inventory.scan_folder` returns for a folder of the same images."""
+        splits = sorted({entry.split for entry in self.entries}) or [""]
         is_given = "val" in splits
-        classes = {split: _present(self.pictures, split, self.classes) for split in splits}
+        classes = {split: _present(self.entries, split, self.classes) for split in splits}
         if is_given and "train" in classes:
             classes["train"] = self.classes
         return Inventory(Path(self.name), "val" if is_given else "", classes, bad=list(self.bad))
 
 
-def in_order(names: set[str]) -> list[str]:
-    """Class names: numbers by their value, others by the alphabet."""
+def sort_class_names(names: set[str]) -> list[str]:
+    """Sort class names: by value if all are numbers, else alphabetically."""
     is_numbers = all(name.isascii() and name.isdecimal() for name in names)
     return sorted(names, key=lambda name: (int(name), name) if is_numbers else (0, name))
 
 
-def _present(pictures: Sequence[Picture], split: str, names: Sequence[str]) -> list[str]:
-    """The names that have a picture in a split, in their order; without a split all of them."""
-    found = {picture.class_name for picture in pictures if picture.split == split}
-    return [name for name in names if name in found or split == ""]
+def _present(entries: Sequence[ImageEntry], split: str, names: Sequence[str]) -> list[str]:
+    """Return the names with an image in `split`, in order; all names for the empty split."""
+    present = {entry.class_name for entry in entries if entry.split == split}
+    return [name for name in names if name in present or split == ""]

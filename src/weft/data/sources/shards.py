@@ -1,8 +1,7 @@
-"""Tar shards in the WebDataset layout: `0001.jpg` beside `0001.cls`, or pictures in folders named after their classes.
+"""Open tar shards in the WebDataset layout: `0001.jpg` next to `0001.cls`, or images in folders named by class.
 
-A pass over the headers makes an index; a picture is then read from its place, and nothing is ever unpacked. So memory
-holds names and numbers, never pictures, and what else a hostile archive may hold (links, devices, paths that lead
-elsewhere) is not touched.
+One pass over the headers builds an index of offsets; images are then read at their offset and never unpacked to disk.
+Memory holds the index only, and links, devices and paths outside the archive have no effect.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from weft.data.images.decode import MAX_BYTES, BadImage
-from weft.data.index.inventory import VAL_NAMES, Picture
+from weft.data.index.inventory import VAL_NAMES, ImageEntry
 from weft.data.index.source import BadFile
 from weft.data.index.tree import EXTENSIONS
-from weft.data.sources.download import fetched
-from weft.data.sources.listing import Shelf, in_order
+from weft.data.sources.download import fetch
+from weft.data.sources.listing import Listing, sort_class_names
 from weft.errors import DataError, UsageError
 from weft.text import printable
 
@@ -29,8 +28,8 @@ MAX_LABEL_BYTES = 1 << 16
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
-class Place(NamedTuple):
-    """Where the bytes of a member are."""
+class TarMember(NamedTuple):
+    """Position of a file in a tar archive, in bytes."""
 
     shard: str
     offset: int
@@ -38,9 +37,9 @@ class Place(NamedTuple):
 
 
 class ShardReader:
-    """Reads members by key; every process has its own descriptors."""
+    """Read files in shards by key; every process opens its own file descriptors."""
 
-    def __init__(self, places: dict[str, Place]) -> None:
+    def __init__(self, places: dict[str, TarMember]) -> None:
         self.places = places
         self._files: dict[tuple[int, str], int] = {}
 
@@ -57,7 +56,7 @@ class ShardReader:
         return data
 
     def size(self, key: str) -> int:
-        """How many bytes it has."""
+        """Return the size of an image in bytes."""
         return self.places[key].size
 
     def __getstate__(self) -> dict[str, object]:
@@ -65,7 +64,7 @@ class ShardReader:
 
 
 def is_shards(data: str) -> bool:
-    """Whether this names tar shards: by its ending, or a folder that holds nothing but such files beside notes."""
+    """Return whether `data` is a .tar file (or pattern), or a folder with .tar files and without folders."""
     if data.endswith(".tar"):
         return True
     folder = Path(data)
@@ -75,54 +74,58 @@ def is_shards(data: str) -> bool:
     return any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries)
 
 
-def open_shards(data: str) -> Shelf:
-    """The pictures in shards.
+def open_shards(data: str) -> Listing:
+    """List the images in tar shards.
 
     Args:
-        data: a file, several as `train-{000..009}.tar`, https URLs of either, or a folder of such files. Files whose
-            names begin with `train` and with `val` (or test ...) are a split.
+        data: a file, a range such as `train-{000..009}.tar`, https URLs of either, or a folder of .tar files. File
+            names that begin with `train` and with `val` (or test ...) define a split.
 
     Raises:
-        DataError: a shard cannot be read, or holds a picture without a class.
-        UsageError: a range that is none, or a URL that is not https.
+        DataError: a shard cannot be read.
+        UsageError: an invalid range, or a URL that is not https.
     """
     paths = _paths(data)
     splits = {path: _split(path.name) for path in paths}
     is_given = set(splits.values()) == {"train", "val"}
-    places: dict[str, Place] = {}
-    pictures: list[Picture] = []
+    places: dict[str, TarMember] = {}
+    entries: list[ImageEntry] = []
     bad: list[BadFile] = []
     for path in paths:
         for key, place, label in _samples(path):
             name = f"{path.name}/{key}"
             split = splits[path] if is_given else ""
             if label is None:
-                bad.append(BadFile(name, "no-class", f"{printable(name)} has no class beside it (.cls, .json).", split))
+                bad.append(
+                    BadFile(
+                        name, "no-class", f"{printable(name)} has no label (.cls, .json, .txt or a folder name).", split
+                    )
+                )
                 continue
             places[name] = place
-            pictures.append(Picture(name, label, split))
-    classes = in_order({picture.class_name for picture in pictures})
-    shelf = Shelf(printable(data), pictures, ShardReader(places), classes, bad)
-    shelf.notes.append(f"{len(pictures):,} pictures in {len(paths)} tar {'file' if len(paths) == 1 else 'files'}.")
-    return shelf
+            entries.append(ImageEntry(name, label, split))
+    classes = sort_class_names({entry.class_name for entry in entries})
+    listing = Listing(printable(data), entries, ShardReader(places), classes, bad)
+    listing.notes.append(f"{len(entries):,} images in {len(paths)} tar {'file' if len(paths) == 1 else 'files'}.")
+    return listing
 
 
 def _paths(data: str) -> list[Path]:
     if Path(data).is_dir():
         return sorted(Path(data).glob("*.tar"))
     names = list(_expanded(data))
-    return [fetched(name) if "://" in name else Path(name) for name in names]
+    return [fetch(name) if "://" in name else Path(name) for name in names]
 
 
 def _expanded(text: str) -> Iterator[str]:
-    """`a-{00..11}.tar` as its twelve names."""
+    """Expand `a-{00..11}.tar` to its twelve names."""
     match = _RANGE.search(text)
     if match is None:
         yield text
         return
     first, last = match[1], match[2]
     if int(first) > int(last) or int(last) - int(first) > 1_000_000:
-        raise UsageError(f"A range of shards must run upwards, at most a million; got '{match[0]}'.")
+        raise UsageError(f"A range of shards must be ascending, with at most a million numbers; got '{match[0]}'.")
     for number in range(int(first), int(last) + 1):
         yield from _expanded(f"{text[: match.start()]}{number:0{len(first)}}{text[match.end() :]}")
 
@@ -133,8 +136,8 @@ def _split(name: str) -> str:
     return "val" if name.startswith(VAL_NAMES) else ""
 
 
-def _samples(path: Path) -> Iterator[tuple[str, Place, str | None]]:
-    """(key, place, class) of every picture: members with the same name up to the first dot are one sample."""
+def _samples(path: Path) -> Iterator[tuple[str, TarMember, str | None]]:
+    """Yield (key, position, class) of every image; files with the same name up to the first dot are one sample."""
     sample, image, label = "", None, None
     for key, place in _members(path):
         folder, _, base = key.rpartition("/")
@@ -152,19 +155,19 @@ def _samples(path: Path) -> Iterator[tuple[str, Place, str | None]]:
         yield (*image, label if label is not None else _folder_class(image[0]))
 
 
-def _members(path: Path) -> Iterator[tuple[str, Place]]:
-    """Regular files in an archive, in their order."""
+def _members(path: Path) -> Iterator[tuple[str, TarMember]]:
+    """Yield the regular files of an archive, in order."""
     try:
         with tarfile.open(path, "r:") as opened:
-            archive: Any = opened  # its types hide what it remembers
+            archive: Any = opened  # untyped: `members` below is not in its type stubs
             while (member := archive.next()) is not None:
                 if member.isreg():
-                    yield member.name, Place(os.fspath(path), member.offset_data, member.size)
-                archive.members = []  # every header of a large archive otherwise
+                    yield member.name, TarMember(os.fspath(path), member.offset_data, member.size)
+                archive.members = []  # else tarfile caches every header
     except (tarfile.TarError, OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(
-            f"A shard must be a tar file without compression; '{printable(str(path))}' cannot be read ({reason})."
+            f"A shard must be an uncompressed tar file; '{printable(str(path))}' cannot be read ({reason})."
         ) from error
 
 
@@ -173,8 +176,8 @@ def _folder_class(key: str) -> str | None:
     return folder or None
 
 
-def _label(path: Path, place: Place, ending: str) -> str | None:
-    """The class that a small file beside a picture states."""
+def _label(path: Path, place: TarMember, ending: str) -> str | None:
+    """Read the class from a label file; None if it has none."""
     if place.size > MAX_LABEL_BYTES:
         return None
     with path.open("rb") as file:
@@ -183,10 +186,10 @@ def _label(path: Path, place: Place, ending: str) -> str | None:
     if ending != "json":
         return text or None
     try:
-        facts = json.loads(text)
+        metadata = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    stated = next((facts[word] for word in ("label", "class", "cls", "target") if word in facts), None) if isinstance(
-        facts, dict
+    value = next((metadata[key] for key in ("label", "class", "cls", "target") if key in metadata), None) if isinstance(
+        metadata, dict
     ) else None  # fmt: skip
-    return None if stated is None else str(stated)
+    return None if value is None else str(value)

@@ -1,7 +1,7 @@
-"""A table of paths and labels, one row per picture: CSV, TSV or Parquet.
+"""Open a table of image paths and labels, one row per image: CSV, TSV or Parquet.
 
-Columns: `image` (or path, file, filename, filepath), `label` (or class, target), and perhaps `split`. Paths are
-relative to the table's folder, or absolute.
+Columns: `image` (or path, file, filename, filepath), `label` (or class, target), and optionally `split`. Paths are
+absolute, or relative to the folder of the table.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.data.images.decode import open_regular
-from weft.data.index.inventory import VAL_NAMES, Picture
-from weft.data.sources.listing import Shelf, in_order
+from weft.data.index.inventory import VAL_NAMES, ImageEntry
+from weft.data.sources.listing import Listing, sort_class_names
 from weft.errors import DataError, need
 from weft.text import printable
 
@@ -25,41 +25,41 @@ SPLIT = ("split", "subset", "fold")
 
 
 class FileReader:
-    """Reads files by path, relative to a folder."""
+    """Read files by path, relative to a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = os.fspath(folder)
 
     def __call__(self, key: str) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
         with open_regular(os.path.join(self.folder, key)) as file:
             return file.read()
 
     def size(self, key: str) -> int:
-        """How many bytes it has."""
+        """Return the size of a file in bytes."""
         return os.stat(os.path.join(self.folder, key)).st_size
 
 
-def open_table(path: Path) -> Shelf:
-    """The pictures that a table lists.
+def open_table(path: Path) -> Listing:
+    """List the images of a table.
 
     Raises:
-        DataError: it cannot be read, lacks a column, or a row lacks a value.
-        UsageError: it is Parquet, and no library for that is installed.
+        DataError: the table cannot be read, lacks a column, or a row lacks a value.
+        UsageError: the table is a Parquet file and pyarrow is not installed.
     """
     name = printable(str(path))
     try:
         header, rows = _parquet(path) if path.suffix == ".parquet" else _text(path)
-        image, label, split = (_column(header, words, name) for words in (IMAGE, LABEL, SPLIT))
-        pictures = list(_pictures(rows, image, label, split, name))
+        image, label, split = (_column(header, names, name) for names in (IMAGE, LABEL, SPLIT))
+        entries = list(_pictures(rows, image, label, split, name))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"A table of pictures must be readable; '{name}' is not ({reason}).") from error
-    return Shelf(name, pictures, FileReader(path.parent), in_order({picture.class_name for picture in pictures}))
+        raise DataError(f"A table of images must be readable; '{name}' is not ({reason}).") from error
+    return Listing(name, entries, FileReader(path.parent), sort_class_names({entry.class_name for entry in entries}))
 
 
 def _text(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
-    """Header and rows of a CSV or TSV file."""
+    """Return the header and the rows of a CSV or TSV file."""
 
     def rows() -> Iterator[Sequence[str]]:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -70,48 +70,50 @@ def _text(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
 
 
 def _parquet(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
-    """Header and rows of a Parquet file, a batch of rows at a time."""
+    """Return the header and the rows of a Parquet file, read in batches."""
     need("data", "pyarrow")
     from pyarrow import parquet
 
     try:
         file = parquet.ParquetFile(path)
     except ValueError as error:  # pyarrow's own errors are ValueErrors
-        raise DataError(f"A table of pictures must be Parquet where its name says so; '{path}': {error}.") from error
+        raise DataError(
+            f"A table of images that ends in .parquet must be a Parquet file; '{path}': {error}."
+        ) from error
     header = list(file.schema_arrow.names)
     return header, (tuple(row.values()) for batch in file.iter_batches() for row in batch.to_pylist())
 
 
-def _column(header: Sequence[str], words: Sequence[str], name: str) -> int | None:
-    """Where a column is; None for a split that is not there."""
+def _column(header: Sequence[str], names: Sequence[str], name: str) -> int | None:
+    """Return the index of a column; None if there is no column of splits."""
     lowered = [str(word).strip().lower() for word in header]
-    place = next((lowered.index(word) for word in words if word in lowered), None)
-    if place is None and words is not SPLIT:
+    place = next((lowered.index(word) for word in names if word in lowered), None)
+    if place is None and names is not SPLIT:
         raise DataError(
-            f"A table of pictures must have a column '{words[0]}' (or {', '.join(words[1:])}); '{name}' has "
-            f"{', '.join(map(str, header)) or 'none'}. Give it a first line with the names of its columns."
+            f"A table of images must have a column '{names[0]}' (or {', '.join(names[1:])}); '{name}' has "
+            f"{', '.join(map(str, header)) or 'none'}. Add a first line with the column names."
         )
     return place
 
 
 def _pictures(
     rows: Iterator[Sequence[Any]], image: int | None, label: int | None, split: int | None, name: str
-) -> Iterator[Picture]:
+) -> Iterator[ImageEntry]:
     assert image is not None
     assert label is not None
     seen: set[str] = set()
     for number, row in enumerate(rows, start=2):
         if len(row) <= max(image, label) or row[image] in (None, "") or row[label] in (None, ""):
             raise DataError(
-                f"Every row of a table must name a picture and its class; row {number} of '{name}' does not."
+                f"Every row of a table must name an image and its class; row {number} of '{name}' does not."
             )
         key = str(row[image])
         if key in seen:
             raise DataError(
-                f"A table must list every picture once; row {number} of '{name}' lists '{printable(key)}' again."
+                f"A table must list every image once; row {number} of '{name}' lists '{printable(key)}' again."
             )
         seen.add(key)
-        yield Picture(key, str(row[label]), _split(row, split, number, name))
+        yield ImageEntry(key, str(row[label]), _split(row, split, number, name))
 
 
 def _split(row: Sequence[Any], place: int | None, number: int, name: str) -> str:
@@ -122,6 +124,4 @@ def _split(row: Sequence[Any], place: int | None, number: int, name: str) -> str
         return "train"
     if word in VAL_NAMES:
         return "val"
-    raise DataError(
-        f"The column of splits must say train or {', '.join(VAL_NAMES)}; row {number} of '{name}' says '{word}'."
-    )
+    raise DataError(f"The split must be train or {', '.join(VAL_NAMES)}; row {number} of '{name}' has '{word}'.")

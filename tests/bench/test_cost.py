@@ -3,7 +3,7 @@ import torch
 
 import weft
 from weft.bench.cost import cost
-from weft.models.families import VARIANTS
+from weft.models.families import VARIANTS, family_named, family_of
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -13,7 +13,7 @@ def test_the_zoo_tells_what_is_counted(name):
         model = weft.create_model(name)
     assert cost(model, row.size) == (row.params, row.macs)
     assert model.default_cfg["input_size"] == (3, row.size, row.size)
-    assert type(model).__name__ == row.family
+    assert family_of(model) is family_named(name)
 
 
 def test_nano_models_are_small():

@@ -199,7 +199,7 @@ def test_the_peak_is_a_machines() -> None:
         (["--plot", "speed.txt"], "A plot is a file that ends in .png, .svg, .pdf; got speed.txt."),
         (["--batch-size", "0"], "--batch-size must be a whole number of at least 1; got 0."),
         (["--rounds", "many"], "--rounds must be a whole number of at least 1; got many."),
-        (["--peers"], "levit_nano_32 has no peer that is known here"),
+        (["--peers"], "levit_nano_32 has no peer in another library"),
     ],
 )
 def test_what_does_not_fit(

@@ -174,7 +174,7 @@ def children(pid: int) -> list[int]:
 def test_steps_that_do_not_divide(pictures: Path, tmp_path: Path) -> None:
     done = tiny.finish([*TORCHRUN, *tiny.command(pictures, tmp_path / "run", batch_size=9, **SHARED)])
     assert done.returncode != 0
-    assert "batch_size 9 does not over 2 processes x accumulate 1" in done.stderr
+    assert "equal batches; 9 is not by 2 processes x accumulate 1" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -153,7 +153,7 @@ def test_too_many_workers_for_the_system(pictures: Path, tmp_path: Path) -> None
     done = tiny.finish([sys.executable, "-c", FEW_FILES, *words, "--quiet"])
     assert done.returncode == 2, done.stderr
     assert re.fullmatch(
-        r"weft: There must be resources for 60 worker processes .* Too many open files\. .*\n", done.stderr
+        r"weft: There must be resources for 60 worker processes; .*Too many open files\. .*\n", done.stderr
     )
     assert not (tmp_path / "run").exists()
 

@@ -146,7 +146,7 @@ def test_int8_where_no_batch_may_be_unknown(pictures, tmp_path, monkeypatch):
     exported, _ = open_model(tmp_path / "out")
     assert exported.answer.of_any_size is None
     torch.testing.assert_close(exported(x), want, rtol=0.05, atol=0.02 * want.abs().max().item())
-    assert list(exported.answer.fixed) == [64, 4]
+    assert list(exported.answer.fixed) == [1, 64, 4]  # 1: the blank image of opening
     export(network, tmp_path / "there", format="openvino", precision="int8", data=data, max_drop=100)
 
 

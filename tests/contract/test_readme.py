@@ -67,7 +67,7 @@ def test_every_command_exists(command: str) -> None:
 def test_the_first_python_ends_in_the_shape(capsys: pytest.CaptureFixture[str]) -> None:
     first = blocks(README, "python")[0]
     lines = first.strip().splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     expression, _, promised = lines[-1].partition("  # ")
     assert promised == "(1, 1000)"
     exec(first, {})

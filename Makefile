@@ -35,14 +35,16 @@ $(CORE):
 	@echo "Installing what training needs into $(VENV) (5.5 GB, most of it PyTorch) ..."
 	@awk '/^[a-z]/ { uv = /^uv==/ } uv' requirements.lock | \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement /dev/stdin
-	@$(UV) pip install --python $(BIN)/python --require-hashes --requirements requirements-core.lock
+	@$(UV) pip install --python $(BIN)/python --require-hashes --requirements requirements-core.lock || \
+		{ echo "uv cannot install; trying pip ..."; $(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-core.lock; }
 	@$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/made-from-*
 	@touch $@
 
 $(FULL): $(CORE)
 	@echo "Installing what the tests need into $(VENV) (1.9 GB) ..."
-	@$(UV) pip install --python $(BIN)/python --require-hashes --requirements requirements.lock
+	@$(UV) pip install --python $(BIN)/python --require-hashes --requirements requirements.lock || \
+		{ echo "uv cannot install; trying pip ..."; $(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock; }
 	@rm -f $(VENV)/made-from-requirements-[0-9]*
 	@touch $@
 

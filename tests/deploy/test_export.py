@@ -135,6 +135,13 @@ def test_batches_of_several_sizes(tmp_path):
     assert torch.equal(exported(again), exported(again))
 
 
+def test_no_path_of_this_machine_is_in_an_onnx_file(tmp_path):
+    export(model("levit_nano_32"), tmp_path / "out", format="onnx")
+    data = (tmp_path / "out" / "model.onnx").read_bytes()
+    assert str(Path(weft.__file__).parent).encode() not in data
+    assert b"site-packages" not in data
+
+
 @pytest.mark.slow
 def test_int8_where_no_batch_may_be_unknown(pictures, tmp_path, monkeypatch):
     network, data = model("levit_nano_32"), open_data(pictures)

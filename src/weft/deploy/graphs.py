@@ -117,6 +117,8 @@ def _to_onnx(network: nn.Module, file: Path, size: tuple[int, ...]) -> None:
             verbose=False,
         )
     assert program is not None
+    for node in program.model.graph.all_nodes():  # stack traces: half of a small file, with paths of this machine
+        node.metadata_props.clear()
     program.save(str(file), external_data=False)
 
 

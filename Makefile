@@ -21,7 +21,7 @@ help:
 	@echo "make check    style, types, layers"
 	@echo "make audit    known vulnerabilities in what is installed; fails where no advisory service answers"
 	@echo "make torture  kills training 100 times per family and at every point of writing; 20 minutes"
-	@echo "make fuzz     random input for the readers of images, recipes and checkpoints, and for the service, at full count"
+	@echo "make fuzz     random input for the readers of images, recipes and checkpoints, and for the service, with more cases"
 	@echo "make install  the environment alone, in $(VENV)"
 	@echo "make lock     write requirements.lock anew: the newest versions that pyproject.toml allows"
 	@echo "make clean    remove $(VENV) and $(DEMO)"

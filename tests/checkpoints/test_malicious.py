@@ -284,10 +284,10 @@ def short(value: int) -> bytes:
 NESTED = b"\x80\x02}" + b")" + b"2\x86" * 200 + b"K\x01s."  # ((((), ()), ((), ())), ...): 2**200 empty tuples to hash
 EXPENSIVE = {
     "nested tuples as a key": (NESTED, None),
-    "deep lists": (b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b".", None),
-    "deep tuples": (b"\x80\x02)" + b"\x85" * 30_000 + b".", None),
+    "deep lists": (b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".", None),
+    "deep tuples": (b"\x80\x02)" + b"\x85" * 300_000 + b".", None),
     "keys of one hash": (
-        b"\x80\x02}(" + b"".join(short(i * (2**61 - 1)) + b"N" for i in range(1, 10_000)) + b"u.",
+        b"\x80\x02}(" + b"".join(short(i * (2**61 - 1)) + b"N" for i in range(1, 30_000)) + b"u.",
         None,
     ),
     "endless operations": (b"\x80\x02" + b"N0" * 1_000_001 + b"N.", "more than 2,000,000 operations"),

@@ -11,17 +11,18 @@ FULL := $(call stamp,requirements)
 DEMO := runs/demo
 LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml
 
-.PHONY: help install demo test test-slow check audit torture fuzz lock clean
+.PHONY: help install demo test test-slow docs check audit torture fuzz lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     train on handwritten digits, evaluate, predict; leaves $(DEMO)"
-	@echo "make test     the tests, but for the slowest; a quarter of an hour on two cores"
-	@echo "make test-slow  the slowest"
+	@echo "make test     the tests, except the slowest"
+	@echo "make test-slow  the slowest tests"
 	@echo "make check    style, types, layers"
+	@echo "make docs     the documentation site, in docs/_build/html; warnings are errors"
 	@echo "make audit    known vulnerabilities in what is installed; fails where no advisory service answers"
 	@echo "make torture  kills training 100 times per family and at every point of writing; 20 minutes"
-	@echo "make fuzz     random input for the readers of images, recipes and checkpoints, and for the service, with more cases"
+	@echo "make fuzz     random input for the readers of images, recipes and checkpoints, and for the service, at full count"
 	@echo "make install  the environment alone, in $(VENV)"
 	@echo "make lock     write requirements.lock anew: the newest versions that pyproject.toml allows"
 	@echo "make clean    remove $(VENV) and $(DEMO)"
@@ -49,24 +50,31 @@ $(FULL): $(CORE)
 	@touch $@
 
 demo: $(CORE)
-	$(BIN)/weft train digits --out $(DEMO) --force
+	$(BIN)/weft train digits --out $(DEMO) --force --epochs 4
 	$(BIN)/weft evaluate $(DEMO) digits
 	$(BIN)/python examples/save_digits.py $(DEMO)-pictures
 	$(BIN)/weft predict $(DEMO) $(DEMO)-pictures --top-k 1
 	@echo "Model: $(DEMO)/best   Report: $(DEMO)/report/report.html"
 
-# One thread per worker: two workers with two threads each are slower than two with one.
+# One thread per worker, and one worker more than cores, since some tests wait for other processes.
+WORKERS = $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 5))')
+PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
 test: $(FULL)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-slow: $(FULL)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+	$(PYTEST) -m slow
 
 check: $(FULL)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: $(FULL)
+	$(BIN)/python -m sphinx -W --keep-going -n -q -E -b html -d docs/_build/doctrees docs docs/_build/html
+	@echo "Documentation: docs/_build/html/index.html"
 
 audit: $(FULL)
 	$(BIN)/python .ci/audit.py
@@ -75,8 +83,8 @@ torture: $(FULL)
 	$(BIN)/python benchmarks/torture/torture.py --kills 100 --csv benchmarks/torture/results.csv
 
 fuzz: $(FULL)
-	WEFT_NIGHTLY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/data/test_fuzz.py tests/recipes/test_properties.py \
-		tests/checkpoints/test_malicious.py tests/serve/test_process.py -k "mutants or any or cost or whatever or fuzz"
+	WEFT_NIGHTLY=1 $(PYTEST) tests/data/test_fuzz.py tests/recipes/test_properties.py \
+		tests/checkpoints/test_malicious.py tests/serve/test_process.py tests/test_reading.py -k "mutants or any or cost or whatever or fuzz"
 
 lock: $(FULL)
 	$(LOCK) --upgrade --extra dev --output-file requirements.lock
@@ -85,4 +93,4 @@ lock: $(FULL)
 	sed -i '1i # Packages for training, with hashes: a part of requirements.lock. `make lock` writes this file.' requirements-core.lock
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(DEMO)-pictures
+	rm -rf $(VENV) $(DEMO) $(DEMO)-pictures docs/_build docs/_generated

@@ -5,9 +5,30 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.helpers import BLANK, blank_figures
+
 torch.set_num_threads(1)  # results depend on it, and the tests already run beside each other
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _blank_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save figures as one pixel, except in tests marked `figures`: drawing a report takes as long as a small run."""
+    if request.node.get_closest_marker("figures") is None:
+        blank_figures(monkeypatch.setattr)
+        monkeypatch.setenv(BLANK, "1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a parametrized test as slow, except those that `slow_except` names."""
+    for item in items:
+        marker = item.get_closest_marker("slow_except")
+        if marker is not None:
+            case = item.name.partition("[")[2].removesuffix("]")
+            if case not in marker.args:
+                item.add_marker(pytest.mark.slow)

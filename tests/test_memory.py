@@ -33,6 +33,7 @@ def faults(*words: str, **environment: str) -> tuple[str, int]:
     return did, int(count)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
 def test_it_is_kept():
     did, count = faults("keep")

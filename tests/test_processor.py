@@ -46,3 +46,38 @@ def test_the_class_follows_from_the_flags(
 def test_no_cpuinfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "absent")
     assert (processor.cpu_flags(), processor.cpu_name(), processor.processor_class()) == ((), None, "unknown")
+
+
+@pytest.mark.parametrize(
+    ("average", "running", "threads", "note"),
+    [
+        (0.2, "1/90", 2, None),
+        (4.3, "1/90", 2, None),  # the load of what has just ended
+        (0.3, "6/90", 2, None),  # the load of a moment
+        (2.2, "3/90", 2, None),  # there are cores for both
+        (2.2, "3/90", 3, "About 2 other processes use the 4 cores of this machine (load 2.0)"),
+        (1.1, "2/90", 3, None),
+        (1.1, "2/90", 4, "About 1 other process uses the 4 cores of this machine (load 1.0)"),
+        (4.6, "6/90", 1, "expect less than the usual speed with 1 thread."),
+    ],
+)
+def test_a_busy_machine_is_named(
+    average: float, running: str, threads: int, note: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = tmp_path / "loadavg"
+    loads.write_text(f"{average} 1.00 1.00 {running} 4711\n")
+    monkeypatch.setattr(processor, "_LOADAVG", loads)
+    monkeypatch.setattr("os.getloadavg", lambda: (average, 1.0, 1.0), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    shown = processor.busy_note(threads)
+    assert shown is None if note is None else note in (shown or "")
+
+
+def test_fewer_threads_are_advised_where_they_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "_LOADAVG", tmp_path / "none")  # not on macOS
+    monkeypatch.setattr("os.getloadavg", lambda: (2.6, 1.0, 1.0), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert str(processor.busy_note(4)).endswith("with 4 threads. --threads 1 may be faster.")
+    assert str(processor.busy_note(3)).endswith("with 3 threads. --threads 1 may be faster.")
+    monkeypatch.delattr("os.getloadavg")  # Windows
+    assert processor.busy_note(4) is None

@@ -24,8 +24,9 @@ from weft.cli import main
 from weft.cli.options import table
 from weft.data import BadImage
 from weft.errors import WeftError
+from weft.progress import say
 from weft.text import MAX_TEXT, csv_cell, one_line, printable
-from weft.train.progress import Reporter, say
+from weft.train.reporter import Reporter
 
 HOSTILE = "\x1b[31m\x07:bomb:[red]\u202eevil\u2066\x9b2J\u2028<b>"
 KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, WeftError)]
@@ -114,6 +115,7 @@ def assert_clean(capsys: pytest.CaptureFixture[str]) -> None:
         assert "💣" not in text
 
 
+@pytest.mark.slow
 def test_hostile_names_reach_no_terminal_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of tensors, models, settings, files and folders; through the verbs that show them."""
     name = HOSTILE.replace("/", "")

@@ -79,10 +79,10 @@ def prepared(run: Path, name: str, bodies: list[Body]) -> dict[str, str]:
     torch.set_num_threads(1)
     predictor = Predictor.open(run, runtime="torch")
     for body in bodies[:20]:
-        predictor.read(body.data, max_pixels=10**8)
+        predictor.prepare(body.data)
     begun = time.perf_counter()
     for body in bodies:
-        predictor.read(body.data, max_pixels=10**8)
+        predictor.prepare(body.data)
     seconds = time.perf_counter() - begun
     torch.set_num_threads(threads)
     size = statistics.mean(len(body.data) for body in bodies)

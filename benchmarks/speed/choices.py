@@ -27,7 +27,7 @@ import weft
 from weft.bench.peers import build_peer, peers_of
 from weft.bench.records import read_csv, write_csv
 from weft.deploy.graphs import write_graph
-from weft.deploy.runtimes import InOpenVino
+from weft.deploy.runtimes import OpenVinoGraph
 from weft.models.ceit import network as ceit
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
@@ -35,12 +35,12 @@ BATCHES, CALLS = (1, 16), 12
 KNOWN, MAP = "batch known", "LeFF on the map"
 
 
-def opened(network: nn.Module, precision: str, folder: str) -> InOpenVino:
+def opened(network: nn.Module, precision: str, folder: str) -> OpenVinoGraph:
     """A network in OpenVINO; int8 is calibrated on noise, which is enough for its speed."""
     file = Path(folder) / f"{id(network)}.xml"
     noise = np.random.default_rng(0).standard_normal((4, 1, 3, 224, 224), dtype=np.float32)
     write_graph(network, file, "openvino", precision, (3, 224, 224), noise)
-    return InOpenVino(file, precision, torch.get_num_threads(), most=len(BATCHES))
+    return OpenVinoGraph(file, precision, torch.get_num_threads(), max_fixed=len(BATCHES))
 
 
 def seconds_in_turns(calls: tuple[Callable[[], Any], ...]) -> list[float]:
@@ -63,7 +63,7 @@ def batch_known(called: str, network: nn.Module, precision: str) -> Iterator[dic
             begun = time.perf_counter()
             answer(images)
             compiling = time.perf_counter() - begun
-            one, of_any = answer.fixed[size], answer.of_any_size
+            one, of_any = answer.fixed[size], answer.dynamic
             times = seconds_in_turns((lambda one=one, x=images: one(x), lambda any=of_any, x=images: any(x)))
             yield line(KNOWN, called, precision, size, times, f"{compiling - times[0]:.2f}")
 

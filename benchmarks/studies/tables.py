@@ -1,50 +1,196 @@
-"""The tables of docs/studies.md, from the results of the studies and comparisons in this folder.
+"""The tables and the figure of docs/studies.md, from the results of the studies and comparisons in this folder.
 
     python benchmarks/studies/tables.py
 
-Each folder here is what `weft study` or `weft compare` left: results.json, the report in Markdown with its pictures,
-runs.csv.
+Each folder here is the output of `weft study` or `weft compare`: results.json, the report in Markdown with its figures,
+runs.csv. costs.csv has the training time of the variants that were not run (costs.py).
 """
 
 from __future__ import annotations
 
+import io
 import json
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from weft.bench.records import filled
+from matplotlib.figure import Figure
+
+from weft.bench.records import filled, read_csv
+from weft.files import write_whole
+from weft.pages import COLOURS, MARKERS
+from weft.study.plan import Study, StudyVariant, read_study, recipe_of
+from weft.study.statistics import Estimate, seeds_to_show
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "studies.md"
+FIGURE = HERE / "effects.png"
+LINEAR = 2.0  # percentage points around 0 where the axes of the figure are linear
+IMAGES = 50_000  # training images of CIFAR-10
+
+EXPERIMENTS = (  # paper, where, experiment, study (or the command of what is no study)
+    ("CeiT", "main table", "ImageNet-1k at 224 pixels", "weft reproduce ceit"),
+    ("CeiT", "main table", "fine-tuning at 384 pixels", "finetune-384"),
+    ("CeiT", "transfer table", "seven datasets after ImageNet-1k", "transfer"),
+    ("CeiT", "ablation", "image-to-tokens", "ceit-i2t"),
+    ("CeiT", "ablation", "convolution in the feed-forward layer", "ceit-leff"),
+    ("CeiT", "ablation", "attention over class tokens", "ceit-lca"),
+    ("CeiT", "section on convergence", "a third of the epochs", "ceit-convergence"),
+    ("CvT", "table 3", "ImageNet-1k at 224 pixels, ImageNet-22k", "weft reproduce cvt"),
+    ("CvT", "table 3", "fine-tuning at 384 pixels", "finetune-384"),
+    ("CvT", "table 4", "four datasets after ImageNet-22k", "transfer"),
+    ("CvT", "table 5", "position embeddings", "cvt-position"),
+    ("CvT", "table 6", "convolutional token embedding", "cvt-embedding"),
+    ("CvT", "table 7", "stride of keys and values", "cvt-kv-stride"),
+    ("CvT", "table 8", "convolutional projection", "cvt-projection"),
+    ("LeViT", "table 1", "convolution, then attention", "levit-grafting"),
+    ("LeViT", "tables 3 and 4", "ImageNet-1k", "weft reproduce levit"),
+    ("LeViT", "table 3", "speed", "weft bench --protocol levit"),
+    ("LeViT", "table 5", "ablation A1 to A7", "levit-ablation"),
+    ("DeiT", "table 3", "hard and soft labels of a teacher", "distillation"),
+)
 
 
 def studies() -> str:
-    """Markdown: every variant of every study, the paper's effect beside ours."""
+    """Return Markdown: every variant of every study with the effects in the paper and here."""
     parts = []
     for facts in _found("study"):
         minutes = facts["seconds"] / 60
         settings = ", ".join(f"{key}={value}" for key, value in facts["settings"].items())
         lines = [
             f"**{facts['study']}** ({facts['source']}). In the paper: {facts['claim']}"
-            f" Here: {facts['data']}, {settings}; {facts['seeds']} seeds, {minutes:.0f} minutes of one core.",
+            f" Here: {facts['data']}, {settings}; {_seeds(facts)} seeds, {minutes:.0f} minutes of one core.",
             "",
-            "| variant | paper % | paper, effect | here % (95 %) | here, effect (95 %) | says |",
+            "| variant | paper % | paper, effect | here % (95 %) | here, effect (95 %) | result |",
             "|---|---|---|---|---|---|",
         ]
+        rows = {row["variant"]: row for row in facts["variants"]}
         for row in facts["variants"]:
             paper = f"{_number(row['paper'])} | {_number(row['paper_effect'], '+')}"
             here = f"{_interval(row['mean'])} | {_interval(row['effect'], '+')}"
-            lines.append(f"| {row['variant']} | {paper} | {here} | {row['verdict']} |")
+            result = row["verdict"].partition(" (for ")[0] + needed_seeds(row, rows)
+            lines.append(f"| {row['variant']} | {paper} | {here} | {result} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
+def experiments() -> str:
+    """Return Markdown: a row for every experiment of the papers, with its result or the command and cost."""
+    lines = [
+        "| paper | experiment | study | effects here, against those of the paper | not run |",
+        "|---|---|---|---|---|",
+    ]
+    results = {facts["study"]: facts for facts in _found("study")}
+    for paper, where, what, name in EXPERIMENTS:
+        head = f"| {paper}, {where} | {what} | `{name}`"
+        if name.startswith("weft "):
+            lines.append(f"{head} | {_not_a_study(name)} |")
+            continue
+        study = read_study(name).at_scale("small")
+        only = f"{paper}, " if name == "transfer" else paper if name == "finetune-384" else ""
+        variants = [variant for variant in study.variants if variant.name.startswith(only)]
+        rows = {row["variant"]: row for row in results.get(name, {"variants": []})["variants"] if row["top1"]}
+        run = Counter(_outcome(row) for v in variants if (row := rows.get(v.name)) and row["effect"])
+        missing = [variant for variant in variants if variant.name not in rows]
+        shown = ", ".join(f"{count} {outcome}" for outcome, count in sorted(run.items())) or "**not run**"
+        lines.append(f"{head} | {shown} | {_missing(study, missing, len(missing) == len(variants))} |")
+    return "\n".join(lines)
+
+
+def _not_a_study(command: str) -> str:
+    """Return the cells of an experiment that a verb of its own repeats."""
+    if "bench" in command:
+        measured = (HERE.parent / "speed" / "levit-protocol.csv").is_file()
+        return "measured: [speed](bench.md#the-protocol-of-levit) |" if measured else "**not run** |"
+    return "**not run**: training needs ImageNet and GPUs | the command lists each row with its cost"
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    """Return the result of a variant in a word."""
+    for sign in ("as in the paper", "against the paper"):
+        if row["verdict"].endswith(sign):
+            return sign
+    return "not significant" if "no difference" in row["verdict"] else "not in the paper"
+
+
+def _missing(study: Study, variants: list[StudyVariant], is_whole: bool) -> str:
+    if not variants:
+        return ""
+    only = "" if is_whole else " --only " + " ".join(f'"{variant.name}"' for variant in variants)
+    costs = {(row["study"], row["variant"]): row for row in read_csv(HERE / "costs.csv")}
+    seconds, seeds = 0.0, study.scales["small"].seeds
+    for variant in variants:
+        recipe, cost = recipe_of(study, variant, "small"), costs.get((study.name, variant.name))
+        if cost is None:
+            return f"`weft study {study.name}{only}`"
+        images = IMAGES * float(recipe.data.train_fraction or 1)
+        seconds += float(cost["seconds_per_1000"]) * images / 1000 * (recipe.epochs or 1) * seeds
+    return f"`weft study {study.name}{only}`: {seconds / 3600:.1f} hours of one core"
+
+
+def needed_seeds(row: dict[str, Any], rows: dict[str, Any]) -> str:
+    """Return how many seeds would show the paper's effect, as text; empty if it is shown or not in the paper."""
+    if row["effect"] is None or not row["paper_effect"] or "no difference" not in row["verdict"]:
+        return ""
+    pairs = min(len(row["top1"]), len(rows[row["against"]]["top1"]))
+    needed = seeds_to_show(Estimate(*row["effect"]), pairs, abs(row["paper_effect"])) if pairs > 1 else None
+    return "" if needed is None or needed <= pairs else f"; {needed} seeds would show {row['paper_effect']:+g}"
+
+
+def effects() -> Figure:
+    """Draw the effect in the paper against the effect here, with intervals, for all studies."""
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axhline(0, color="0.6", linewidth=1)
+    axes.axvline(0, color="0.6", linewidth=1)
+    axes.set_xscale("symlog", linthresh=LINEAR)
+    axes.set_yscale("symlog", linthresh=LINEAR)
+    for number, (name, points) in enumerate(_effects()):
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        axes.plot([], [], marker, color=colour, label=name)
+        for paper, effect in points:
+            is_shown = not effect.low <= 0 <= effect.high
+            axes.errorbar(
+                paper,
+                effect.value,
+                yerr=[[effect.value - effect.low], [effect.high - effect.value]],
+                fmt=marker,
+                color=colour,
+                markerfacecolor=colour if is_shown else "white",
+                capsize=3,
+                linewidth=1,
+            )
+    low, high = -25, 25
+    axes.fill_between([0, high], 0, high, color="0.95", zorder=0)
+    axes.fill_between([low, 0], low, 0, color="0.95", zorder=0)
+    ticks = [-20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20]
+    axes.set_xticks(ticks, labels=[f"{tick:+d}" if tick else "0" for tick in ticks])
+    axes.set_yticks(ticks, labels=[f"{tick:+d}" if tick else "0" for tick in ticks])
+    axes.minorticks_off()
+    axes.set(xlim=(low, high), ylim=(low, high))
+    axes.set_xlabel("effect in the paper, ImageNet (percentage points of top-1)")
+    axes.set_ylabel("effect here, CIFAR-10 (percentage points, 95 % interval)")
+    axes.set_title("Filled: the interval excludes 0. Grey: the same sign as in the paper.", fontsize="medium")
+    axes.legend(frameon=False, fontsize="small", loc="upper left")
+    return figure
+
+
+def _effects() -> Iterator[tuple[str, list[tuple[float, Estimate]]]]:
+    """Yield each study with the effects that the paper has too: in the paper, and here."""
+    for facts in _found("study"):
+        rows = [row for row in facts["variants"] if row["paper_effect"] is not None and row["effect"] is not None]
+        points = [(row["paper_effect"], Estimate(*row["effect"])) for row in rows if None not in row["effect"]]
+        if points:
+            yield facts["study"], points
+
+
 def comparisons() -> str:
-    """Markdown: every comparison."""
+    """Return Markdown: every comparison."""
     parts = []
     for facts in _found("entries"):
         lines = [
-            "| model | top-1 % (95 %) | to the best (95 %) | float img/s | int8 img/s | int8 top-1 % | MB |",
+            "| model | top-1 % (95 %) | difference to best (95 %) | float img/s | int8 img/s | int8 top-1 % | MB |",
             "|---|---|---|---|---|---|---|",
         ]
         for entry in facts["entries"]:
@@ -64,6 +210,11 @@ def _found(key: str) -> list[dict[str, Any]]:
     return [facts for file in files if key in (facts := json.loads(file.read_text()))]
 
 
+def _seeds(facts: dict[str, Any]) -> str:
+    counts = sorted({len(row["top1"]) for row in facts["variants"] if row["top1"]})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
 def _number(value: float | None, sign: str = "") -> str:
     return "" if value is None else f"{value:{sign}g}"
 
@@ -75,10 +226,13 @@ def _interval(estimate: list[float] | None, sign: str = "") -> str:
     return f"{value:{sign}.2f} ({low:{sign}.2f} to {high:{sign}.2f})"
 
 
-TABLES = (("studies", studies), ("comparisons", comparisons))
+TABLES = (("experiments", experiments), ("studies", studies), ("comparisons", comparisons))
 
 if __name__ == "__main__":
     text = PAGE.read_text()
     for name, made in TABLES:
         text = filled(text, name, made())[0]
     PAGE.write_text(text)
+    picture = io.BytesIO()
+    effects().savefig(picture, format="png", dpi=110)
+    write_whole(FIGURE, picture.getvalue())

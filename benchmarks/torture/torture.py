@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 import random
 import shutil
@@ -29,18 +30,17 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.killpoints import CALLS, killpoints
 from tests.train import tiny
 
-from weft import durable
+from weft import files
 from weft.bench.records import write_csv
 from weft.errors import CheckpointError
-from weft.train import session, state, train
-from weft.train.state import load_state
+from weft.train import run_loop as session
+from weft.train import state, train
+from weft.train.state import load_state, newest_step
 
-POINTS = (
-    "opened", "half written", "before fsync", "after fsync", "before replace", "after replace",
-    "before manifest", "before rotate", "in rotate", "after rotate",
-)  # fmt: skip
+MAX_PASSES = 40  # a point is passed about five times for each state
 
 
 def in_child(work: Callable[[], Any], kill_after: float | None = None) -> int:
@@ -73,16 +73,21 @@ def go_on(out: Path, workers: int) -> None:
     train(resume=out, settings={"workers": workers}, quiet=True)
 
 
-def die_at(point: str, time: int) -> None:
-    """From here on this process kills itself when it passes a point for that time."""
-    passed: list[str] = []
+def die_when(is_time: Callable[[str], bool], work: Callable[[], Any]) -> None:
+    """Do some work; this process kills itself at the first kill point for which `is_time` is true."""
 
-    def reached(name: str) -> None:
-        passed.append(name)
-        if name == point and passed.count(point) == time:
+    def at(name: str) -> None:
+        if is_time(name):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    durable.reached = state.reached = reached
+    with killpoints(at):
+        work()
+
+
+def nth(point: str, number: int) -> Callable[[str], bool]:
+    """Return a predicate that is true when a kill point is passed for the n-th time."""
+    counter = itertools.count(1)
+    return lambda name: name == point and next(counter) == number
 
 
 def has_state(out: Path) -> bool:
@@ -106,8 +111,8 @@ def disturbed(
         first, again = functools.partial(begin, data, out, model, workers), functools.partial(go_on, out, workers)
         work: Callable[[], Any] = first if fresh else again
         if point is not None:
-            at, plain = (point, chance.randint(1, 4)), work
-            code = in_child(lambda at=at, plain=plain: (die_at(*at), plain()))
+            is_time, plain = nth(point, chance.randint(1, MAX_PASSES)), work
+            code = in_child(lambda is_time=is_time, plain=plain: die_when(is_time, plain))
             point = None if code != -9 or chance.random() < 0.5 else point
         else:
             code = in_child(work, chance.uniform(0.05, seconds))
@@ -146,7 +151,8 @@ def control_in_place(folder: Path, chance: random.Random, times: int, write: Cal
 def control_forgetful(data: Path, folder: Path, reference: Path) -> bool:
     """Whether a resume that forgets the average is noticed."""
     out = folder / "forgetful"
-    in_child(lambda: (die_at("after rotate", 4), begin(data, out, "levit_nano_32", 0)))
+    has_four = lambda name: (newest_step(out / "state") or 0) >= 4  # noqa: E731
+    in_child(lambda: die_when(has_four, lambda: begin(data, out, "levit_nano_32", 0)))
 
     def forget() -> None:
         restore = session.Session.restore
@@ -187,7 +193,7 @@ def main() -> None:
             assert in_child(lambda model=model, whole=whole: begin(data, whole, model, 0)) == 0
             seconds = time.perf_counter() - begun
             plans: list[tuple[str, str | None, int]] = [("random moment", None, args.kills)]
-            plans += [(f"point: {point}", point, args.points) for point in POINTS]
+            plans += [(f"point: {point}", point, args.points) for point in CALLS]
             for what, point, wanted in plans:
                 count = Count()
                 while (count.kills if point is None else count.runs) < wanted:
@@ -199,7 +205,7 @@ def main() -> None:
                                  different=count.different))  # fmt: skip
                 print(rows[-1], flush=True)
         for what, write in (("control: in place", lambda path, data: path.write_bytes(data)),
-                            ("beside, flushed, moved", durable.write_whole)):  # fmt: skip
+                            ("beside, flushed, moved", files.write_whole)):  # fmt: skip
             broken = control_in_place(folder, chance, 12, write)
             rows.append(dict(model="a file of 16 MB", what=what, kills=12, runs=0, lost=broken, different=0))
             print(rows[-1], flush=True)

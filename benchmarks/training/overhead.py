@@ -24,9 +24,10 @@ from torch.nn import functional as F
 import weft
 from weft.bench.records import write_csv
 from weft.recipes import load_recipe
+from weft.runs.directory import StepLog
+from weft.runtime import Runtime
 from weft.train.loop import Learner, Meter, StepResult, train_epoch
-from weft.train.rundir import StepLog
-from weft.train.runtime import Runtime, Stop
+from weft.train.stop import Stop
 
 CASES = {"ceit_nano_32": (64, 4), "levit_nano_32": (64, 8), "ceit_tiny_patch16_224": (16, 1)}  # batch, steps an epoch
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 from weft.lazy import lazy_names
@@ -14,16 +15,17 @@ from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.checkpoints import load_checkpoint as load_checkpoint
+    from weft.checkpoints.hub import create_model as create_model
     from weft.deploy import export as export
     from weft.deploy import fold as fold
-    from weft.hub import create_model as create_model
     from weft.interpret import explain as explain
     from weft.memory import keep_memory as keep_memory
     from weft.models import list_models as list_models
+    from weft.models.own import register_module as register_module
     from weft.models.plugins import load_plugin as load_plugin
 
 _HOMES = {
-    "create_model": "weft.hub",
+    "create_model": "weft.checkpoints.hub",
     "explain": "weft.interpret",
     "export": "weft.deploy",
     "fold": "weft.deploy",
@@ -31,6 +33,7 @@ _HOMES = {
     "list_models": "weft.models",
     "load_checkpoint": "weft.checkpoints",
     "load_plugin": "weft.models.plugins",
+    "register_module": "weft.models.own",
 }
 
 __all__ = [
@@ -43,10 +46,14 @@ __all__ = [
     "list_models",
     "load_checkpoint",
     "load_plugin",
+    "register_module",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES, "__version__")
 
 
-if "timm" in sys.modules:  # whoever uses timm finds our models in its registry, as `weft_<name>`, once this is imported
+if "IPython" in sys.modules:  # tqdm, of other libraries, warns in a notebook without ipywidgets
+    warnings.filterwarnings("ignore", message="IProgress not found")
+
+if "timm" in sys.modules:  # register the models with timm as `weft_<name>`, if timm is in use
     importlib.import_module("weft.models.registry")

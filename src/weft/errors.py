@@ -1,6 +1,6 @@
 """Errors with their exit codes, and suggestions for misspelt names.
 
-Every message has three parts: what must hold, what came, what to do. No torch is imported here.
+Every message has three parts: the requirement, the actual value, and what to do. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -11,56 +11,56 @@ from collections.abc import Iterable
 
 from weft.text import one_line
 
-DISTRIBUTION = "weft-vision"  # on PyPI; `weft` there is another project
+DISTRIBUTION = "weft-vision"  # name on PyPI, where `weft` is another project
 
 
 class WeftError(Exception):
-    """Base of every error that is the input's fault; the command line prints its text and leaves with `exit_code`."""
+    """Base class of errors that the user can fix; the command line prints the message and exits with `exit_code`."""
 
     exit_code = 1
 
-    def __init__(self, *words: object) -> None:
-        super().__init__(*(words if len(words) != 1 else [one_line(str(words[0]))]))
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(args if len(args) != 1 else [one_line(str(args[0]))]))
 
 
 class UsageError(WeftError, ValueError):
-    """An argument, option or configuration that does not fit."""
+    """An argument, option or setting is invalid."""
 
     exit_code = 2
 
 
 class DataError(WeftError, ValueError):
-    """Data that cannot be used: missing, empty, too many bad files, classes that disagree."""
+    """A dataset cannot be used: it is missing or empty, has too many bad files, or its classes do not match."""
 
     exit_code = 3
 
 
 class CheckpointError(WeftError, ValueError):
-    """A checkpoint or model directory that is missing, refused, damaged or does not fit the model."""
+    """A checkpoint or model directory is missing, unsafe or damaged, or does not fit the model."""
 
     exit_code = 4
 
 
 class DivergedError(WeftError, ArithmeticError):
-    """Training met a loss that is not finite."""
+    """The loss or gradient of training is not finite."""
 
     exit_code = 5
 
 
 class StorageError(WeftError, OSError):
-    """The disk did not take what had to be written."""
+    """A file cannot be written."""
 
     exit_code = 6
 
 
 class VerificationError(WeftError):
-    """Something made from a model does not do what the model does."""
+    """An exported or converted model computes other outputs than the original."""
 
     exit_code = 7
 
 
 class StoppedError(WeftError):
-    """A run reached its time limit; it is saved and can be resumed."""
+    """A run reached its time limit or the requested epoch; its state is saved and can be resumed."""
 
     exit_code = 143
 
@@ -69,8 +69,8 @@ def need(extra: str, *packages: str) -> None:
     """Check that optional packages are installed.
 
     Args:
-        extra: the extra of the distribution that brings them, such as `deploy`.
-        packages: names that are imported.
+        extra: extra of the distribution that installs them, such as `deploy`.
+        packages: names of the modules to import.
 
     Raises:
         UsageError: one is not installed; the message has the command that installs the extra.
@@ -86,18 +86,18 @@ def install_command(extra: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """The `count` names most like `name`, best first; always some, so that a message has a way out."""
-    by_likeness = sorted(set(names), key=lambda known: (-difflib.SequenceMatcher(None, name, known).ratio(), known))
-    return by_likeness[:count]
+    """Return the `count` names most similar to `name`, best first, however small the similarity."""
+    ranked = sorted(set(names), key=lambda known: (-difflib.SequenceMatcher(None, name, known).ratio(), known))
+    return ranked[:count]
 
 
 def unknown(kind: str, name: str, names: Iterable[str], all_names: str) -> UsageError:
-    """The error for a name that is not known.
+    """Return the error for an unknown name.
 
     Args:
-        kind: what the name should name, such as `model` or `option`.
-        name: what came.
-        names: every name that exists.
-        all_names: where to see them all, such as a command.
+        kind: kind of thing that is named, such as `model` or `option`.
+        name: the unknown name.
+        names: all known names.
+        all_names: list of all names, or the command that prints it.
     """
     return UsageError(f"Unknown {kind} '{name}'. Nearest: {', '.join(nearest(name, names))}. All names: {all_names}.")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "sve")
 _CPUINFO = Path("/proc/cpuinfo")
+_LOADAVG = Path("/proc/loadavg")
 _CLASSES = (  # the first whose flags are all there names the class
     ("amx", ("amx_bf16", "amx_int8")),
     ("avx512_bf16_vnni", ("avx512_bf16", "avx512_vnni")),
@@ -28,6 +30,7 @@ def cpu_flags() -> tuple[str, ...]:
 
 
 MAX_THREADS = 1024  # OpenMP crashes with many more
+BUSY = 1.0  # load of other processes that slows a computation down
 
 
 def cpu_name() -> str | None:
@@ -39,6 +42,36 @@ def cpu_name() -> str | None:
 def has_bf16() -> bool:
     """Return whether the processor multiplies bf16 matrices itself; elsewhere this is emulated, slower than fp32."""
     return "avx512_bf16" in cpu_flags() or "amx_bf16" in cpu_flags()
+
+
+def busy_note(threads: int) -> str | None:
+    """Return a sentence if other processes use the cores that a computation needs; None if they do not.
+
+    Threads that wait for each other lose far more time on busy cores than their share.
+
+    Args:
+        threads: number of CPU threads of the computation.
+    """
+    cores, load = os.cpu_count() or 1, _load()
+    if load < BUSY or load + threads < cores + BUSY:
+        return None
+    free = max(1, cores - round(load))
+    advice = f" --threads {free} may be faster." if free < threads else ""
+    processes = "1 other process uses" if round(load) == 1 else f"{round(load)} other processes use"
+    return (
+        f"About {processes} the {cores} cores of this machine (load {load:.1f}): expect less"
+        f" than the usual speed with {threads} thread{'s' if threads > 1 else ''}.{advice}"
+    )
+
+
+def _load() -> float:
+    """Return the number of other processes that have used the cores in the last minute and use them now."""
+    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    try:
+        running = _LOADAVG.read_text(encoding="ascii").split()[3]  # "4/812": runnable, all; this process is one
+        return min(average, float(running.partition("/")[0]) - 1)
+    except OSError:
+        return average
 
 
 def processor_class() -> str:

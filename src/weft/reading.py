@@ -1,7 +1,7 @@
-"""Read files of other people within size limits, and validate them against a schema.
+"""Read untrusted files within size limits, and validate them against a schema.
 
-A file of weft's own may have been edited, cut off or put there by somebody else. So no more bytes are read than such a
-file can have, nothing unpacks to more than it should, and every value has the type that the code after it relies on.
+A file that weft wrote may have been edited, truncated or replaced. So the number of bytes that are read and
+decompressed is limited, and the types of all values are checked before other code uses them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ MAX_BYTES = 16 << 20
 
 
 def read_bytes(path: Path, error: type[WeftError] = CheckpointError, max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file.
+    """Return the content of a regular file.
 
     Args:
         path: the file.
-        error: what is raised.
-        max_bytes: how many it may have.
+        error: exception class to raise.
+        max_bytes: maximum size of the file in bytes.
 
     Raises:
-        WeftError: of the kind `error`: missing, a folder or device, too large, or not readable.
+        WeftError: an `error`: the file is missing, not a regular file, too large, or cannot be read.
     """
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
@@ -40,71 +40,76 @@ def read_bytes(path: Path, error: type[WeftError] = CheckpointError, max_bytes: 
     except (OSError, ValueError) as cause:  # ValueError: a NUL in the name
         raise error(f"{path} must be readable; {getattr(cause, 'strerror', None) or cause}.") from cause
     if len(data) > max_bytes:
-        raise error(f"{path} must be smaller than {max_bytes >> 20} MiB; it is larger, and so not what it should be.")
+        raise error(f"{path} must have at most {max_bytes >> 20} MiB; it is larger. Check that it is the right file.")
     return data
 
 
-def read_json(path: Path, kind: type[T], error: type[WeftError] = CheckpointError, max_bytes: int = MAX_BYTES) -> T:
-    """The content of a JSON file.
+def read_json(path: Path, schema: type[T], error: type[WeftError] = CheckpointError, max_bytes: int = MAX_BYTES) -> T:
+    """Read and validate a JSON file.
 
     Args:
         path: the file.
-        kind: the type that it must have, as pydantic understands it (a TypedDict, `dict[str, int]` ...).
+        schema: the required type, any that pydantic supports (a TypedDict, `dict[str, int]` ...).
         error, max_bytes: as in `read_bytes`.
 
     Raises:
-        WeftError: of the kind `error`: as `read_bytes`, no JSON, or of another type; the message says where.
+        WeftError: an `error`: as in `read_bytes`, or the file is not JSON or does not match the schema.
     """
-    return parse_json(read_bytes(path, error, max_bytes), kind, str(path), error)
+    return parse_json(read_bytes(path, error, max_bytes), schema, str(path), error)
 
 
-def parse_json(data: bytes, kind: type[T], name: str, error: type[WeftError] = CheckpointError) -> T:
-    """As `read_json`, for text that was read before.
+def parse_json(data: bytes, schema: type[T], name: str, error: type[WeftError] = CheckpointError) -> T:
+    """Parse and validate JSON in UTF-8.
 
     Args:
-        data: UTF-8.
-        kind, error: as there.
-        name: what the message calls it.
+        data: the text.
+        schema, error: as in `read_json`.
+        name: name of the file in messages.
+
+    Raises:
+        WeftError: an `error`: `data` is not JSON or does not match the schema.
     """
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind).validate_json(data, strict=True)
+        return _adapter(schema).validate_json(data, strict=True)
     except ValidationError as cause:
-        if b"\\ud" in data and (value := _with_surrogates(data, kind)) is not None:
+        if b"\\ud" in data and (value := _with_surrogates(data, schema)) is not None:
             return value
         first = cause.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        location = ".".join(str(part) for part in first["loc"])
         got = repr(first.get("input"))
         got = got if len(got) <= 80 else f"{got[:77]}..."
         if first["type"] == "json_invalid":
             raise error(f"{name} must be JSON; {first['msg'].removeprefix('Invalid JSON: ')}.") from None
-        must = first["msg"].replace("Input should", "it must").replace("Field required", "it is missing")
-        raise error(f"{name} must be as weft writes it; {place or 'the whole'}: {must}; got {got}.") from None
+        rule = first["msg"].replace("Input should", "it must").replace("Field required", "it is missing")
+        raise error(
+            f"{name} must have the format that weft writes; {location or 'the content'}: {rule}; got {got}."
+        ) from None
 
 
-def _with_surrogates(data: bytes, kind: type[T]) -> T | None:
-    """JSON with the escapes by which Python keeps names that are not UTF-8; pydantic has no such text."""
+def _with_surrogates(data: bytes, schema: type[T]) -> T | None:
+    """Parse JSON with surrogate escapes, by which Python keeps names that are not UTF-8; pydantic rejects them."""
     try:
         value = json.loads(data)
-        _adapter(kind).validate_json(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), strict=True)
+        _adapter(schema).validate_json(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), strict=True)
     except (ValueError, RecursionError):
         return None
     return value
 
 
 @cache
-def _adapter(kind: Any) -> Any:
+def _adapter(schema: Any) -> Any:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+    return TypeAdapter(schema)
 
 
 def unzipped(data: bytes, max_bytes: int) -> bytes:
-    """The content of gzip data.
+    """Decompress gzip data.
 
     Raises:
-        ValueError: it is damaged, or has more than `max_bytes`.
+        ValueError: the data is damaged, or decompresses to more than `max_bytes` bytes.
     """
     try:
         with gzip.open(io.BytesIO(data)) as file:
@@ -112,5 +117,5 @@ def unzipped(data: bytes, max_bytes: int) -> bytes:
     except (OSError, EOFError) as cause:
         raise ValueError(str(cause)) from cause
     if len(text) > max_bytes:
-        raise ValueError(f"it unpacks to more than {max_bytes >> 20} MiB")
+        raise ValueError(f"it decompresses to more than {max_bytes >> 20} MiB")
     return text

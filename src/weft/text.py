@@ -1,47 +1,74 @@
 """Format untrusted text for messages, tables and Markdown: printable, bounded, without markup.
 
-File names, class names, tensor names and values of a file may hold escape sequences of a terminal, characters that turn
-the direction of what follows, or a megabyte of anything. Every error, note and table passes through here.
+File names, class names, tensor names and values of a file may contain terminal escape sequences, characters that
+reverse the text direction, or a megabyte of text. Every error, note and table passes through this module.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterable
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet computes
-MAX_WORD, MAX_TEXT = 400, 1_600
-_MARKDOWN = re.compile(  # signs that Markdown does not show as they are; within a word, it shows an underscore
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a cell that a spreadsheet evaluates
+MAX_WORD, MAX_TEXT, MAX_REASON = 400, 1_600, 300  # characters of a word, a message, and a reason within it
+NUM_NAMED = 5  # names listed in a message
+_MARKDOWN = re.compile(  # characters with a meaning in Markdown; an underscore has none within a word
     r"[\\`*\[\]~$|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=:)/(?=/)|(?<=www)\."
 )
+_CONTROL = ("Cc", "Zl", "Zp")  # controls, line and paragraph separators
+_DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.ASCII)
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 
+def has_control_characters(text: str) -> bool:
+    """Return whether a text has control characters, line separators, or marks that reorder the text that follows."""
+    return any(unicodedata.category(char) in _CONTROL or char in _DIRECTIONS for char in text)
+
+
 def printable(text: str) -> str:
-    """The text with everything escaped that cannot be printed, or would change what follows."""
+    """Escape characters that are not printable, such as control characters and text direction marks."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def markdown(text: str) -> str:
-    """`printable`, with everything escaped that Markdown, its tables or HTML in it would take for markup or a link."""
-    return _MARKDOWN.sub(lambda sign: _ENTITIES.get(sign[0], f"\\{sign[0]}"), printable(text))
+    """Escape text for Markdown, its tables and embedded HTML: no markup, no links, only printable characters."""
+    return _MARKDOWN.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), printable(text))
 
 
 def fenced(text: str, language: str) -> str:
-    """A code block of Markdown, with a fence that no line of the text can close."""
+    """Return a Markdown code block, with a fence that is longer than any in the text."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}{fence}\n"
 
 
 def csv_cell(value: object) -> object:
-    """A value for a CSV file: before a text that a spreadsheet would take for a formula stands an apostrophe, which it
-    shows as text. Numbers are numbers."""
-    formula = isinstance(value, str) and value.startswith(FORMULA) and not _NUMBER.fullmatch(value)
-    return f"'{value}" if formula else value
+    """Return a value for a CSV file; a text that spreadsheets would evaluate as a formula gets a leading apostrophe."""
+    is_formula = isinstance(value, str) and value.startswith(FORMULA) and not _NUMBER.fullmatch(value)
+    return f"'{value}" if is_formula else value
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of another library's error as a part of a sentence: its first line, without a final stop."""
+    line = next((line for line in map(str.strip, str(error).splitlines()) if line), "")
+    return printable(line[:MAX_REASON]).rstrip(" .:;") or type(error).__name__
 
 
 def one_line(text: str) -> str:
-    """`printable`, and cut where it is long: a word in its middle, a text before its last sentences."""
+    """Escape a message for a terminal and shorten long words and texts in the middle."""
     text = _LONG_WORD.sub(lambda word: f"{word[0][: MAX_WORD - 100]}[...]{word[0][-80:]}", printable(text))
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 600]} [...] {text[-580:]}"
+
+
+def first_few(names: Iterable[str]) -> str:
+    """Join the first few names, printable, with the number of further ones."""
+    listed = [printable(name) for name in names]
+    more = f" and {len(listed) - NUM_NAMED:,} more" if len(listed) > NUM_NAMED else ""
+    return ", ".join(listed[:NUM_NAMED]) + more
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """Format a number with its noun: `1 image`, `2,000 images`."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"

@@ -91,6 +91,7 @@ def test_ratios_are_of_equal_settings(figures: ModuleType) -> None:
             assert not ours or ours == theirs, (folder, case.run)
 
 
+@pytest.mark.slow
 def test_the_released_checkout_is_measured_under_equal_settings(tmp_path: Path) -> None:
     """With a stand-in of the released code's interface: `ceit_model.ceit_tiny_patch16_224`, and its state dict."""
     (tmp_path / "checkout").mkdir()

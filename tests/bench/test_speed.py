@@ -11,22 +11,43 @@ import pytest
 from PIL import Image
 
 import weft
+import weft.bench.speed as measuring
 from tests.helpers import lively
+from weft.bench.choices import PRECISIONS, WAYS
 from weft.bench.cost import cost
 from weft.bench.peers import build_peer, peers_of
 from weft.bench.plot import _panels, plot_speed
-from weft.bench.speed import CALLS, IN_TORCH, PRECISIONS, SECONDS, WAYS, SpeedRow, _tasks, _Worker, matrix_peak, speed
+from weft.bench.speed import IN_TORCH, SpeedRow, _tasks, matrix_peak, speed
 from weft.bench.worker import REFERENCE, Task
+from weft.bench.worker_process import CALLS, SECONDS, WorkerProcess
 from weft.cli import main
 from weft.deploy import export
 from weft.errors import UsageError
 from weft.processor import has_bf16
 
+pytestmark = pytest.mark.figures
+
+
+def test_the_memory_is_stated_and_too_little_of_it_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "available_gib", lambda: 6.2)
+    text = "4 processes take turns; they need about 4 GiB of memory; 6 GiB are available."
+    assert measuring._memory_text(4) == text
+    assert measuring._memory_text(9).endswith("6 GiB are available. Fewer --ways or --precision need less.")
+    monkeypatch.setattr(measuring, "available_gib", lambda: None)
+    assert measuring._memory_text(2) == "2 processes take turns; they need about 2 GiB of memory."
+
 
 @pytest.mark.slow
 def test_every_way() -> None:
     ways = [way for way in WAYS if way not in ("compiled", "graphed")]  # minutes of a compiler, a GPU
-    rows = speed(["levit_nano_32"], ways=ways, precisions=PRECISIONS, batch_sizes=[1, 3], rounds=2, threads=1)
+    lines: list[str] = []
+    rows = speed(
+        ["levit_nano_32"], ways=ways, precisions=PRECISIONS, batch_sizes=[1, 3], rounds=2, threads=1, log=lines.append
+    )
+    assert lines[0].startswith("10 processes take turns; they need about 10 GiB of memory")
+    assert [line.partition(":")[0] for line in lines[1:11]] == [f"{number} of 10 ready" for number in range(1, 11)]
+    assert sum(" ms in the first turn." in line for line in lines[11:]) == 18
+    assert [line for line in lines if "turns measured" in line][-1] == "batch 3: 2 of 2 turns measured."
     pairs = [(way, precision) for precision in PRECISIONS for way in ways if precision in WAYS[way]]
     assert len(pairs) == 9
     assert [(row.way, row.precision) for row in rows] == pairs * 2
@@ -75,14 +96,16 @@ def test_weft_and_its_peers_run_under_equal_settings() -> None:
         assert kept == {(way, precision) for way in IN_TORCH for precision in precisions}
 
 
+@pytest.mark.slow
 def test_a_row_for_each_allocator() -> None:
     rows = speed(["levit_nano_32"], allocators=("default", "keep"), batch_sizes=[1], rounds=1, threads=1)
     found = [(row.way, row.allocator) for row in rows]
     assert found == [(way, allocator) for way in ("eager", "folded") for allocator in ("default", "keep")]
-    with pytest.raises(UsageError, match=r"allocators must be some of default, keep; got jemalloc\."):
+    with pytest.raises(UsageError, match=r"allocators must be one or more of default, keep; got jemalloc\."):
         speed(["levit_nano_32"], allocators=("jemalloc",))
 
 
+@pytest.mark.slow
 def test_an_allocator_that_cannot_be_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     with pytest.raises(UsageError, match=r"allocator keep needs glibc and an environment without MALLOC_\* settings"):
@@ -104,8 +127,8 @@ def test_the_batch_grows_until_that_brings_nothing(
     seconds: tuple[float, ...], best: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Seconds of a call with 1, 2, 4, 8 images."""
-    monkeypatch.setattr(_Worker, "turn", lambda self, size: [seconds[size.bit_length() - 1]] * CALLS)
-    worker = _Worker(Task("levit_nano_32", None, False, "eager", "fp32", "cpu", 1), tmp_path / "answer.npy")
+    monkeypatch.setattr(WorkerProcess, "turn", lambda self, size: [seconds[size.bit_length() - 1]] * CALLS)
+    worker = WorkerProcess(Task("levit_nano_32", None, False, "eager", "fp32", "cpu", 1), tmp_path / "answer.npy")
     assert worker.best_batch() == best
 
 
@@ -133,7 +156,7 @@ def test_a_picture_has_a_panel_per_batch_size_asked(tmp_path: Path) -> None:
     )
     rows = [row, replace(row, way="folded"), replace(row, batch_size=8), replace(row, way="folded", batch_size=16)]
     assert [len(panel) for panel in _panels(rows)] == [2, 2]
-    with pytest.raises(UsageError, match="which exports do not tell; name a model or a run, too"):
+    with pytest.raises(UsageError, match="which are not known for exports; also measure a model or a run"):
         plot_speed([replace(row, macs=None)], tmp_path / "speed.png")
 
 
@@ -149,6 +172,7 @@ def test_peers_have_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert picture.width > 600
 
 
+@pytest.mark.slow_except("ceit_tiny_patch16_224-1")
 @pytest.mark.parametrize(("name", "count"), [("cvt_13", 2), ("levit_256", 2), ("ceit_tiny_patch16_224", 1)])
 def test_peers_are_of_the_same_cost(name: str, count: int) -> None:
     """To a tenth, as vit-pytorch leaves some layers out; DeiT, which is not the same network, to an eighth."""
@@ -158,15 +182,16 @@ def test_peers_are_of_the_same_cost(name: str, count: int) -> None:
         assert cost(build_peer(peer).eval(), 224).macs == pytest.approx(own.macs, rel=0.125)
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = _Worker.build
+    build = WorkerProcess.build
 
-    def build_ours(worker: _Worker) -> None:
+    def build_ours(worker: WorkerProcess) -> None:
         if worker.task.peer is not None:
             raise UsageError("It does not run.")
         build(worker)
 
-    monkeypatch.setattr(_Worker, "build", build_ours)
+    monkeypatch.setattr(WorkerProcess, "build", build_ours)
     with pytest.warns(UserWarning, match=r"One way of a peer is left out\. It does not run\."):
         rows = speed(["levit_128s"], ways=["eager"], batch_sizes=[1], rounds=1, threads=1, peers=True)
     assert [row.model for row in rows] == ["levit_128s"]
@@ -175,7 +200,7 @@ def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(
-        UsageError, match=r"levit_nano_32 reference fp32 must run to be measured; its process ended with 1"
+        UsageError, match=r"levit_nano_32 reference fp32 cannot be measured: its process ended with exit code 1"
     ):
         speed(["levit_nano_32"], threads=1)
 
@@ -188,15 +213,15 @@ def test_the_peak_is_a_machines() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--ways", "tpu"], "ways must be some of eager, folded, compiled, graphed, onnx, openvino; got tpu."),
-        (["--precision", "fp8"], "precisions must be some of fp32, bf16, int8; got fp8."),
+        (["--ways", "tpu"], "ways must be one or more of eager, folded, compiled, graphed, onnx, openvino; got tpu."),
+        (["--precision", "fp8"], "precisions must be one or more of fp32, bf16, int8; got fp8."),
         (
             ["--ways", "eager", "--precision", "int8"],
-            "precisions must be some that these ways have (eager: fp32, bf16)",
+            "precisions must include one that these ways support (eager: fp32, bf16)",
         ),
-        (["--ways", "graphed"], "graphed is not measured on cpu; take another device, or another way."),
-        (["--device", "cuda"], "device=cuda needs a GPU that this torch can use; it finds none."),
-        (["--plot", "speed.txt"], "A plot is a file that ends in .png, .svg, .pdf; got speed.txt."),
+        (["--ways", "graphed"], "graphed is not supported on cpu; choose another device or another way."),
+        (["--device", "cuda"], "device cuda needs a GPU that torch supports; none was found."),
+        (["--plot", "speed.txt"], "The name of a plot must end in .png, .svg, .pdf; got speed.txt."),
         (["--batch-size", "0"], "--batch-size must be a whole number of at least 1; got 0."),
         (["--rounds", "many"], "--rounds must be a whole number of at least 1; got many."),
         (["--peers"], "levit_nano_32 has no peer in another library"),

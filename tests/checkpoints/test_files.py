@@ -210,13 +210,16 @@ def view(size: int, stride: int, offset: int = 0) -> bytes:
 
 
 LYING_PICKLES = {
-    "a tensor beyond its storage": (lambda: pickled(view(1 << 40, 1)), "does not fit the data that is there"),
+    "a tensor beyond its storage": (lambda: pickled(view(1 << 40, 1)), "one needs more data than the file has"),
     "an offset beyond its storage": (
         lambda: pickled(view(4, 1, offset=1 << 40)),
-        "does not fit the data that is there",
+        "one needs more data than the file has",
     ),
-    "a storage beyond its record": (lambda: pickled(view(4, 1), numel=1 << 40), "does not fit the data that is there"),
-    "a negative size": (lambda: pickled(view((1 << 64) - 4, 1)), "does not fit the data that is there"),
+    "a storage beyond its record": (
+        lambda: pickled(view(4, 1), numel=1 << 40),
+        "one needs more data than the file has",
+    ),
+    "a negative size": (lambda: pickled(view((1 << 64) - 4, 1)), "one needs more data than the file has"),
 }
 
 
@@ -287,7 +290,7 @@ def test_archives_that_are_no_weights(tmp_path, files, message):
         ({}, "it holds nothing"),
         (torch.zeros(3), "it holds a Tensor. Save model"),
         ({**STATE, "epoch": 3}, r"names and tensors only; it holds .*epoch \(int\)"),
-        ({"one": STATE, "two": STATE}, r"holds several state dicts: one, two\. Choose one: which=NAME"),
+        ({"one": STATE, "two": STATE}, r"holds several state dicts: one, two\. Choose one with which=NAME"),
         ({"model": {"a": torch.zeros(2).to_sparse()}}, r"its pickle names torch\._utils\._rebuild_sparse_tensor"),
         ({"model": {"a": torch.zeros(2, device="meta")}}, r"its pickle names torch\._utils\._rebuild_meta_tensor"),
     ],

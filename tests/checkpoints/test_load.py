@@ -36,6 +36,7 @@ def assert_refused(model, checkpoint, message, **options):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.slow_except("LeViT_c_128S-levit_128s-model")
 @pytest.mark.parametrize(
     ("theirs", "ours", "top"),
     [
@@ -79,9 +80,7 @@ CEIT_PYTORCH = dict(
 def test_every_switch_that_no_tensor_shows_is_checked(switch, value, message):
     """Each of these would load, and answer with other numbers."""
     model = weft.create_model("ceit_tiny_patch16_224", **{**CEIT_PYTORCH, switch: value})
-    assert_refused(
-        model, released("CeiT-pytorch"), rf"which computes with {message}\. Build the model with weft\.create"
-    )
+    assert_refused(model, released("CeiT-pytorch"), rf"need a model with {message}\. Build it with weft\.create")
     assert weft.load_checkpoint(model, released("CeiT-pytorch"), switches="ignore").source == "CeiT-pytorch"
 
 
@@ -96,7 +95,7 @@ def test_every_switch_that_no_tensor_shows_is_checked(switch, value, message):
     ],
 )
 def test_released_weights_need_the_released_network(theirs, ours, switch, message):
-    assert_refused(weft.create_model(ours, **switch), released(theirs), f"which computes with {message}")
+    assert_refused(weft.create_model(ours, **switch), released(theirs), f"need a model with {message}")
 
 
 def test_switches_that_tensors_show_are_named_when_they_do_not_fit():
@@ -104,7 +103,7 @@ def test_switches_that_tensors_show_are_named_when_they_do_not_fit():
     assert_refused(
         model,
         released("CeiT-pytorch"),
-        r"fit ceit_tiny_patch16_224: 13 missing \(blocks\.0\.attn\.qkv\.bias, .*, \.\.\.\)\. "
+        r"match the model ceit_tiny_patch16_224: 13 missing \(blocks\.0\.attn\.qkv\.bias, .*, \.\.\.\)\. "
         r"Weights of CeiT-pytorch need weft\.create_model\('ceit_tiny_patch16_224', stem_chans=32, .*qkv_bias=False",
     )
 
@@ -164,7 +163,7 @@ def test_counts_and_three_examples_of_each_kind():
     assert_refused(
         nano(),
         changed,
-        rf"fit levit_nano_32: 4 missing \({re.escape(', '.join(names[:3]))}, \.\.\.\), "
+        rf"match the model levit_nano_32: 4 missing \({re.escape(', '.join(names[:3]))}, \.\.\.\), "
         r"5 unexpected \(x\.0, x\.1, x\.2, \.\.\.\)\. Nothing",
     )
 
@@ -186,8 +185,8 @@ def test_any_timm_model_takes_its_own_names():
 
 
 def test_state_dicts_of_something_else():
-    assert_refused(nano(), {"a": 3}, r"A state dict must hold names and tensors; got 'a': int")
-    assert_refused(nano(), {}, r"fit levit_nano_32: \d+ missing")
+    assert_refused(nano(), {"a": 3}, r"A state dict must contain names and tensors; got 'a': int")
+    assert_refused(nano(), {}, r"match the model levit_nano_32: \d+ missing")
     with pytest.raises(UsageError, match="switches must be 'check' or 'ignore'; got 'off'"):
         weft.load_checkpoint(nano(), {}, switches="off")
 
@@ -222,5 +221,5 @@ def test_tables_change_whole_words_only(name, expected):
 
 def test_two_names_for_one_place():
     layout = Layout("a test", "a", rename={"a": "c", "b": "c"})
-    with pytest.raises(CheckpointError, match="a and b are both c; a checkpoint must have each once"):
+    with pytest.raises(CheckpointError, match="must have each tensor once; a and b both map to c"):
         convert(layout, {"a": torch.zeros(1), "b": torch.zeros(1)})

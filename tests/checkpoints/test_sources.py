@@ -31,6 +31,7 @@ def assert_equal_outputs(theirs, name, answer=lambda outputs: outputs, **switche
     return report
 
 
+@pytest.mark.slow_except("levit_conv_-128s")
 @pytest.mark.parametrize(
     ("form", "size"), [("levit_", size) for size in ("128s", "128", "192", "256", "384")] + [("levit_conv_", "128s")]
 )
@@ -57,7 +58,9 @@ def test_transformers_levit_with_one_head():
     assert_equal_outputs(theirs, "levit_128s", lambda out: out.logits, num_classes=11, distilled=False)
 
 
-@pytest.mark.parametrize(("name", "depth"), [("cvt_13", [1, 2, 10]), ("cvt_21", [1, 4, 16])])
+@pytest.mark.parametrize(
+    ("name", "depth"), [("cvt_13", [1, 2, 10]), pytest.param("cvt_21", [1, 4, 16], marks=pytest.mark.slow)]
+)
 def test_transformers_cvt(name, depth):
     theirs = transformers.CvtForImageClassification(transformers.CvtConfig(depth=depth, num_labels=11))
     report = assert_equal_outputs(theirs, name, lambda out: out.logits, num_classes=11)
@@ -103,6 +106,7 @@ def test_vit_pytorch_cvt():
     assert "vit-pytorch" in assert_equal_outputs(theirs, "cvt_13", num_classes=11, **widths).source
 
 
+@pytest.mark.slow
 def test_vit_pytorch_cvt_with_heads_narrower_than_the_channels(tmp_path):
     """`s3_heads=4`, the default of older versions: 4 heads of 64 for 384 channels."""
     theirs = vit_cvt.CvT(num_classes=11, s3_heads=4)

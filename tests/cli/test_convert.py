@@ -64,8 +64,9 @@ def test_several_state_dicts_in_one_file(tmp_path, capsys):
     torch.save({"model": model.state_dict(), "model_ema": average.state_dict(), "epoch": 3}, tmp_path / "x.pth")
     code, out, err = convert(capsys, tmp_path / "x.pth", tmp_path / "m", "--json")
     assert code == 0
-    assert (
-        err == f"{tmp_path / 'x.pth'} holds several state dicts; took 'model', left model_ema. Another: --which NAME.\n"
+    assert err == (
+        f"{tmp_path / 'x.pth'} has several state dicts; used 'model', not model_ema."
+        " Choose another with --which NAME.\n"
     )
     assert (json.loads(out)["part"], json.loads(out)["others"]) == ("model", ["model_ema"])
     assert convert(capsys, tmp_path / "x.pth", tmp_path / "n", "--which", "model_ema")[0] == 0
@@ -81,7 +82,7 @@ def test_another_size_and_another_head(tmp_path, capsys):
     code, out, _ = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *words)
     assert code == 0
     assert "resized: " in out
-    assert "left out: head.bn" in out
+    assert "not loaded: head.bn" in out
     again, _ = load_model_dir(tmp_path / "m")
     assert again(torch.randn(1, 3, 48, 64)).shape == (1, 7)
 
@@ -105,7 +106,7 @@ def test_any_timm_model_by_name(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ((), 2, "must fit exactly one model for its name to be guessed; it fits none of them. Pass --model NAME"),
+        ((), 2, "must match exactly one model of weft; it matches none. Pass --model NAME"),
         (("--model", "levit_128z"), 2, "Unknown model 'levit_128z'. Nearest: levit_128, levit_128s, levit_192"),
         (("--model", "levit_128s"), 4, "Nothing was loaded"),
         (("--img-size", "x"), 2, "img_size"),
@@ -125,7 +126,7 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "m").mkdir()
     code, _, err = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m")
     assert code == UsageError.exit_code
-    assert "is there already. Pass --force or another path" in err
+    assert "exists already. Pass --force or another path" in err
 
 
 def test_a_missing_file(tmp_path, capsys):

@@ -13,7 +13,7 @@ from weft.models.families import VARIANTS, family_named
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "levit_128*"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["name", "size", "params", "MACs", "in", "print", "top-1", "source", "weights"]
+    assert lines[0] == ["name", "size", "params", "MACs", "reported", "top-1", "source", "weights"]
     assert lines[1][:7] == ["levit_128", "224", "9.21M", "405.3M", "9.2M,", "406M", "78.6"]
     assert lines[2][:7] == ["levit_128s", "224", "7.78M", "304.7M", "7.8M,", "305M", "76.6"]
     assert len(lines) == 3

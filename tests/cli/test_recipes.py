@@ -38,7 +38,7 @@ def test_what_is_shown_can_be_read_again(capsys: Shown, tmp_path: Path) -> None:
     assert main(["recipes", "show", "levit_pretrain", "--set", "batch_size=2048"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("# 2048 images per step = per device x devices x accumulate (1);")
-    assert "# highest learning rate 0.002\n" in text
+    assert "# peak learning rate 0.002\n" in text
     (tmp_path / "shown.yaml").write_text(text)
     assert load_recipe(tmp_path / "shown.yaml") == load_recipe("levit_pretrain", [("batch_size", 2048)])
     assert main(["recipes", "show", "levit_pretrain", "--source"]) == 0
@@ -52,7 +52,7 @@ def test_a_copy_to_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert load_recipe(tmp_path / "digits.yaml") == load_recipe("digits")
     (tmp_path / "digits.yaml").write_text("epochs: 3")
     assert main(["recipes", "copy", "digits"]) == 2
-    assert "must not take the place of a file; digits.yaml is there" in capsys.readouterr().err
+    assert "must have a new name; digits.yaml exists already" in capsys.readouterr().err
     assert (tmp_path / "digits.yaml").read_text() == "epochs: 3"
     assert main(["recipes", "copy", "digits", "--force"]) == 0
     assert main(["recipes", "copy", "digits", "other.yaml"]) == 0
@@ -62,7 +62,10 @@ def test_a_copy_to_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     ("words", "message"),
     [
         (["show"], "weft recipes show needs the name of a recipe; got none."),
-        (["list", "digits"], "weft recipes list takes no name; got 'digits'. To see it: weft recipes show digits."),
+        (
+            ["list", "digits"],
+            "list takes no name; got 'digits'. To show a recipe: weft recipes show digits.",
+        ),
         (["settings", "optim"], "weft recipes settings takes no name; got 'optim'."),
         (["show", "levit_pretrian"], "Unknown recipe 'levit_pretrian'. Nearest: levit_pretrain"),
         (["show", "digits", "--set", "optim.lrr=1"], "Unknown setting 'optim.lrr'. Nearest: optim.lr"),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.train.conftest import paint
 from weft.cli import main
+from weft.recipes.load import recorded_environment
 from weft.train import RunResult
+from weft.train.state import load_state
 
 Shown = pytest.CaptureFixture[str]
 TRAIN = ["--model", "levit_nano_32", "--epochs", "1", "--batch-size", "12", "--device", "cpu"]
@@ -23,10 +27,11 @@ def test_train(photos: Path, tmp_path: Path, capsys: Shown) -> None:
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
     assert lines[0].startswith(f"levit_nano_32 on {photos}: held-out top-1 ")
-    assert lines[0].endswith("% of 9 images (epoch 1 of 1, the best)")
+    assert re.search(r"% of 9 images \(95 % CI [\d.]+ to [\d.]+ %\), epoch 1 of 1 \(the best\)$", lines[0])
     assert lines[1] == f"model:  {out / 'best'}"
     assert lines[2] == f"report: {out / 'report' / 'report.html'}"
     assert Path(lines[2].split()[1]).is_file()
+    assert "Too few images for a conclusion: with 9," in shown.err
     assert "epoch 1/1  loss " in shown.err
     assert "held out" in shown.err
     assert main(["train", str(photos), *TRAIN, "--out", str(out)]) == 2
@@ -36,6 +41,22 @@ def test_train(photos: Path, tmp_path: Path, capsys: Shown) -> None:
     assert shown.err == ""
     result = json.loads(shown.out)
     assert (result["out"], result["count"], result["epochs"]) == (str(out), 9, 1)
+
+
+def test_threads_of_a_training(photos: Path, tmp_path: Path, capsys: Shown) -> None:
+    """They are recorded; a resumed run has its own, which its last bits depend on."""
+    out, before = tmp_path / "run", torch.get_num_threads()
+    try:
+        assert main(["train", str(photos), *TRAIN, "--out", str(out), "--quiet", "--threads", "3"]) == 0
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert recorded_environment(out / "recipe.yaml")["threads"] == 3
+    assert load_state(out / "state")[0].metadata["machine"]["threads"] == 3
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out), "--threads", "1"]) == 2
+    assert "--resume uses the number of threads of the run" in capsys.readouterr().err
+    assert torch.get_num_threads() == before
 
 
 def test_the_data_of_a_recipe_are_used(photos: Path, tmp_path: Path, capsys: Shown) -> None:
@@ -75,12 +96,14 @@ def test_print_config_is_a_recipe(tmp_path: Path, capsys: Shown) -> None:
     assert "model: ceit_nano_32" in first, "the recipe of digits was not taken"
 
 
+@pytest.mark.slow
 def test_evaluate(trained: RunResult, photos: Path, tmp_path: Path, capsys: Shown) -> None:
     words = ["evaluate", str(trained.out), str(photos)]
     assert main(words) == 0
     shown = capsys.readouterr()
-    assert shown.out.startswith("top-1 100.00 %  top-5 100.00 %  loss ")
-    assert shown.out.splitlines()[0].endswith("n = 9")
+    assert shown.out.splitlines()[0] == "top-1: 100.00 % of 9 images (95 % CI 70.1 to 100.0 %)"
+    assert "top-5" not in shown.out  # of three classes
+    assert "Too few images for a conclusion: with 9," in shown.out
     assert "Evaluating the held-out images: 9 images." in shown.err
     table = [line.split() for line in shown.out.splitlines()]
     assert ["red", "3", "100.0", "100.0", "100.0"] in table
@@ -100,13 +123,13 @@ def test_evaluate_names_what_it_left_out(trained: RunResult, tmp_path: Path, cap
     (folder / "red" / "zero.png").touch()
     assert main(["evaluate", str(trained.out), str(folder), "--quiet"]) == 0
     shown = capsys.readouterr().out
-    assert "n = 30\n" in shown
-    assert "1 excluded, in no number here:\n  red/zero.png: zero-byte\n" in shown
+    assert "of 30 images (95 % CI" in shown
+    assert "1 excluded from all results:\n  red/zero.png: zero-byte\n" in shown
 
 
 def test_evaluate_refuses(tmp_path: Path, capsys: Shown) -> None:
     assert main(["evaluate", str(tmp_path), "digits"]) == 4
-    assert "a model directory (with config.json) is needed" in capsys.readouterr().err
+    assert "or a model directory (with config.json); " in capsys.readouterr().err
 
 
 def test_predict(trained: RunResult, photos: Path, capsys: Shown) -> None:

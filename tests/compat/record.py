@@ -117,14 +117,15 @@ def _stopped(images: Path, name: str, out: Path) -> None:
     """A run that is told to stop within its second epoch."""
     words = tiny.command(images, out, name, **settings(name))
     code = (
-        "import os, signal, sys\n"
-        "from weft import durable\n"
-        "def reached(point, seen=[]):\n"
-        "    seen.append(point)\n"
-        "    if seen.count('after rotate') == 4: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "from weft.train import state\n"
-        "state.reached = durable.reached = reached\n"
+        "import os, pathlib, signal, sys\n"
+        "from tests.killpoints import killpoints\n"
         "from weft.cli import main\n"
+        "from weft.train.state import newest_step\n"
+        "stopping = []\n"
+        "def at(name):\n"
+        f"    if not stopping and (newest_step(pathlib.Path({str(out)!r}) / 'state') or 0) >= 4:\n"
+        "        stopping.append(os.kill(os.getpid(), signal.SIGTERM))\n"
+        "killpoints(at).__enter__()\n"
         f"sys.exit(main({words[3:]!r}))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=tiny.environment(), timeout=300)

@@ -19,6 +19,7 @@ ELSEWHERE = (
     "git",
     "cd",
     "pip",
+    "uv",
     ".venv/bin/pre-commit",
     ".ci/run",
     "curl",

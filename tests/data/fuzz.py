@@ -50,6 +50,9 @@ def seeds() -> list[bytes]:
             encoded(image, "WEBP", lossless=bool(seed % 2)),
             encoded(alpha, "WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
             encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:]),
+            encoded(image, "AVIF", quality=90),
+            encoded(alpha, "AVIF"),
+            encoded(image, "HEIF"),
             encoded(image, "BMP"),
             encoded(image.quantize(16), "BMP"),
             encoded(

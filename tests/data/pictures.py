@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, TiffImagePlugin
+from pillow_heif import register_heif_opener
 
 BLACK_TO_WHITE = np.linspace(0, 65535, 256).round().astype(np.uint16)
 
@@ -25,6 +26,8 @@ def encoded(pixels: np.ndarray | Image.Image, format: str, **options: Any) -> by
     """The bytes of a file."""
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     file = io.BytesIO()
+    if format == "HEIF":
+        register_heif_opener()
     image.save(file, format, **options)
     return file.getvalue()
 

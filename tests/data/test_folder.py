@@ -178,8 +178,8 @@ def test_an_empty_directory_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"The data directory must contain images; '.*' contains none\. Put one folder"):
         open_data(tmp_path)
     (tmp_path / "cats").mkdir()
-    (tmp_path / "cats" / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
-    with pytest.raises(DataError, match=r"contains none \(but 1 \.heic\)"):
+    (tmp_path / "cats" / "a.cr3").write_bytes(b"\0\0\0\x18ftypcrx ")
+    with pytest.raises(DataError, match=r"contains none \(but 1 \.cr3\)"):
         open_data(tmp_path)
 
 
@@ -203,7 +203,7 @@ def test_a_class_folder_that_is_a_link_to_outside(tmp_path):
     class_folders(tmp_path / "store", 3, ("c",), first_seed=30)
     (tmp_path / "data" / "c").symlink_to("../store/c")
     with pytest.raises(
-        DataError, match=r"Folders of '.*' must be inside it; c is a link to the outside\. .* follow_links"
+        DataError, match=r"Folders of '.*' must be inside it; c is a link to the outside\. .* --follow-links"
     ):
         open_data(tmp_path / "data")
     assert open_data(tmp_path / "data", follow_links=True).classes == ["a", "b", "c"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -12,27 +13,65 @@ import warnings
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageOps
 
 from tests.data.pictures import bomb, encoded, jpeg, paged_tiff, photo, png, text_bomb
 from weft.data import BadImage, image_size, open_image
-from weft.data.images.decode import FORMATS, REASONS, sniff
+from weft.data.images.decode import FORMATS, REASONS, image_info, sniff
 from weft.errors import DataError
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_six_formats_pass(format):
+def test_eight_formats_pass(format):
     data = encoded(photo(), format)
     assert sniff(data[:32]) == format
     assert open_image(data).size == (32, 24)
 
 
-@pytest.mark.parametrize("format", ["PPM", "TGA", "ICO", "PCX", "SGI", "JPEG2000", "AVIF", "PDF", "EPS", "DDS", "QOI"])
+@pytest.mark.parametrize("format", ["PPM", "TGA", "ICO", "PCX", "SGI", "JPEG2000", "PDF", "EPS", "DDS", "QOI"])
 def test_no_other_does(format):
     data = encoded(photo(), format)
     with pytest.raises(BadImage, match=r"its content is none of JPEG, PNG, WEBP, BMP, TIFF, GIF") as caught:
         open_image(data)
     assert caught.value.reason == "not-an-image"
+
+
+@pytest.mark.parametrize("format", ["AVIF", "HEIF"])
+@pytest.mark.parametrize("tag", range(1, 9))
+def test_pictures_of_phones_are_upright(format, tag):
+    image = Image.fromarray(photo()).resize((64, 48))
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    data = encoded(image, format, exif=exif.tobytes(), quality=95)
+    wanted = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(encoded(image, "PNG", exif=exif)))), int)
+    for at_least in (None, 8):
+        assert np.abs(np.asarray(open_image(data, at_least=at_least), int) - wanted).mean() < 12
+    assert image_info(data).size == image_size(data) == wanted.shape[:2]
+
+
+@pytest.mark.parametrize("format", ["AVIF", "HEIF"])
+def test_where_they_end_too_early(format):
+    data = encoded(Image.fromarray(photo()).resize((64, 48)), format)
+    for length in range(33, len(data), 7):
+        with pytest.raises(BadImage) as caught:
+            open_image(data[:length])
+        assert caught.value.reason in ("truncated", "damaged")
+    assert caught.value.reason == "truncated"
+
+
+def test_without_the_package_heic_is_refused_with_advice(monkeypatch):
+    data = encoded(photo(), "HEIF")
+    monkeypatch.setattr("weft.data.images.decode._has_heif", lambda: False)
+    with pytest.raises(BadImage, match=r"pillow-heif: pip install 'weft-vision\[heic\]'"):
+        open_image(data)
+
+
+def test_brands_of_iso_files_are_told_apart():
+    head = (24).to_bytes(4, "big") + b"ftyp%b\0\0\0\0%b%b"
+    assert sniff(head % (b"mif1", b"mif1", b"avif")) == "AVIF"
+    assert sniff(head % (b"mif1", b"mif1", b"heic")) == "HEIF"
+    assert sniff(head % (b"isom", b"isom", b"mp41")) is None
+    assert sniff(head % (b"mif1", b"mif1", b"mif1") + b"avif") is None  # outside the box
 
 
 def test_text_that_begins_like_a_bitmap_is_none():
@@ -174,7 +213,7 @@ def test_image_size_reads_only_the_header(monkeypatch):
         raise AssertionError("decoded")
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", refuse)
-    assert [image_size(encoded(photo(), format)) for format in FORMATS] == [(24, 32)] * 6
+    assert [image_size(encoded(photo(), format)) for format in FORMATS] == [(24, 32)] * len(FORMATS)
 
 
 COST = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -84,3 +85,29 @@ def test_steps_that_do_not_divide() -> None:
 
 def test_epochs_of() -> None:
     assert [epochs_of(steps, 10) for steps in (1, 10, 11, 20)] == [1, 1, 2, 2]
+
+
+LABELS = [0] * 70 + [1] * 25 + [2] * 5
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_balanced_order_draws_every_class_equally_often(repeats: int) -> None:
+    balanced = order(batch_size=20, labels=LABELS, repeats=repeats)
+    epochs = [[key for step in range(5) for key in balanced.keys(epoch, step)] for epoch in range(3)]
+    for keys in epochs:
+        assert len(set(keys)) == 100, "the same image has another augmentation each time"
+        counts = Counter(LABELS[index] for _, index, _ in keys)
+        assert max(counts.values()) - min(counts.values()) <= repeats
+        if repeats == 1:
+            assert {index for _, index, _ in keys if LABELS[index] > 0} == set(range(70, 100))
+    assert len({frozenset(index for _, index, _ in keys) for keys in epochs}) == 3, "other parts of the large class"
+
+
+def test_balanced_order_is_the_same_in_any_number_of_parts() -> None:
+    parts = all_parts(1, 2, 2, 3, labels=LABELS)
+    assert sorted(itertools.chain(*parts)) == sorted(order(labels=LABELS).keys(1, 2))
+
+
+def test_balanced_order_of_equal_classes_uses_every_image() -> None:
+    equal = order(batch_size=10, labels=[0, 1] * 50)
+    assert sorted(key for step in range(10) for key in equal.keys(0, step)) == [(0, index, 0) for index in range(100)]

@@ -20,8 +20,8 @@ from weft.data import open_data
 from weft.data.sources.catalog import CATALOG
 from weft.data.sources.inaturalist import convert_inaturalist
 from weft.errors import DataError, UsageError
+from weft.inference.real_labels import read_real_labels, real_score
 from weft.train import evaluate
-from weft.train.real_labels import read_real_labels, real_score
 
 CLASSES = 12
 
@@ -65,7 +65,7 @@ def test_numbered_folders_are_the_outputs_of_nameless_weights(
         seen.append(found.classes)
         return found
 
-    monkeypatch.setattr("weft.train.apply.open_data", watched)
+    monkeypatch.setattr("weft.inference.inputs.open_data", watched)
     assert evaluate(nameless, v2, device="cpu").count == 2 * CLASSES
     assert seen == [[str(number) for number in range(CLASSES)]]
     said = capsys.readouterr().err
@@ -86,7 +86,7 @@ def test_a_nameless_teacher_and_numbered_classes(tmp_path: Path, v2: Path) -> No
     model = weft.create_model("levit_nano_32", num_classes=CLASSES)
     save_model_dir(model, tmp_path / "teacher")
     with pytest.raises(
-        UsageError, match=r"has no class names, and the data's are sorted alphabetically \('0', '1', '10'"
+        UsageError, match=r"has no class names, and those of the dataset are sorted alphabetically \('0', '1', '10'"
     ):
         weft_train(v2, tmp_path / "run", tmp_path / "teacher")
 
@@ -117,8 +117,8 @@ def test_real_labels(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "must be a JSON file"),
-        ("3", r"must hold a list or an object of lists of classes; it holds 3"),
-        ("[[1], [5]]", r"whole numbers from 0 to 4, the model's; image 'ILSVRC2012_val_00000002' has \[5\]"),
+        ("3", r"must contain a list or an object of lists of classes; got 3"),
+        ("[[1], [5]]", r"0 to 4, as the model has 5 outputs; image 'ILSVRC2012_val_00000002' has \[5\]"),
         ('[["cat"]]', "must be whole numbers from 0 to 4"),
         ("[[true]]", "must be whole numbers from 0 to 4"),
         ("[1]", "must be whole numbers from 0 to 4"),
@@ -131,7 +131,7 @@ def test_no_real_labels(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_real_labels_of_other_images() -> None:
-    with pytest.raises(DataError, match=r"1 are not, such as 'cat\.jpg'"):
+    with pytest.raises(DataError, match=r"1 are missing, e\.g\. 'cat\.jpg'"):
         real_score({"dog": frozenset([0])}, ["cat.jpg"], np.array([0]))
     with pytest.raises(DataError, match="At least one image must have a ReaL label"):
         real_score({"cat": frozenset()}, ["cat.jpg"], np.array([0]))
@@ -222,10 +222,10 @@ def test_damaged_annotations(change, message: str, tmp_path: Path) -> None:
     [
         (
             ["inaturalist", "a.json"],
-            "weft data inaturalist is called as: weft data inaturalist JSON [JSON ...] OUT.csv.",
+            "must have the form: weft data inaturalist JSON [JSON ...] OUT.csv. Number of paths given: 1.",
         ),
         (["inaturalist", "a.json", "out.txt"], "OUT must be a table that ends in .csv; got out.txt."),
-        (["list", "x"], "weft data list is called as: weft data list."),
+        (["list", "x"], "must have the form: weft data list. Number of paths given: 1."),
     ],
 )
 def test_words_that_do_not_fit(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,8 @@ from weft.interpret.maps import attention_maps, rollout
 from weft.layers.attention import AttentionLayer, record_attention
 from weft.train import train
 
+pytestmark = pytest.mark.figures
+
 LEVELS = {
     "ceit_nano_32": {"blocks.0": 8, "blocks.2": 8, "blocks.3": 8, "blocks.5": 8},
     "cvt_nano_32": {"stages.0": 8, "stages.1": 4, "stages.2": 2},  # keys are on every second place
@@ -238,6 +240,7 @@ def test_a_model_in_training_stays_there_and_answers_as_in_evaluation():
     assert model.training
 
 
+@pytest.mark.slow_except("levit_nano_32-openvino", "ceit_nano_32-onnx")
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])
 def test_an_export_looks_where_its_model_looked(name, format, tmp_path):
@@ -256,6 +259,7 @@ def test_an_export_looks_where_its_model_looked(name, format, tmp_path):
         np.testing.assert_allclose(found.depth, want.depth, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_explained_says_so(tmp_path, monkeypatch):
     model = lively("levit_nano_32", num_classes=5)
     with pytest.raises(UsageError, match="from 0 to 4; got 5"):
@@ -289,6 +293,7 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path / "pictures"
 
 
+@pytest.mark.slow
 def test_the_command(model_dir, pictures, tmp_path, capsys):
     out = tmp_path / "out"
     (pictures / "broken.png").write_bytes(b"no picture")
@@ -322,6 +327,7 @@ def test_the_command(model_dir, pictures, tmp_path, capsys):
     assert "mine.txt" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_is_refused_writes_nothing(model_dir, pictures, tmp_path, monkeypatch, capsys):
     export(load_model_dir(model_dir)[0].eval(), tmp_path / "exported", format="onnx")
     assert main(["explain", str(tmp_path / "exported"), str(pictures), "--out", str(tmp_path / "out")]) == 2
@@ -361,7 +367,8 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", [pytest.param("ceit_nano_32", marks=pytest.mark.slow), "levit_nano_32"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ceit_nano_32", "levit_nano_32"])
 def test_what_is_looked_at_matters(name, objects, tmp_path):
     """Hiding the most attended tenth of the patches costs the answer more than hiding a random tenth."""
     train(objects, model=name, recipe="small_images", epochs=5, batch_size=32, out=tmp_path / "run", quiet=True)

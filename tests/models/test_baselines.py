@@ -28,6 +28,7 @@ def loaded_by_name() -> set[str]:
     return {name for name in names if name not in VARIANTS}
 
 
+@pytest.mark.slow
 def test_every_name_has_its_tag_and_a_row() -> None:
     names = loaded_by_name()
     assert "regnety_160.deit_in1k" in names
@@ -45,7 +46,7 @@ def test_a_tag_is_what_it_says(row) -> None:
     assert cfg.hf_hub_id == f"timm/{row.name}"
     with torch.device("meta"):
         assert sum(p.numel() for p in timm.create_model(row.name).parameters()) == row.params
-    assert abs(row.tag_top1 - row.paper_top1) < 1 or "another training" in row.paper_source
+    assert abs(row.tag_top1 - row.paper_top1) < 1 or "other training" in row.paper_source
 
 
 def test_the_papers_teacher_is_not_timms_default() -> None:
@@ -62,4 +63,4 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "resnet101", "--baselines"]) == 2
     assert "Unknown baseline 'resnet101'. Nearest: resnet18.a1_in1k" in capsys.readouterr().err
     assert main(["models", "--baselines", "--papers"]) == 2
-    assert "two tables; give one of them" in capsys.readouterr().err
+    assert "--papers and --baselines exclude each other; pass one of them" in capsys.readouterr().err

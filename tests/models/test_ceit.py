@@ -40,6 +40,7 @@ def test_image_to_tokens_ablations_cut_the_same_grid(switches):
     assert isinstance(model.patch_embed.norm, nn.BatchNorm2d) == switches.get("stem_norm", bool(convs))
 
 
+@pytest.mark.slow_except("True-5")
 @pytest.mark.parametrize("kernel_size", [1, 3, 5])
 @pytest.mark.parametrize("norm", [False, True])
 def test_leff_ablations_count(kernel_size, norm):

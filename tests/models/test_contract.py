@@ -29,6 +29,7 @@ EACH = (
     "t2t_vit_14",
 )
 FAMILIES = (*NANO, "grafted_r50s2_deit_small_6", "t2t_vit_14")
+FAMILIES_LARGE_SLOW = (*NANO, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[len(NANO) :]))
 ignore_jit = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
 
 
@@ -89,6 +90,7 @@ def test_every_parameter_gets_a_gradient(name):
     assert missing == []
 
 
+@pytest.mark.slow_except("levit_nano_32", "ceit_nano_32", "cvt_nano_32")
 @pytest.mark.parametrize("name", EACH)
 def test_head_can_go_and_come(name):
     model = lively(name)
@@ -156,6 +158,7 @@ def test_features_only(name):
     assert len(maps) >= 3
 
 
+@pytest.mark.slow_except("grafted_r50s2_deit_small_6")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_pruned_levels_leave_no_unused_parameter(name):
     levels = len(weft.create_model(name, device="meta").feature_info)
@@ -170,6 +173,7 @@ def test_pruned_levels_leave_no_unused_parameter(name):
         assert torch.equal(pruned(x), pruned(x))
 
 
+@pytest.mark.slow_except("ceit_tiny_patch16_224")
 @pytest.mark.parametrize("name", EACH)
 def test_gradient_checkpointing_changes_nothing(name):
     grads = []
@@ -190,6 +194,7 @@ def test_other_channels(name, in_chans):
     assert model(images(model, 1)).shape == (1, 3)
 
 
+@pytest.mark.slow_except("cvt_nano_32")
 @pytest.mark.parametrize("name", EACH)
 def test_symbolic_trace_is_exact(name):
     model = lively(name)
@@ -221,7 +226,7 @@ def test_symbolic_trace_trains(name):
 
 
 @ignore_jit
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES_LARGE_SLOW)
 def test_torchscript(name):
     model = lively(name)
     x = images(model, 3)
@@ -232,7 +237,8 @@ def test_torchscript(name):
         torch.testing.assert_close(script(batch), model(batch))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.slow_except("cvt_nano_32")
+@pytest.mark.parametrize("name", FAMILIES_LARGE_SLOW)
 def test_torch_export_with_any_batch(name):
     model = lively(name)
     x = images(model, 5)
@@ -241,6 +247,7 @@ def test_torch_export_with_any_batch(name):
         torch.testing.assert_close(program.module()(batch), model(batch), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NANO)
 def test_torch_compile_in_one_graph(name):
     model = lively(name)
@@ -300,6 +307,7 @@ def test_list_models():
     assert set(weft.list_models()) == set(VARIANTS) == {m.removeprefix("weft_") for m in timm.list_models("weft_*")}
 
 
+@pytest.mark.slow
 def test_annotated_shapes_hold():
     """Every jaxtyping annotation of the networks is checked while each of them runs, in a process of its own."""
     program = f"""

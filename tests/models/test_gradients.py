@@ -33,6 +33,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.slow_except("Attention-False")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_gradients_are_those_of_finite_differences(name, training):

@@ -33,6 +33,7 @@ def network_of(builds: str) -> nn.Module:
     return create_model(builds)
 
 
+@pytest.mark.slow_except("deit_small_patch16_224-224")
 @pytest.mark.parametrize(("builds", "size"), NETWORKS)
 def test_every_network_is_counted_again(builds, size):
     with torch.device("meta"):

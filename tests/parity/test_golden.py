@@ -111,6 +111,7 @@ def watch(model: nn.Module, taps: dict[str, Tensor], as_maps: bool) -> list:
     return hooks
 
 
+@pytest.mark.slow_except("CeiT-pytorch", "LeViT_128S", "LeViT_c_128S")
 @pytest.mark.parametrize("theirs", RECORDED)
 def test_every_record_is_reproduced(theirs):
     taps = run(theirs)
@@ -124,6 +125,7 @@ def test_every_record_is_reproduced(theirs):
         torch.testing.assert_close(ours, record, rtol=1e-9, atol=1e-9 * record.abs().max().item(), msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", sorted(GOLDEN_MORE))
 def test_logits_of_large_networks(record):
     """CeiT-B and CeiT-S at 384 pixels, in float64, on other images."""

@@ -41,6 +41,7 @@ def assert_same_step(ours, theirs):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow_except("levit_128s")
 @pytest.mark.parametrize("name", ["levit_128s", "levit_192"])
 def test_levit_trains_as_timms(name):
     torch.manual_seed(0)
@@ -60,6 +61,7 @@ def test_levit_trains_as_timms(name):
     assert_same_step(ours, theirs)
 
 
+@pytest.mark.slow
 def test_cvt_trains_as_transformers():
     torch.manual_seed(0)
     config = transformers.CvtConfig(num_labels=10, drop_path_rate=[0.0, 0.0, 0.0])

@@ -76,7 +76,7 @@ STRANGE = {
         r"line 1: name must be letters.*no path.*got '\.\./\.\./etc/passwd'",
     ),
     "absolute name": ("name: /tmp/x", "line 1: name must be letters.*got '/tmp/x'"),
-    "twice": ("seed: 1\nseed: 2", "line 2: every key stands once; got 'seed' again"),
+    "twice": ("seed: 1\nseed: 2", "line 2: a key must occur once; got 'seed' again"),
     "list at the top": ("- a\n- b", r"line 1: a recipe must hold `key: value` lines; got \['a', 'b'\]"),
     "section as value": ("optim: fast", "line 1: optim must hold `key: value` lines; got 'fast'"),
     "key that is a list": ("[a, b]: 1", "line 1: a key must be a plain word"),
@@ -90,7 +90,7 @@ STRANGE = {
         r"augment\.scale must be \[smallest, largest\]; got \[0\.9, 0\.1\]",
     ),
     "three sizes": ("img_size: [1, 2, 3]", r"line 1: img_size must be .*2 values in brackets.*got \['1', '2', '3'\]"),
-    "wrong word": ("precision: fp16", "line 1: precision must be one of fp32, bf16; got 'fp16'"),
+    "wrong word": ("precision: fp16", "line 1: precision must be one of auto, fp32, bf16; got 'fp16'"),
     "wrong truth": ("pretrained: perhaps", "line 1: pretrained must be true or false; got 'perhaps'"),
 }
 
@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused_with_its_line(case: str, tmp_path: Path, m
         ("optim.lrr", 1, r"^Unknown setting 'optim\.lrr'\. Nearest: optim\.lr, "),
         ("epochs", 2.5, r"^epochs must be a whole number or null; got '2\.5'"),
         ("epochs", object, r"^epochs must be a plain value; got <class 'object'>"),
-        ("optim", "{lr: 1, lr: 2}", r"^every key stands once; got 'optim\.lr' again"),
+        ("optim", "{lr: 1, lr: 2}", r"^a key must occur once; got 'optim\.lr' again"),
         ("img_size", "4x4", r"^img_size must be a whole number or 2 values in brackets, each a number at least 8"),
     ],
 )

@@ -9,9 +9,11 @@ import math
 
 import pytest
 
-from weft.recipes import Recipe, dump, load_recipe, schema
-from weft.recipes.load import KEYS
+from weft.cli.app import verb_parser
+from weft.recipes import Recipe, dump, load_recipe, schema, settings
+from weft.recipes.describe import KEYS, options
 from weft.recipes.schema import Matching, Within
+from weft.train import train
 
 
 def test_every_field_has_a_docstring() -> None:
@@ -76,3 +78,21 @@ def test_a_dumped_recipe_is_the_same_recipe(tmp_path) -> None:
     assert recipe.model_args == {
         "with_lca": False, "embed_dim": [1, 2], "x": None, "when": "2020-01-01", "n": "1e3"
     }  # fmt: skip
+
+
+def test_an_option_of_the_schema_is_everywhere() -> None:
+    """A setting that is declared with `option` is an argument of `train` and an option of `weft train`."""
+    parameters = inspect.signature(train).parameters
+    actions = {action.dest: action for action in verb_parser("train")._actions}
+    assert {"model", "epochs", "start_from", "limit"} <= set(options())
+    for name, option in options().items():
+        assert name in parameters, name
+        assert actions[name].option_strings == [option.flag]
+        assert actions[name].help.lower() == option.help.lower()
+        assert option.key in KEYS
+
+
+def test_every_setting_has_a_help_text() -> None:
+    for row in settings():
+        assert row.help.endswith("."), row.key
+    assert all(len(option.help) < 110 for option in options().values())

@@ -22,18 +22,19 @@ import numpy as np
 from PIL import Image
 from torch import nn
 
+from tests import forked
 from tests.helpers import lively
 from weft.checkpoints import save_model_dir
 
 NAMES = ["left", "right", "up", "down"]
 SLOW = """
 import time
-from weft.serve.predictor import Predictor
-quick = Predictor.answer
+from weft.inference.predictor import Predictor
+quick = Predictor.predict
 def slow(self, pictures, *, overlay=False):
     time.sleep({seconds})
     return quick(self, pictures, overlay=overlay)
-Predictor.answer = slow
+Predictor.predict = slow
 """
 
 
@@ -68,7 +69,7 @@ class Running:
         **words: Any,
     ) -> tuple[int, Any, http.client.HTTPMessage]:
         """Status, body (JSON where it is) and headers of an answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         with contextlib.closing(connection):
             method = method or ("POST" if body is not None else "GET")
             connection.request(method, path, body=body, headers=headers or {}, **words)
@@ -77,7 +78,7 @@ class Running:
         is_json = response.headers.get_content_type() == "application/json"
         return response.status, json.loads(raw) if is_json else raw, response.headers
 
-    def raw(self, data: bytes, timeout: float = 20) -> bytes:
+    def raw(self, data: bytes, timeout: float = 120) -> bytes:
         """What comes back for these bytes, until the other side closes."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as sock:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -89,7 +90,7 @@ class Running:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) << 10
 
-    def stop(self, sig: int = signal.SIGTERM, timeout: float = 30) -> int:
+    def stop(self, sig: int = signal.SIGTERM, timeout: float = 120) -> int:
         """Its exit code."""
         self.process.send_signal(sig)
         return self.process.wait(timeout)
@@ -120,7 +121,7 @@ def running(run: Path, *options: str, program: str = "", **env: str) -> Iterator
     words = ["serve", str(run), "--port", "0", *options]
     code = f"{program}\nimport sys\nfrom weft.cli import main\nsys.exit(main({words!r}))"
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
+        process = forked.Popen(
             [sys.executable, "-c", code], stderr=errors, env={**os.environ, "OMP_NUM_THREADS": "1", **env}
         )
         try:
@@ -140,5 +141,5 @@ def _said(process: subprocess.Popen[bytes], errors: IO[str], word: str, seconds:
         if word in said and said.endswith("\n"):
             return said
         assert process.poll() is None, f"weft serve ended: {said}"
-        time.sleep(0.1)
+        time.sleep(0.02)
     raise AssertionError(f"weft serve did not start: {said}")

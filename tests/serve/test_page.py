@@ -1,14 +1,16 @@
-"""The page in a real browser: pictures in, answers, overlays and sentences out; nothing from elsewhere."""
+"""The page in a browser: predictions, attention maps and error messages; no requests to other servers."""
 
 from __future__ import annotations
 
 import base64
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.serve.running import Running, picture, running, saved
 
@@ -66,7 +68,11 @@ def cards(page: Any, count: int) -> Any:
 
 
 def test_pictures_are_answered_with_bars_and_an_overlay(page: Any, service: Running, files: list[Path]) -> None:
-    page.get_by_text("CeiT, 4 classes, 32").wait_for()
+    page.get_by_text("CeiT, 32").wait_for()
+    assert page.locator("h1").inner_text().strip() == page.title() == "model"  # the name of the directory
+    assert not page.get_by_text("left", exact=True).first.is_visible()
+    page.get_by_text("4 classes").click()
+    assert len(page.locator("#classes li").all_inner_texts()) == 4
     page.set_input_files("#files", [str(path) for path in files[:2]])
     page.locator(".bars li").nth(7).wait_for()
     last, first = (page.locator(".card").nth(i) for i in range(2))  # the newest stands first
@@ -74,8 +80,9 @@ def test_pictures_are_answered_with_bars_and_an_overlay(page: Any, service: Runn
         assert card.locator("h3").inner_text() == path.name  # shown, not obeyed
         top = service.ask(body=path.read_bytes())[1]["answers"][0]["top"]
         rows = [row.split("\n") for row in card.locator(".bars li").all_inner_texts()]
+        assert card.locator(".headline").inner_text() == top[0]["class"]
         assert rows == [[item["class"], f"{100 * item['probability']:.1f} %"] for item in top]
-        assert card.locator(".note").inner_text().startswith("answered in ")
+        assert card.locator(".note").inner_text().startswith("Predicted in ")
         assert card.locator("img").get_attribute("alt").startswith(f"{path.name}: {top[0]['class']}, ")
         canvas = card.locator("canvas")
         assert canvas.is_visible()
@@ -83,8 +90,54 @@ def test_pictures_are_answered_with_bars_and_an_overlay(page: Any, service: Runn
         for side in ("x", "y", "width", "height"):  # this model sees the whole picture
             assert box[side] == pytest.approx(image[side], abs=1.5)
         assert len({_pixel(canvas, x) for x in (0.1, 0.4, 0.6, 0.9)}) > 1
-        card.get_by_label("Where it looked").uncheck()
+        card.get_by_label("Show attention map").uncheck()
         assert not canvas.is_visible()
+
+
+def test_the_session_is_listed_and_copied(page: Any, files: list[Path]) -> None:
+    """The list stays after a reload, and shows names of files as text."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.set_input_files("#files", [str(path) for path in files[:2]])
+    page.locator("#session tbody tr").nth(1).wait_for()
+    shown = page.locator("#session tbody tr").all_inner_texts()
+    assert sorted(row.split("\t")[1] for row in shown) == sorted(path.name for path in files[:2])
+    page.get_by_role("button", name="Copy all as JSON").click()
+    page.get_by_text("Copied as JSON").wait_for()
+    copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert [item["picture"] for item in copied][::-1] == [row.split("\t")[1] for row in shown]
+    page.locator(".card").first.get_by_role("button", name="Copy as JSON").click()
+    one = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert one["picture"] == page.locator("h3").first.inner_text()
+    assert one["top"][0]["class"] == page.locator(".headline").first.inner_text()
+    page.reload()
+    page.locator("#session tbody tr").nth(1).wait_for()
+    assert page.locator("#session tbody tr").all_inner_texts() == shown
+    page.get_by_role("button", name="Clear the list").click()
+    assert not page.locator("#session").is_visible()
+
+
+def test_an_attention_map_lies_over_the_crop(browser: Any, tmp_path: Path) -> None:
+    """Of a wide picture, the network sees the middle: the map covers it, and the rest is darkened."""
+    wide = tmp_path / "wide.png"
+    Image.new("RGB", (160, 80), "white").save(wide)
+    with running(saved(tmp_path / "model")) as service:
+        context = browser.new_context(viewport={"width": 1000, "height": 800})
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{service.port}/")
+        page.set_input_files("#files", str(wide))
+        canvas, image = page.locator(".map.crop"), page.locator(".original")
+        canvas.wait_for()
+        region = service.ask("/predict?overlay=true", body=wide.read_bytes())[1]["answers"][0]["overlay"]["region"]
+        assert region[2] < 1
+        box, whole = canvas.bounding_box(), image.bounding_box()
+        expected = [
+            whole["x"] + region[0] * whole["width"],
+            whole["y"] + region[1] * whole["height"],
+            region[2] * whole["width"],
+            region[3] * whole["height"],
+        ]
+        assert [box[side] for side in ("x", "y", "width", "height")] == pytest.approx(expected, abs=1.5)
+        context.close()
 
 
 def _pixel(canvas: Any, share: float) -> tuple[int, ...]:
@@ -109,7 +162,7 @@ def test_what_is_too_large_is_not_even_sent(page: Any, tmp_path: Path) -> None:
     sent = []
     page.on("request", lambda request: sent.append(request.url))
     page.set_input_files("#files", str(large))
-    page.get_by_text("It is larger than").first.wait_for()
+    page.get_by_text("This file is larger than").first.wait_for()
     assert not [url for url in sent if "/predict" in url]
 
 
@@ -129,7 +182,7 @@ def test_a_picture_is_dropped_and_one_is_pasted(page: Any, files: list[Path]) ->
         cards(page, i + 1)
     page.locator(".bars li").nth(7).wait_for()
     assert page.locator("h3").all_inner_texts() == ["paste.png", "drop.png"]
-    page.get_by_role("button", name="Clear").click()
+    page.get_by_role("button", name="Clear", exact=True).click()
     assert page.locator(".card").count() == 0
 
 
@@ -138,7 +191,7 @@ def test_the_keyboard_reaches_everything(page: Any, files: list[Path]) -> None:
     for _ in range(4):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
-    assert reached[:2] == ["pick", "overlay"]
+    assert reached[:3] == ["SUMMARY", "pick", "overlay"]
     page.get_by_role("button", name="Choose pictures").focus()
     with page.expect_file_chooser() as chooser:
         page.keyboard.press("Enter")
@@ -186,7 +239,7 @@ def test_the_token_leaves_the_address_bar(browser: Any, tmp_path: Path, files: l
         context = browser.new_context()
         page = context.new_page()
         page.goto(f"http://127.0.0.1:{service.port}/")
-        page.get_by_text("This service asks for a token").wait_for()
+        page.get_by_text("This service requires a token").wait_for()
         page.goto(f"http://127.0.0.1:{service.port}/#token=secret")
         page.reload()
         page.get_by_text("4 classes").wait_for()

@@ -10,23 +10,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import timm
+import torch
 from PIL import Image
 
 import weft
 from tests.helpers import put_in_cache
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
+from weft.data import open_data
 from weft.deploy import open_model
 from weft.errors import DataError, UsageError
-from weft.models.families import candidates
-from weft.study import compare, comparing
-from weft.study.budget import Price, epochs_within, seconds
-from weft.study.frontier import frontier_figure, trained_cells
-from weft.study.jobs import Job, Measured, Result, carry_out
-from weft.study.outcome import Comparison, Entry, Limits, advise, pareto
+from weft.intervals import Estimate
+from weft.models.families import VARIANTS, candidates
+from weft.recipes import load_recipe
+from weft.study import compare, speeds
+from weft.study import comparison as comparing
+from weft.study import probe as probing
+from weft.study.budget import Price, Stopwatch, epochs_within, seconds, stages_of
+from weft.study.frontier import frontier_figure
+from weft.study.outcome import Comparison, Entry, Limits, advise, pareto, trained_cells
+from weft.study.runner import Job, Measured, Result, run_jobs
 from weft.study.speeds import Form, measure_forms
-from weft.study.statistics import Estimate
 from weft.train import evaluate
+
+pytestmark = pytest.mark.figures
 
 SMALL, LARGE = candidates("small"), candidates("large")
 SETTINGS = {"data.limit": 160, "batch_size": 16, "epochs": 2, "model_args.drop_path_rate": 0.0}
@@ -85,11 +92,11 @@ def test_the_frontier_is_of_those_that_none_beats():
 
 def test_advice_calls_nothing_better_that_is_not_shown_to_be():
     words = advise(ENTRIES, Limits(), pareto(ENTRIES, Limits()))
-    assert "For accuracy take a (float): 90.00 %." in words
-    assert "No difference is shown between a and b." in words
-    assert "For speed without a loss that shows take b (float): 400 images a second" in words
-    assert "Where speed is all, d (float): 900 images a second at 70.00 %." in words
-    assert "Nothing that was trained to the end" in advise(ENTRIES, Limits(megabytes=1), ())
+    assert "For accuracy, use a (float): 90.00 %." in words
+    assert "The difference between a and b is not significant." in words
+    assert "For speed without a significant loss, use b (float): 400 images/s" in words
+    assert "The fastest is d (float): 900 images/s at 70.00 %." in words
+    assert "No finished model is within the limits." in advise(ENTRIES, Limits(megabytes=1), ())
     stopped = dataclasses.replace(ENTRIES[3], stopped_after=2)
     assert "d stopped early" in advise([*ENTRIES[:3], stopped], Limits(), ())
 
@@ -99,17 +106,17 @@ def test_a_chance_is_never_called_nought():
     assert cells == ["", "< 1e-06", "1e-05", "0.25"]
 
 
-def test_names_stand_inside_the_picture_and_no_tick_above_a_hundred():
+def test_names_cover_no_point_and_no_tick_is_above_a_hundred():
     entries = (entry("best", 99.2, 100), entry("worst", 30.0, 300, -69.2))
     found = Comparison(Path(), "digits", 9, 1, Limits(), "", (), entries, pareto(entries, Limits()), "")
     figure = frontier_figure(found)
     figure.draw_without_rendering()
     (axes,) = figure.axes
-    frame = axes.get_window_extent()
-    for text in axes.texts:
-        box = text.get_window_extent()
-        assert frame.x0 < box.x0 < box.x1 < frame.x1
-        assert frame.y0 < box.y0 < box.y1 < frame.y1
+    (legend,) = figure.legends
+    assert {text.get_text() for text in legend.get_texts()} == {"best", "worst", "frontier", "float", "int8"}
+    assert not legend.get_window_extent().overlaps(axes.get_tightbbox())
+    assert figure.bbox.containsx(legend.get_window_extent().x0)
+    assert figure.bbox.containsx(legend.get_window_extent().x1)
     assert max(axes.get_yticks()) == 100
 
 
@@ -125,7 +132,13 @@ def test_the_cost_of_stages_is_that_of_the_costliest_that_stay():
     assert epochs_within(slow, seconds(slow, 4, 1) - 1, 1) == 3
 
 
-def quick_forms(folder, jobs, tell):
+def test_finished_stages_cost_no_more():
+    prices = [Price(2.0, 5.0), Price(10.0, 5.0)]
+    assert seconds(prices, 8, 2, done=2) == seconds(prices, 8, 2) - (2 * 5 + 2 * 12)
+    assert seconds(prices, 8, 2, done=8) == 0
+
+
+def quick_forms(folder, jobs, tell, **more):
     """In place of measuring, which takes a minute per model."""
     return {name: [form("float", 50.0 + number, 100 - number)] for number, name in enumerate(jobs)}
 
@@ -153,8 +166,8 @@ def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
     assert all(0 < overhead < 300 for overhead in overheads)
     assert len(done.frontier) == 2
     page = (out / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 2
-    for word in ("Which model for digits", "the same for all", "McNemar", done.advice.split(":")[0]):
+    assert page.count("data:image/svg+xml;base64,") == 2
+    for word in ("Comparison of models on digits", "the same for all models", "McNemar", done.advice.split(":")[0]):
         assert word in page
     assert json.loads((out / "results.json").read_text())["entries"][0]["name"] == first.name
 
@@ -163,7 +176,7 @@ def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert again.entries == done.entries
     assert again.frontier == ()
-    assert "Nothing that was trained to the end keeps within the limits" in again.advice
+    assert "No finished model is within the limits" in again.advice
     with pytest.raises(UsageError, match="out"):
         compare("digits", models=("levit_nano_32", "ceit_nano_32"), settings=SETTINGS, out=out, quiet=True)
 
@@ -172,7 +185,7 @@ def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
 def test_every_form_is_measured_once(tmp_path):
     """Of a trained model: the fastest float, and int8 with its own accuracy."""
     job = Job(tmp_path / "runs" / "levit", "digits", "digits", {**SETTINGS, "model": "levit_nano_32", "seed": 0})
-    (result,) = carry_out([job]).values()
+    (result,) = run_jobs([job]).values()
     forms = measure_forms(tmp_path, {"LeViT": job}, lambda text: None)
     number, whole = forms["LeViT"]
     assert (number.name, whole.name, whole.way) == ("float", "int8", "openvino int8")
@@ -190,6 +203,7 @@ def test_every_form_is_measured_once(tmp_path):
     assert (tmp_path / "forms.json").stat().st_mtime_ns == kept
 
 
+@pytest.mark.slow
 def test_the_field_by_default_can_be_saved_and_read_again(tmp_path):
     """Every candidate, of timm too."""
     for candidate in (*SMALL, *LARGE):
@@ -201,49 +215,146 @@ def test_the_field_by_default_can_be_saved_and_read_again(tmp_path):
         assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
 
 
-def test_a_budget_stops_the_worse_half(tmp_path, capfd, monkeypatch):
-    """With made-up trainings: what is better goes on, what dies is named, seeds are for those that get to the end."""
-    asked: list[tuple[str, int | None]] = []
-    order = ["levit_nano_32", "ceit_nano_32", "cvt_nano_32", "test_resnet"]
+class Machine:
+    """A made-up machine: its clock moves by the time that probes, training runs and measurements take.
 
-    def pretended(jobs, *, on_done=lambda job, result: None, **more):
+    Args:
+        monkeypatch: of the test.
+        paces: seconds per training image, by model.
+        slowdown: of training, against what a probe shows.
+        failing: model whose runs are killed.
+    """
+
+    OVERHEAD = 5.0
+
+    def __init__(self, monkeypatch, paces, slowdown=1.0, failing=None):
+        self.now, self.paces, self.slowdown, self.failing = 1000.0, paces, slowdown, failing
+        self.probed: list[str] = []
+        self.asked: list[tuple[str, int | None]] = []
+        self.epochs: dict[Path, int] = {}
+        monkeypatch.setattr(comparing, "Stopwatch", lambda before=0.0: Stopwatch(before, lambda: self.now))
+        monkeypatch.setattr(comparing, "probe", self.probe)
+        monkeypatch.setattr(comparing, "run_jobs", self.run_jobs)
+        monkeypatch.setattr(comparing, "measure_forms", self.measure_forms)
+
+    def probe(self, recipe, macs, splits, threads):
+        self.probed.append(recipe.model)
+        self.now += 3.0
+        return probing.Probe(self.paces[recipe.model], 1e9, 64)
+
+    def run_jobs(self, jobs, *, on_done=lambda job, result: None, **more):
         results = {}
         for job in jobs:
-            name = job.settings["model"]
-            asked.append((job.folder.name, job.until))
-            epochs = job.until or int(job.settings["epochs"])
-            right = np.arange(72) < 60 - 10 * order.index(name)
-            curve = tuple((epoch, float(epoch)) for epoch in range(1, epochs + 1))
-            top1 = 100 * float(right.mean())
-            results[job.folder] = Result(
-                None, {None: Measured(top1, right)}, curve, overhead=0.5, images_per_second=1000.0
+            model, epochs = job.settings["model"], job.until or int(job.settings["epochs"])
+            new, self.epochs[job.folder] = epochs - self.epochs.get(job.folder, 0), epochs
+            train = min(job.settings.get("data.limit", 1438), 1438)
+            evaluated = comparing.EVALUATION * min(train, 359)
+            pace = self.paces[model] * self.slowdown
+            trained, overhead = new * (train + evaluated) * pace, self.OVERHEAD + evaluated * pace
+            self.now += trained + overhead
+            if "probes" not in job.folder.parts:
+                self.asked.append((job.folder.name, job.until))
+            right = np.arange(72) < 60 - 10 * list(self.paces).index(model)
+            result = Result(
+                None,
+                {None: Measured(100 * float(right.mean()), right)},
+                tuple((epoch, float(epoch)) for epoch in range(1, epochs + 1)),
+                seconds=epochs * (train + evaluated) * pace,
+                overhead=overhead,
+                images_per_second=1 / pace,
             )
-            if name == "test_resnet" and job.until:
-                results[job.folder] = Result(error="killed by signal 9 (SIGKILL)")
-            on_done(job, results[job.folder])
+            if model == self.failing and job.until:
+                result = Result(error="killed by signal 9 (SIGKILL)")
+            results[job.folder] = result
+            on_done(job, result)
         return results
 
-    monkeypatch.setattr(comparing, "carry_out", pretended)
-    monkeypatch.setattr(comparing, "measure_forms", quick_forms)
-    words = ["--budget", "60s", "--seeds", "2", "--out", str(tmp_path / "out"), "--json"]
+    def measure_forms(self, folder, jobs, tell, *, num_val, left, quiet):
+        paces = {name: self.paces[job.settings["model"]] for name, job in jobs.items()}
+        for number, pace in enumerate(paces.values()):
+            rest = sum(
+                speeds.form_seconds(other, num_val, is_full=False) for other in list(paces.values())[number + 1 :]
+            )
+            full = speeds.form_seconds(pace, num_val, is_full=True)
+            is_full = left() - rest >= full
+            self.now += full if is_full else speeds.form_seconds(pace, num_val, is_full=False)
+        return quick_forms(folder, jobs, tell)
+
+
+FIELD = ("levit_nano_32", "ceit_nano_32", "cvt_nano_32", "test_resnet")  # the best first
+PACES = dict.fromkeys(FIELD, 0.001)
+
+
+@pytest.mark.parametrize(("budget", "seeds"), [(120, 1), (300, 2), (1800, 1)])
+@pytest.mark.parametrize("slowdown", [0.5, 1.0, 2.0])
+def test_the_whole_comparison_stays_within_its_budget(budget, seeds, slowdown, tmp_path, monkeypatch):
+    """By the accounting of a made-up machine, on which training may take longer than the probes show."""
+    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
+    machine = Machine(monkeypatch, {name: 0.001 * (1 + number) for number, name in enumerate(FIELD)}, slowdown)
+    begun = machine.now
+    compare("digits", models=FIELD, budget=budget, seeds=seeds, out=tmp_path / "out", quiet=True)
+    spent = machine.now - begun
+    known = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert known["seconds"] == pytest.approx(spent)
+    assert known["stages"] == stages_of(known["epochs"])
+    assert spent <= budget * (1.0 if slowdown <= 1 else 1.3)
+    if slowdown == 1:
+        assert spent > 0.4 * budget  # and it is used
+
+
+def test_a_budget_that_is_much_too_small_is_refused_after_one_probe(tmp_path, capfd, monkeypatch):
+    """The other models are estimated from their multiply-adds; nothing is trained."""
+    machine = Machine(monkeypatch, dict.fromkeys(FIELD, 1.0))
+    words = ["compare", "digits", "--models", *FIELD, "--out", str(tmp_path / "out")]
+    assert main([*words, "--budget", "90s"]) == 2
+    shown = capfd.readouterr().err
+    assert (len(machine.probed), machine.asked) == (1, [])
+    assert f"{machine.probed[0]}: about 26:04 per epoch (1.0 images/s), 1.0 GB of memory at batch size 64." in shown
+    assert "one epoch of every candidate, at least " in shown
+    assert shown.splitlines()[-1].endswith("; got 90 s. Raise --budget, or use fewer --models or --limit N.")
+
+
+def test_a_refused_budget_may_be_raised_and_a_used_one_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
+    Machine(monkeypatch, PACES)
+    words = dict(models=FIELD, out=tmp_path / "out", quiet=True)
+    with pytest.raises(UsageError, match=r"one epoch of every candidate, .* here \(.* alone .*\); got 8 s\."):
+        compare("digits", budget=8, **words)
+    compare("digits", budget=200, **words)
+    with pytest.raises(UsageError, match="--force"):
+        compare("digits", budget=400, **words)
+    compare("digits", budget=200, **words)
+
+
+def test_every_model_that_is_probed_prints_what_it_costs(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
+    Machine(monkeypatch, PACES)
+    compare("digits", models=FIELD, budget=200, out=tmp_path / "out", threads=1)
+    shown = capfd.readouterr().err
+    for name in FIELD:
+        assert f"{name}: about 2 s per epoch (1,000 images/s), 1.0 GB of memory at batch size 64." in shown
+    assert "Starting and finishing a run takes about 5 s." in shown
+    assert shown.splitlines()[0].startswith("Comparing levit_nano_32, ceit_nano_32, cvt_nano_32, test_resnet on 1,438 ")
+
+
+def test_a_budget_stops_the_worse_half(tmp_path, capfd, monkeypatch):
+    """With made-up trainings: what is better goes on, what dies is named, seeds are for those that get to the end."""
+    machine = Machine(monkeypatch, PACES, failing="test_resnet")
+    words = ["--budget", "200s", "--seeds", "2", "--out", str(tmp_path / "out"), "--json"]
     models = ("levit_nano_32", "cvt_nano_32", "ceit_nano_32", "test_resnet")
     assert main(["compare", "digits", "--models", *models, *words]) == 0
     shown = capfd.readouterr()
     found = json.loads(shown.out)
     known = json.loads((tmp_path / "out" / "compare.json").read_text())
-    epochs, stages = known["epochs"], known["stages"]
-    assert stages == [math.ceil(epochs / 4), math.ceil(epochs / 2), epochs]
-    evaluated = comparing.EVALUATION * 359
-    prices = [Price((1438 + evaluated) / 1000, 0.5 + evaluated / 1000)] * len(models)  # by the made-up speed
-    assert seconds(prices, epochs, 2) <= 60 < seconds(prices, epochs + 1, 2)
+    stages = known["stages"]
     by_name = {item["name"]: item for item in found["entries"]}
     assert [by_name[name]["stopped_after"] for name in models] == [None, stages[0], None, None]
     assert by_name["test_resnet"]["error"] == "killed by signal 9 (SIGKILL)"
-    assert list(by_name) == order
-    assert ("levit-nano-32-seed1", None) in asked
-    assert not any(name == "cvt-nano-32-seed1" for name, _ in asked)
+    assert list(by_name) == list(FIELD)
+    assert ("levit-nano-32-seed1", None) in machine.asked
+    assert not any(name == "cvt-nano-32-seed1" for name, _ in machine.asked)
     assert f"Stopped after epoch {stages[0]}: cvt_nano_32." in shown.err
-    assert "cvt_nano_32 stopped early, and could have come further." in found["advice"]
+    assert "cvt_nano_32 stopped early; longer training could change the ranking." in found["advice"]
     page = (tmp_path / "out" / "report.md").read_text()
     assert "killed by signal 9" in page
     assert f"stopped after epoch {stages[0]}" in page
@@ -251,12 +362,76 @@ def test_a_budget_stops_the_worse_half(tmp_path, capfd, monkeypatch):
 
 @pytest.mark.slow
 def test_a_budget_that_holds_nothing_says_what_it_would_take(tmp_path):
-    with pytest.raises(UsageError, match=r"must hold one epoch of every candidate, .* here \(.* alone .*\); got 0 s\."):
+    with pytest.raises(UsageError, match=r"one epoch of every candidate, .* here \(.* alone .*\); got 0 s\."):
         compare("digits", models=MODELS, budget=0.01, settings={"data.limit": 64}, out=tmp_path / "out", quiet=True)
 
 
+def recipe_for_probe(batch_size):
+    settings = {"model": "levit_nano_32", "epochs": 2, "batch_size": batch_size, "workers": 0}
+    return load_recipe("digits", list(settings.items()))
+
+
+def test_a_probe_is_small_and_estimates_time_and_memory():
+    splits = open_data("digits", limit=128)
+    recipe = recipe_for_probe(64)
+    macs = probing.macs_of(recipe, 10)
+    assert macs == pytest.approx(VARIANTS["levit_nano_32"].macs, rel=0.02)  # 10 classes
+    found = probing.probe(recipe, macs, splits)
+    assert found.image > 0
+    assert found.batch_size == 64
+    larger = probing.probe(recipe_for_probe(128), 1e12, splits)  # a network so large that the probe has 4 images
+    activations = found.memory - probing.PROCESS_BYTES
+    assert activations > 64 * 3 * 32 * 32 * 4
+    assert larger.memory - probing.PROCESS_BYTES == pytest.approx(2 * activations, rel=0.3)
+    assert probing.macs_of(dataclasses.replace(recipe, model="ceit_nano_32"), 10) > macs
+
+
+def test_a_probe_uses_the_threads_of_a_run_and_no_more_after_it(monkeypatch):
+    used: list[int] = []
+    monkeypatch.setattr(probing, "_timed", lambda plan, learner: used.append(torch.get_num_threads()) or (0, 1, 1))
+    before = torch.get_num_threads()
+    probing.probe(recipe_for_probe(64), 1e9, open_data("digits", limit=128), threads=before + 1)
+    assert used == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+def test_a_budget_measures_all_forms_of_the_first_and_torch_of_the_others(tmp_path, monkeypatch):
+    """What was measured in torch only is measured again when there is time."""
+    jobs, asked = {}, []
+    for name in ("best", "other"):
+        jobs[name] = Job(tmp_path / name, "digits", "digits", {"seed": 0})
+        jobs[name].folder.mkdir()
+        record = {"job": jobs[name].record(), "measured": [], "curve": [], "images_per_second": 100.0}
+        jobs[name].result_file.write_text(json.dumps(record))
+
+    def forms_of(exported, job, result, tell, progress, is_full):
+        asked.append((job.folder.name, is_full))
+        return [form("float", 50.0, 100)]
+
+    monkeypatch.setattr(speeds, "_forms_of", forms_of)
+    quick, full = (speeds.form_seconds(0.01, 100, is_full=is_full) for is_full in (False, True))
+    assert 0 < quick < full
+    said: list[str] = []
+
+    def measure(left):
+        return measure_forms(tmp_path, jobs, said.append, num_val=100, left=lambda: left, quiet=True)
+
+    measure(quick)
+    assert asked == [("best", False), ("other", False)]
+    assert "other is measured in torch only: the budget does not suffice to convert it to OpenVINO and int8." in said
+    measure(quick)
+    assert len(asked) == 2
+    measure(math.inf)
+    assert asked[2:] == [("best", True), ("other", True)]
+    measure(quick)
+    assert len(asked) == 4
+
+
 def planned(tmp_path, candidates, said, base=None, settings=None):
-    plan = comparing._Plan(tmp_path, "photos", base, settings or {}, None, candidates, "local", 1, said.append)
+    plan = comparing._Plan(
+        tmp_path, "photos", base, settings or {}, None, candidates, "local", 1, 1, {"budget": None}, Stopwatch(), True
+    )
+    plan.tell = said.append
     plan.start_from(plan.find_weights())
     return plan
 
@@ -273,7 +448,7 @@ def test_candidates_with_public_weights_start_from_them(tmp_path, hub):
         "ResNet": "timm/resnet18.a1_in1k",
     }
     assert len(said) == 1
-    assert "CeiT is trained from scratch: No hub has the weights of ceit_tiny_patch16_224" in said[0]
+    assert "CeiT is trained from scratch: weft cannot download the weights of ceit_tiny_patch16_224" in said[0]
     jobs = {candidate.name: plan.job(candidate, 0, 3, None) for candidate in plan.candidates}
     assert {name: job.recipe for name, job in jobs.items()} == {
         "CeiT": None,
@@ -311,7 +486,7 @@ def test_a_recipe_that_asks_for_weights_goes_without_where_there_are_none(tmp_pa
 def test_the_advice_says_what_starting_from_scratch_means():
     first, second = ENTRIES[0], dataclasses.replace(ENTRIES[1], weights="timm/x")
     advice = advise([first, second], Limits(), ())
-    assert f"{first.name} was trained from scratch, for lack of public weights" in advice
+    assert f"{first.name} was trained from scratch, since there are no public weights" in advice
     assert "not which architecture is better" in advice
     assert "from scratch" not in advise(ENTRIES[:2], Limits(), ())
     assert [trained_cells(entry)[1] for entry in (first, second)] == ["scratch", "timm/x"]
@@ -327,14 +502,14 @@ def test_weights_and_scratch_in_one_comparison(tmp_path, hub):
             pixels = rng.integers(0, 120, (128, 128, 3)) + 100 * number
             Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "photos" / f"c{number}" / f"{index}.png")
     settings = {"img_size": 64, "batch_size": 8, "epochs": 1}
-    models = ["levit_128s", "ceit_tiny_patch16_224"]
+    models = ["levit_128s", "ceit_nano_32"]
     found = compare(tmp_path / "photos", models=models, settings=settings, out=tmp_path / "out", quiet=True)
     weights = {entry.model: entry.weights for entry in found.entries}
-    assert weights == {"levit_128s": "timm/levit_128s.fb_dist_in1k", "ceit_tiny_patch16_224": ""}
-    assert "from scratch by the defaults of weft train: ceit_tiny_patch16_224" in found.protocol
+    assert weights == {"levit_128s": "timm/levit_128s.fb_dist_in1k", "ceit_nano_32": ""}
+    assert "since there are no public weights: ceit_nano_32" in found.protocol
     log = (tmp_path / "out" / "runs" / "levit-128s-seed0" / "run" / "recipe.yaml").read_text()
     assert "pretrained: true" in log
-    assert "started from" in (tmp_path / "out" / "report.md").read_text()
+    assert "initial weights" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_seeds_are_compared_with_their_own():
@@ -344,7 +519,7 @@ def test_seeds_are_compared_with_their_own():
         return Result(error, None if error else {None: Measured(top1, np.ones(4, bool))})
 
     mine, best = [run(70.0), run(0, "died"), run(75.0)], [run(80.0), run(90.0), run(84.0)]
-    assert comparing._to_best(mine, best).value == pytest.approx(-9.5)
+    assert comparing._difference_to_best(mine, best).value == pytest.approx(-9.5)
 
 
 def test_too_few_held_out_images(tmp_path: Path):
@@ -365,8 +540,11 @@ def test_too_few_held_out_images(tmp_path: Path):
         (["--models", "levit_nano_32", "levit_nano"], "Unknown model 'levit_nano'"),
         (["--max-latency", "fast"], "--max-latency must be a time such as 10ms or 0.5s; got 'fast'."),
         (["--max-size", "20"], "--max-size must be a size such as 20MB; got '20'."),
-        (["--budget", "soon"], "--budget must be a length of time such as 90s, 45m or 1h30m; got 'soon'."),
-        (["--budget", "1h", "--epochs", "3"], "A budget decides the epochs; give one of them, --budget or --epochs."),
+        (["--budget", "soon"], "--budget must be a duration such as 90s, 45m or 1h30m; got 'soon'."),
+        (
+            ["--budget", "1h", "--epochs", "3"],
+            "number of epochs; pass --budget or --epochs, not both.",
+        ),
         (["--seeds", "0"], "--seeds must be a whole number of at least 1; got 0."),
     ],
 )

@@ -22,9 +22,11 @@ SHIPPED = {
     "cvt-projection": 4,
     "data-efficiency": 25,
     "distillation": 3,
+    "finetune-384": 8,
     "levit-ablation": 8,
     "levit-grafting": 5,
     "resolution": 12,
+    "transfer": 34,
 }
 GOOD = """
 title: t
@@ -47,9 +49,10 @@ def test_every_study_is_there():
     assert study_names() == sorted(SHIPPED)
 
 
+@pytest.mark.slow_except("cvt-projection")
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_study_that_comes_with_weft(name):
-    """It builds (in load_study), at both scales; every line is a network or a training of its own."""
+    """It builds (in load_study), at both scales; every line is a training run or a comparison of its own."""
     study = load_study(name)
     assert len(study.variants) == SHIPPED[name]
     assert set(study.scales) == {"small", "paper"}
@@ -57,11 +60,21 @@ def test_a_study_that_comes_with_weft(name):
     assert study.source
     for scale in study.scales:
         rows = study.at_scale(scale).variants
-        lines = [(recipe_of(study, variant, scale), variant.test_ratio, variant.against) for variant in rows]
+        lines = [
+            (
+                recipe_of(study, variant, scale),
+                study.data(variant, scale),
+                variant.start_from,
+                variant.test_ratio,
+                variant.against,
+            )
+            for variant in rows
+        ]
         assert len({repr(line) for line in lines}) == len(lines)
     # the small scale is for 32x32 images: none larger than twice that
     assert all(
-        (recipe_of(study, variant, "small").img_size or 32) in (32, 64) for variant in study.at_scale("small").variants
+        (recipe_of(study, variant, "small").img_size or 32) in (32, 56, 64)
+        for variant in study.at_scale("small").variants
     )
 
 
@@ -119,8 +132,12 @@ def test_a_study_of_ones_own(tmp_path):
         (("model_args.attn_bias: false", "optim.lrr: 1"), r"variant 'without' \(small\): Unknown setting 'optim.lrr'"),
         (("set: {model_args", "sett: {model_args"), r"Unknown key of .*variant 2 'sett'\. Nearest: set"),
         (("small:", "tiny:"), r"scales must be some of small, paper; got tiny\."),
-        (("paper: 71.9", "paper: high"), r"variant 1: paper must be a number above 0; got 'high'\."),
+        (("paper: 71.9", "paper: high"), r"variant 1: paper must be a number or null; got 'high'\."),
         (("name: without", "name: With"), r"every variant needs a name of its own; got with, With\."),
+        (("paper: 70.4", "start_from: nobody"), r"Unknown earlier variant in 'start_from' of 'without' 'nobody'"),
+        (("paper: 70.4", "start_from: without"), r"Unknown earlier variant in 'start_from' of 'without' 'without'"),
+        (("paper: 70.4", "recipe: {large: digits}"), r"Unknown scale in 'recipe' of 'without' 'large'"),
+        (("paper: 70.4", "recipe: {small: digit}"), r"variant 'without' \(small\): .*'digit'"),
         (("paper: 70.4", "against: nobody"), r"Unknown variant in 'against' of 'without' 'nobody'"),
         (("recipe: small_images, ", ""), r"scale small must have recipe, data; recipe is missing\."),
         (("{model: levit_nano_32}", "{model: levit_nano}"), r"variant 'with' \(small\): Unknown model 'levit_nano'"),

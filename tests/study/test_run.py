@@ -16,11 +16,13 @@ import pytest
 from weft.cli import main
 from weft.errors import DataError, UsageError
 from weft.study import load_study, run_study
-from weft.study.jobs import Job, Result, _Process, carry_out, last_speed, read_result
 from weft.study.report import lines_figure
 from weft.study.result import Row, StudyResult
 from weft.study.run import verdict
-from weft.study.statistics import Estimate
+from weft.study.runner import Job, Result, _Process, last_speed, read_result, run_jobs
+from weft.study.statistics import Estimate, mean_of_runs, seeds_to_show
+
+pytestmark = pytest.mark.figures
 
 STUDY = """
 title: What attention bias brings | to digits
@@ -47,6 +49,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_lines_are_drawn_over_what_was_run():
     study = load_study("data-efficiency")
     estimate = Estimate(50.0, 49.0, 51.0)
@@ -55,9 +58,10 @@ def test_lines_are_drawn_over_what_was_run():
         for variant in study.variants
         if variant.at in (1, 10)
     )
-    (axes,) = lines_figure(StudyResult(Path(), study, "small", "cifar10", 1, rows, {}, 0.0)).axes
+    figure = lines_figure(StudyResult(Path(), study, "small", "cifar10", 1, rows, {}, 0.0))
+    (axes,) = figure.axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "10"]
-    assert len(axes.get_legend().get_texts()) == 5
+    assert len(figure.legends[0].get_texts()) == 5
 
 
 @pytest.mark.slow
@@ -75,7 +79,7 @@ def test_a_study_from_its_file_to_its_page(file, capfd):
     assert base.macs == larger.macs  # one run, asked at two sizes
     assert (broken.top1, broken.mean, broken.verdict) == ((), None, "failed")
     assert [seed for seed, _ in broken.errors] == [0, 1]
-    assert "must see at least 2 images at a time to learn" in broken.errors[0][1]
+    assert "needs at least 2 images per forward pass" in broken.errors[0][1]
 
     runs = sorted(path.name for path in (done.out / "runs").iterdir())
     assert runs == [f"{name}-seed{seed}" for name in ("broken", "with", "without") for seed in (0, 1)]
@@ -87,16 +91,16 @@ def test_a_study_from_its_file_to_its_page(file, capfd):
     assert facts["variants"][1]["paper_effect"] == -1.5
     assert facts["variants"][1]["effect"] == pytest.approx(list(without.effect))
     page, text = ((done.out / name).read_text() for name in ("report.html", "report.md"))
-    for word in ("What attention bias brings", "Runs that failed", "at least 2 images", without.verdict):
+    for word in ("What attention bias brings", "Failed runs", "at least 2 images", without.verdict):
         assert word in page
     assert r"brings \| to digits" in text
-    assert page.count("data:image/png;base64,") == 1  # effects; one epoch makes no curve
+    assert page.count("data:image/svg+xml;base64,") == 1  # effects; one epoch makes no curve
 
     before = {path: path.stat().st_mtime_ns for path in done.out.glob("runs/*/result.json")}
     assert len(before) == 4
     assert main(["study", str(file), "--out", str(done.out), "--only", "without", "--json"]) == 0
     said = json.loads(capfd.readouterr().out)
-    assert [row["variant"] for row in said["variants"]] == ["with", "without"]
+    assert [row["variant"] for row in said["variants"]] == ["with", "without", "larger"]  # all that are finished
     assert said["variants"][0]["top1"] == list(base.top1)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     with pytest.raises(UsageError, match="out"):
@@ -132,7 +136,7 @@ def test_a_run_that_is_killed_in_its_first_state_begins_again(tmp_path):
     for manifest in (killed.folder / "run").glob("state/*.json"):
         manifest.unlink()
     assert list((killed.folder / "run").glob("state/*.safetensors"))
-    (result,) = carry_out([killed]).values()
+    (result,) = run_jobs([killed]).values()
     assert (result.error, len(result.curve)) == (None, 1)
 
 
@@ -142,7 +146,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_answers(tmp_path):
     process = killed_with_a_state(killed)
     assert process.failure() == f"killed by signal 9 ({signal.SIGKILL.name})"
     assert read_result(killed) is None
-    results = carry_out([whole, killed], at_once=2)
+    results = run_jobs([whole, killed], at_once=2)
     first, second = (results[each.folder] for each in (whole, killed))
     assert first.error is None
     assert first.curve == second.curve
@@ -159,10 +163,10 @@ def test_over_two_workers_of_ray(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     try:
         tasks = [job(tmp_path / name, epochs=1, **more) for name, more in (("a", {}), ("b", {"batch_size": 1}))]
-        results = carry_out(tasks, engine="ray", at_once=2)
+        results = run_jobs(tasks, engine="ray", at_once=2)
     finally:
         ray.shutdown()
-    (here,) = carry_out([job(tmp_path / "here", epochs=1)]).values()
+    (here,) = run_jobs([job(tmp_path / "here", epochs=1)]).values()
     assert np.array_equal(results[tasks[0].folder].right, here.right)
     assert "at least 2 images" in results[tasks[1].folder].error
 
@@ -174,7 +178,7 @@ def test_a_study_that_is_stopped_stops_its_runs(tmp_path):
 
     short, long = job(tmp_path / "short", batch_size=1), job(tmp_path / "long", epochs=500)
     with pytest.raises(KeyboardInterrupt):
-        carry_out([short, long], at_once=2, on_done=stop)
+        run_jobs([short, long], at_once=2, on_done=stop)
     assert not _children()
     assert read_result(long) is None
     log = (tmp_path / "long" / "log.txt").read_text()
@@ -184,20 +188,20 @@ def test_a_study_that_is_stopped_stops_its_runs(tmp_path):
 def _children() -> list[str]:
     """Processes of jobs that are alive."""
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    return [line.decode() for line in lines if b"weft.study.jobs" in line and b"test_a_study_that_is_stopped" in line]
+    return [line.decode() for line in lines if b"weft.study.runner" in line and b"test_a_study_that_is_stopped" in line]
 
 
 @pytest.mark.slow
 def test_a_job_that_stops_early_goes_on_later(tmp_path):
     """Each leaves its own result, and neither is run again."""
     early, whole = (dataclasses.replace(job(tmp_path / "job", epochs=2), until=until) for until in (1, None))
-    (first,) = carry_out([early]).values()
+    (first,) = run_jobs([early]).values()
     assert [epoch for epoch, _ in first.curve] == [1]
-    (last,) = carry_out([whole]).values()
+    (last,) = run_jobs([whole]).values()
     assert [epoch for epoch, _ in last.curve] == [1, 2]
     assert last.curve[:1] == first.curve
     before = {path: path.stat().st_mtime_ns for path in (early.result_file, whole.result_file)}
-    (again,) = carry_out([early]).values()
+    (again,) = run_jobs([early]).values()
     assert (again.top1, again.curve) == (first.top1, first.curve)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -216,12 +220,20 @@ def test_nothing_is_called_equal(effect, paper, words):
     assert verdict(effect, paper) == words
 
 
+def test_an_effect_that_is_not_shown_states_the_number_of_seeds():
+    effect = mean_of_runs([1.0, -1.0, 0.6])
+    needed = seeds_to_show(effect, 3, 0.5)
+    assert verdict(effect, 0.5, 3) == f"no difference shown (for +0.5: {needed} seeds)"
+    assert verdict(effect, 9.0, 3) == "no difference shown"  # three would have shown it
+
+
 def test_data_that_nobody_can_learn_from_is_refused_before_the_first_run(file, tmp_path):
     with pytest.raises(DataError):
         run_study(file, tmp_path / "none", out=tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_lists_and_plans(file, capsys):
     assert main(["study"]) == 0
     assert "ceit-convergence" in capsys.readouterr().out

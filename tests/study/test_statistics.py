@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from weft.study.statistics import accuracy, difference, mcnemar, mean_of_runs
+from weft.intervals import ENOUGH_IMAGES, accuracy_of, difference_of, interval_of, too_few_text
+from weft.study.statistics import accuracy, difference, mcnemar, mean_of_runs, seeds_to_show
 
 
 def test_a_mean_of_runs_is_students_interval():
@@ -22,13 +23,39 @@ def test_one_run_says_nothing_of_another():
     assert mean_of_runs([70.0]) == (70.0, -math.inf, math.inf)
 
 
-def test_accuracy_is_near_the_binomial_interval():
-    right = np.arange(1000) < 800
-    found = accuracy(right)
-    low, high = stats.binomtest(800, 1000).proportion_ci(method="wilson")
-    assert found.value == 80
-    assert (found.low, found.high) == pytest.approx((100 * low, 100 * high), abs=0.3)
-    assert accuracy(right) == found  # the draws are the same every time
+@pytest.mark.parametrize(("correct", "count"), [(800, 1000), (0, 1), (1, 1), (2, 2), (49, 53), (0, 300), (300, 300)])
+def test_accuracy_is_wilsons_interval(correct, count):
+    found = accuracy(np.arange(count) < correct)
+    low, high = stats.binomtest(correct, count).proportion_ci(method="wilson")
+    assert found == pytest.approx((100 * correct / count, 100 * low, 100 * high))
+    assert found.low <= found.value <= found.high
+    assert interval_of(found.value, count) == found
+
+
+def test_few_images_say_so():
+    """The stated number is always enough, and no much smaller one is."""
+    assert not any(accuracy_of(correct, ENOUGH_IMAGES).is_wide for correct in range(ENOUGH_IMAGES + 1))
+    assert accuracy_of(45, 90).is_wide
+    assert too_few_text(100.0, 2).startswith("Too few images for a conclusion: with 2,")
+    assert too_few_text(50.0, 100) == ""
+
+
+@pytest.mark.parametrize(("share", "rate"), [(0.05, 0.02), (0.1, 0.1), (0.15, 0.0)])
+def test_the_interval_of_a_difference_covers_it(share, rate):
+    """In about 95 % of experiments, also with few images and few disagreements."""
+    rng = np.random.default_rng(0)
+    for count in (30, 100):
+        drawn = rng.multinomial(count, [share, rate, 1 - share - rate], size=4000)
+        intervals = [difference_of(int(won), int(lost), count) for won, lost, _ in drawn]
+        covered = np.mean([one.low <= 100 * (share - rate) <= one.high for one in intervals])
+        assert covered > 0.93
+        assert all(one.low <= one.value <= one.high for one in intervals)
+
+
+def test_alike_on_few_images_is_not_alike():
+    right = np.ones(10, bool)
+    assert difference(right, right).high > 10
+    assert difference(np.ones(3, bool), np.zeros(3, bool)).value == 100
 
 
 def test_a_difference_on_the_same_images_is_surer_than_two_accuracies():
@@ -56,3 +83,13 @@ def test_mcnemar_counts_disagreements_alone():
     second = np.array([True] * 80 + [False] * 18 + [True] * 2)
     assert mcnemar(first, second) == pytest.approx(stats.binomtest(10, 12).pvalue)
     assert mcnemar(first, first) == 1
+
+
+def test_the_number_of_seeds_that_shows_an_effect():
+    """The interval of that many runs with the same deviation is narrower than the effect, of one fewer it is not."""
+    values = [1.2, -0.4, 0.9]
+    needed = seeds_to_show(mean_of_runs(values), 3, 1.0)
+    deviation = np.std(values, ddof=1)
+    halves = [stats.t.ppf(0.975, count - 1) * deviation / np.sqrt(count) for count in (needed - 1, needed)]
+    assert halves[0] >= 1.0 > halves[1]
+    assert seeds_to_show(mean_of_runs(values), 3, 1e-6) is None

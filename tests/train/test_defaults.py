@@ -6,7 +6,8 @@ import pytest
 
 from weft.models.families import default_model
 from weft.recipes import Recipe, load_recipe
-from weft.train.defaults import default_recipe, fill_in, overrides_of
+from weft.recipes.load import default_recipe, overrides_of
+from weft.train.plan import fill_in, leaves_batch_size, use_all_images
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_every_decision_is_said() -> None:
     assert notes == [
         "Model levit_128s, for 40 images of about 480x640 pixels; another: --model NAME.",
         "100 epochs, for 40 images; another number: --epochs N.",
-        "Batch size 40: there are no more than 40 images.",
+        "Batch size 40: the training set has 40 images.",
     ]
 
 
@@ -46,6 +47,44 @@ def test_what_was_asked_for_stays() -> None:
     asked = load_recipe(overrides=[("model", "cvt_13"), ("epochs", 7), ("img_size", 96), ("batch_size", 8)])
     assert fill_in(asked, (32, 32), 50) == (asked, [])
     assert fill_in(Recipe(epochs=1, img_size=80), (64, 64), 1000)[0].img_size == 80
+
+
+def test_a_recipe_or_a_batch_size_is_not_changed() -> None:
+    assert leaves_batch_size("photos", None, {"epochs": 3}, {"batch_size": None})
+    assert not leaves_batch_size("photos", "finetune", None, {})
+    assert not leaves_batch_size("photos", None, {"batch_size": 64}, {})
+    assert not leaves_batch_size("photos", None, {}, {"batch_size": 64})
+    assert not leaves_batch_size("digits", None, {}, {})
+
+
+def test_few_images_are_all_used() -> None:
+    recipe, note = use_all_images(Recipe(), 157, may_change=True)
+    assert recipe == Recipe(batch_size=52)
+    assert note == ("Batch size 52: an epoch uses 156 of 157 training images; with 64, 128. Another: --batch-size N.")
+    recipe, note = use_all_images(Recipe(), 157, may_change=False)
+    assert recipe == Recipe()
+    assert note == (
+        "An epoch uses 128 of 157 training images, different ones each time, since batches of 64 leave 29 over; with"
+        " --batch-size 52 it is 156."
+    )
+    assert use_all_images(Recipe(), 1437, may_change=True) == (Recipe(), "")  # 29 are few of them
+    assert use_all_images(Recipe(batch_size="auto"), 157, may_change=True) == (Recipe(batch_size="auto"), "")
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("mixup", [0.0, 0.8])
+def test_a_fitted_batch_can_be_trained(world: int, accumulate: int, mixup: float) -> None:
+    """It divides into equal parts of at least two images, even ones for mixup, and never leaves out more."""
+    parts = world * accumulate
+    asked = load_recipe(overrides=[("accumulate", accumulate), ("augment.mixup", mixup), ("batch_size", 48)])
+    for count in range(48, 400):
+        recipe, note = use_all_images(asked, count, world, may_change=True)
+        size = recipe.batch_size
+        assert size % (parts * (2 if mixup else 1)) == 0
+        assert size // parts >= 2
+        assert count % size <= count % 48
+        assert bool(note) == (count % 48 > 0.05 * count)
 
 
 def test_digits_have_a_recipe_of_their_own() -> None:

@@ -25,6 +25,7 @@ def body(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {k: v for k, v in state.items() if not k.startswith("head") and "running" not in k and "num_b" not in k}
 
 
+@pytest.mark.slow_except("best")
 @pytest.mark.parametrize("part", ["", "best", "best/model.safetensors"])
 def test_from_a_run_its_directory_or_its_file(part: str, trained: RunResult, photos: Path, tmp_path: Path) -> None:
     result = train(photos, start_from=trained.out / part, out=tmp_path / "run", settings=STILL, **ONE)
@@ -39,7 +40,7 @@ def test_other_classes_get_a_new_head(trained: RunResult, tmp_path: Path, capsys
     settings = {**STILL, "name": "x"}
     words = {**ONE, "quiet": False}
     result = train(folder, start_from=trained.out, out=tmp_path / "run", settings=settings, **words)
-    assert "but for the head, whose classes are others." in capsys.readouterr().err
+    assert "except the head, which has other classes." in capsys.readouterr().err
     best = load_file(trained.out / "best" / "model.safetensors")
     for name, value in body(weights(result.out)).items():
         torch.testing.assert_close(value, best[name], msg=name)
@@ -54,6 +55,7 @@ def test_as_many_classes_with_other_names_get_a_new_head(trained: RunResult, pho
     assert not torch.allclose(weights(result.out)["head.linear.weight"], best["head.linear.weight"])
 
 
+@pytest.mark.slow_except("levit_nano_32")
 @pytest.mark.parametrize("name", ["ceit_nano_32", "levit_nano_32"])
 def test_another_size_resizes_positions(name: str, photos: Path, tmp_path: Path) -> None:
     """As from 224 to 384 in the papers."""
@@ -93,6 +95,6 @@ def test_what_is_refused(trained: RunResult, photos: Path, tmp_path: Path) -> No
         train(photos, start_from=tmp_path / "nowhere", out=tmp_path / "run", **ONE)
     with pytest.raises(CheckpointError, match="ceit"):
         train(photos, start_from=trained.out, out=tmp_path / "run", **{**ONE, "model": "ceit_nano_32"})
-    with pytest.raises(UsageError, match=r"freeze: backbone needs weights worth keeping"):
+    with pytest.raises(UsageError, match=r"freeze: backbone needs trained weights"):
         train(photos, out=tmp_path / "run", settings={"optim.freeze": "backbone"}, **ONE)
     assert not (tmp_path / "run").exists()

@@ -14,8 +14,8 @@ from torch.nn.utils import parameters_to_vector
 
 import weft
 from weft.recipes import Recipe, load_recipe
+from weft.runtime import Runtime
 from weft.train.loop import Learner, Meter, StepResult, train_epoch
-from weft.train.runtime import Runtime
 
 CPU = Runtime.of("cpu", "fp32")
 
@@ -46,6 +46,7 @@ def batches(count: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
+@pytest.mark.slow_except("levit_nano_32")
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])
 def test_every_family_learns_a_batch_by_heart(name: str) -> None:
     torch.manual_seed(0)
@@ -54,7 +55,7 @@ def test_every_family_learns_a_batch_by_heart(name: str) -> None:
     model.train()
     generator = torch.Generator().manual_seed(1)
     images, labels = torch.randn(6, 3, 32, 32, generator=generator), torch.arange(6) % 3
-    losses = [one.learn([(images, labels)]).loss for _ in range(25)]
+    losses = [one.train_step([(images, labels)]).loss for _ in range(25)]
     assert losses[-1] < 0.5 * losses[0], losses
 
 
@@ -77,9 +78,9 @@ def test_a_step_draws_from_its_seed_and_number_alone() -> None:
     one, two = learner(seed=3), learner(seed=3)
     two.model.load_state_dict(one.model.state_dict())
     for images, labels in batches(3):
-        one.learn([(images, labels)])
+        one.train_step([(images, labels)])
         torch.rand(17)  # somebody else draws in between
-        two.learn([(images, labels)])
+        two.train_step([(images, labels)])
     same(one.model, two.model)
 
 
@@ -87,8 +88,8 @@ def test_the_seed_matters() -> None:
     one, two = learner(seed=3), learner(seed=4)
     two.model.load_state_dict(one.model.state_dict())
     for images, labels in batches(3):
-        one.learn([(images, labels)])
-        two.learn([(images, labels)])
+        one.train_step([(images, labels)])
+        two.train_step([(images, labels)])
     assert not torch.equal(one.model.fc.weight, two.model.fc.weight)
 
 
@@ -96,17 +97,17 @@ def test_the_seed_matters() -> None:
 @pytest.mark.parametrize("skip", [0, 5])
 def test_a_loss_that_is_not_finite_moves_nothing(bad: float, skip: int) -> None:
     one = learner(epochs=2, steps=2, skip_nonfinite=skip, optim__ema_decay=0.9)
-    one.begin()
+    one.set_train_mode()
     for images, labels in batches(3):
-        assert not one.learn([(images, labels)]).is_skipped
-    before, average = copy.deepcopy(one.model), copy.deepcopy(one.best_guess)
+        assert not one.train_step([(images, labels)]).is_skipped
+    before, average = copy.deepcopy(one.model), copy.deepcopy(one.eval_model)
     moments = copy.deepcopy(one.optimizer.state_dict())
     images, labels = batches(1)[0]
-    result = one.learn([(images * bad, labels)])
+    result = one.train_step([(images * bad, labels)])
     assert result.is_skipped
     assert math.isnan(result.loss)
     same(one.model, before)
-    same(one.best_guess, average)
+    same(one.eval_model, average)
     assert str(one.optimizer.state_dict()) == str(moments)
     assert (one.step, one.skipped) == (4, 1)
 
@@ -114,10 +115,10 @@ def test_a_loss_that_is_not_finite_moves_nothing(bad: float, skip: int) -> None:
 def test_batchnorm_forgets_a_step_that_is_left_out() -> None:
     model = weft.create_model("levit_nano_32", num_classes=3)
     one = learner(model=model, skip_nonfinite=1)
-    one.begin()
-    one.learn([(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0]))])
+    one.set_train_mode()
+    one.train_step([(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0]))])
     before = copy.deepcopy(model)
-    assert one.learn([(torch.full((4, 3, 32, 32), math.nan), torch.tensor([0, 1, 2, 0]))]).is_skipped
+    assert one.train_step([(torch.full((4, 3, 32, 32), math.nan), torch.tensor([0, 1, 2, 0]))]).is_skipped
     same(model, before)
 
 
@@ -138,7 +139,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(clip: float) -> N
     one = learner(optim__clip_grad=clip)
     before = copy.deepcopy(one.model)
     hook = one.model.fc.register_forward_hook(lambda module, inputs, output: Exploding.apply(output))
-    result = one.learn([batches(1)[0]])
+    result = one.train_step([batches(1)[0]])
     assert result.is_skipped
     assert math.isfinite(result.loss)
     assert not math.isfinite(result.grad_norm)
@@ -154,7 +155,7 @@ def test_gradients_are_clipped() -> None:
         one = learner(**plain, optim__clip_grad=clip)
         one.model.eval()
         before, lr = parameters_to_vector(one.model.parameters()).detach(), one.lr_at(0)
-        one.learn([(images, labels)])
+        one.train_step([(images, labels)])
         steps[clip] = (parameters_to_vector(one.model.parameters()).detach() - before).norm().item() / lr
     assert steps[1e-3] == pytest.approx(1e-3, rel=0.05)
     assert steps[0] > 0.1
@@ -162,12 +163,12 @@ def test_gradients_are_clipped() -> None:
 
 def test_the_average_is_what_is_kept() -> None:
     one = learner(optim__ema_decay=0.9, optim__lr=0.1, schedule__warmup_epochs=0)
-    assert one.best_guess is not one.model
+    assert one.eval_model is not one.model
     for images, labels in batches(6):
-        one.learn([(images, labels)])
-    assert not torch.equal(one.best_guess.fc.weight, one.model.fc.weight)
+        one.train_step([(images, labels)])
+    assert not torch.equal(one.eval_model.fc.weight, one.model.fc.weight)
     plain = learner()
-    assert plain.best_guess is plain.model
+    assert plain.eval_model is plain.model
 
 
 def test_an_epoch_reports_means_over_images() -> None:
@@ -196,8 +197,8 @@ def test_parts_of_a_step_add_up_to_it() -> None:
     for one in (whole, parted):
         one.model.drop.p = 0.0
     for images, labels in batches(3):
-        first = whole.learn([(images, labels)])
-        second = parted.learn([(images[:4], labels[:4]), (images[4:], labels[4:])])
+        first = whole.train_step([(images, labels)])
+        second = parted.train_step([(images[:4], labels[:4]), (images[4:], labels[4:])])
         assert second.loss == pytest.approx(first.loss, rel=1e-6)
         assert second.grad_norm == pytest.approx(first.grad_norm, rel=1e-5)
     torch.testing.assert_close(whole.model.fc.weight, parted.model.fc.weight)
@@ -208,7 +209,7 @@ def test_bf16_keeps_the_weights_in_fp32() -> None:
     one = Learner(Tiny(), Recipe(), Runtime.of("cpu", "bf16"), 10, 10, 3)
     with one.runtime.autocast():
         assert one.model(torch.zeros(1, 3, 2, 2)).dtype == torch.bfloat16
-    one.learn([batches(1)[0]])
+    one.train_step([batches(1)[0]])
     assert one.model.fc.weight.dtype == torch.float32
 
 
@@ -216,9 +217,9 @@ def test_a_frozen_backbone_stays_as_it_is() -> None:
     model = weft.create_model("levit_nano_32", num_classes=3)
     recipe = load_recipe(overrides=[("optim.freeze", "backbone"), ("start_from", "somewhere")])
     one = Learner(model, recipe, CPU, 10, 10, 3)
-    one.begin()
+    one.set_train_mode()
     before = copy.deepcopy(model.state_dict())
-    one.learn([(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0]))])
+    one.train_step([(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0]))])
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed
     assert all(name.startswith(("head.", "head_dist.")) for name in changed), changed
@@ -227,8 +228,8 @@ def test_a_frozen_backbone_stays_as_it_is() -> None:
 def test_earlier_blocks_learn_slower() -> None:
     model = weft.create_model("ceit_nano_32", num_classes=3)
     one = learner(model=model, optim__layer_decay=0.5, optim__lr=1.0, schedule__warmup_epochs=0)
-    one.begin()
-    one.learn([(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0]))])
+    one.set_train_mode()
+    one.train_step([(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0]))])
     of = {id(p): group["lr"] for group in one.optimizer.param_groups for p in group["params"]}
     rates = [of[id(block.attn.qkv.weight)] for block in model.blocks]
     assert of[id(model.head.weight)] == 1.0
@@ -242,5 +243,5 @@ def test_every_optimiser_learns_with_every_clipping(opt: str, mode: str) -> None
     one = learner(steps=30, optim__opt=opt, optim__clip_mode=mode, optim__clip_grad=0.1, optim__lr=0.02)
     one.model.drop.p = 0.0
     batch = batches(1)[0]
-    losses = [one.learn([batch]).loss for _ in range(30)]
+    losses = [one.train_step([batch]).loss for _ in range(30)]
     assert losses[-1] < 0.97 * losses[0], losses

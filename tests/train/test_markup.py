@@ -15,20 +15,23 @@ import yaml
 from markdown_it import MarkdownIt
 
 from weft.checkpoints import save_model_dir
-from weft.hub import create_model
+from weft.checkpoints.hub import create_model
+from weft.inference.error_gallery import ExplainedError
+from weft.inference.metrics import Evaluation, Mistake, class_scores
+from weft.inference.report import write_report
+from weft.intervals import Estimate
+from weft.runs.hub import model_card
 from weft.study import Study, StudyResult
 from weft.study.frontier import write_comparison
 from weft.study.outcome import Comparison, Entry, Limits
-from weft.study.plan import Scale, Variant
+from weft.study.plan import Scale, StudyVariant
 from weft.study.report import write_study_report
 from weft.study.result import Row
 from weft.study.speeds import Form
-from weft.study.statistics import Estimate
 from weft.text import fenced, markdown, printable
 from weft.train import RunResult
-from weft.train.metrics import Evaluation, Mistake, class_scores
-from weft.train.report import write_report
-from weft.train.sharing import model_card
+
+pytestmark = pytest.mark.figures
 
 NAMES = (
     "<script>alert(1)</script>",
@@ -65,7 +68,7 @@ NAMES = (
     "\0",
 )
 TAGS = {"html", "head", "body", "meta", "title", "style", "h1", "h2", "p", "img", "table", "thead", "tbody", "tr", "th",
-        "td", "ul", "li", "pre", "code", "hr"}  # fmt: skip
+        "td", "ul", "li", "pre", "code", "hr", "div", "section", "dl", "dt", "dd", "figure", "figcaption"}  # fmt: skip
 
 
 class Reader(html.parser.HTMLParser):
@@ -111,7 +114,8 @@ def check_page(folder: Path, names: tuple[str, ...] = NAMES) -> None:
     ]
     for page in pages:
         assert page.tags <= TAGS
-        assert all(place.startswith("data:image/png;") or re.fullmatch(r"\w+\.png", place) for place in page.places)
+        allowed = r"data:image/(png|jpeg|svg\+xml);.*|\w+\.png"
+        assert all(re.fullmatch(allowed, place) for place in page.places)
         shown = "\n".join(page.texts)
         missing = [name for name in names if printable(name) not in shown]
         assert missing == []
@@ -156,13 +160,15 @@ def test_reports_of_runs_and_evaluations(tmp_path: Path) -> None:
         sure=np.linspace(0.05, 1, count),
     )
     title = " ".join(name for name in NAMES if "\n" not in name)
-    write_report(tmp_path, title, [(f"fact {name}", f"value {name}") for name in NAMES], result)
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    errors = [ExplainedError(mistake, pixels, pixels) for mistake in result.mistakes]
+    write_report(tmp_path, title, [(f"fact {name}", f"value {name}") for name in NAMES], result, errors)
     check_page(tmp_path, (*NAMES, title, *(f"value {name}" for name in NAMES)))
 
 
 def test_reports_of_studies(tmp_path: Path) -> None:
     estimate = Estimate(50.0, 49.0, 51.0)
-    variants = tuple(Variant(name, line=NAMES[number % 9], at=number + 1.0) for number, name in enumerate(NAMES))
+    variants = tuple(StudyVariant(name, line=NAMES[number % 9], at=number + 1.0) for number, name in enumerate(NAMES))
     scale = Scale("digits", "digits", set={"optim.opt": NAMES[0]})
     study = Study("mine", NAMES[2], NAMES[8], NAMES[4], {"small": scale}, variants, x="share $x$ of <b>")
     rows = tuple(

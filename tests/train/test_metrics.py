@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, top_k_accuracy_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.train.metrics import BINS, MOST_MISTAKES, Evaluation, class_scores, measure
-from weft.train.runtime import Runtime
+from weft.inference.metrics import BINS, MOST_MISTAKES, ClassScore, Evaluation, accuracy_lines, class_scores, measure
+from weft.runtime import Runtime
 
 CPU = Runtime.of("cpu", "fp32")
 CLASSES = [f"class {number}" for number in range(7)]
@@ -45,11 +48,11 @@ def test_against_scikit_learn() -> None:
     assert result.top5 == pytest.approx(100 * top_k_accuracy_score(labels, logits, k=5, labels=range(7)))
     assert result.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
     np.testing.assert_array_equal(result.confusion, confusion_matrix(labels, taken, labels=range(7)))
-    theirs = np.array(precision_recall_fscore_support(labels, taken, labels=range(7), zero_division=0)).T
-    ours = np.array([[score.precision, score.recall, score.f1, score.images] for score in result.per_class])
-    np.testing.assert_allclose(ours / [100, 100, 100, 1], theirs, rtol=1e-12)
+    theirs = np.array(precision_recall_fscore_support(labels, taken, labels=range(7), zero_division=np.nan)).T
+    ours = np.array([[score.precision, score.recall, score.f1, score.images] for score in result.per_class[:6]], float)
+    np.testing.assert_allclose(ours / [100, 100, 100, 1], theirs[:6], rtol=1e-12)
     assert [score.name for score in result.per_class] == CLASSES
-    assert result.per_class[6].recall == 0
+    assert result.per_class[6] == ("class 6", 0, None, None, None)
 
 
 def test_calibration_against_scikit_learn() -> None:
@@ -118,5 +121,34 @@ def test_two_heads_are_averaged() -> None:
     assert result.top1 == 100
 
 
-def test_scores_of_nothing_are_zero() -> None:
-    assert [tuple(score)[1:] for score in class_scores(["a", "b"], np.zeros((2, 2), dtype=int))] == [(0, 0, 0, 0)] * 2
+def test_scores_of_nothing_are_none() -> None:
+    """No image of a class, and no prediction of a class."""
+    nothing, never = np.zeros((2, 2), dtype=int), np.array([[3, 0], [2, 0]])
+    assert [tuple(score)[1:] for score in class_scores(["a", "b"], nothing)] == [(0, None, None, None)] * 2
+    assert class_scores(["a", "b"], never)[1] == ("b", 2, None, 0, 0)
+    assert class_scores(["a", "b"], never.T)[1] == ("b", 0, None, None, None)
+
+
+def test_accuracies_have_their_images_and_interval() -> None:
+    result = evaluated(*recorded())
+    low, high = binomtest(round(2 * result.top1), 200).proportion_ci(method="wilson")
+    assert result.as_dict()["top1_interval"] == pytest.approx([100 * low, 100 * high])
+    assert not result.as_dict()["too_few_images"]
+    classes = [ClassScore(name, 10, 90.0, 90.0, 90.0) for name in "abcdef"]
+    balanced = replace(result, classes=list("abcdef"), count=50, top1=90.0, top5=98.0, per_class=classes)
+    assert dict(accuracy_lines(balanced, "held-out images")) == {
+        "top-1": "90.00 % of 50 held-out images (95 % CI 78.6 to 95.7 %)",
+        "top-5": "98.00 % of 50 held-out images (95 % CI 89.5 to 99.6 %)",
+    }
+    assert list(dict(accuracy_lines(replace(balanced, classes=list("abcde"))))) == ["top-1"]  # top-5 is always 100 %
+
+
+def test_unequal_classes_have_macro_scores() -> None:
+    confusion = np.array([[8, 0, 0], [1, 1, 0], [0, 0, 0]])
+    scores = class_scores(["a", "b", "c"], confusion)
+    result = replace(evaluated(*recorded()), per_class=scores)
+    assert result.balanced_accuracy == pytest.approx((100 + 50) / 2)  # a class without images has no recall
+    assert result.macro_f1 == pytest.approx((200 * 8 / 17 + 200 / 3) / 2)
+    found = result.as_dict()
+    assert (found["balanced_accuracy"], found["macro_f1"]) == (result.balanced_accuracy, result.macro_f1)
+    assert dict(accuracy_lines(result))["balanced accuracy"] == "75.00 % (mean recall of the classes)"

@@ -11,8 +11,10 @@ from PIL import Image
 import weft
 from tests.helpers import lively
 from weft.data import open_data
-from weft.train.metrics import Mistake
-from weft.train.mistakes import MOST, mistakes_figure
+from weft.inference.error_gallery import MAX_ERRORS, explained_errors, gallery_figure, gallery_html
+from weft.inference.metrics import Mistake
+
+pytestmark = pytest.mark.figures
 
 
 @pytest.fixture
@@ -33,32 +35,42 @@ def wrong(count: int) -> list[Mistake]:
 @pytest.mark.parametrize("name", ["ceit_nano_32", "levit_nano_32"])
 def test_each_image_and_its_map(name, photos):
     model, source = lively(name, num_classes=2).train(), open_data(photos).train
-    figure = mistakes_figure(model, source, wrong(3))
-    assert figure is not None
-    axes = figure.axes
-    assert [len(ax.get_images()) for ax in axes] == [1, 2, 1, 2, 1, 2]
-    assert [ax.get_title() for ax in axes[:2]] == ["is a", r"taken for \$b, 90 %"]
+    errors = explained_errors(model, source, wrong(3))
     assert model.training
+    figure = gallery_figure(errors)
+    assert [len(axes.get_images()) for axes in figure.axes] == [1] * 6
+    assert figure.subfigs[0].get_suptitle() == "true class: a\npredicted: \\$b, 90 %"
+    for error in errors:
+        assert error.overlay is not None
+        assert error.overlay.shape == error.image.shape == (32, 32, 3)
+        assert np.ptp(error.overlay.astype(int) - error.image, axis=(0, 1)).min() > 10  # not even: it has a map
+    page = gallery_html(errors)
+    assert page.count("<img ") == 6
+    assert page.count('<div dir="auto">true class: a</div><div dir="auto">predicted: $b, 90 %</div>') == 3
+    assert page.count('class="small"') == 6  # of 32 pixels: enlarged without smoothing
 
 
 def test_at_most_so_many(photos):
-    figure = mistakes_figure(lively("levit_nano_32", num_classes=2), open_data(photos).train, wrong(12))
-    assert figure is not None
-    assert len(figure.axes) == 2 * MOST
+    errors = explained_errors(lively("levit_nano_32", num_classes=2), open_data(photos).train, wrong(13))
+    assert len(gallery_figure(errors).axes) == 2 * MAX_ERRORS
 
 
 def test_an_image_that_is_gone_is_left_out(photos):
     source = open_data(photos).train
     Path(photos / source.read(1).key).write_bytes(b"")
-    figure = mistakes_figure(lively("levit_nano_32", num_classes=2), source, wrong(3))
-    assert figure is not None
-    assert len([ax for ax in figure.axes if ax.get_images()]) == 4
+    errors = explained_errors(lively("levit_nano_32", num_classes=2), source, wrong(3))
+    assert [error.mistake.place for error in errors] == [0, 2]
 
 
 def test_nothing_to_look_into(photos):
+    """Networks without attention maps have the images alone."""
     source = open_data(photos).train
-    assert mistakes_figure(lively("levit_nano_32", num_classes=2), source, []) is None
-    assert mistakes_figure(weft.create_model("resnet18", num_classes=2), source, wrong(2)) is None
-    assert (
-        mistakes_figure(weft.create_model("t2t_vit_14", num_classes=2, img_size=32, depth=1), source, wrong(1)) is None
-    )
+    assert explained_errors(lively("levit_nano_32", num_classes=2), source, []) == []
+    for network in (
+        weft.create_model("resnet18", num_classes=2),
+        weft.create_model("t2t_vit_14", num_classes=2, img_size=32, depth=1),
+    ):
+        errors = explained_errors(network, source, wrong(2))
+        assert [error.overlay for error in errors] == [None, None]
+        assert len(gallery_figure(errors).axes) == 2
+        assert gallery_html(errors).count("<img ") == 2

@@ -7,8 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from weft.errors import UsageError
+from weft.models.contract import mean_logits
 from weft.recipes import Recipe, load_recipe
-from weft.train.objective import Mixing, Objective, balanced_weights, check_mixing, mean_logits
+from weft.train.objective import Mixing, Objective, balanced_weights, check_balance, check_mixing
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, OTHER, TEACHER = torch.randn(3, 6, 4, generator=GENERATOR)
@@ -62,9 +63,44 @@ def test_balanced_classes_weigh_the_same() -> None:
     weights = balanced_weights([0] * 6 + [1] * 2 + [3] * 4, 5)
     torch.testing.assert_close(weights, torch.tensor([12 / 18, 2.0, 0.0, 1.0, 0.0]))
     assert sum(weights[label] for label in [0] * 6 + [1] * 2 + [3] * 4).item() == pytest.approx(12)
-    loss = Objective(Recipe(), torch.tensor([1.0, 3.0, 1.0, 1.0]))(LOGITS, one_hot())
+    labels = [0] * 6 + [1] * 2 + [2] * 6 + [3] * 6
+    loss = Objective(recipe(loss__class_weights="balanced"), labels, 4)(LOGITS, one_hot())
     each = F.cross_entropy(LOGITS, LABELS, reduction="none")
-    torch.testing.assert_close(loss, (each * torch.where(LABELS == 1, 3.0, 1.0)).mean())
+    torch.testing.assert_close(loss, (each * torch.where(LABELS == 1, 20 / 8, 20 / 24)).mean())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_focal_loss(smoothing: float) -> None:
+    """Equation 5 of arXiv 1708.02002 for hard labels, by the same formula for soft ones; gamma 0 is cross-entropy."""
+    logs = LOGITS.log_softmax(1)
+    expected = -(one_hot(smoothing) * (1 - logs.exp()) ** 2 * logs).sum(1).mean()
+    torch.testing.assert_close(Objective(recipe(loss__focal_gamma=2))(LOGITS, one_hot(smoothing)), expected)
+    near = Objective(recipe(loss__focal_gamma=1e-6))(LOGITS, one_hot(smoothing))
+    torch.testing.assert_close(near, Objective(Recipe())(LOGITS, one_hot(smoothing)))
+
+
+def test_focal_loss_weighs_classes_as_cross_entropy_does() -> None:
+    labels = [0] * 5 + [1, 2, 3]
+    both = [
+        Objective(recipe(loss__class_weights="balanced", loss__focal_gamma=gamma), labels, 4)(LOGITS, one_hot())
+        for gamma in (0, 1e-6)
+    ]
+    torch.testing.assert_close(*both)
+
+
+def test_logit_adjusted_loss() -> None:
+    """Equation 10 of arXiv 2007.07314: cross-entropy of the logits plus tau times the log class frequencies."""
+    labels = [0] * 5 + [1, 2, 2]  # none of class 3
+    loss = Objective(recipe(loss__logit_adjustment=1.5), labels, 4)(LOGITS, one_hot())
+    shares = torch.tensor([5, 1, 2, 0.5]) / 8.5
+    torch.testing.assert_close(loss, F.cross_entropy(LOGITS + 1.5 * shares.log(), LABELS))
+
+
+@pytest.mark.parametrize("other", ["loss__class_weights", "data__sampling"])
+def test_class_frequencies_are_corrected_once(other: str) -> None:
+    check_balance(recipe(loss__logit_adjustment=1, loss__focal_gamma=2))
+    with pytest.raises(UsageError, match=rf"got {other.replace('__', '.')} and loss\.logit_adjustment"):
+        check_balance(recipe(**{other: "balanced"}, loss__logit_adjustment=1))
 
 
 @pytest.mark.parametrize("kind", ["augment__mixup", "augment__cutmix"])
@@ -98,7 +134,9 @@ def test_parts_of_a_step_are_mixed_as_the_whole() -> None:
 
 
 def test_an_odd_batch_cannot_be_paired() -> None:
-    with pytest.raises(UsageError, match=r"in pairs; a batch of 5 \(batch_size 10 in 2 parts\) has one left over"):
+    with pytest.raises(
+        UsageError, match=r"mix pairs of images and need an even batch; got 5 images \(batch_size 10 in 2 parts\)"
+    ):
         check_mixing(recipe(augment__mixup=0.8, batch_size=10), 5, 2)
     check_mixing(recipe(batch_size=5), 5, 1)
     check_mixing(recipe(augment__cutmix=1.0, batch_size=8), 4, 2)

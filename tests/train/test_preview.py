@@ -15,9 +15,12 @@ from weft.cli import main
 from weft.data import Splits, open_data, open_image
 from weft.errors import CheckpointError, UsageError
 from weft.recipes import load_recipe
-from weft.train import beforehand, preview, train
-from weft.train.augmented import EPOCHS, PICTURES, augmented_figure
-from weft.train.build import build_model, training_images
+from weft.train import plan as planning
+from weft.train import preview, train
+from weft.train.augment_preview import EPOCHS, IMAGES, augmented_figure
+from weft.train.plan import build_model, training_images
+
+pytestmark = pytest.mark.figures
 
 
 def drawn(photos: Path, **settings: Any) -> tuple[Figure, Splits, Any, Any]:
@@ -31,7 +34,7 @@ def drawn(photos: Path, **settings: Any) -> tuple[Figure, Splits, Any, Any]:
 
 def test_it_shows_what_training_draws(photos: Path) -> None:
     figure, splits, images, model = drawn(photos, augment__erase_prob=0.5)
-    axes = np.array(figure.axes).reshape(PICTURES, EPOCHS + 1)
+    axes = np.array(figure.axes).reshape(IMAGES, EPOCHS + 1)
     mean, std = (np.array(model.pretrained_cfg[key]) for key in ("mean", "std"))
     names = [row[0].get_xlabel() for row in axes]
     assert sorted(names) == sorted(2 * splits.classes)
@@ -49,7 +52,7 @@ def test_it_shows_what_training_draws(photos: Path) -> None:
 
 def test_mixed_pictures_say_what_they_are_taught_as(photos: Path) -> None:
     figure, splits, *_ = drawn(photos, augment__mixup=0.8, augment__cutmix=1.0)
-    axes = np.array(figure.axes).reshape(PICTURES, EPOCHS + 1)
+    axes = np.array(figure.axes).reshape(IMAGES, EPOCHS + 1)
     for row, partner in zip(axes, axes[::-1], strict=True):
         for left, right in zip(row[1:], partner[1:], strict=True):
             shares = dict(line.rsplit(" ", 2)[:2] for line in left.get_xlabel().splitlines())
@@ -76,12 +79,12 @@ def test_on_the_command_line(photos: Path, tmp_path: Path, capsys: pytest.Captur
         assert image.width > 1000
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", "seen.png"]
     assert main(words) == 2
-    assert f"--preview must name a new file; {out} is there already." in capsys.readouterr().err
+    assert f"--preview must name a new file; {out} exists already." in capsys.readouterr().err
     assert main([*words, "--force"]) == 0
 
 
 def test_nothing_is_fetched_or_tried_for_it(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beforehand, "find_batch_size", lambda *args: pytest.fail("steps were tried"))
+    monkeypatch.setattr(planning, "find_batch_size", lambda *args: pytest.fail("steps were tried"))
     settings = {"pretrained": True, "batch_size": "auto"}
     preview(
         photos, "ceit_nano_32", out=tmp_path / "seen.png", settings=settings, quiet=True
@@ -99,7 +102,7 @@ def test_one_thing_at_a_time(photos: Path, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_what_is_no_picture_is_refused(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"must name a picture, such as seen\.png; got seen\.txt\."):
+    with pytest.raises(UsageError, match=r"must name an image file, such as preview\.png; got seen\.txt\."):
         preview(photos, out=tmp_path / "seen.txt")
     with pytest.raises(UsageError, match=r"got none\. Name a folder or `digits`: weft train DATA --preview FILE\."):
         preview(out=tmp_path / "seen.png")

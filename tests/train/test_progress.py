@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 from rich.console import Console
 
-from weft.train import progress
+from weft.progress import clock
+from weft.runs.directory import EpochRow
+from weft.train import reporter
 from weft.train.loop import Meter
-from weft.train.progress import Reporter, clock
-from weft.train.rundir import EpochRow
+from weft.train.reporter import Reporter
 
 METER = Meter(5, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469)
 ROW = EpochRow(2, 20, 1e-3, 1.25, 61.5, 0.9, 70.125, 99.0, 1234.5, 12.4, 8.0)
@@ -33,6 +35,19 @@ def test_a_log_gets_lines() -> None:
     )
 
 
+def test_an_epoch_without_evaluation_or_timed_step_states_neither() -> None:
+    console = Console(file=io.StringIO(), width=160, soft_wrap=True, highlight=False)
+    with Reporter(3, console=console) as reporter:
+        reporter.epoch(ROW._replace(val_loss=math.nan, val_top1=math.nan, val_top5=math.nan), False)
+        reporter.epoch(ROW._replace(images_per_second=0.0), False)
+        reporter.epoch(ROW._replace(images_per_second=0.3), False)
+    assert console.file.getvalue() == (
+        "epoch 2/3  loss 1.250  training top-1  61.5 %  1,234 images/s\n"
+        "epoch 2/3  loss 1.250  training top-1  61.5 %  held out  70.12 %\n"
+        "epoch 2/3  loss 1.250  training top-1  61.5 %  held out  70.12 %  0.3 images/s\n"
+    )
+
+
 def test_a_terminal_gets_a_bar_as_well() -> None:
     shown = reported(terminal=True)
     assert "epoch 2/3" in shown
@@ -50,7 +65,7 @@ def test_quiet_is_quiet(terminal: bool) -> None:
 
 
 def test_a_long_epoch_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "SILENCE_S", -1)
+    monkeypatch.setattr(reporter, "SILENCE_S", -1)
     assert "epoch 2/3  step 5/10  loss 1.500" in reported(terminal=False)
 
 

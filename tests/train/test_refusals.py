@@ -14,10 +14,12 @@ import torch
 
 from tests.train import tiny
 from weft.checkpoints import save_model_dir
+from weft.checkpoints.hub import create_model
 from weft.cli import main
 from weft.errors import DataError, StorageError, UsageError
-from weft.hub import create_model
-from weft.train import RunResult, apply, beforehand, evaluate, loop, preview, run, train
+from weft.inference import evaluation
+from weft.train import RunResult, evaluate, loop, preview, run, train
+from weft.train import plan as planning
 
 BASE = {"epochs": 1, "batch_size": 12, "device": "cpu"}
 LEVIT = {"model": "levit_nano_32", "model_args.depth": [1, 1, 1]}
@@ -32,13 +34,13 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for every training step."""
     taken: list[int] = []
-    learn = loop.Learner.learn
+    learn = loop.Learner.train_step
 
     def counted(self: loop.Learner, *args: Any) -> loop.StepResult:
         taken.append(self.step)
         return learn(self, *args)
 
-    monkeypatch.setattr(loop.Learner, "learn", counted)
+    monkeypatch.setattr(loop.Learner, "train_step", counted)
     return taken
 
 
@@ -117,7 +119,7 @@ def told(**settings: Any) -> Callable[[Place], dict[str, Any]]:
 
 
 CASES: dict[str, tuple[Callable[[Place], dict[str, Any]], int, str]] = {
-    "class with a newline": (named("a\nb"), 3, r"Class names must hold no control characters; got 'a\\nb'"),
+    "class with a newline": (named("a\nb"), 3, r"Class names must have no control characters; got 'a\\nb'"),
     "class with a bidirectional override": (named("a\u202eb"), 3, "no control characters"),
     "single class": (single_class, 3, "at least two classes"),
     "held-out images that cannot be read": (broken_held_out, 3, "0 held out"),
@@ -128,33 +130,33 @@ CASES: dict[str, tuple[Callable[[Place], dict[str, Any]], int, str]] = {
     "out below a file": (below_a_file, 6, "Not a directory"),
     "out where nothing can be written": (at("/proc/new/run"), 6, "/proc/new/run must be writable"),
     "out that holds something else": (foreign, 2, "must be new or empty"),
-    "out in the data": (at("data/run"), 2, "must be outside of the data"),
+    "out in the data": (at("data/run"), 2, "must be outside the data folder"),
     "unknown tracker": (told(track="tensorbord"), 2, "Unknown tracker"),
     "tracker that cannot start": (told(track="wandb"), 2, "--track wandb must be able to start; No API key"),
     "teacher that does not exist": (told(distill__teacher="nowhere"), 2, "Unknown model 'nowhere'"),
-    "teacher of other classes": (teacher_of("levit_nano_32", 4), 2, "answers with 4, the data has 3"),
-    "teacher that cannot take the size": (teacher_of("inception_v3", 3), 2, "must be able to teach at 32x32 pixels"),
+    "teacher of other classes": (teacher_of("levit_nano_32", 4), 2, "has 4, the dataset 3"),
+    "teacher that cannot take the size": (teacher_of("inception_v3", 3), 2, "must support 32x32 pixels"),
     "weights that do not exist": (told(start_from="nowhere"), 4, "nowhere is none of these"),
     "weights that are none": (no_weights, 4, "must hold weights"),
     "too few states": (told(save__keep=1), 2, "save.keep must be"),
     "states every zeroth step": (told(save__every_steps=0), 2, "save.every_steps must be"),
     "evaluation every zeroth epoch": (told(evaluate_every=0), 2, "evaluate_every must be"),
-    "epochs and steps": (told(steps=5), 2, "epochs and steps say the same"),
+    "epochs and steps": (told(steps=5), 2, "epochs and steps exclude each other"),
     "too small an image size": (told(img_size=4), 2, "img_size must be"),
     "image size below a patch": (
         told(model="vit_tiny_patch16_224", img_size=8),
         2,
-        "must be able to take these images",
+        "must support these images",
     ),
     "image size below a network's strides": (told(model="vgg11", img_size=16), 2, "at 16x16 pixels; .*too small"),
     "batches of one image": (told(model="resnet10t", img_size=32, batch_size=1), 2, "batches of 1 at 32x32 pixels"),
-    "odd batch for mixup": (told(augment__mixup=0.5, batch_size=11), 2, "join images in pairs"),
+    "odd batch for mixup": (told(augment__mixup=0.5, batch_size=11), 2, "mix pairs of images"),
     "parts that do not divide": (told(accumulate=5), 2, "must be divisible into equal batches"),
     "network without checkpointing": (told(model="vgg11", img_size=32, grad_checkpointing=True), 2, "not supported"),
     "augmentation policy of another language": (told(augment__rand_augment="strong"), 2, "must be a policy such as"),
     "unknown argument of the model": (told(model_args__depht=3), 2, "depht"),
     "unknown setting": (told(optim__learning_rate=3), 2, "Unknown setting"),
-    "time that is none": (told(max_time="soon"), 2, "--max-time must be a length of time"),
+    "time that is none": (told(max_time="soon"), 2, "--max-time must be a duration"),
     "no GPU": (told(device="cuda"), 2, "needs a GPU"),
 }
 
@@ -199,15 +201,15 @@ def test_what_is_refused_takes_no_step_and_leaves_nothing(
 def test_a_network_that_its_name_does_not_describe(
     pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = run.build_model
+    build = planning.build_model
 
     def pruned(*args: Any) -> torch.nn.Module:
         model = build(*args)
         model.blocks = model.blocks[:1]  # type: ignore[index]
         return model
 
-    monkeypatch.setattr(run, "build_model", pruned)
-    with pytest.raises(UsageError, match="has been changed since it was built"):
+    monkeypatch.setattr(planning, "build_model", pruned)
+    with pytest.raises(UsageError, match="was changed after it was built"):
         train(pictures, "ceit_nano_32", settings=BASE, out=tmp_path / "new" / "run", quiet=True)
     assert steps == []
     assert list(tmp_path.iterdir()) == []
@@ -219,7 +221,7 @@ def test_compilation_without_a_compiler(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    with pytest.raises(UsageError, match=r"compiler.*Or set compile=false"):
+    with pytest.raises(UsageError, match=r"g\+\+.*Or set compile=false; compile=true needs a C\+\+ compiler"):
         train(pictures, settings={**BASE, **LEVIT, "compile": True}, out=tmp_path / "run", quiet=True)
     assert steps == []
     assert not (tmp_path / "run").exists()
@@ -255,7 +257,7 @@ def test_memory_that_does_not_suffice_is_met_before_the_first_step(
     def greedy(self: loop.Learner, *args: object) -> None:
         raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
-    monkeypatch.setattr(loop.Learner, "rehearse", greedy)
+    monkeypatch.setattr(loop.Learner, "dry_run", greedy)
     with pytest.raises(UsageError, match=r"A step must fit into memory; batch_size 12 in 1 part\(s\) does not"):
         train(pictures, settings={**BASE, **LEVIT}, out=tmp_path / "run", quiet=True)
     assert list(tmp_path.iterdir()) == []
@@ -267,7 +269,7 @@ def test_the_rehearsal_changes_nothing(
 ) -> None:
     settings = {**tiny.EVERYTHING, **tiny.ARGUMENTS[model], "batch_size": 4, "epochs": 1}
     train(pictures, model, settings=settings, out=tmp_path / "with", quiet=True)
-    monkeypatch.setattr(loop.Learner, "rehearse", lambda *args: None)
+    monkeypatch.setattr(loop.Learner, "dry_run", lambda *args: None)
     train(pictures, model, settings=settings, out=tmp_path / "without", quiet=True)
     tiny.assert_same_run(tmp_path / "with", tmp_path / "without")
 
@@ -276,7 +278,7 @@ def test_data_with_a_split_may_hold_its_runs(pictures: Path, tmp_path: Path) -> 
     shutil.copytree(pictures, tmp_path / "data" / "train")
     train(tmp_path / "data", settings={**BASE, **LEVIT}, out=tmp_path / "data" / "runs" / "one", quiet=True)
     train(resume=tmp_path / "data" / "runs" / "one", quiet=True)
-    with pytest.raises(UsageError, match="must be outside of the data"):
+    with pytest.raises(UsageError, match="must be outside the data folder"):
         train(tmp_path / "data", settings={**BASE, **LEVIT}, out=tmp_path / "data" / "train" / "one", quiet=True)
 
 
@@ -284,11 +286,15 @@ def test_data_with_a_split_may_hold_its_runs(pictures: Path, tmp_path: Path) -> 
 def test_an_evaluation_is_refused_before_it_measures(
     what: str, trained: RunResult, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply, "measure", lambda *args, **kwargs: pytest.fail("it was measured"))
+    monkeypatch.setattr(evaluation, "measure", lambda *args, **kwargs: pytest.fail("it was measured"))
     (tmp_path / "labels.json").write_text('{"elsewhere": [0]}')
     refused = {
         "out": ({"out": tmp_path / "labels.json" / "evaluated"}, StorageError, "Not a directory"),
-        "real_labels": ({"real_labels": tmp_path / "labels.json"}, DataError, "must be in the ReaL labels by its name"),
+        "real_labels": (
+            {"real_labels": tmp_path / "labels.json"},
+            DataError,
+            "The ReaL labels must list every image by its name",
+        ),
     }
     words, error, message = refused[what]
     with pytest.raises(error, match=message):
@@ -299,7 +305,7 @@ def test_an_evaluation_is_refused_before_it_measures(
 def test_a_preview_is_refused_before_the_data_is_read(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beforehand, "open_splits", lambda *args: pytest.fail("data was opened"))
+    monkeypatch.setattr(planning, "open_splits", lambda *args: pytest.fail("data was opened"))
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file must be writable"):
         preview(photos, out=tmp_path / "file" / "seen.png")

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from weft.train.metrics import Evaluation, Mistake, class_scores
-from weft.train.report import MAX_NAMES, MAX_VALUES, confusion_figure, curves_figure, reliability_figure, write_report
-from weft.train.rundir import EpochRow
+from weft.inference.conclusions import Training, conclusions
+from weft.inference.metrics import Evaluation, Mistake, class_scores
+from weft.inference.report import MAX_NAMES, MAX_VALUES, confusion_figure, reliability_figure, write_report
+from weft.intervals import too_few_text
+from weft.pages import svg
+from weft.runs.directory import EpochRow
+from weft.train.curves import curve_figures
+
+pytestmark = pytest.mark.figures
 
 HISTORY = [
     EpochRow(n, 10 * n, 1e-3, 2.0 / n, 30.0 + n, 1.8 / n, 40.0 + n % 3, 90.0, 100.0, 2.0, 5.0) for n in range(1, 8)
@@ -41,18 +47,38 @@ def texts(figure) -> list[str]:
 
 
 def test_curves_show_the_history_and_name_their_axes() -> None:
-    left, right = curves_figure(HISTORY).axes
-    assert [left.get_xlabel(), right.get_xlabel()] == ["epoch", "epoch"]
-    assert left.get_ylabel() == "loss (cross-entropy, nats)"
-    assert right.get_ylabel() == "top-1 accuracy (%)"
-    assert left.lines[0].get_ydata() == pytest.approx([row.train_loss for row in HISTORY])
-    assert right.lines[1].get_ydata() == pytest.approx([row.val_top1 for row in HISTORY])
-    assert left.lines[0].get_linestyle() != left.lines[1].get_linestyle()  # not told by colour alone
-    assert right.texts[0].get_text() == "best: 42.00 %\nepoch 2"
+    figures = curve_figures(HISTORY, 2)
+    assert list(figures) == ["curves.png", "loss.png"]
+    (accuracy,), (loss,) = (figure.axes for figure, _ in figures.values())
+    assert [accuracy.get_xlabel(), loss.get_xlabel()] == ["epoch", "epoch"]
+    assert accuracy.get_ylabel() == "top-1 accuracy (%)"
+    assert loss.get_ylabel() == "loss (cross-entropy, nats)"
+    assert list(loss.lines[0].get_ydata()) == [row.train_loss for row in HISTORY]
+    assert list(accuracy.lines[1].get_ydata()) == [row.val_top1 for row in HISTORY]
+    assert loss.lines[0].get_linestyle() != loss.lines[1].get_linestyle()  # not told by colour alone
+    assert accuracy.get_title() == "best: epoch 2, 42.00 %"
+
+
+def test_no_name_covers_a_point() -> None:
+    for figure, _ in curve_figures(HISTORY, 2).values():
+        figure.draw_without_rendering()
+        (legend,), (axes,) = figure.legends, figure.axes
+        assert not legend.get_window_extent().overlaps(axes.get_tightbbox())
+        assert not axes.texts
+
+
+def test_epochs_without_an_evaluation_are_no_gap_in_the_curve() -> None:
+    nan = float("nan")
+    history = [row if row.epoch % 3 == 0 else row._replace(val_top1=nan, val_loss=nan) for row in HISTORY]
+    figure, _ = curve_figures(history, 3)["curves.png"]
+    assert list(figure.axes[0].lines[1].get_xdata()) == [3, 6]
 
 
 def test_one_epoch_is_a_curve_too() -> None:
-    assert len(curves_figure(HISTORY[:1]).axes) == 2
+    for figure, _ in curve_figures(HISTORY[:1], 1).values():
+        figure.draw_without_rendering()
+        low, high = figure.axes[0].get_xlim()
+        assert [tick for tick in figure.axes[0].get_xticks() if low <= tick <= high] == [1]
 
 
 def test_few_classes_have_their_values_in_the_cells() -> None:
@@ -60,7 +86,7 @@ def test_few_classes_have_their_values_in_the_cells() -> None:
     figure = confusion_figure(result)
     assert sorted(texts(figure)) == sorted(str(count) for count in result.confusion.ravel() if count)
     axes = figure.axes[0]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("was taken for", "is")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class")
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog", "cow"]
     share = axes.images[0].get_array()
     np.testing.assert_allclose(share.sum(axis=1), 100)
@@ -76,32 +102,38 @@ def test_many_classes_have_none(count: int, has_names: bool) -> None:
 
 def test_a_report_is_whole(tmp_path: Path) -> None:
     result = evaluation(["$x", "tab\tby|bar", "<b>bold</b>" + "y" * 60])
-    write_report(tmp_path / "report", "A & B", [("images", "5 < 6")], result, HISTORY)
+    write_report(tmp_path / "report", "A & B", [("images", "5 < 6")], result, curves=curve_figures(HISTORY, 2))
     folder = tmp_path / "report"
-    pictures = {"confusion.png", "curves.png", "reliability.png"}
+    pictures = {"confusion.png", "curves.png", "loss.png", "reliability.png"}
     assert {path.name for path in folder.iterdir()} == {*pictures, "report.html", "report.md"}
     for name in pictures:
         with Image.open(folder / name) as image:
             assert min(image.size) > 400
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == len(pictures)
+    assert page.count("data:image/svg+xml;base64,") == 3  # curves, loss, reliability; the confusion matrix is a table
+    assert '<table class="matrix">' in page
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    assert "@media (prefers-color-scheme: dark)" in page
     assert "<b>" not in page
     assert "&lt;img&gt;" in page
-    assert "<h1>A &amp; B</h1>" in page
+    assert '<h1 dir="auto">A &amp; B</h1>' in page
     assert not re.search(r"(src|href)=\"(?!data:)", page), "the page needs another file"
     text = (folder / "report.md").read_text(encoding="utf-8")
-    assert "![Loss and accuracy by epoch](curves.png)" in text
+    assert "![Accuracy by epoch](curves.png)" in text
     assert r"a\|b/&lt;img&gt;.png" in text
     for line in text.splitlines():
         if line.startswith("| "):
-            assert len(re.findall(r"(?<!\\)\|", line)) in (5, 6), line
+            assert len(re.findall(r"(?<!\\)\|", line)) in (5, 7), line
 
 
 def test_reliability_says_which_way_it_errs(tmp_path: Path) -> None:
     result = evaluation(["a", "b", "c"])
     unsure = dataclasses.replace(result, sure=np.full(result.count, 0.05))
     even = dataclasses.replace(result, sure=np.full(result.count, result.top1 / 100))
-    for found, words in ((unsure, "less sure than it is right"), (even, "as sure as it is right")):
+    for found, words in (
+        (unsure, "below accuracy (underconfident)"),
+        (even, "mean confidence equals accuracy within 1 point"),
+    ):
         write_report(tmp_path, "t", [], found)
         assert words in (tmp_path / "report.md").read_text()
     upper, lower = reliability_figure(result).axes
@@ -113,6 +145,7 @@ def test_reliability_says_which_way_it_errs(tmp_path: Path) -> None:
 def test_pairs_are_sorted_by_how_often(tmp_path: Path) -> None:
     result = evaluation(["a", "b", "c"])
     result.confusion[:] = [[5, 7, 0], [1, 5, 0], [0, 2, 5]]
+    result = dataclasses.replace(result, per_class=class_scores(result.classes, result.confusion))
     write_report(tmp_path, "T", [], result)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     pairs = text.partition("## Most confused pairs")[2].partition("##")[0]
@@ -127,6 +160,73 @@ def test_pairs_are_sorted_by_how_often(tmp_path: Path) -> None:
 def test_no_mistakes_no_table(tmp_path: Path) -> None:
     result = evaluation(["a", "b"])
     result.confusion[:] = [[5, 0], [0, 5]]
+    result = dataclasses.replace(result, per_class=class_scores(result.classes, result.confusion))
     result.mistakes.clear()
     write_report(tmp_path, "T", [], result)
-    assert "mistakes" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "confident errors" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_many_classes_are_a_figure(tmp_path: Path) -> None:
+    write_report(tmp_path, "T", [], evaluation([f"n{number}" for number in range(MAX_VALUES + 1)]))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<table class="matrix">' not in page
+    assert 'alt="Confusion matrix: true classes by predicted classes"' in page
+
+
+def test_figures_follow_the_dark_mode() -> None:
+    text = svg(reliability_figure(evaluation(["a", "b"]))).decode()
+    assert text.count("@media (prefers-color-scheme: dark)") == 1
+    assert ">confidence (%)</text>" in text  # text, not outlines: the browser has the fonts of every script
+    assert text == svg(reliability_figure(evaluation(["a", "b"]))).decode()
+
+
+def test_the_conclusions_say_how_good_and_how_certain() -> None:
+    result = evaluation(["cat", "dog"])
+    result.confusion[:] = [[5, 7], [0, 10]]
+    scores = class_scores(result.classes, result.confusion)
+    result = dataclasses.replace(result, count=22, top1=100 * 15 / 22, per_class=scores)
+    lead = conclusions(result)
+    assert lead.sentences == [
+        "The model classifies 15 of 22 images correctly: 68.2 % (95 % interval 47.3 to 83.6 %).",
+        "It is not shown to be better than predicting cat, the most frequent class, for all images (54.5 %).",
+        too_few_text(result.top1, 22),
+        "Most frequent errors: cat as dog (7 of 12).",
+    ]
+    assert "Add training images of the weakest classes: cat (5 of 12 correct)." in lead.next_steps
+
+
+def test_what_to_do_next_follows_the_curves() -> None:
+    result = evaluation(["cat", "dog"])
+    late = conclusions(result, Training([30, 40], HISTORY, 7)).next_steps
+    assert any(step.startswith("Train longer: the best epoch, 7,") for step in late)
+    assert any("30 training images" in step or "40 training images" in step for step in late)
+    overfitted = [row._replace(train_top1=99.5) for row in HISTORY]
+    steps = conclusions(result, Training([30, 40], overfitted, 2)).next_steps
+    assert any(step.startswith("Training accuracy is 58 points above held-out accuracy") for step in steps)
+
+
+def test_only_confident_errors_have_suspicious_labels() -> None:
+    result = evaluation(["cat", "dog"])
+    right = np.array([True, True, True, False])
+    result = dataclasses.replace(result, right=right, sure=np.array([0.7, 0.8, 0.9, 0.85]))
+    for probability, is_suspicious in ((0.85, True), (0.75, False)):
+        mistakes = [Mistake("x.png", "cat", "dog", probability, 0)]
+        steps = conclusions(dataclasses.replace(result, mistakes=mistakes)).next_steps
+        assert any("Check these labels" in step and "x.png" in step for step in steps) == is_suspicious
+
+
+def test_no_weakness_is_said() -> None:
+    result = evaluation(["cat", "dog"])
+    result.confusion[:] = [[80, 0], [0, 90]]
+    perfect = dataclasses.replace(
+        result,
+        count=170,
+        top1=100.0,
+        mistakes=[],
+        right=np.ones(170, bool),
+        sure=np.ones(170),
+        per_class=class_scores(["cat", "dog"], result.confusion),
+    )
+    lead = conclusions(perfect)
+    assert "It makes no error on these images." in lead.sentences
+    assert lead.next_steps[0].startswith("No weakness stands out.")

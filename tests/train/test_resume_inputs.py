@@ -20,14 +20,15 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import put_in_cache
 from tests.train import tiny
 from weft.checkpoints import save_model_dir
+from weft.checkpoints.hub import create_model
 from weft.checkpoints.model_dir import CONFIG, WEIGHTS
 from weft.cli import main
 from weft.data.index import fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.hub import create_model
-from weft.train import build, loop, resume, train
+from weft.runs.directory import PUBLIC_CLASSIFIER
+from weft.runtime import Runtime
+from weft.train import environment, loop, resume, train
 from weft.train.distillation import sha256_of_state
-from weft.train.runtime import Runtime
 from weft.train.state import load_state, newest_step
 
 LEVIT = {"model": "levit_nano_32", **tiny.ARGUMENTS["levit_nano_32"]}
@@ -50,7 +51,7 @@ def whole(data: Path, out: Path, **settings: Any) -> Path:
 
 def stopped(data: Path, out: Path, **settings: Any) -> Path:
     """A run that was killed after its third step."""
-    learn = loop.Learner.learn
+    learn = loop.Learner.train_step
 
     def fatal(self: loop.Learner, *args: Any) -> loop.StepResult:
         if self.step == 3:
@@ -58,7 +59,7 @@ def stopped(data: Path, out: Path, **settings: Any) -> Path:
         return learn(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Learner, "learn", fatal)
+        patch.setattr(loop.Learner, "train_step", fatal)
         with pytest.raises(Killed):
             whole(data, out, **settings)
     return out
@@ -111,7 +112,7 @@ def data(pictures: Path, tmp_path: Path) -> Path:
 )
 def test_other_data_is_refused(change: Callable[[Path], Any], message: str, data: Path, out: Path) -> None:
     change(data)
-    with pytest.raises(DataError, match=rf"needs the data that it began with; .*{message}"):
+    with pytest.raises(DataError, match=rf"needs the data that it started with; .*{message}"):
         train(data, resume=out, quiet=True)
 
 
@@ -134,10 +135,10 @@ def test_large_data_is_compared_by_names_and_sizes(data: Path, tmp_path: Path, m
 def test_an_edited_recipe_is_as_another_setting(out: Path, capfd: Capture) -> None:
     text = (out / "recipe.yaml").read_text()
     (out / "recipe.yaml").write_text(text.replace("label_smoothing: 0.1", "label_smoothing: 0.3"))
-    with pytest.raises(UsageError, match=r"loss.label_smoothing was 0.1, and now 0.3 is asked for. Pass --override"):
+    with pytest.raises(UsageError, match=r"loss.label_smoothing is 0.1, got 0.3. Pass --override"):
         train(resume=out, quiet=True)
     train(resume=out, override=True)
-    assert "loss.label_smoothing was 0.1 and is 0.3 from here on." in capfd.readouterr().err
+    assert "loss.label_smoothing changes from 0.1 to 0.3 from here on." in capfd.readouterr().err
     train(resume=out, quiet=True)  # what was taken over is what the run does
 
 
@@ -146,13 +147,14 @@ def test_a_setting_that_was_taken_over_stays_after_a_kill(out: Path, monkeypatch
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Learner, "learn", fatal)
+        patch.setattr(loop.Learner, "train_step", fatal)
         with pytest.raises(Killed):
             train(resume=out, settings={"optim.lr": 0.5}, override=True, quiet=True)
-    assert json.loads(load_state(out / "state")[0].facts["recipe"]["optim.lr"]) == 0.5
+    assert json.loads(load_state(out / "state")[0].metadata["recipe"]["optim.lr"]) == 0.5
     train(resume=out, quiet=True)
 
 
+@pytest.mark.slow_except("save.every_steps")
 @pytest.mark.parametrize("key", resume.FREE)
 def test_settings_on_which_no_result_depends(key: str, reference: Path, out: Path, data: Path) -> None:
     value = {"data.source": data, "device": "auto", "save.keep": 3}.get(key, 1)
@@ -165,19 +167,20 @@ def test_settings_on_which_no_result_depends(key: str, reference: Path, out: Pat
 @pytest.mark.parametrize("key", ["start_from", "pretrained", "seed", "batch_size", "data.val_fraction"])
 def test_settings_that_no_run_can_change(key: str, out: Path) -> None:
     value = {"start_from": "elsewhere", "pretrained": True, "data.val_fraction": 0.5}.get(key, 6)
-    with pytest.raises(UsageError, match=f"A run that is resumed keeps its {key}"):
+    with pytest.raises(UsageError, match=f"A resumed run cannot change its {key}"):
         train(resume=out, settings={key: value}, override=True, quiet=True)
 
 
 @pytest.mark.parametrize(("key", "value"), [("precision", "bf16"), ("accumulate", 1), ("distill.alpha", 0.9)])
 def test_settings_that_are_taken_over_only_when_meant(key: str, value: Any, out: Path) -> None:
-    with pytest.raises(UsageError, match=f"{key} was .* Pass --override"):
+    with pytest.raises(UsageError, match=f"{key} is .* Pass --override"):
         train(resume=out, settings={key: value}, quiet=True)
 
 
 # Weights to start from
 
 
+@pytest.mark.slow
 def test_weights_to_start_from_are_read_once(pictures: Path, tmp_path: Path) -> None:
     before = whole(pictures, tmp_path / "before", epochs=1, seed=7)
     reference = whole(pictures, tmp_path / "whole", start_from=str(before))
@@ -187,6 +190,7 @@ def test_weights_to_start_from_are_read_once(pictures: Path, tmp_path: Path) -> 
     tiny.assert_same_run(reference, out)
 
 
+@pytest.mark.slow
 def test_public_weights_are_read_once(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import timm
 
@@ -199,6 +203,12 @@ def test_public_weights_are_read_once(pictures: Path, tmp_path: Path, monkeypatc
     reference = whole(pictures, tmp_path / "whole", **settings)
     out = stopped(pictures, tmp_path / "run", **settings)
     shutil.rmtree(tmp_path / "hub")
+    stored = out / PUBLIC_CLASSIFIER
+    content = stored.read_bytes()
+    stored.write_bytes(content[:100])
+    with pytest.raises(CheckpointError, match="must be the file that the run wrote"):
+        train(resume=out, quiet=True)
+    stored.write_bytes(content)
     train(resume=out, quiet=True)
     tiny.assert_same_run(reference, out)
 
@@ -231,12 +241,13 @@ def brighten(teacher: Path) -> None:
 
 
 CHANGES = {
-    "weights": (shift_weight, "its weights_sha256 was [0-9a-f]{64}, and is [0-9a-f]{64}"),
-    "preprocessing": (brighten, r"its preprocessing was .*0\.485.*, and is .*0\.4,"),
-    "architecture": (lambda teacher: make_teacher(teacher, 1, act_layer="gelu"), "its architecture was .* and is"),
+    "weights": (shift_weight, "its weights_sha256 was [0-9a-f]{64} and is now [0-9a-f]{64}"),
+    "preprocessing": (brighten, r"its preprocessing was .*0\.485.* and is now .*0\.4,"),
+    "architecture": (lambda teacher: make_teacher(teacher, 1, act_layer="gelu"), "its architecture was .* and is now"),
 }
 
 
+@pytest.mark.slow_except("weights-False")
 @pytest.mark.parametrize(("change", "cache"), [("weights", True), *((change, False) for change in CHANGES)])
 def test_another_teacher_is_refused(change: str, cache: bool, pictures: Path, tmp_path: Path, capfd: Capture) -> None:
     teacher = make_teacher(tmp_path / "teacher", seed=1)
@@ -251,7 +262,7 @@ def test_another_teacher_is_refused(change: str, cache: bool, pictures: Path, tm
     step = newest_step(out / "state")
     assert main(["train", "--resume", str(out), "--quiet"]) == DataError.exit_code
     said = capfd.readouterr().err
-    assert "A run that is resumed needs the teacher that it began with" in said
+    assert "A resumed run needs the teacher that it started with" in said
     assert re.search(message, said), said
     assert newest_step(out / "state") == step
     shutil.rmtree(teacher)
@@ -264,8 +275,9 @@ def test_another_teacher_on_purpose(pictures: Path, tmp_path: Path, capfd: Captu
     first, second = make_teacher(tmp_path / "first", seed=1), make_teacher(tmp_path / "second", seed=2)
     out = stopped(pictures, tmp_path / "run", **{"distill.teacher": str(first)})
     train(resume=out, settings={"distill.teacher": str(second)}, override=True)
-    assert f"distill.teacher was {first} and is {second} from here on." in capfd.readouterr().err.replace("\n", " ")
-    record = load_state(out / "state")[0].facts["teacher"]
+    note = f"distill.teacher changes from {first} to {second} from here on."
+    assert note in capfd.readouterr().err.replace("\n", " ")
+    record = load_state(out / "state")[0].metadata["teacher"]
     assert record["weights_sha256"] == sha256_of_state(load_file(second / WEIGHTS))
 
 
@@ -273,10 +285,11 @@ def test_a_teacher_that_is_gone_is_refused(pictures: Path, tmp_path: Path) -> No
     teacher = make_teacher(tmp_path / "teacher", seed=1)
     out = stopped(pictures, tmp_path / "run", **{"distill.teacher": str(teacher)})
     shutil.rmtree(teacher)
-    with pytest.raises(CheckpointError, match=r"A teacher must be a model's name or a model directory; .*is neither"):
+    with pytest.raises(CheckpointError, match=r"A teacher must be a model name or a model directory; .*is neither"):
         train(resume=out, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_version_that_recorded_less_is_resumed(pictures: Path, tmp_path: Path, capfd: Capture) -> None:
     teacher = make_teacher(tmp_path / "teacher", seed=1)
     settings = {"distill.teacher": str(teacher)}
@@ -314,34 +327,34 @@ def test_the_hash_of_weights_is_of_names_dtypes_shapes_and_bytes() -> None:
 
 def notes_of(out: Path) -> list[str]:
     """What is told when a run is resumed here."""
-    return resume.resumed(out, (), override=False).notes(Runtime.of("cpu"))
+    return resume.open_run(out, (), override=False).notes(Runtime.of("cpu"))
 
 
 @pytest.mark.parametrize("key", ["weft", "python", "torch", "torchvision", "timm", "numpy", "pillow", "device"])
 def test_another_version_or_machine_is_told(key: str, out: Path) -> None:
     assert notes_of(out) == []
     edit_manifests(out, lambda facts: facts["machine"].update({key: "other"}))
-    assert notes_of(out) == [
-        f"{key} was other and is {build.machine(Runtime.of('cpu'))[key]}: the last bits of the result may differ."
-    ]
+    now = environment.machine(Runtime.of("cpu"))[key]
+    assert notes_of(out) == [f"{key} was other and is now {now}: the result may differ in the last bits."]
 
 
-@pytest.mark.parametrize("name", build.VARIABLES)
+@pytest.mark.parametrize("name", environment.VARIABLES)
 def test_a_variable_that_chooses_algorithms_is_told(name: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     was = yaml.safe_load((out / "recipe.yaml").read_text())["environment"][name]
     monkeypatch.setenv(name, "0")
-    assert notes_of(out) == [f"{name} was {was} and is 0: the last bits of the result may differ."]
+    assert notes_of(out) == [f"{name} was {was} and is now 0: the result may differ in the last bits."]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="there are no others")
 def test_other_instructions_are_told(out: Path) -> None:
     """By PyTorch's own variable, as on a processor that has fewer."""
     code = (
-        "import sys; from weft.train import resume; from weft.train.runtime import Runtime; from pathlib import Path;"
-        "print(resume.resumed(Path(sys.argv[1]), (), override=False).notes(Runtime.of('cpu')))"
+        "import sys; from weft.train import resume; from weft.runtime import Runtime; from pathlib import Path;"
+        "print(resume.open_run(Path(sys.argv[1]), (), override=False).notes(Runtime.of('cpu')))"
     )
-    said = tiny.finish([sys.executable, "-c", code, str(out)], ATEN_CPU_CAPABILITY="default").stdout
-    assert "and is DEFAULT: the last bits" in said
+    said = tiny.fresh([sys.executable, "-c", code, str(out)], ATEN_CPU_CAPABILITY="default").stdout
+    assert "and is now DEFAULT: the result may differ" in said
 
 
 def test_variables_that_name_places_have_no_effect(

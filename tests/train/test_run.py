@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import importlib
 import json
 import os
 import signal
@@ -19,8 +20,9 @@ from tests.train.conftest import COLOURS, PER_CLASS, SHORT, paint
 from weft.cli import main
 from weft.errors import DataError, DivergedError, StorageError, UsageError
 from weft.recipes import load_recipe
-from weft.train import RunResult, loop, run, session, train
-from weft.train.rundir import CONTENTS, EpochRow
+from weft.runs.directory import CONTENTS, EpochRow, locked
+from weft.train import RunResult, loop, run, train
+from weft.train import run_loop as session
 
 
 def metrics(out: Path) -> list[dict[str, str]]:
@@ -54,13 +56,14 @@ def test_the_directory_is_as_promised(trained: RunResult) -> None:
     assert trained.best_epoch == int(best["epoch"])
     assert trained.top1 == pytest.approx(float(best["val_top1"]), rel=1e-5)
     names = sorted(path.name for path in (trained.out / "report").iterdir())
-    assert names == ["confusion.png", "curves.png", "reliability.png", "report.html", "report.md"]
+    assert names == ["confusion.png", "curves.png", "loss.png", "reliability.png", "report.html", "report.md"]
 
 
 def test_model_directories_are_timms(trained: RunResult) -> None:
     config = json.loads((trained.out / "best" / "config.json").read_text())
     assert config["architecture"] == "weft_levit_nano_32"
     assert config["label_names"] == list(COLOURS)
+    importlib.import_module("weft.models.registry")  # as README says
     model = timm.create_model(f"local-dir:{trained.out / 'best'}", pretrained=True)
     assert model.num_classes == len(COLOURS)
     for key, value in weights(trained.out, "best").items():
@@ -106,8 +109,15 @@ def test_where_a_run_goes_by_default(photos: Path, tmp_path: Path, monkeypatch: 
     assert train(photos, **{**SHORT, "epochs": 1}).out == Path("runs/levit_nano_32-photos")
     named = train(photos, settings={"name": "mine"}, **{**SHORT, "epochs": 1})
     assert named.out == Path("runs/mine")
-    with pytest.raises(UsageError, match=r"runs/mine is neither"):
-        train(photos, settings={"name": "mine"}, **SHORT)
+    again = train(photos, settings={"name": "mine"}, **{**SHORT, "epochs": 1})
+    assert again.out == Path("runs/mine-2")
+    (tmp_path / "runs" / "mine-3").write_text("a file")
+    with locked(Path("runs/mine-4")):  # by another run that is about to start
+        other = train(photos, settings={"name": "mine"}, **{**SHORT, "epochs": 1})
+    assert other.out == Path("runs/mine-5")
+    assert train(resume=again.out, quiet=True).out == again.out
+    forced = train(photos, settings={"name": "mine"}, force=True, **{**SHORT, "epochs": 1})
+    assert forced.out == Path("runs/mine")
 
 
 def test_nothing_to_train_on() -> None:
@@ -132,9 +142,12 @@ def test_nothing_to_hold_out(tmp_path: Path) -> None:
     [
         ({"model": "levit_nano_23"}, r"Unknown model 'levit_nano_23'\. Nearest: levit_nano_32"),
         ({"settings": {"model_args.depht": 3}}, r"levit_nano_32 has no constructor value 'depht' .*Nearest: depth"),
-        ({"batch_size": 1}, "levit_nano_32 must see at least 2 images at a time to learn .* got batch_size 1"),
-        ({"epochs": 0}, "epochs must be a number at least 1"),
-        ({"precision": "fp16"}, "precision must be one of fp32, bf16; got 'fp16'"),
+        (
+            {"batch_size": 1},
+            "levit_nano_32 needs at least 2 images per forward pass to train its BatchNorm; got batch_size 1",
+        ),
+        ({"epochs": 0}, "epochs must be at least 1, or 0 with --set head_init=probe"),
+        ({"precision": "fp16"}, "precision must be one of auto, fp32, bf16; got 'fp16'"),
     ],
 )
 def test_a_setting_that_does_not_fit_leaves_no_directory(
@@ -145,6 +158,7 @@ def test_a_setting_that_does_not_fit_leaves_no_directory(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_any_size_and_any_timm_model(photos: Path, tmp_path: Path) -> None:
     wide = train(photos, out=tmp_path / "wide", img_size="32x48", **{**SHORT, "epochs": 1})
     config = json.loads((wide.out / "best" / "config.json").read_text())
@@ -155,6 +169,7 @@ def test_any_size_and_any_timm_model(photos: Path, tmp_path: Path) -> None:
     assert config["pretrained_cfg"]["input_size"] == [3, 32, 32]
 
 
+@pytest.mark.slow
 def test_the_average_of_the_weights_is_kept(photos: Path, tmp_path: Path) -> None:
     result = train(photos, out=tmp_path / "run", settings={"optim.ema_decay": 0.9}, **SHORT)
     plain = train(photos, out=tmp_path / "plain", **SHORT)
@@ -174,6 +189,7 @@ def poisoned(at_step: int):
     return loss
 
 
+@pytest.mark.slow
 def test_divergence_stops_at_the_step_and_keeps_what_was_good(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +202,7 @@ def test_divergence_stops_at_the_step_and_keeps_what_was_good(
     assert all(value.isfinite().all() for value in weights(tmp_path / "bad", "best").values())
 
 
+@pytest.mark.slow_except("15-SystemExit")
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_signal_stops_between_two_steps_and_keeps_the_weights(
     number: signal.Signals,
@@ -195,22 +212,22 @@ def test_a_signal_stops_between_two_steps_and_keeps_the_weights(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    learn = loop.Learner.learn
+    learn = loop.Learner.train_step
 
     def signalled(self: loop.Learner, *args: object) -> loop.StepResult:
         if self.step == 1:
             signal.raise_signal(number)
         return learn(self, *args)
 
-    monkeypatch.setattr(loop.Learner, "learn", signalled)
+    monkeypatch.setattr(loop.Learner, "train_step", signalled)
     with pytest.raises(error) as caught:
         train(photos, out=tmp_path / "run", **SHORT)
     said = f"{caught.value} {capsys.readouterr().err}".replace("\n", " ")
     assert "Stopped after step 2 of 6: " in said
-    assert "go on with: weft train --resume" in said
+    assert "resume with: weft train --resume" in said
     assert weights(tmp_path / "run")
     assert not (tmp_path / "run" / "best").exists()
-    monkeypatch.setattr(loop.Learner, "learn", learn)
+    monkeypatch.setattr(loop.Learner, "train_step", learn)
     resumed = train(resume=tmp_path / "run", quiet=True)
     whole = train(photos, out=tmp_path / "whole", **SHORT)
     same_weights(resumed.out, whole.out)
@@ -235,7 +252,9 @@ def test_bad_files_are_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureF
     assert "1 excluded" in (result.out / "report" / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="file names are text there")
+@pytest.mark.figures
 def test_names_that_are_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = paint(tmp_path / "photos", per_class=6)
     (folder / "red").rename(folder / os.fsdecode(b"caf\xe9 $x^2$"))

@@ -5,28 +5,31 @@ from __future__ import annotations
 import csv
 import errno
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from weft.durable import writing
 from weft.errors import StorageError, UsageError
-from weft.train import rundir
-from weft.train.rundir import CONTENTS, EpochRow, make_dir, write_metrics, write_text
+from weft.files import make_dir, write_text, writing
+from weft.runs import directory as rundir
+from weft.runs.directory import CONTENTS, REPLACEABLE, EpochRow, write_metrics
 
 ROW = EpochRow(1, 22, 1e-6, 2.2279612, 18.3949, 1.5, 40.39, 84.67, 89.8, 3.1, 16.2)
 
 
 def test_a_new_directory_with_its_parents(tmp_path: Path) -> None:
-    make_dir(tmp_path / "a" / "b", force=False)
+    make_dir(tmp_path / "a" / "b", REPLACEABLE, force=False)
     assert list((tmp_path / "a" / "b").iterdir()) == []
-    make_dir(tmp_path / "a" / "b", force=False)  # empty is as good as new
+    make_dir(tmp_path / "a" / "b", REPLACEABLE, force=False)  # empty is as good as new
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("precious")
     with pytest.raises(UsageError, match=r"must be new or empty; .* is neither\. Pass --force"):
-        make_dir(tmp_path, force=False)
+        make_dir(tmp_path, REPLACEABLE, force=False)
     assert (tmp_path / "metrics.csv").read_text() == "precious"
 
 
@@ -34,7 +37,7 @@ def test_force_replaces_a_run(tmp_path: Path) -> None:
     for name in CONTENTS:
         (tmp_path / name).mkdir()
         (tmp_path / name / "old").write_text("old")
-    make_dir(tmp_path, force=True)
+    make_dir(tmp_path, REPLACEABLE, force=True)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -42,11 +45,11 @@ def test_force_removes_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "best").mkdir()
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match=r"also holds 'thesis\.tex'"):
-        make_dir(tmp_path, force=True)
+        make_dir(tmp_path, REPLACEABLE, force=True)
     assert (tmp_path / "best").is_dir()
     file = tmp_path / "thesis.tex"
     with pytest.raises(UsageError, match=r"thesis\.tex"):
-        make_dir(file, force=True)
+        make_dir(file, REPLACEABLE, force=True)
     assert file.read_text() == "years of work"
 
 
@@ -55,7 +58,7 @@ def test_force_removes_a_link_not_what_it_points_to(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "model").write_text("kept")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "best").symlink_to(tmp_path / "elsewhere")
-    make_dir(tmp_path / "run", force=True)
+    make_dir(tmp_path / "run", REPLACEABLE, force=True)
     assert (tmp_path / "elsewhere" / "model").read_text() == "kept"
     assert not (tmp_path / "run" / "best").exists()
 
@@ -63,7 +66,7 @@ def test_force_removes_a_link_not_what_it_points_to(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="Not a directory"):
-        make_dir(tmp_path / "file" / "run", force=False)
+        make_dir(tmp_path / "file" / "run", REPLACEABLE, force=False)
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +122,67 @@ def test_a_lock_that_is_a_link_opens_nothing(tmp_path: Path) -> None:
             pass
     assert precious.read_text() == "mine"
     assert not (tmp_path / "not there").exists()
+
+
+HOLDER = """
+import fcntl, os, sys
+file = open(sys.argv[1], "a+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+for line in sys.stdin:
+    file.truncate(0)
+    file.write(f"{os.getpid()}\\n")
+    file.flush()
+    print("written", flush=True)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has locked a run directory; it writes its number for every line that it receives."""
+    lock = tmp_path / "run" / rundir.LOCK
+    lock.parent.mkdir(parents=True)
+    command = [sys.executable, "-c", HOLDER, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        yield process
+
+
+@pytest.mark.parametrize("content", ["", "dead"])
+def test_a_lock_without_a_process_number_is_read_again(
+    content: str, holder: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that holds the lock may not have written its number yet; that of a killed process is not shown."""
+    if content:
+        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+            pass
+        (tmp_path / "run" / rundir.LOCK).write_text(f"{ended.pid}\n")
+    naps: list[float] = []
+
+    def write_meanwhile(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            assert holder.stdin is not None
+            assert holder.stdout is not None
+            holder.stdin.write("write\n")
+            holder.stdin.flush()
+            assert holder.stdout.readline() == "written\n"
+
+    monkeypatch.setattr(rundir.time, "sleep", write_meanwhile)
+    monkeypatch.setattr(rundir, "RETRY_S", 60.0)
+    with (
+        pytest.raises(UsageError, match=rf"is in use by process {holder.pid}\. Wait for it"),
+        rundir.locked(tmp_path / "run"),
+    ):
+        pass
+    assert len(naps) == 2
+
+
+def test_a_lock_that_stays_without_a_process_number_is_of_an_unknown_process(
+    holder: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rundir, "RETRY_S", 0.02)
+    with pytest.raises(UsageError, match=r"is in use by process unknown\."), rundir.locked(tmp_path / "run"):
+        pass
+    assert holder.poll() is None

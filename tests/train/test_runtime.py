@@ -9,9 +9,10 @@ import time
 import pytest
 import torch
 
+from weft import runtime
 from weft.errors import StoppedError, UsageError
-from weft.train import runtime
-from weft.train.runtime import Runtime, Stop
+from weft.runtime import Runtime
+from weft.train.stop import Stop
 
 
 def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,9 +28,30 @@ def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
         Runtime.of("cuda")
 
 
+def test_mps_is_used_only_by_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(runtime, "_accelerator", asked.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UsageError, match=r"device mps needs the GPU of a Mac .* Pass --device cpu"):
+        Runtime.of("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    Runtime.of("auto")
+    Runtime.of("mps")
+    assert asked == [True, False]  # on the CPU
+    with pytest.raises(UsageError, match="precision must be fp32 on device mps; got bf16"):
+        Runtime.of("mps", "bf16")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="device mps runs in one process"):
+        Runtime.of("mps")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(("gpu", "fp32"), "device must be auto, cpu or cuda; got 'gpu'"), (("cpu", "fp16"), "fp32 or bf16; got 'fp16'")],
+    [
+        (("gpu", "fp32"), "device must be auto, cpu, cuda or mps; got 'gpu'"),
+        (("cpu", "fp16"), "auto, fp32 or bf16; got 'fp16'"),
+    ],
 )
 def test_unknown_words(words: tuple[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -60,7 +82,7 @@ def test_the_first_signal_waits_for_the_loop(
             signal.raise_signal(number)  # nothing happens here ...
             assert stop.reason == reason
             with pytest.raises(error) as caught:
-                stop.leave(stop.reason, "stopped")
+                stop.raise_for(stop.reason, "stopped")
             monkeypatch.setattr(Stop, "ECHO_SECONDS", 0.0)
             with pytest.raises(Now):
                 signal.raise_signal(number)  # ... and a second one acts at once
@@ -105,7 +127,7 @@ def test_a_time_limit() -> None:
     time.sleep(0.001)
     assert late.reason == 1
     with pytest.raises(StoppedError, match="stopped") as caught:
-        late.leave(late.reason, "stopped")
+        late.raise_for(late.reason, "stopped")
     assert caught.value.exit_code == 143
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.train import tiny
 from weft.errors import UsageError
-from weft.train.slurm import DEFAULT_PORT, first_host, join_slurm
+from weft.slurm import DEFAULT_PORT, first_host, join_slurm
 
 TASK = {"SLURM_PROCID": "9", "SLURM_NTASKS": "32", "SLURM_LOCALID": "1", "SLURM_JOB_NODELIST": "gpu[03-06]"}
 
@@ -109,7 +110,7 @@ def test_two_tasks_compute_one_run(tmp_path: Path) -> None:
     environment |= {"OMP_NUM_THREADS": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "localhost"}
     environment |= {"SLURM_JOB_ID": str(20_000 + port - 15_000), "PYTHONUNBUFFERED": "1"}
     tasks = [
-        subprocess.Popen(
+        forked.Popen(
             tiny.command(pictures, tmp_path / "run", accumulate=1),
             env={**environment, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
             stdout=subprocess.PIPE,

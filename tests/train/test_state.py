@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft import durable
+from tests.killpoints import killpoints
+from weft import files
 from weft.errors import CheckpointError, StorageError
 from weft.train import state
-from weft.train.state import load_state, save_state, tidy
+from weft.train.state import load_state, remove_incomplete, save_state
 
 TENSORS = {"model.weight": torch.arange(12.0).view(3, 4), "optimizer.0.step": torch.tensor(3.0)}
 
@@ -35,7 +36,7 @@ def names(folder: Path) -> list[str]:
 def test_the_newest_comes_back_and_the_oldest_go(tmp_path: Path) -> None:
     found, skipped = load_state(saved(tmp_path))
     assert skipped == []
-    assert (found.facts["step"], found.facts["epoch"]) == (3, 3)
+    assert (found.metadata["step"], found.metadata["epoch"]) == (3, 3)
     for name, tensor in TENSORS.items():
         assert torch.equal(found.tensors[name], tensor + 3)
     assert names(tmp_path) == [f"step-000000000{n}.{end}" for n in (2, 3) for end in ("json", "safetensors")]
@@ -79,7 +80,7 @@ def test_a_damaged_state_is_passed_over(
 ) -> None:
     damage(saved(tmp_path) / f"step-0000000003{suffix}", where)
     found, skipped = load_state(tmp_path)
-    assert found.facts["step"] == 2
+    assert found.metadata["step"] == 2
     is_unknown = damage is _gone and suffix == ".json"  # tensors without a manifest do not exist
     assert [item.path.name for item in skipped] == ([] if is_unknown else ["step-0000000003"])
     assert all(item.reason for item in skipped)
@@ -95,20 +96,20 @@ def test_no_bit_may_flip(suffix: str, tmp_path: Path) -> None:
         bad[place] ^= 1 << chance.randrange(8)
         path.write_bytes(bad)
         found, skipped = load_state(tmp_path)
-        assert (found.facts["step"], len(skipped)) == (1, 1), place
+        assert (found.metadata["step"], len(skipped)) == (1, 1), place
     path.write_bytes(good)
-    assert load_state(tmp_path)[0].facts["step"] == 2
+    assert load_state(tmp_path)[0].metadata["step"] == 2
 
 
 def test_where_none_is_good_all_are_named(tmp_path: Path) -> None:
     saved(tmp_path)
     for path in tmp_path.glob("*.safetensors"):
         _cut(path, 10)
-    with pytest.raises(CheckpointError, match=r"holds none that can be used") as caught:
+    with pytest.raises(CheckpointError, match=r"has none") as caught:
         load_state(tmp_path)
     for step in (2, 3):
-        assert f"step-000000000{step}: step-000000000{step}.safetensors should have" in str(caught.value)
-    with pytest.raises(CheckpointError, match="holds none that can be used"):
+        assert f"step-000000000{step}: step-000000000{step}.safetensors must have" in str(caught.value)
+    with pytest.raises(CheckpointError, match="has none"):
         load_state(tmp_path / "empty")
 
 
@@ -116,50 +117,47 @@ def test_another_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(state, "FORMAT", 99)
     saved(tmp_path, 1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="it has format 99, of another version of weft; this one reads 1"):
+    with pytest.raises(CheckpointError, match="its format is 99, but this version of weft reads format 1"):
         load_state(tmp_path)
-
-
-POINTS = (
-    "opened", "half written", "before fsync", "after fsync", "before replace", "after replace",
-    "before manifest", "before rotate", "in rotate", "after rotate",
-)  # fmt: skip
 
 
 class Killed(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("time", [1, 2])
+CALLS = 17  # kill points of one save: two files, and the oldest state
+
+
+def test_the_number_of_kill_points(tmp_path: Path) -> None:
+    saved(tmp_path, 2)
+    passed: list[str] = []
+    with killpoints(passed.append):
+        save_state(tmp_path, 3, TENSORS, {}, 2)
+    assert set(passed) == {"open", "write", "fsync", "replace", "unlink"}
+    assert len(passed) == CALLS
+
+
+@pytest.mark.parametrize("number", range(CALLS))
 def test_a_kill_at_every_point_leaves_the_old_or_the_new(
-    point: str, time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 2)
-    passed = []
+    passed: list[str] = []
 
     def fatal(name: str) -> None:
         passed.append(name)
-        if passed.count(point) == time and name == point:
-            monkeypatch.setattr(Path, "unlink", lambda *args, **kwargs: None)  # a dead process sweeps nothing up
+        if len(passed) > number:  # also later calls: a dead process cleans nothing up
             raise Killed
 
-    monkeypatch.setattr(durable, "reached", fatal)
-    monkeypatch.setattr(state, "reached", fatal)
-    if point in ("before manifest", "before rotate", "in rotate", "after rotate") and time == 2:
-        save_state(tmp_path, 3, TENSORS, {}, 2)  # passes these once only
-        assert passed.count(point) == 1
-    else:
-        with pytest.raises(Killed):
-            save_state(tmp_path, 3, TENSORS, {}, 2)
-    monkeypatch.undo()
+    with killpoints(fatal), pytest.raises(Killed):
+        save_state(tmp_path, 3, TENSORS, {}, 2)
     found, skipped = load_state(tmp_path)
-    assert found.facts["step"] in (2, 3)
+    assert found.metadata["step"] in (2, 3)
     assert skipped == []
-    monkeypatch.setattr(durable, "_is_alive", lambda pid: False)
-    tidy(tmp_path)
+    monkeypatch.setattr(files, "is_alive", lambda pid: False)
+    remove_incomplete(tmp_path)
     assert not [name for name in names(tmp_path) if name.startswith(".")]
-    assert load_state(tmp_path)[0].facts["step"] == found.facts["step"]
+    assert load_state(tmp_path)[0].metadata["step"] == found.metadata["step"]
 
 
 def test_a_writer_in_place_would_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +173,7 @@ def test_a_writer_in_place_would_lose_it(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(Killed):
         save_state(tmp_path, 1, TENSORS, {}, 2)
     assert path.stat().st_size > 0
-    with pytest.raises(CheckpointError, match="holds none that can be used"):
+    with pytest.raises(CheckpointError, match="has none"):
         load_state(tmp_path)
 
 
@@ -229,7 +227,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.Mo
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert names(tmp_path) == before
-    assert load_state(tmp_path)[0].facts["step"] == 2
+    assert load_state(tmp_path)[0].metadata["step"] == 2
 
 
 def test_no_space_left_is_said_with_what_was_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +239,7 @@ def test_no_space_left_is_said_with_what_was_needed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match=r"No space left on device for [\d,]+ bytes\. Free some space"):
         save_state(tmp_path, 3, TENSORS, {}, 2)
-    assert load_state(tmp_path)[0].facts["step"] == 2
+    assert load_state(tmp_path)[0].metadata["step"] == 2
 
 
 def test_a_folder_that_vanished(tmp_path: Path) -> None:
@@ -250,8 +248,8 @@ def test_a_folder_that_vanished(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "sha256_of", lambda path: "0" * 64)
-    with pytest.raises(StorageError, match="must come back from the disk as it was written; it does not"):
+    monkeypatch.setattr(files, "sha256_of", lambda path: "0" * 64)
+    with pytest.raises(StorageError, match="must read back as it was written; it does not"):
         save_state(tmp_path, 1, TENSORS, {}, 2)
     assert names(tmp_path) == []
 
@@ -268,7 +266,7 @@ def test_tidy_keeps_what_is_good(tmp_path: Path) -> None:
     saved(tmp_path, 2)
     shutil.copy(tmp_path / "step-0000000002.safetensors", tmp_path / "step-0000000007.safetensors")
     (tmp_path / "mine.txt").write_text("mine")
-    tidy(tmp_path)
+    remove_incomplete(tmp_path)
     assert names(tmp_path) == [
         "mine.txt", *(f"step-000000000{n}.{end}" for n in (1, 2) for end in ("json", "safetensors"))
     ]  # fmt: skip
@@ -279,10 +277,10 @@ def test_what_stands_where_a_file_is_written_first_is_never_followed(tmp_path: P
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (tmp_path / f".x.{os.getpid()}.part").symlink_to(precious)
-    durable.write_whole(tmp_path / "x", b"new")
+    files.write_whole(tmp_path / "x", b"new")
     assert (tmp_path / "x").read_bytes() == b"new"
     (tmp_path / "y").symlink_to(precious)
-    durable.write_whole(tmp_path / "y", b"new")
+    files.write_whole(tmp_path / "y", b"new")
     assert not (tmp_path / "y").is_symlink()
     assert precious.read_text() == "mine"
 
@@ -293,8 +291,8 @@ def test_a_leftover_of_an_earlier_process_of_the_same_number_is_one(tmp_path: Pa
     old, new = tmp_path / f".best.{os.getpid()}.old", tmp_path / f".last.{os.getpid()}.part"
     for path in (old, new):
         path.mkdir()
-    assert not durable.is_leftover(old)  # this process is at work on it
-    assert not durable._began_later(os.getpid(), old)
+    assert not files.is_leftover(old)  # this process is at work on it
+    assert not files._began_later(os.getpid(), old)
     real = Path.read_text
 
     # the time of a file's last change cannot be set back: the start of the process is set forward
@@ -306,8 +304,8 @@ def test_a_leftover_of_an_earlier_process_of_the_same_number_is_one(tmp_path: Pa
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "read_text", later)
-        assert durable.is_leftover(old)
-        durable.sweep(tmp_path, shutil.rmtree)
+        assert files.is_leftover(old)
+        files.sweep(tmp_path, shutil.rmtree)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best"]
 
 
@@ -315,9 +313,9 @@ def test_a_leftover_of_an_earlier_process_of_the_same_number_is_one(tmp_path: Pa
 def test_what_is_read_back_is_out_of_the_cache_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the flush and the check."""
     order: list[str] = []
-    real_sync, real_advise, real_sum = os.fsync, os.posix_fadvise, durable.sha256_of
+    real_sync, real_advise, real_sum = os.fsync, os.posix_fadvise, files.sha256_of
     monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), real_sync(fd))[1])
     monkeypatch.setattr(os, "posix_fadvise", lambda *args: (order.append("forget"), real_advise(*args))[1])
-    monkeypatch.setattr(durable, "sha256_of", lambda path: (order.append("read"), real_sum(path))[1])
-    durable.write_whole(tmp_path / "x", b"new")
+    monkeypatch.setattr(files, "sha256_of", lambda path: (order.append("read"), real_sum(path))[1])
+    files.write_whole(tmp_path / "x", b"new")
     assert order[:3] == ["fsync", "forget", "read"]

@@ -6,6 +6,7 @@ Every picture differs from every other, so an order that is not the same shows.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+
+from tests import forked
 
 PER_CLASS = 16
 EVERYTHING = {
@@ -69,8 +72,36 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def finish(words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
-    """Runs a process to its end."""
+    """Runs a process to its end, forked from one that has imported torch."""
+    return forked.run(words, env=environment(**more), capture_output=True, text=True)
+
+
+def fresh(words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs a process that imports everything itself, to its end."""
     return subprocess.run(words, env=environment(**more), capture_output=True, text=True, timeout=300)
+
+
+def finish_two(words: list[str]) -> list[subprocess.CompletedProcess[str]]:
+    """Runs two processes of one group to their end, with the variables that torchrun sets."""
+    with socket.socket() as sock:
+        sock.bind(("localhost", 0))
+        port = str(sock.getsockname()[1])
+    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    processes = [
+        forked.Popen(
+            words,
+            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **group),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=300) for process in processes]
+    return [
+        subprocess.CompletedProcess(words, process.returncode, *texts)
+        for process, texts in zip(processes, said, strict=True)
+    ]
 
 
 def state_of(out: Path) -> dict[str, torch.Tensor]:

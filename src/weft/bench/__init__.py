@@ -1,1 +1,1 @@
-"""Measure cost and speed of models."""
+"""Measure parameters, multiply-adds, latency and throughput of models."""

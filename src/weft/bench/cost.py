@@ -11,12 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class Cost(NamedTuple):
-    """What a model costs.
+    """Parameters and multiply-adds of a model.
 
     Attributes:
         params: number of parameters.
-        macs: multiply-adds of one image in evaluation: linear layers, convolutions and both products of attention;
-            norms, activations, softmax and pooling are not counted.
+        macs: multiply-adds (MACs) per image in evaluation mode: of linear layers, convolutions and both matrix
+            multiplications of attention; norms, activations, softmax and pooling are not counted.
     """
 
     params: int
@@ -24,16 +24,17 @@ class Cost(NamedTuple):
 
 
 def cost(model: nn.Module, img_size: int | tuple[int, int], in_chans: int = 3) -> Cost:
-    """Counts on a copy without memory (meta device): nothing is computed, the model is not changed.
+    """Count parameters and multiply-adds on a copy on the meta device, without computation; the model is unchanged.
 
     Args:
         model: any image model.
-        img_size: pixels, an int or (height, width).
-        in_chans: channels of the image.
+        img_size: input size in pixels, an int or (height, width).
+        in_chans: number of input channels.
     """
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-    ghost = copy.deepcopy(model).to("meta").eval().requires_grad_(False)  # torch's counter asks inputs for gradients
+    # without gradients: torch's counter would otherwise also require them for the input
+    twin = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
-        ghost(torch.zeros(1, in_chans, height, width, device="meta"))
-    return Cost(sum(parameter.numel() for parameter in ghost.parameters()), counter.get_total_flops() // 2)
+        twin(torch.zeros(1, in_chans, height, width, device="meta"))
+    return Cost(sum(parameter.numel() for parameter in twin.parameters()), counter.get_total_flops() // 2)

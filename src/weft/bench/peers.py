@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+from typing import Any
 
 import timm
+import torch
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from weft.errors import UsageError, need
+from weft.layers.norm import absorb
 from weft.models.families import families, family_named
 from weft.models.family import Peer
 
+TOLERANCE = 1e-3  # largest difference of logits after merging BatchNorm, relative to the largest logit
+
 
 class Logits(nn.Module):
-    """A network of transformers, which returns an object, as a function from images to logits."""
+    """Wrapper of a network of transformers that returns logits instead of an output object."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (b c h w) to logits (b num_classes)."""
+        """Return logits (b num_classes) of images (b c h w)."""
         return self.model(images).logits
 
 
@@ -28,7 +35,7 @@ def peers_of(name: str) -> tuple[Peer, ...]:
     """Return the networks of other libraries that a model is compared with, the closest first.
 
     Args:
-        name: of one of weft's models; a model of timm has itself as its peer.
+        name: name of a model of weft; a model of timm is its own peer.
 
     Raises:
         UsageError: no library has one.
@@ -39,7 +46,7 @@ def peers_of(name: str) -> tuple[Peer, ...]:
         peers = (Peer(f"timm {name}", "timm", lambda library: library.create_model(name), same_weights=True),)
     if not peers:
         known = ", ".join(other for family in families() for other in family.variants if family.peers(other))
-        raise UsageError(f"{name} has no peer in another library. Models with one: {known}.")
+        raise UsageError(f"{name} has no peer in another library. Models with a peer: {known}.")
     return peers
 
 
@@ -52,3 +59,41 @@ def build_peer(peer: Peer) -> nn.Module:
     need("peers", peer.library.partition(".")[0])
     network = peer.build(importlib.import_module(peer.library))
     return Logits(network) if peer.library == "transformers" else network
+
+
+@torch.no_grad()
+def merge_batch_norms(model: nn.Module, images: Tensor) -> nn.Module:
+    """Return a copy of a network in which each BatchNorm is merged into the convolution whose output it receives.
+
+    Args:
+        model: network of any library, in evaluation mode.
+        images: (b c h w) of the network's size, with random values; a forward pass finds the convolution of each
+            BatchNorm.
+
+    Returns:
+        The copy. A BatchNorm without a convolution before it stays. If the outputs would change, because a convolution
+        has another reader besides its BatchNorm, the model itself.
+    """
+    twin = copy.deepcopy(model).eval()
+    written: dict[int, tuple[Tensor, nn.Conv2d]] = {}  # id of an output -> the output, so that the id stays its own
+    pairs: dict[nn.Module, nn.Conv2d] = {}
+
+    def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if isinstance(module, nn.Conv2d):
+            written[id(output)] = output, module
+        elif isinstance(module, nn.BatchNorm2d) and id(inputs[0]) in written:
+            pairs[module] = written[id(inputs[0])][1]
+
+    hooks = [module.register_forward_hook(record) for module in twin.modules()]
+    expected = twin(images)
+    for hook in hooks:
+        hook.remove()
+    merged: dict[nn.Module, nn.Module] = {conv: absorb(conv, norm) for norm, conv in pairs.items()}
+    for norm in pairs:
+        timms: Any = norm  # its BatchNorm also has a dropout and an activation
+        merged[norm] = nn.Sequential(timms.drop, timms.act) if isinstance(norm, BatchNormAct2d) else nn.Identity()
+    for parent in list(twin.modules()):
+        for name, child in parent.named_children():
+            parent._modules[name] = merged.get(child, child)
+    limit = TOLERANCE * float(expected.abs().max())
+    return twin if torch.allclose(twin(images), expected, rtol=0, atol=limit) else model

@@ -1,4 +1,4 @@
-"""Read and write measurements as CSV, and the tables in documents that are made from them."""
+"""Read and write measurements as CSV, and insert tables into documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def read_csv(file: Path) -> list[dict[str, str]]:
-    """All lines, as texts by column; none where there is no file yet."""
+    """Return all rows of a CSV file as strings by column; none if the file does not exist."""
     if not file.exists():
         return []
     with file.open(newline="") as lines:
@@ -17,7 +17,7 @@ def read_csv(file: Path) -> list[dict[str, str]]:
 
 
 def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """All lines anew; the first has the columns."""
+    """Write all rows to a CSV file, with a header."""
     with file.open("w", newline="") as lines:
         writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -25,10 +25,22 @@ def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def filled(page: str, name: str, text: str | None = None) -> tuple[str, str]:
-    """A page with a table between its two marks, and the table that stood there."""
+    """Replace the table between two markers of a page.
+
+    Args:
+        page: text of the page, with the markers `<!-- begin NAME -->` and `<!-- end NAME -->`.
+        name: name in the markers.
+        text: the new table; None to leave the page unchanged.
+
+    Returns:
+        The new text of the page, and the previous table.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
     begin, end = f"<!-- begin {name} -->\n", f"\n<!-- end {name} -->"
-    before, found, rest = page.partition(begin)
+    before, opened, rest = page.partition(begin)
     old, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise ValueError(f"The page must have the marks '{begin.strip()}' and '{end.strip()}'; it has not.")
+    if not (opened and closed):
+        raise ValueError(f"The page must have the markers '{begin.strip()}' and '{end.strip()}'; one is missing.")
     return f"{before}{begin}{old if text is None else text}{end}{after}", old

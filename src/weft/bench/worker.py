@@ -1,8 +1,8 @@
-"""Run one model in one runtime, in a process of its own.
+"""Worker process of a speed measurement: runs one model in one runtime.
 
-Started by `speed` as `python -m weft.bench.worker`, and spoken to in lines of JSON: first what to build, then how many
-calls with how many images to time. Thread pools of torch, ONNX Runtime and OpenVINO in one process disturb each other
-by a fifth; in processes that wait for their turn they do not.
+`speed` starts it as `python -m weft.bench.worker` and sends lines of JSON: first the task, then for each turn the batch
+size and the number of calls to time. Thread pools of torch, ONNX Runtime and OpenVINO in the same process slow each
+other down by a fifth; separate processes, of which only one computes at a time, do not.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ import torch
 from torch import Tensor, nn
 
 from weft.bench.cost import Cost, cost
-from weft.bench.peers import build_peer, peers_of
+from weft.bench.peers import build_peer, merge_batch_norms, peers_of
 from weft.checkpoints import load_checkpoint
+from weft.checkpoints.hub import create_model
 from weft.checkpoints.model_dir import model_dir
 from weft.deploy import ExportedModel, fold, open_model
 from weft.deploy.graphs import Cast, write_graph
 from weft.deploy.runtimes import run_file
 from weft.errors import WeftError
-from weft.hub import create_model
 from weft.memory import keep_memory, release_memory
 from weft.models.base import Backbone
+from weft.models.contract import resized
 
-CALIBRATION = 32  # random images that set the ranges of int8: enough for its speed, not for its accuracy
-ALLOCATORS = ("default", "keep")  # the C library's own settings, or `weft.keep_memory`
-REFERENCE = "reference"  # the way that answers what the others should; not measured
+CALIBRATION = 32  # random images to calibrate int8: enough to measure its speed, not its accuracy
+REFERENCE = "reference"  # way whose logits the others are compared with; its speed is not measured
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to build.
+    """Description of the model that a worker runs, and of the way to run it.
 
     Attributes:
-        what: name of a model, or a directory of weights or of an export.
-        peer: which of its peers to run instead; None for the model itself.
-        peers: whether the first of them lends the model its weights.
-        way, precision, device, threads: how to run it; the way of an export is its own.
+        model: name of a model, or a run directory, model directory or export.
+        peer: index of the peer to run instead of the model; None for the model itself.
+        peers: peers are measured; the model then has the weights of the first peer if that is possible.
+        way, precision, device, threads: how to run the model; an export has only its own way.
         allocator: of ALLOCATORS; applies to the whole process.
+        img_size: image side in pixels; None for that of the model.
     """
 
-    what: str
+    model: str
     peer: int | None
     peers: bool
     way: str
@@ -60,17 +61,18 @@ class Task:
     device: str
     threads: int
     allocator: str = "default"
+    img_size: int | None = None
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What was built.
+    """The model that a worker runs.
 
     Attributes:
-        model, way, precision: what it is called.
-        size: (channels, height, width) of its images.
-        cost: parameters and multiply-adds, None for an export.
-        call: from images to logits.
+        model, way, precision: names for the table.
+        size: (channels, height, width) of the images.
+        cost: parameters and multiply-adds; None for an export.
+        call: function from images to logits.
     """
 
     model: str
@@ -82,10 +84,14 @@ class Subject:
 
 
 def build(task: Task, folder: Path) -> Subject:
-    """The network in its runtime.
+    """Build the model of a task in its runtime.
+
+    Args:
+        task: the task.
+        folder: directory for temporary files.
 
     Raises:
-        WeftError: it cannot be had.
+        WeftError: the model is unknown or cannot be loaded, or a package is missing.
     """
     model, name, size = _network(task)
     if isinstance(model, ExportedModel):
@@ -95,32 +101,34 @@ def build(task: Task, folder: Path) -> Subject:
     return Subject(name, task.way, task.precision, size, counted, call)
 
 
-def is_directory(what: str) -> bool:
-    """Whether a run or an export is meant, not the name of a model."""
-    return Path(what).exists() or "/" in what
+def is_directory(model: str) -> bool:
+    """Return whether `model` is the path of a run, model directory or export, and not the name of a model."""
+    return Path(model).exists() or "/" in model
 
 
 def _network(task: Task) -> tuple[Any, str, tuple[int, ...]]:
-    """The same weights in every process."""
-    if is_directory(task.what):
-        model: Any = open_model(model_dir(task.what))[0]
-        return model, task.what, tuple(model.pretrained_cfg["input_size"])
+    """Return the network, its name and its input size; the weights are the same in every process."""
+    if is_directory(task.model):
+        model: Any = open_model(model_dir(task.model))[0]
+        return model, task.model, tuple(model.pretrained_cfg["input_size"])
     torch.manual_seed(0)
-    model = _enlivened(create_model(task.what)).eval()
+    model = _with_random_statistics(create_model(task.model)).eval()
+    if task.img_size is not None:
+        model = resized(model, task.img_size)
     size = tuple(model.pretrained_cfg["input_size"])
     if not task.peers:
-        return model, task.what, size
-    peers = peers_of(task.what)
+        return model, task.model, size
+    peers = peers_of(task.model)
     torch.manual_seed(0)
     if task.peer is not None:
-        return _enlivened(build_peer(peers[task.peer])).eval(), peers[task.peer].label, size
+        return _with_random_statistics(build_peer(peers[task.peer])).eval(), peers[task.peer].label, size
     if peers[0].same_weights:
-        load_checkpoint(model, _enlivened(build_peer(peers[0])).state_dict())
-    return model, task.what, size
+        load_checkpoint(model, _with_random_statistics(build_peer(peers[0])).state_dict())
+    return model, task.model, size
 
 
-def _enlivened(model: nn.Module) -> nn.Module:
-    """With statistics as of a trained network: fresh ones have zeros that make whole branches vanish."""
+def _with_random_statistics(model: nn.Module) -> nn.Module:
+    """Set BatchNorm to random values as after training; the initial ones contain zeros that disable whole branches."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             for values, low, high in (
@@ -138,11 +146,15 @@ def _call(model: nn.Module, way: str, precision: str, size: tuple[int, ...], fol
         return model
     if way != "eager" and isinstance(model, Backbone):
         model = fold(model)
+    elif way == "folded":
+        model = merge_batch_norms(model, torch.randn(1, *size, device=next(model.parameters()).device))
     if way in ("onnx", "openvino"):
         file = folder / ("model.onnx" if way == "onnx" else "model.xml")
         write_graph(model, file, way, precision, size, _noise(size) if precision == "int8" else ())
-        answer = run_file(file, way, precision)
-        return lambda images: torch.from_numpy(answer(images.numpy()))
+        graph = run_file(file, way, precision)
+        return lambda images: torch.from_numpy(graph(images.numpy()))
+    if precision == "amp":
+        return torch.autocast("cuda", torch.float16)(model)
     if precision == "bf16":
         model = Cast(copy.deepcopy(model), torch.bfloat16)
     if way == "compiled":
@@ -157,36 +169,58 @@ def _noise(size: tuple[int, ...]) -> Iterator[np.ndarray]:
 
 
 def _turn(
-    subject: Subject, device: str, batch_size: int, calls: int, seconds: float, answer: str | None
+    subject: Subject,
+    device: str,
+    batch_size: int,
+    calls: int,
+    seconds: float,
+    warm_up: float,
+    outputs: str | None = None,
 ) -> list[float]:
-    """Seconds of every call; the last answer goes into a file if one is named."""
+    """Time calls, and return the seconds of each.
+
+    Args:
+        subject: the model.
+        device: cpu or cuda.
+        batch_size: images per call.
+        calls, seconds: minimum number of calls, and minimum of their total time.
+        warm_up: seconds of calls before, at least one: other workers have used the caches in between.
+        outputs: file for the logits of the last call, or None.
+    """
     images = torch.randn(batch_size, *subject.size, generator=torch.Generator().manual_seed(0)).to(device)
     logits: Any = None
     times: list[float] = []
     with torch.inference_mode():
-        for fewest in (1, calls):  # the first ones warm up: while others had their turn, memory and caches went cold
+        for min_calls, min_seconds in ((1, warm_up), (calls, seconds)):
             times.clear()
-            while len(times) < fewest or sum(times) < seconds:
+            while len(times) < min_calls or sum(times) < min_seconds:
                 begun = time.perf_counter()
                 logits = subject.call(images)
                 if device == "cuda":
                     torch.cuda.synchronize()
                 times.append(time.perf_counter() - begun)
-    if answer is not None:
-        np.save(answer, logits.float().cpu().numpy())
+    if outputs is not None:
+        np.save(outputs, logits.float().cpu().numpy())
     del images, logits
-    release_memory()  # others are waiting, and there may be many
+    _release(device)
     return times
 
 
-def main() -> None:
-    """Builds and serves until its input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it says when it ends
-    channel = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is not an answer
+def _release(device: str) -> None:
+    """Release free memory for the other workers, of which there may be many."""
+    release_memory()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
-    def say(**answer: Any) -> None:
-        channel.write(json.dumps(answer) + "\n")
+
+def main() -> None:
+    """Build the model, then run turns until the standard input is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the worker
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # text that libraries print must not get into the channel
+
+    def reply(**fields: Any) -> None:
+        channel.write(json.dumps(fields) + "\n")
 
     task = Task(**json.loads(sys.stdin.readline()))
     torch.set_num_threads(task.threads)
@@ -194,13 +228,13 @@ def main() -> None:
         try:
             subject = build(task, Path(folder))
         except WeftError as error:
-            say(error=str(error))
+            reply(error=str(error))
             return
         release_memory()
         if task.allocator == "keep" and not keep_memory():
-            say(error="allocator keep needs glibc and an environment without MALLOC_* settings. Leave keep out.")
+            reply(error="allocator keep needs glibc and an environment without MALLOC_* settings. Leave keep out.")
             return
-        say(
+        reply(
             model=subject.model,
             way=subject.way,
             precision=subject.precision,
@@ -208,7 +242,13 @@ def main() -> None:
             macs=None if subject.cost is None else subject.cost.macs,
         )
         for line in sys.stdin:
-            say(seconds=_turn(subject, task.device, **json.loads(line)))
+            turn = json.loads(line)
+            try:
+                reply(seconds=_turn(subject, task.device, **turn))
+            except torch.OutOfMemoryError:
+                _release(task.device)
+                size = turn["batch_size"]
+                reply(error=f"{task.model} needs more memory for a batch of {size}; use less.", out_of_memory=True)
 
 
 if __name__ == "__main__":

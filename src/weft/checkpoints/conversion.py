@@ -14,19 +14,19 @@ from weft.checkpoints.layout import convert
 from weft.checkpoints.load import LoadReport, load_checkpoint, recognise
 from weft.checkpoints.model_dir import save_model_dir
 from weft.errors import UsageError
+from weft.models.building import create_model
+from weft.models.building import switches as switches_of
 from weft.models.families import VARIANTS, families, family_of
-from weft.models.registry import create_model
-from weft.models.registry import switches as switches_of
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was made.
+    """Result of a conversion.
 
     Attributes:
         out: the model directory.
-        model: name of the network.
-        switches: constructor values that the layout of the weights asked for.
+        model: name of the model.
+        switches: constructor arguments that the weights require, and those that were given.
         report: what was loaded.
     """
 
@@ -36,7 +36,7 @@ class Conversion:
     report: LoadReport
 
     def as_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return the dictionary that `--json` prints."""
         return {"out": str(self.out), "model": self.model, "switches": self.switches, **vars(self.report)}
 
 
@@ -53,93 +53,96 @@ def convert_checkpoint(
     settings: Mapping[str, Any] | None = None,
     force: bool = False,
 ) -> Conversion:
-    """Reads weights in any layout that `load_checkpoint` knows and writes a model directory.
+    """Read weights in any layout that `load_checkpoint` supports, and write a model directory.
 
     Args:
-        source: the file.
+        source: the checkpoint file.
         out: the model directory.
-        model: name of the network; None: the one of ours that the weights fit.
-        num_classes: width of the head; None: that of the weights.
-        img_size: pixels; None: the network's own. Positions are resized.
-        head: 'drop' leaves the head of the weights out and writes a fresh one.
+        model: name of the model; None to find weft's model that matches the weights.
+        num_classes: number of classes of the head; None for that of the weights.
+        img_size: input size in pixels; None for that of the model. Position embeddings are resized.
+        head: 'drop' replaces the head by a new one with random weights.
         which, import_foreign: as in `load_checkpoint`.
-        settings: constructor values beside those that the layout asks for.
-        force: take the place of a model directory that is there.
+        settings: constructor arguments, in addition to those that the layout requires.
+        force: replace an existing model directory.
+
+    Returns:
+        The model that was written, and what was loaded into it.
 
     Raises:
-        UsageError: no network, or more than one, fits; or `out` is taken.
-        CheckpointError: the file is refused, or does not fit.
+        UsageError: no model or several models match the weights, or `out` exists.
+        CheckpointError: the file is refused, or does not match the model.
     """
     out = Path(out)
     if out.exists() and not force:
-        raise UsageError(f"A model directory must be new; {out} is there already. Pass --force or another path.")
+        raise UsageError(f"A model directory must be new; {out} exists already. Pass --force or another path.")
     state, part, others = read_contents(source, which=which, import_foreign=import_foreign)
     layout = recognise(state)
-    asked = {k: v for k, v in (layout.switches(state) if layout else {}).items() if v is not None}
-    switches = {**asked, **(settings or {})}
-    ours = convert(layout, state).state if layout else state
-    classes = num_classes if num_classes is not None else _classes_of(ours)
+    required = {k: v for k, v in (layout.switches(state) if layout else {}).items() if v is not None}
+    switches = {**required, **(settings or {})}
+    converted = convert(layout, state).state if layout else state
+    classes = num_classes if num_classes is not None else _classes_of(converted)
     if model is None:
-        model = guess_model(ours, switches, img_size, source)
+        model = find_model(converted, switches, img_size, source)
     if img_size is not None:
         switches["img_size"] = img_size
-    network = create_model(model, num_classes=classes, **_fitting(model, ours, switches))
-    # A value that was given against the layout's own is meant: the weights may have been trained with it.
-    against = any(asked.get(key, value) != value for key, value in (settings or {}).items())
-    report = load_checkpoint(network, state, head=head, switches="ignore" if against else "check")
+    network = create_model(model, num_classes=classes, **_arguments_for(model, converted, switches))
+    # a setting that contradicts the layout is intended: the weights may have been trained with it
+    contradicts = any(required.get(key, value) != value for key, value in (settings or {}).items())
+    report = load_checkpoint(network, state, head=head, switches="ignore" if contradicts else "check")
     save_model_dir(network, out, force=force)
     return Conversion(out, model, switches, replace(report, part=part, others=others))
 
 
-def guess_model(
+def find_model(
     state: Mapping[str, Tensor], switches: Mapping[str, Any], img_size: Any = None, source: str | Path = "the file"
 ) -> str:
-    """The one network of ours that a state dict under our names fits.
+    """Return the name of weft's only model that matches a state dict.
 
     Args:
-        state: our names.
-        switches: constructor values that the network needs.
-        img_size: size that was asked for: it decides between networks that differ in positions alone.
-        source: what to call the state in a message.
+        state: state dict under weft's keys.
+        switches: constructor arguments that the weights require.
+        img_size: requested input size; it decides between models that differ only in their position embeddings.
+        source: name of the state dict in messages.
 
     Raises:
-        UsageError: none fits, or several.
+        UsageError: no model matches, or several.
     """
-    fits: dict[str, bool] = {}
+    matches: dict[str, bool] = {}
     for name, row in VARIANTS.items():
         if not set(switches) <= set(switches_of(name)):
             continue
-        values = _fitting(name, state, switches)
+        values = _arguments_for(name, state, switches)
         try:
             network = create_model(name, num_classes=_classes_of(state), device="meta", **values)
         except (UsageError, TypeError, ValueError, RuntimeError):
             continue
-        if _fits(network, state):
+        if _matches(network, state):
             same_size = all(state[key].shape == value.shape for key, value in network.state_dict().items())
-            fits[name] = same_size if img_size is None else row.size == img_size
-    candidates = [name for name, exact in fits.items() if exact] or list(fits)
+            matches[name] = same_size if img_size is None else row.size == img_size
+    candidates = [name for name, exact in matches.items() if exact] or list(matches)
     if len(candidates) != 1:
-        found = f"it fits {', '.join(candidates)}" if candidates else "it fits none of them"
+        matched = f"it matches {', '.join(candidates)}" if candidates else "it matches none"
         raise UsageError(
-            f"{source} must fit exactly one model for its name to be guessed; {found}."
-            " Pass --model NAME; all names: weft models."
+            f"Without --model, {source} must match exactly one model of weft; {matched}. Pass --model NAME (see `weft"
+            " models`)."
         )
     return candidates[0]
 
 
-def _fits(network: nn.Module, state: Mapping[str, Tensor]) -> bool:
-    """Whether names and shapes agree; positions may belong to another image size."""
+def _matches(network: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    """Return whether keys and shapes match; position embeddings may be of another image size."""
     own = network.state_dict()
-    learned = {name for name in own if not name.endswith("num_batches_tracked")}
-    if not learned <= set(state) <= set(own):
+    required = {name for name in own if not name.endswith("num_batches_tracked")}
+    if not required <= set(state) <= set(own):
         return False
     family = family_of(network)
     positions = family.position_keys if family else ()
-    return all(own[name].shape == state[name].shape or name.endswith(positions) for name in learned)
+    return all(own[name].shape == state[name].shape or name.endswith(positions) for name in required)
 
 
-def _fitting(name: str, state: Mapping[str, Tensor], switches: Mapping[str, Any]) -> dict[str, Any]:
-    """The switches that this network has; and one head where the weights have one."""
+def _arguments_for(name: str, state: Mapping[str, Tensor], switches: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the switches that a model supports as constructor arguments; one head if the weights have one."""
     if name not in VARIANTS:
         return dict(switches)
     known = switches_of(name)
@@ -150,6 +153,6 @@ def _fitting(name: str, state: Mapping[str, Tensor], switches: Mapping[str, Any]
 
 
 def _classes_of(state: Mapping[str, Tensor]) -> int:
-    """Width of the head; 0 where there is none."""
+    """Return the number of classes of the head; 0 if there is none."""
     heads = (name for family in families() for name in family.head_keys)
     return next((state[name].shape[0] for name in heads if name in state), 0)

@@ -1,4 +1,4 @@
-"""Read checkpoint files of any origin into a dict of tensors, without running code from them."""
+"""Read checkpoint files from any source into a dict of tensors, without running code from them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from weft.checkpoints.pickles import StandIn, StoredTensor, open_pickle
+from weft.checkpoints.pickles import Placeholder, StoredTensor, open_pickle
 from weft.errors import CheckpointError
+from weft.text import reason_of
 
-# Where a training script keeps its state dict, the usual one first.
+# keys under which training scripts save a state dict, the most frequent first
 _PARTS = ("model", "state_dict", "model_state_dict", "net", "network", "weights", "module")
 _EMA_PARTS = ("model_ema", "state_dict_ema", "ema", "ema_state_dict", "model_ema_state_dict")
-_WRAPPERS = ("module.", "_orig_mod.", "model.")  # DataParallel and averages; torch.compile; Lightning
+_WRAPPERS = ("module.", "_orig_mod.", "model.")  # of DataParallel and averaged models; torch.compile; Lightning
 
 T = TypeVar("T")
 _SUFFIXES = ".safetensors, .pth, .pt, .bin"
-_STRANGERS = (  # first bytes of what is often mistaken for weights
+_OTHER_FORMATS = (  # first bytes of files that are often mistaken for weights
     (b"version https://git-lfs", "it is a Git LFS pointer, not the file itself. Run `git lfs pull`"),
     (b"\x1f\x8b", "it is a gzip archive. Unpack it first"),
     (b"\xfd7zXZ", "it is an xz archive. Unpack it first"),
@@ -31,13 +32,13 @@ _STRANGERS = (  # first bytes of what is often mistaken for weights
 )
 
 
-class Contents(NamedTuple):
-    """What was read.
+class CheckpointContents(NamedTuple):
+    """Contents of a checkpoint file.
 
     Attributes:
-        state: names and tensors.
-        part: key of the file's top level that they were under; '' for the top itself.
-        others: keys of other state dicts in the file, such as an average.
+        state: the state dict.
+        part: top-level key of the state dict in the file; '' if the file is a state dict itself.
+        others: top-level keys of other state dicts in the file, for example of averaged weights.
     """
 
     state: dict[str, Tensor]
@@ -46,37 +47,37 @@ class Contents(NamedTuple):
 
 
 def read_state_dict(path: str | Path, *, which: str | None = None, import_foreign: bool = False) -> dict[str, Tensor]:
-    """Reads a file of weights; its tensors are on the CPU.
+    """Read a file of weights; the tensors are on the CPU.
 
-    Reads `.safetensors`, and what `torch.save` wrote (zip or legacy): a state dict, or a dict that holds one beside
-    other things. Prefixes that wrappers put in front of every name (`module.` ...) are taken off.
+    Reads `.safetensors` files, and files of `torch.save` (zip or legacy) with a state dict or with a dict that contains
+    one. Removes prefixes that wrappers add to every key (`module.` ...).
 
     Args:
         path: the file.
-        which: key of the state dict in the file, such as 'model_ema'; None: the usual one ('model', 'state_dict' ...).
-        import_foreign: open a pickle that names unknown classes, with inert stand-ins in their place; False: refuse it.
+        which: key of the state dict in the file, such as 'model_ema'; None for the first of 'model', 'state_dict' ...
+        import_foreign: accept a pickle that names unknown classes; they become inert placeholders.
 
     Raises:
-        CheckpointError: missing, damaged, refused, or no weights in it.
+        CheckpointError: the file is missing, damaged or refused, or has no weights.
     """
     return read_contents(path, which=which, import_foreign=import_foreign).state
 
 
-def read_contents(path: str | Path, *, which: str | None = None, import_foreign: bool = False) -> Contents:
-    """As `read_state_dict`, and says where in the file the weights were."""
+def read_contents(path: str | Path, *, which: str | None = None, import_foreign: bool = False) -> CheckpointContents:
+    """Read a file like `read_state_dict`; also return the place of the state dict in the file."""
     path = Path(path)
     if _is_safetensors(path):
         if which is not None:
             raise CheckpointError(
                 f"A .safetensors file holds one state dict; got which={which!r} for {path}. Leave it out."
             )
-        return Contents(unwrap(_read_safetensors(path)), "", [])
+        return CheckpointContents(unwrap(_read_safetensors(path)), "", [])
     with open_pickle(path, import_foreign=import_foreign) as loaded:
-        return pick(loaded, path, which)
+        return find_state(loaded, path, which)
 
 
 def _is_safetensors(path: Path) -> bool:
-    """Tells the two formats apart by their bytes, and everything else from both."""
+    """Return whether a file is safetensors (True) or of torch.save (False), by its bytes; refuse all others."""
     if not path.exists():
         raise CheckpointError(f"Weights must be a file; there is no {path}. Check the path.")
     if path.is_dir():
@@ -95,9 +96,9 @@ def _is_safetensors(path: Path) -> bool:
         raise CheckpointError(f"{path} must hold weights; it is empty (zero bytes). {again}.")
     if not start.strip(b"\0"):
         raise CheckpointError(f"{path} must hold weights; it begins with NUL bytes, a write that was cut off. {again}.")
-    for signature, complaint in _STRANGERS:
+    for signature, explanation in _OTHER_FORMATS:
         if start.startswith(signature):
-            raise CheckpointError(f"{path} must hold weights; {complaint}.")
+            raise CheckpointError(f"{path} must hold weights; {explanation}.")
     if start[257:262] == b"ustar":
         raise CheckpointError(f"{path} must hold weights; it is a tar archive. Unpack it first.")
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**56:
@@ -106,8 +107,8 @@ def _is_safetensors(path: Path) -> bool:
         raise CheckpointError(f"{path} must hold weights; it is a web page, saved in place of a download. {again}.")
     if path.suffix == ".safetensors":
         raise CheckpointError(
-            f"{path} must be what its name says; its bytes are not in safetensors format. {again}, or rename it if it "
-            "is a file of torch.save."
+            f"{path} must be in safetensors format, as its name says; it is not. {again}, or rename it if it is a file"
+            " of torch.save."
         )
     if not start.startswith((b"PK\x03\x04", b"\x80")):
         raise CheckpointError(f"{path} must hold weights ({_SUFFIXES}); its first bytes are {start[:8]!r}. {again}.")
@@ -118,15 +119,15 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError, MemoryError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = reason_of(error)
         raise CheckpointError(
-            f"{path} must be a whole safetensors file; it is damaged ({reason}). Download it again."
+            f"{path} must be a complete safetensors file; it is damaged ({reason}). Download it again."
         ) from None
 
 
-def pick(loaded: Any, path: Path, which: str | None = None) -> Contents:
-    """Finds the state dict in what a file holds."""
-    if not isinstance(loaded, Mapping) or (isinstance(loaded, StandIn) and not loaded):
+def find_state(loaded: Any, path: Path, which: str | None = None) -> CheckpointContents:
+    """Return the state dict in the object that a file contains."""
+    if not isinstance(loaded, Mapping) or (isinstance(loaded, Placeholder) and not loaded):
         raise CheckpointError(
             f"{path} must hold a state dict, names and tensors; it holds a {_kind(loaded)}. "
             "Save model.state_dict() instead."
@@ -134,22 +135,22 @@ def pick(loaded: Any, path: Path, which: str | None = None) -> Contents:
     parts = {key: value for key, value in loaded.items() if isinstance(key, str) and _is_state(value)}
     if which is not None:
         if which not in parts:
-            offered = ", ".join(parts) or "none: the weights are at its top"
-            raise CheckpointError(f"which must name a state dict in {path}; got {which!r}. It has: {offered}.")
+            available = ", ".join(parts) or "none, since the file is a state dict itself"
+            raise CheckpointError(f"which must name a state dict in {path}; got {which!r}. Available: {available}.")
         chosen = which
     elif _is_state(loaded):
-        return Contents(_read(unwrap(loaded), path), "", [])
+        return CheckpointContents(_read(unwrap(loaded), path), "", [])
     else:
-        usual = [key for key in (*_PARTS, *_EMA_PARTS) if key in parts]
-        if not usual and len(parts) != 1:
-            raise CheckpointError(_no_weights(path, loaded, list(parts)))
-        chosen = usual[0] if usual else next(iter(parts))
+        known = [key for key in (*_PARTS, *_EMA_PARTS) if key in parts]
+        if not known and len(parts) != 1:
+            raise CheckpointError(_no_state_message(path, loaded, list(parts)))
+        chosen = known[0] if known else next(iter(parts))
     others = [key for key in parts if key != chosen and key in (*_PARTS, *_EMA_PARTS)]
-    return Contents(_read(unwrap(parts[chosen]), path), chosen, others)
+    return CheckpointContents(_read(unwrap(parts[chosen]), path), chosen, others)
 
 
 def _is_state(value: Any) -> bool:
-    """Whether this is a state dict: names and tensors, at least one, and nothing else."""
+    """Return whether an object is a state dict: at least one tensor, and nothing but names and tensors."""
     return (
         isinstance(value, Mapping)
         and len(value) > 0
@@ -157,9 +158,9 @@ def _is_state(value: Any) -> bool:
     )
 
 
-def _no_weights(path: Path, loaded: Mapping[Any, Any], parts: list[str]) -> str:
+def _no_state_message(path: Path, loaded: Mapping[Any, Any], parts: list[str]) -> str:
     if parts:
-        return f"{path} holds several state dicts: {', '.join(parts)}. Choose one: which=NAME (--which NAME)."
+        return f"{path} holds several state dicts: {', '.join(parts)}. Choose one with which=NAME (--which NAME)."
     kinds = ", ".join(f"{key} ({_kind(value)})" for key, value in list(loaded.items())[:5]) or "nothing"
     return f"{path} must hold a state dict, names and tensors only; it holds {kinds}. Save model.state_dict() instead."
 
@@ -167,11 +168,11 @@ def _no_weights(path: Path, loaded: Mapping[Any, Any], parts: list[str]) -> str:
 def _kind(value: Any) -> str:
     if isinstance(value, StoredTensor):
         return "Tensor"
-    return value.name if isinstance(value, StandIn) else type(value).__name__
+    return value.name if isinstance(value, Placeholder) else type(value).__name__
 
 
 def unwrap(state: Mapping[str, T]) -> dict[str, T]:
-    """Takes off what wrappers put in front of every name, and the count that an average keeps."""
+    """Remove prefixes that wrappers add to every key, and the counter of an averaged model."""
     unwrapped = {name: tensor for name, tensor in state.items() if name != "n_averaged"}
     while prefix := next((p for p in _WRAPPERS if unwrapped and all(name.startswith(p) for name in unwrapped)), None):
         unwrapped = {name.removeprefix(prefix): tensor for name, tensor in unwrapped.items()}
@@ -181,7 +182,9 @@ def unwrap(state: Mapping[str, T]) -> dict[str, T]:
 def _read(state: dict[str, StoredTensor], path: Path) -> dict[str, Tensor]:
     for tensor in state.values():
         tensor.check()
-    claimed, there = sum(tensor.num_bytes for tensor in state.values()), path.stat().st_size
-    if claimed > 4 * there + (64 << 20):  # overlapping or expanded; they will be copied
-        raise CheckpointError(f"{path} must hold whole tensors; they claim {claimed:,} bytes in a file of {there:,}.")
+    claimed, file_size = sum(tensor.num_bytes for tensor in state.values()), path.stat().st_size
+    if claimed > 4 * file_size + (64 << 20):  # overlapping or expanded tensors, which loading would copy
+        raise CheckpointError(
+            f"{path} must hold complete tensors; they claim {claimed:,} bytes in a file of {file_size:,}."
+        )
     return {name: tensor.read() for name, tensor in state.items()}

@@ -11,12 +11,12 @@ from weft.errors import CheckpointError
 from weft.models.layout import Layout, State
 
 
-class Renamed(NamedTuple):
-    """A state dict under our names.
+class RenamedState(NamedTuple):
+    """A state dict under weft's keys.
 
     Attributes:
-        state: our names and tensors.
-        origins: our name -> theirs, for messages.
+        state: weft's keys and tensors.
+        origins: key mapping from weft's key to the original key, for messages.
     """
 
     state: State
@@ -24,25 +24,25 @@ class Renamed(NamedTuple):
 
 
 @functools.cache
-def _words(pattern: str) -> re.Pattern[str]:
+def _key_pattern(pattern: str) -> re.Pattern[str]:
     numbered = re.escape(pattern).replace(r"\{\}", r"(\d+)")
     return re.compile(rf"(?:^|(?<=\.)){numbered}(?=\.|$)")
 
 
 def translate(name: str, rename: Mapping[str, str]) -> str:
-    """One name by a table."""
+    """Return a key renamed by a table from their key patterns to weft's."""
     for theirs, ours in rename.items():
-        name = _words(theirs).sub(lambda match, ours=ours: ours.format(*match.groups()), name, count=1)
+        name = _key_pattern(theirs).sub(lambda match, ours=ours: ours.format(*match.groups()), name, count=1)
     return name
 
 
-def convert(layout: Layout, state: State) -> Renamed:
-    """Brings a state dict to our names and shapes; what has no place here keeps its name, and loading reports it.
+def convert(layout: Layout, state: State) -> RenamedState:
+    """Convert a state dict to weft's keys and shapes. Unknown keys are kept; loading reports them.
 
     Raises:
-        CheckpointError: two entries have one place, or their tensors are not what the layout says.
+        CheckpointError: two keys map to the same key, or a tensor does not have the shape that the layout requires.
     """
-    given = {id(tensor): name for name, tensor in state.items()}  # preparing may have moved some to other names
+    original_keys = {id(tensor): name for name, tensor in state.items()}  # `prepared` may rename some tensors
     state = layout.prepared(state)
     renamed, origins = {}, {}
     for theirs, tensor in state.items():
@@ -50,9 +50,11 @@ def convert(layout: Layout, state: State) -> Renamed:
             continue
         ours = translate(theirs, layout.rename)
         if ours in renamed:
-            raise CheckpointError(f"{origins[ours]} and {theirs} are both {ours}; a checkpoint must have each once.")
-        origins[ours] = given.get(id(tensor), theirs)
+            raise CheckpointError(
+                f"A checkpoint must have each tensor once; {origins[ours]} and {theirs} both map to {ours}."
+            )
+        origins[ours] = original_keys.get(id(tensor), theirs)
         if layout.linear and tensor.ndim == 4 and tensor.shape[2:] == (1, 1) and re.search(layout.linear, ours):
             tensor = tensor[:, :, 0, 0]
         renamed[ours] = tensor
-    return Renamed(renamed, origins)
+    return RenamedState(renamed, origins)

@@ -1,4 +1,4 @@
-"""Load weights into a model: recognise their layout, check every name and shape, load all or nothing."""
+"""Load weights into a model: recognise the layout, check every key and shape, load all tensors or none."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from weft.checkpoints.files import read_contents, unwrap
-from weft.checkpoints.layout import Renamed, convert
+from weft.checkpoints.layout import RenamedState, convert
 from weft.errors import CheckpointError, UsageError
 from weft.models.base import Backbone
 from weft.models.families import families, family_of
 from weft.models.family import Family, resolve
 from weft.models.layout import Layout, State
 
-_UNTOUCHED = "Nothing was loaded."
-_EXAMPLES = 3
+_NOTHING_LOADED = "Nothing was loaded."
+_MAX_EXAMPLES = 3
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What was loaded.
+    """Result of loading weights.
 
     Attributes:
-        source: whose layout the weights were in.
-        tensors: number of tensors that went into the model.
-        resized: names of positions that were fitted to the model's image size.
-        dropped: names in the file that were left out: the head, when asked.
-        part: key of the file's top level that the weights were under; '' for the top itself.
-        others: keys of other state dicts in the file, such as an average.
+        source: description of the layout of the weights.
+        tensors: number of tensors that were loaded.
+        resized: keys of position embeddings that were resized to the image size of the model.
+        dropped: keys in the file that were not loaded: those of the head, with head='drop'.
+        part: top-level key of the state dict in the file; '' if the file is a state dict itself.
+        others: top-level keys of other state dicts in the file, for example of averaged weights.
     """
 
     source: str
@@ -51,27 +51,30 @@ def load_checkpoint(
     which: str | None = None,
     import_foreign: bool = False,
 ) -> LoadReport:
-    """Loads weights into a model; the model is as before if anything does not fit.
+    """Load weights into a model. If a tensor is missing or has the wrong shape, the model is unchanged.
 
-    Every public layout of CeiT, CvT and LeViT is recognised by its names. Positions learned for another image size are
-    resized. Any other model takes weights under its own names.
+    Every public layout of CeiT, CvT and LeViT is recognised by its keys. Position embeddings for another image size are
+    resized. For other models, the keys must be those of the model.
 
     Args:
-        model: one of ours, or any timm model.
+        model: a model of weft or timm.
         checkpoint: a file, or a state dict.
-        head: 'keep' needs the head's weights to fit; 'drop' leaves them out and the model's own head as it is.
-        switches: 'check' refuses weights of a network that computes otherwise than `model` was built to (another
-            activation, say); 'ignore' loads them all the same.
+        head: 'keep' loads the head; 'drop' does not load it, and leaves the head of the model unchanged.
+        switches: 'check' refuses weights of a network that computes differently from `model`, for example with another
+            activation; 'ignore' loads them.
         which: key of the state dict in the file, such as 'model_ema'.
-        import_foreign: open a pickle that names unknown classes, with inert stand-ins for them.
+        import_foreign: accept a pickle that names unknown classes; they become inert placeholders.
+
+    Returns:
+        What was loaded, resized and dropped.
 
     Raises:
-        CheckpointError: the file is refused, or the weights do not fit.
+        CheckpointError: the file is refused, or the weights do not match the model.
         UsageError: `head` or `switches` has another value.
     """
-    for name, value, offered in (("head", head, ("keep", "drop")), ("switches", switches, ("check", "ignore"))):
-        if value not in offered:
-            raise UsageError(f"{name} must be {' or '.join(map(repr, offered))}; got {value!r}.")
+    for name, value, choices in (("head", head, ("keep", "drop")), ("switches", switches, ("check", "ignore"))):
+        if value not in choices:
+            raise UsageError(f"{name} must be {' or '.join(map(repr, choices))}; got {value!r}.")
     part, others = "", []
     if isinstance(checkpoint, Mapping):
         theirs = _checked(checkpoint)
@@ -82,7 +85,7 @@ def load_checkpoint(
         _check_family(model, layout)
         if switches == "check":
             _check_switches(model, layout, theirs)
-    renamed = convert(layout, theirs) if layout else Renamed(theirs, {name: name for name in theirs})
+    renamed = convert(layout, theirs) if layout else RenamedState(theirs, {name: name for name in theirs})
 
     state, origins, dropped = renamed.state, renamed.origins, []
     own = model.state_dict()
@@ -93,16 +96,16 @@ def load_checkpoint(
     resized: list[str] = []
     if isinstance(model, Backbone):
         state, resized = model.resize_state_dict(state)
-    # A count of batches says nothing about the network; files older than it have none.
+    # BatchNorm's batch counter does not affect inference; files of old versions of torch do not have it
     state = {name: own[name] for name in own if name.endswith("num_batches_tracked")} | state
-    _check_fit(model, own, Renamed(state, origins), layout, theirs)
+    _check_match(model, own, RenamedState(state, origins), layout, theirs)
     model.load_state_dict(state)
     loaded = len(theirs) - len(dropped)
     return LoadReport(layout.name if layout else "the model's own names", loaded, resized, dropped, part, others)
 
 
 def recognise(state: Mapping[str, Tensor]) -> Layout | None:
-    """The layout of a state dict; None: not one of somebody else's."""
+    """Return the layout of a state dict, or None if it is not that of another library."""
     return next((layout for layout in layouts() if layout.recognises(dict(state))), None)
 
 
@@ -128,7 +131,7 @@ def to_weft(state: Mapping[str, Tensor]) -> State:
 
 
 def describe_model(model: nn.Module) -> str:
-    """What to call a model in a message."""
+    """Return the name of a model for messages."""
     return getattr(model, "weft_name", "") or type(model).__name__
 
 
@@ -136,13 +139,13 @@ def _checked(state: Mapping[str, Any]) -> State:
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(
-                f"A state dict must hold names and tensors; got {name!r}: {type(tensor).__name__}. {_UNTOUCHED}"
+                f"A state dict must contain names and tensors; got {name!r}: {type(tensor).__name__}. {_NOTHING_LOADED}"
             )
     return unwrap(state)
 
 
 def head_prefixes(model: nn.Module) -> list[str]:
-    """Names of the modules that are a model's head, or heads."""
+    """Return the names of the modules that are the heads of a model."""
     get_classifier = getattr(model, "get_classifier", None)
     heads = get_classifier() if get_classifier else ()
     heads = heads if isinstance(heads, tuple) else (heads,)
@@ -157,8 +160,8 @@ def _check_family(model: nn.Module, layout: Layout) -> None:
     family = _family_of_layout(layout)
     if family_of(model) is not family:
         raise CheckpointError(
-            f"The weights are {layout.name}; they need a {family.name}, and this is {describe_model(model)}, a "
-            f"{type(model).__name__}. Build a model of `weft models '{family.name.lower()}*'`. {_UNTOUCHED}"
+            f"The weights of {layout.name} need a {family.name}; the model is {describe_model(model)}, a "
+            f"{type(model).__name__}. Build a model of `weft models '{family.name.lower()}*'`. {_NOTHING_LOADED}"
         )
 
 
@@ -169,8 +172,8 @@ def _check_switches(model: nn.Module, layout: Layout, theirs: State) -> None:
         return
     differences = ", ".join(f"{name}={value!r} (this model: {built[name]!r})" for name, value in wrong.items())
     raise CheckpointError(
-        f"The weights are {layout.name}, which computes with {differences}. Build the model with "
-        f"{_call(model, wanted)}, or pass switches='ignore' to load them all the same. {_UNTOUCHED}"
+        f"The weights of {layout.name} need a model with {differences}. Build it with {_call(model, wanted)}, or pass"
+        f" switches='ignore' to load the weights nevertheless. {_NOTHING_LOADED}"
     )
 
 
@@ -179,8 +182,8 @@ def _call(model: nn.Module, switches: dict[str, Any]) -> str:
     return f"weft.create_model({getattr(model, 'weft_name', 'NAME')!r}{arguments})"
 
 
-def _check_fit(model: nn.Module, own: State, renamed: Renamed, layout: Layout | None, theirs: State) -> None:
-    """Compares names, shapes and kinds of numbers, before anything is copied."""
+def _check_match(model: nn.Module, own: State, renamed: RenamedState, layout: Layout | None, theirs: State) -> None:
+    """Compare keys, shapes and dtypes, before any tensor is copied."""
     state, origins = renamed
     missing = [name for name in own if name not in state]
     unexpected = [origins.get(name, name) for name in state if name not in own]
@@ -191,27 +194,28 @@ def _check_fit(model: nn.Module, own: State, renamed: Renamed, layout: Layout | 
         return
     shapes = [f"{name}: file {_shape(state[name])}, model {_shape(own[name])}" for name in reshaped]
     kinds = [f"{name}: file {_kind(state[name])}, model {_kind(own[name])}" for name in retyped]
-    complaints = [
-        _complaint("missing", missing),
-        _complaint("unexpected", unexpected),
-        _complaint("of different shape", shapes),
-        _complaint("of different type", kinds),
+    differences = [
+        _difference("missing", missing),
+        _difference("unexpected", unexpected),
+        _difference("of different shape", shapes),
+        _difference("of different type", kinds),
     ]
     hint = _hint(model, missing, unexpected, reshaped, state, layout, theirs)
     raise CheckpointError(
-        f"Checkpoint does not fit {describe_model(model)}: {', '.join(filter(None, complaints))}. {hint}{_UNTOUCHED}"
+        f"The checkpoint must match the model {describe_model(model)}: {', '.join(filter(None, differences))}."
+        f" {hint}{_NOTHING_LOADED}"
     )
 
 
-def _complaint(what: str, examples: list[str]) -> str:
+def _difference(what: str, examples: list[str]) -> str:
     if not examples:
         return ""
-    more = ", ..." if len(examples) > _EXAMPLES else ""
-    return f"{len(examples)} {what} ({', '.join(examples[:_EXAMPLES])}{more})"
+    more = ", ..." if len(examples) > _MAX_EXAMPLES else ""
+    return f"{len(examples)} {what} ({', '.join(examples[:_MAX_EXAMPLES])}{more})"
 
 
 def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "one number"
+    return "x".join(map(str, tensor.shape)) or "scalar"
 
 
 def _kind(tensor: Tensor) -> str:
@@ -227,7 +231,7 @@ def _hint(
     layout: Layout | None,
     theirs: State,
 ) -> str:
-    """The way out, where there is one."""
+    """Return advice on how to load the checkpoint, if there is any."""
     only_heads = [*missing, *reshaped] and all(_is_head(model, name) for name in [*missing, *reshaped])
     if reshaped and only_heads and not unexpected:
         classes = state[next(name for name in reshaped)].shape[0]

@@ -1,9 +1,9 @@
-"""Read files written by `torch.save` with an interpreter of pickles that runs no code.
+"""Read files of `torch.save` with a pickle interpreter that runs no code.
 
-Such a file is a pickle, a little program that may call any function by its name, and the bytes of tensors beside it.
-weft interprets the program itself (`Machine`): it knows how to make dicts, lists, numbers, texts and tensors, and every
-other name becomes a stand-in that takes what it is given and does nothing. Nothing is imported, no function of another
-module is called, and work and memory are bounded by the size of the file. The tensors are read when they are asked for.
+Such a file contains the bytes of tensors and a pickle, which is a program that may call any function by its name. weft
+interprets this program itself (`PickleInterpreter`). The interpreter makes dicts, lists, numbers, strings and tensors;
+every other name becomes an inert placeholder. It imports nothing, calls no function of another module, and limits time
+and memory in proportion to the size of the file. Tensors are read only when they are needed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import CheckpointError
+from weft.text import reason_of
 
 _STORAGES = {
     "torch.DoubleStorage": torch.float64,
@@ -39,8 +40,9 @@ _STORAGES = {
     "torch.BoolStorage": torch.bool,
 }
 
-# What honest training scripts leave beside the tensors; becomes a stand-in, as everything that is not in `_CALLS`.
-BYSTANDERS = frozenset(
+# names that training scripts often save with the tensors; accepted, and turned into placeholders as all names that are
+# not in `_CALLS`
+ACCEPTED = frozenset(
     [
         "_codecs.encode",  # how Python 3 writes bytes for protocol 2
         "argparse.Namespace",
@@ -61,14 +63,14 @@ BYSTANDERS = frozenset(
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_VERSION = 1001
-_MAX_PICKLE_BYTES = 200_000_000  # a state dict's own is below 1 MB: tensors are stored outside it
-_MAX_OPERATIONS = 2_000_000  # of a pickle; a model with an optimizer has 100,000
+_MAX_PICKLE_BYTES = 200_000_000  # the pickle of a state dict has less than 1 MB; tensors are stored separately
+_MAX_OPERATIONS = 2_000_000  # per file; a model with an optimizer has 100,000
 _MAX_INT_BITS = 2048
-_MAX_KEY = 1 << 60  # integers beyond have the hash of a smaller one: a dict of such keys would be slow
+_MAX_KEY = 1 << 60  # larger integers can share one hash, which would make a dict of such keys slow
 
 
-class Malformed(Exception):
-    """A pickle that does what none of torch does; the text says what."""
+class MalformedPickle(Exception):
+    """A pickle is damaged, or does something that pickles of torch.save never do; the message says what."""
 
 
 UNREADABLE = "its pickle cannot be read to the end"
@@ -76,10 +78,10 @@ NO_DATA = "a tensor without its data"
 BEYOND = "a tensor beyond its storage"
 
 
-class StandIn(dict):
-    """What a pickle gets in the place of a class or function, and of what it makes with one.
+class Placeholder(dict):
+    """Inert object in the place of a class or function, and of every object that a pickle makes with one.
 
-    A dict, since configurations often are some; whatever else a pickle does with it has no effect.
+    It is a dict, because configurations are often subclasses of dict. All other operations on it have no effect.
     """
 
     def __init__(self, name: str = "object") -> None:
@@ -90,12 +92,12 @@ class StandIn(dict):
 
 
 class Storage:
-    """The numbers of one or several tensors, in a file.
+    """Data of one or several tensors in a file.
 
     Args:
-        dtype: of the numbers.
-        numel: how many there are.
-        read: gives that many bytes, in an array of its own.
+        dtype: number format.
+        numel: number of values.
+        read: function that reads a number of bytes into a new array.
     """
 
     def __init__(self, dtype: torch.dtype, numel: int, read: Callable[[int], np.ndarray]) -> None:
@@ -107,14 +109,14 @@ class Storage:
 
     @cached_property
     def values(self) -> Tensor:
-        """All numbers, in one dimension."""
+        """All values, in one dimension."""
         if self.numel == 0:
             return torch.empty(0, dtype=self.dtype)
         return torch.from_numpy(self._read(self.num_bytes)).view(self.dtype)
 
 
 class StoredTensor(NamedTuple):
-    """A tensor that was not read yet: size and stride over a storage, from an offset on."""
+    """A tensor that has not been read yet: a storage, and an offset, size and stride in it."""
 
     storage: Storage
     offset: int
@@ -123,32 +125,32 @@ class StoredTensor(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensor on its own; several may share a storage."""
+        """Number of bytes of this tensor alone; several tensors may share a storage."""
         return math.prod(self.size) * self.storage.dtype.itemsize
 
     def check(self) -> None:
-        """Checks that it lies within its storage.
+        """Check that the tensor lies within its storage.
 
         Raises:
-            Malformed: it does not.
+            MalformedPickle: it does not.
         """
-        is_whole = (
+        is_valid = (
             isinstance(self.size, tuple) and isinstance(self.stride, tuple) and len(self.size) == len(self.stride)
         )
-        if not is_whole or not isinstance(self.storage, Storage) or len(self.size) > 64:
-            raise Malformed(BEYOND)
+        if not is_valid or not isinstance(self.storage, Storage) or len(self.size) > 64:
+            raise MalformedPickle(BEYOND)
         reach = [
             _count(self.offset),
             *(max(_count(n) - 1, 0) * _count(by) for n, by in zip(self.size, self.stride, strict=True)),
         ]
         if 0 not in self.size and sum(reach) >= self.storage.numel:
-            raise Malformed(BEYOND)
+            raise MalformedPickle(BEYOND)
 
     def read(self) -> Tensor:
-        """The tensor, on the CPU.
+        """Read the tensor to the CPU.
 
         Raises:
-            Malformed: as `check`, or the file has not the bytes.
+            MalformedPickle: the tensor lies beyond its storage, or the file does not have its data.
         """
         self.check()
         return torch.as_strided(self.storage.values, self.size, self.stride, self.offset)
@@ -156,71 +158,72 @@ class StoredTensor(NamedTuple):
 
 @contextlib.contextmanager
 def open_pickle(path: Path, *, import_foreign: bool = False) -> Iterator[Any]:
-    """The object in a file of `torch.save`, zip or legacy; its tensors are `StoredTensor`, to be read inside.
+    """Yield the object in a file of `torch.save` (zip or legacy); read its tensors, `StoredTensor`, in the block.
 
     Args:
         path: the file.
-        import_foreign: open a file that names what is neither of torch nor a usual bystander.
+        import_foreign: accept names that are neither of torch nor in ACCEPTED.
 
     Raises:
-        CheckpointError: an unknown name, a damaged file, or another kind of file; from inside as well.
+        CheckpointError: an unknown name, a damaged file, or another file format; also for errors in the block.
     """
     again = "Download or copy it again"
     try:
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(path.open("rb"))
-            machine = Machine()
+            interpreter = PickleInterpreter()
             try:
-                if file.read(4) == b"PK\x03\x04":  # by its first bytes: a zip may hide behind a pickle
-                    content = _zip_content(stack.enter_context(_archive(path)), machine)
+                if file.read(4) == b"PK\x03\x04":  # decide by the first bytes: a zip archive may follow a pickle
+                    content = _zip_content(stack.enter_context(_archive(path)), interpreter)
                 else:
-                    content = _legacy_content(file, machine)
+                    content = _legacy_content(file, interpreter)
             finally:
-                if machine.foreign and not import_foreign:  # also where it was stopped at one: the better complaint
-                    raise CheckpointError(refusal(path, sorted(machine.foreign)))
+                if interpreter.foreign and not import_foreign:  # this message explains more
+                    raise CheckpointError(foreign_names_message(path, sorted(interpreter.foreign)))
             yield content
     except CheckpointError:
         raise
-    except Malformed as error:
+    except MalformedPickle as error:
         if str(error) in (NO_DATA, BEYOND):
-            text = f"{path} must hold whole tensors; one does not fit the data that is there."
+            text = f"{path} must hold complete tensors; one needs more data than the file has."
         elif str(error).startswith(UNREADABLE):
-            text = f"{path} must be a whole file of torch.save; {error}."
+            text = f"{path} must be a complete file of torch.save; {reason_of(error)}."
         else:
-            text = f"{path} must hold tensors that weft can read; its pickle does not ({error})."
+            reason = reason_of(error)
+            text = f"{path} must hold tensors and plain values as torch.save writes them; it does not ({reason})."
         raise CheckpointError(f"{text} {again}, or have its author save it as .safetensors.") from None
     except MemoryError:
-        raise CheckpointError(f"{path} needs more memory than there is. Use a machine with more.") from None
+        raise CheckpointError(f"{path} needs more memory than is available. Use a machine with more memory.") from None
     except (OSError, zipfile.BadZipFile, EOFError) as error:
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"{path} is damaged ({reason}). {again}.") from None
 
 
-def refusal(path: Path, names: Sequence[str]) -> str:
-    """Why a file with these names is not opened."""
-    names = [re.sub(r"^commands\.", "subprocess.", name) for name in names]  # as Python 2 called it
+def foreign_names_message(path: Path, names: Sequence[str]) -> str:
+    """Return the error message for a file whose pickle has foreign names."""
+    names = [re.sub(r"^commands\.", "subprocess.", name) for name in names]  # its name in Python 2
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return (
         f"{path} must hold tensors and plain values only; its pickle names {shown}. Nothing was loaded or run. Ask its "
-        "author for a .safetensors file, or pass import_foreign=True (--import-foreign): such names become empty "
-        "stand-ins, tensors are kept."
+        "author for a .safetensors file, or pass import_foreign=True (--import-foreign): such names become inert "
+        "placeholders, tensors are kept."
     )
 
 
 def _archive(path: Path) -> zipfile.ZipFile:
-    """The zip file, after a look at its table of contents."""
+    """Open a zip file after checks of its table of contents."""
     damaged = f"{path} is damaged: %s. Download or copy it again."
     try:
         archive = zipfile.ZipFile(path)
-    # zipfile's own kinds, and what a hostile table of contents makes of its code
+    # errors of zipfile, and those that its code raises for a malicious table of contents
     except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, OSError, IndexError) as error:
-        raise CheckpointError(damaged % f"it is no readable zip archive ({type(error).__name__})") from None
+        raise CheckpointError(damaged % f"it is not a readable zip archive ({type(error).__name__})") from None
     try:
         entries = archive.infolist()
         names = [entry.filename for entry in entries]
         _check_kind(path, names)
         if len({name.casefold() for name in names}) < len(names):
-            raise CheckpointError(damaged % "two parts have one name")
+            raise CheckpointError(damaged % "two parts have the same name")
         if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
             raise CheckpointError(damaged % "a part is compressed or encrypted, which torch.save never does")
         if sum(entry.file_size for entry in entries) > path.stat().st_size:
@@ -248,81 +251,81 @@ def _check_kind(path: Path, names: Sequence[str]) -> None:
 
 
 def _prefix(names: Sequence[str]) -> str:
-    """The folder in which torch.save puts all parts."""
+    """Return the folder in the archive that contains all parts."""
     return names[0].partition("/")[0]
 
 
-def _zip_content(archive: zipfile.ZipFile, machine: Machine) -> Any:
-    """The object of a file of PyTorch 1.6 or later."""
+def _zip_content(archive: zipfile.ZipFile, interpreter: PickleInterpreter) -> Any:
+    """Return the object in a file of PyTorch 1.6 or later."""
     prefix = _prefix(archive.namelist())
     parts = {entry.filename: entry for entry in archive.infolist()}
     if f"{prefix}/byteorder" in parts and archive.read(f"{prefix}/byteorder") != b"little":
-        raise Malformed("its numbers are those of another kind of machine")
+        raise MalformedPickle("its numbers are not little-endian")
     storages: dict[str, Storage] = {}
 
     def read(entry: zipfile.ZipInfo, num_bytes: int) -> np.ndarray:
         with archive.open(entry) as part:
             values = _bytes_of(part, num_bytes)
-            while part.read(1 << 20):  # to the end, where zipfile compares the checksum
+            while part.read(1 << 20):  # zipfile verifies the checksum at the end
                 pass
         return values
 
     def storage(reference: Any) -> Storage:
         match reference:
-            case ("storage", StandIn(), str(key), _, int(numel)):
+            case ("storage", Placeholder(), str(key), _, int(numel)):
                 entry = parts.get(f"{prefix}/data/{key}")
                 if key not in storages and entry is not None:
-                    found = Storage(_dtype(reference[1]), _count(numel), lambda count: read(entry, count))
-                    if found.num_bytes <= entry.file_size:
-                        storages[key] = found
+                    candidate = Storage(_dtype(reference[1]), _count(numel), lambda count: read(entry, count))
+                    if candidate.num_bytes <= entry.file_size:
+                        storages[key] = candidate
                 if key in storages:
                     return storages[key]
-        raise Malformed(NO_DATA)
+        raise MalformedPickle(NO_DATA)
 
-    return machine.run(io.BytesIO(archive.read(f"{prefix}/data.pkl")), storage)
+    return interpreter.run(io.BytesIO(archive.read(f"{prefix}/data.pkl")), storage)
 
 
-def _legacy_content(file: BinaryIO, machine: Machine) -> Any:
-    """The object of a file before PyTorch 1.6: five pickles, then the storages one after the other."""
+def _legacy_content(file: BinaryIO, interpreter: PickleInterpreter) -> Any:
+    """Return the object in a file of PyTorch before 1.6: five pickles, followed by the storages."""
     file.seek(0)
     storages: dict[str, Storage] = {}
-    places: dict[str, int] = {}  # where in the file the numbers of a storage begin
+    offsets: dict[str, int] = {}  # where the data of each storage begins in the file
 
     def read(key: str, num_bytes: int) -> np.ndarray:
-        if key not in places:
-            raise Malformed(NO_DATA)
-        file.seek(places[key])
+        if key not in offsets:
+            raise MalformedPickle(NO_DATA)
+        file.seek(offsets[key])
         return _bytes_of(file, num_bytes)
 
     def storage(reference: Any) -> Any:
         match reference:
-            case ("storage", StandIn(), str(key), _, int(numel), view):
+            case ("storage", Placeholder(), str(key), _, int(numel), view):
                 if key not in storages:
                     storages[key] = Storage(_dtype(reference[1]), _count(numel), lambda count: read(key, count))
                 return storages[key] if view is None else _view(storages[key], view)
-            case ("module", StandIn(), *_):  # a class, with its source code
+            case ("module", Placeholder(), *_):  # a class, with its source code
                 return reference[1]
-        raise Malformed(NO_DATA)
+        raise MalformedPickle(NO_DATA)
 
-    if machine.run(file, storage) != _LEGACY_MAGIC:
-        raise Malformed(f"{UNREADABLE} (it is none of torch.save)")
-    version, system = machine.run(file, storage), machine.run(file, storage)
+    if interpreter.run(file, storage) != _LEGACY_MAGIC:
+        raise MalformedPickle(f"{UNREADABLE} (it was not written by torch.save)")
+    version, system = interpreter.run(file, storage), interpreter.run(file, storage)
     if version != _LEGACY_VERSION or not isinstance(system, dict) or system.get("little_endian") is not True:
-        raise Malformed("its numbers are those of another kind of machine")
-    content, keys = machine.run(file, storage), machine.run(file, storage)
-    place = file.tell()
+        raise MalformedPickle("its numbers are not little-endian")
+    content, keys = interpreter.run(file, storage), interpreter.run(file, storage)
+    position = file.tell()
     for key in keys if isinstance(keys, list) else []:
-        if not isinstance(key, str) or key not in storages or key in places:
-            raise Malformed(NO_DATA)
-        places[key] = place + 8  # after how many numbers there are
-        place = places[key] + storages[key].num_bytes
+        if not isinstance(key, str) or key not in storages or key in offsets:
+            raise MalformedPickle(NO_DATA)
+        offsets[key] = position + 8  # after the number of values
+        position = offsets[key] + storages[key].num_bytes
     return content
 
 
 def _view(root: Storage, view: Any) -> Storage:
-    """A part of a storage: `view` has a name, where it begins, and how many numbers it has."""
+    """Return a part of a storage; `view` is (name, first value, number of values)."""
     if not isinstance(view, tuple) or len(view) != 3 or _count(view[1]) + _count(view[2]) > root.numel:
-        raise Malformed(BEYOND)
+        raise MalformedPickle(BEYOND)
     begin = view[1] * root.dtype.itemsize
     return Storage(root.dtype, view[2], lambda count: root.values.view(torch.uint8).numpy()[begin : begin + count])
 
@@ -331,36 +334,36 @@ def _bytes_of(file: Any, count: int) -> np.ndarray:
     values = np.empty(count, np.uint8)
     view, done = memoryview(values.data), 0
     while done < count:
-        got = file.readinto(view[done : done + (1 << 24)])
-        if not got:
-            raise Malformed(NO_DATA)
-        done += got
+        num_read = file.readinto(view[done : done + (1 << 24)])
+        if not num_read:
+            raise MalformedPickle(NO_DATA)
+        done += num_read
     return values
 
 
-def _dtype(kind: StandIn) -> torch.dtype:
+def _dtype(kind: Placeholder) -> torch.dtype:
     if kind.name not in _STORAGES:
-        raise Malformed(NO_DATA)
+        raise MalformedPickle(NO_DATA)
     return _STORAGES[kind.name]
 
 
 def _count(number: Any) -> int:
-    """Checks that this is a number that can be a size."""
+    """Return a number after a check that it can be a size."""
     if type(number) is not int or not 0 <= number < 1 << 48:
-        raise Malformed(BEYOND)
+        raise MalformedPickle(BEYOND)
     return number
 
 
 def _ordered_dict(items: Any = ()) -> dict[Any, Any]:
-    """From nothing, or as Python 2 wrote it, from a list of pairs."""
-    made: dict[Any, Any] = {}
+    """Return a new dict; from a list of pairs, as Python 2 pickled it, or empty."""
+    result: dict[Any, Any] = {}
     for key, value in items:
-        made[_key(key)] = value
-    return made
+        result[_safe_key(key)] = value
+    return result
 
 
-def _tensor(*words: Any) -> StoredTensor:
-    return StoredTensor(*words[:4])  # then, unused: whether it had a gradient, hooks, metadata
+def _tensor(*arguments: Any) -> StoredTensor:
+    return StoredTensor(*arguments[:4])  # not used: requires_grad, hooks, metadata
 
 
 _CALLS: dict[str, Callable[..., Any]] = {
@@ -372,56 +375,56 @@ _CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _Bounded:
-    """A file for pickletools, which would allocate whatever length a pickle claims."""
+class _BoundedReader:
+    """File that never reads beyond its end; pickletools allocates any length that a pickle claims."""
 
     def __init__(self, file: BinaryIO) -> None:
-        place = file.tell()
-        self.file, self.left = file, min(file.seek(0, io.SEEK_END) - place, _MAX_PICKLE_BYTES)
-        file.seek(place)
+        start = file.tell()
+        self.file, self.remaining = file, min(file.seek(0, io.SEEK_END) - start, _MAX_PICKLE_BYTES)
+        file.seek(start)
 
     def read(self, count: int) -> bytes:
-        return self._counted(self.file.read(max(min(count, self.left), 0)))
+        return self._count(self.file.read(max(min(count, self.remaining), 0)))
 
     def readline(self) -> bytes:
-        return self._counted(self.file.readline(self.left))
+        return self._count(self.file.readline(self.remaining))
 
     def tell(self) -> int:
         return self.file.tell()
 
-    def _counted(self, data: bytes) -> bytes:
-        self.left -= len(data)
+    def _count(self, data: bytes) -> bytes:
+        self.remaining -= len(data)
         return data
 
 
-class Machine:
-    """Interprets pickles of protocol 0 to 5.
+class PickleInterpreter:
+    """Interpreter of pickles, protocols 0 to 5.
 
     Attributes:
-        foreign: names that were met and are neither of torch nor usual bystanders.
+        foreign: names in the pickles that are neither of torch nor in ACCEPTED.
     """
 
     def __init__(self) -> None:
         self.foreign: set[str] = set()
-        self._left = _MAX_OPERATIONS
+        self._operations_left = _MAX_OPERATIONS
         self._stack: list[Any] = []
         self._marks: list[int] = []
 
     def run(self, file: BinaryIO, storage: Callable[[Any], Any]) -> Any:
-        """The object of one pickle, which ends where the file goes on.
+        """Return the object of one pickle; the file is then at the end of the pickle.
 
         Args:
-            file: stands at the beginning of the pickle.
-            storage: makes the storage of a persistent id.
+            file: at the beginning of the pickle.
+            storage: function that returns the storage for a persistent ID.
 
         Raises:
-            Malformed: it is no whole pickle, takes too many operations, or does what none of torch does.
+            MalformedPickle: the pickle is incomplete, takes too many operations, or is not of torch.save.
         """
         self._stack, self._marks, memo = [], [], {}
         stack: list[Any] = self._stack
         try:
-            for opcode, argument, _ in pickletools.genops(cast("BinaryIO", _Bounded(file))):
-                self._spend(1)
+            for opcode, argument, _ in pickletools.genops(cast("BinaryIO", _BoundedReader(file))):
+                self._count_operations(1)
                 match opcode.name:
                     case "STOP":
                         return stack.pop()
@@ -436,19 +439,19 @@ class Machine:
                     case "BINPERSID":
                         stack.append(storage(stack.pop()))
                     case name if argument is None or name in ("GLOBAL", "INST", "PERSID") or name.startswith("EXT"):
-                        self._operate(name, argument)
+                        self._execute(name, argument)
                     case _:
                         if isinstance(argument, int) and argument.bit_length() > _MAX_INT_BITS:
-                            raise Malformed("a number of more than 2,048 bits")
+                            raise MalformedPickle("a number of more than 2,048 bits")
                         stack.append(argument)
-        except (Malformed, MemoryError):
+        except (MalformedPickle, MemoryError):
             raise
-        except Exception as error:  # pickletools raises what it likes on bytes that are no pickle
-            raise Malformed(f"{UNREADABLE} ({type(error).__name__})") from None
-        raise Malformed(UNREADABLE)
+        except Exception as error:  # pickletools raises many types of exceptions for invalid bytes
+            raise MalformedPickle(f"{UNREADABLE} ({type(error).__name__})") from None
+        raise MalformedPickle(UNREADABLE)
 
-    def _operate(self, name: str, argument: Any) -> None:
-        """One operation that makes something of what is on the stack."""
+    def _execute(self, name: str, argument: Any) -> None:
+        """Execute one operation on the stack."""
         stack = self._stack
         match name:
             case "MARK":
@@ -456,7 +459,7 @@ class Machine:
             case "POP":
                 stack.pop()
             case "POP_MARK" | "ADDITEMS":
-                self._taken()
+                self._pop_mark()
             case "DUP":
                 stack.append(stack[-1])
             case "NONE":
@@ -470,101 +473,101 @@ class Machine:
             case "EMPTY_TUPLE":
                 stack.append(())
             case "EMPTY_SET":
-                stack.append(StandIn("set"))
+                stack.append(Placeholder("set"))
             case "FROZENSET":
-                self._taken()
-                stack.append(StandIn("frozenset"))
+                self._pop_mark()
+                stack.append(Placeholder("frozenset"))
             case "LIST":
-                stack.append(self._taken())
+                stack.append(self._pop_mark())
             case "TUPLE":
-                stack.append(tuple(self._taken()))
+                stack.append(tuple(self._pop_mark()))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 count = int(name[-1])
-                made = tuple(stack[-count:])
+                items = tuple(stack[-count:])
                 del stack[-count:]
-                stack.append(made)
+                stack.append(items)
             case "DICT":
-                items = self._taken()
+                items = self._pop_mark()
                 stack.append({})
                 self._set(items)
             case "SETITEM":
                 value, key = stack.pop(), stack.pop()
                 self._set([key, value])
             case "SETITEMS":
-                self._set(self._taken())
+                self._set(self._pop_mark())
             case "APPEND":
                 self._extend([stack.pop()])
             case "APPENDS":
-                self._extend(self._taken())
+                self._extend(self._pop_mark())
             case "BUILD":
                 stack.pop()
             case "GLOBAL":
-                stack.append(self._named(*argument.split(" ", 1)))
+                stack.append(self._lookup(*argument.split(" ", 1)))
             case "STACK_GLOBAL":
                 attribute, module = stack.pop(), stack.pop()
-                stack.append(self._named(module, attribute))
+                stack.append(self._lookup(module, attribute))
             case "INST":
-                stack.append(self._called(self._named(*argument.split(" ", 1)), self._taken()))
+                stack.append(self._call(self._lookup(*argument.split(" ", 1)), self._pop_mark()))
             case "OBJ":
-                function, *words = self._taken()
-                stack.append(self._called(function, words))
+                function, *arguments = self._pop_mark()
+                stack.append(self._call(function, arguments))
             case "REDUCE" | "NEWOBJ":
-                words, function = stack.pop(), stack.pop()
-                stack.append(self._called(function, words))
+                arguments, function = stack.pop(), stack.pop()
+                stack.append(self._call(function, arguments))
             case "NEWOBJ_EX":
-                _, words, function = stack.pop(), stack.pop(), stack.pop()
-                stack.append(self._called(function, words))
+                _, arguments, function = stack.pop(), stack.pop(), stack.pop()
+                stack.append(self._call(function, arguments))
             case _ if name.startswith("EXT"):
                 self.foreign.add(f"copyreg extension {argument}")
-                stack.append(StandIn())
+                stack.append(Placeholder())
             case _:
-                raise Malformed(f"the operation {name}")
+                raise MalformedPickle(f"the operation {name}")
 
-    def _spend(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
-            raise Malformed(f"it takes more than {_MAX_OPERATIONS:,} operations")
+    def _count_operations(self, count: int) -> None:
+        self._operations_left -= count
+        if self._operations_left < 0:
+            raise MalformedPickle(f"it takes more than {_MAX_OPERATIONS:,} operations")
 
-    def _taken(self) -> list[Any]:
-        """What lies above the last mark, taken from the stack."""
-        place = self._marks.pop()
-        items = self._stack[place:]
-        del self._stack[place:]
+    def _pop_mark(self) -> list[Any]:
+        """Remove all items above the last mark from the stack, and return them."""
+        start = self._marks.pop()
+        items = self._stack[start:]
+        del self._stack[start:]
         return items
 
     def _set(self, items: list[Any]) -> None:
-        """Fills the dict on top of the stack with keys and values in turn."""
+        """Add items (key, value, key, value, ...) to the dict on top of the stack."""
         target = self._stack[-1]
         if not isinstance(target, dict):
-            raise Malformed("an item of no dict")
+            raise MalformedPickle("an item is set on an object that is not a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            target[_key(key)] = value
+            target[_safe_key(key)] = value
 
     def _extend(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if isinstance(target, list):
             target.extend(items)
-        elif not isinstance(target, StandIn):
-            raise Malformed("an item of no list")
+        elif not isinstance(target, Placeholder):
+            raise MalformedPickle("an item is appended to an object that is not a list")
 
-    def _named(self, module: Any, attribute: Any) -> StandIn:
-        """Protocol 2 writes names as Python 2 had them."""
+    def _lookup(self, module: Any, attribute: Any) -> Placeholder:
+        """Return a placeholder for a name, and note foreign names. Protocol 2 has the names of Python 2."""
         module, attribute = NAME_MAPPING.get((module, attribute), (IMPORT_MAPPING.get(module, module), attribute))
         name = f"{module}.{attribute}"
-        if name not in _CALLS and name not in _STORAGES and name not in BYSTANDERS:
+        if name not in _CALLS and name not in _STORAGES and name not in ACCEPTED:
             self.foreign.add(name)
-        return StandIn(name)
+        return Placeholder(name)
 
-    def _called(self, function: Any, words: Any) -> Any:
-        if not isinstance(function, StandIn) or function.name not in _CALLS:
-            return StandIn(function.name if isinstance(function, StandIn) else "object")
-        if words and isinstance(words[0], list):
-            self._spend(len(words[0]))
-        return _CALLS[function.name](*words)
+    def _call(self, function: Any, arguments: Any) -> Any:
+        if not isinstance(function, Placeholder) or function.name not in _CALLS:
+            return Placeholder(function.name if isinstance(function, Placeholder) else "object")
+        if arguments and isinstance(arguments[0], list):
+            self._count_operations(len(arguments[0]))
+        return _CALLS[function.name](*arguments)
 
 
-def _key(key: Any) -> Any:
-    """A key that is quick to hash; nested tuples can take hours, and numbers can be made to have one hash."""
+def _safe_key(key: Any) -> Any:
+    """Return a key that is fast to hash. Nested tuples can take hours, and large integers can share one hash."""
     if isinstance(key, (str, bytes, bool)) or key is None or (type(key) is int and abs(key) < _MAX_KEY):
         return key
-    return StandIn("key")
+    return Placeholder("key")

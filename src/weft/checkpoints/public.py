@@ -1,86 +1,163 @@
-"""Download the public weights of weft's models, and convert their names."""
+"""From the name of a model to the model: run and model directories, repositories on the hub, and public models."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-from torch import Tensor
-
-from weft.checkpoints.files import read_state_dict
-from weft.checkpoints.load import to_weft
-from weft.errors import CheckpointError, nearest
+from weft.checkpoints.finding import PREFIX, check_model, is_path, without_name
+from weft.checkpoints.hub import create_model, source_of
+from weft.checkpoints.model_dir import load_model_dir, model_dir
+from weft.errors import CheckpointError
+from weft.lazy import LazyModule
 from weft.models.families import VARIANTS
-from weft.models.family import PublicWeights
+from weft.models.imagenet import imagenet_classes
+from weft.progress import say
 
-FILES = ("model.safetensors", "pytorch_model.bin")
+timm: Any = LazyModule("timm")
+
+TIMM_ON_HUB = f"{PREFIX}timm/"  # repositories whose weights are those of timm's models
 
 
-def fetch_pretrained(name: str, cache_dir: str | Path | None = None) -> dict[str, Tensor]:
-    """The public weights of one of our models, under our names; from the hub, or from the cache of an earlier time.
+class PublicModel(NamedTuple):
+    """A model with public weights, by the name that `create_model` takes."""
+
+    name: str
+
+    def load(self) -> tuple[Any, list[str]]:
+        """Load the public weights, and the preprocessing and the ImageNet classes that they were trained with.
+
+        Returns:
+            The model in evaluation mode, and its class names.
+
+        Raises:
+            CheckpointError: there are no public weights, they have no classifier, or they cannot be downloaded.
+        """
+        if self.name not in VARIANTS:
+            self._check_classifier()
+        model: Any = create_model(self.name, pretrained=True)
+        model.pretrained_cfg = model.default_cfg = {
+            key: value for key, value in model.pretrained_cfg.items() if key != "state_dict"
+        }
+        classes = imagenet_classes(model.num_classes)
+        assert classes is not None, self.name  # of the variants, and checked above for the others
+        return model.eval(), classes.names
+
+    def _check_classifier(self) -> None:
+        """Check that timm has public weights of this name, with ImageNet classes."""
+        cfg = timm.get_pretrained_cfg(self.name)
+        with_classes = _with_classes(self.name.partition(".")[0])
+        instead = f" Tags with classes: {', '.join(with_classes)}." if with_classes else ""
+        if cfg is None or not cfg.has_weights:
+            raise CheckpointError(
+                f"A model name needs public weights; {self.name} has none.{instead} Or train it: weft train DATA"
+                f" --model {self.name}"
+            )
+        if imagenet_classes(cfg.num_classes) is None:
+            outputs = (
+                "no classifier: they compute features"
+                if cfg.num_classes == 0
+                else f"{cfg.num_classes} outputs without known class names: features, or classes of another dataset"
+            )
+            raise CheckpointError(
+                f"A model name needs public weights that classify into ImageNet's classes; those of {self.name} have"
+                f" {outputs}.{instead} To classify your own images, train it: weft train DATA --model {self.name}"
+            )
+
+
+def find_model(run: str | Path, *, quiet: bool = False) -> Path | PublicModel:
+    """Return the model directory, export or public model that a name means; the one rule of all verbs.
+
+    A directory comes before a public model of the same name, and a note says so. A name with a path separator is
+    always a directory.
 
     Args:
-        name: of the model.
-        cache_dir: where the hub's files are kept; None for huggingface_hub's own place.
+        run: a run directory (its best model), a model directory, an export, `hf-hub:OWNER/NAME`, which is downloaded,
+            or a name that `weft.create_model` takes, with or without a tag.
+        quiet: print no notes.
 
     Raises:
-        CheckpointError: there are none, or they cannot be had.
+        CheckpointError: it is none of these, or a file is missing.
     """
-    source = VARIANTS[name].weights
-    if source is None:
-        on_hub = (known for known, variant in VARIANTS.items() if variant.weights and variant.weights.repo)
-        have = ", ".join(nearest(name, on_hub))
-        raise CheckpointError(f"{name} has no public weights. Nearest that have: {have}. Or train: weft train DATA.")
-    if not source.repo:
+    check_model(run)
+    name = str(run)
+    public = None if is_path(run) else _public(name)
+    if public is None and not is_path(run) and not Path(run).exists():
+        raise CheckpointError(without_name(name))
+    if public is None:
+        return model_dir(run)
+    if not Path(run).exists():
+        return public
+    instead = f"pass {_other_name(public.name)}, or rename the directory"
+    try:
+        folder = model_dir(run)
+    except CheckpointError as error:
         raise CheckpointError(
-            f"No hub has the weights of {name}: {source.by_hand}. Fetch the file by hand, then"
-            f" `weft convert FILE DIR --model {name}`."
-        )
-    return to_weft(read_state_dict(_download(source, cache_dir)))
+            f"{error} {name} is also the name of a public model; the directory comes first. For the public model,"
+            f" {instead}."
+        ) from error
+    if not quiet:
+        say(f"{name} is a directory here, and is used. For the public model of this name, {instead}.")
+    return folder
 
 
-def _download(source: PublicWeights, cache_dir: str | Path | None) -> str | Path:
-    """A file of weights on this disk: from the hub, else from the authors' own place.
+def load_model(run: str | Path, *, quiet: bool = False) -> tuple[Any, list[str] | None]:
+    """Load the model that a name means; of exports, `weft.deploy.open_model`.
 
-    Raises:
-        CheckpointError: neither can be had; it says why.
-    """
-    problems = []
-    for file in FILES:
-        try:
-            return hf_hub_download(source.repo, file, cache_dir=cache_dir)
-        except LocalEntryNotFoundError:  # offline, and not in the cache
-            problems.append(f"{file}: not in the cache, and the hub cannot be reached")
-        except (EntryNotFoundError, RepositoryNotFoundError):
-            problems.append(f"{file}: not there")
-        except (HfHubHTTPError, OSError) as err:
-            problems.append(f"{file}: {str(err).splitlines()[0]}")
-    if source.file:
-        try:
-            return _fetch_file(source.file, cache_dir)
-        except (OSError, RuntimeError) as err:
-            problems.append(f"{source.file}: {str(err).splitlines()[0]}")
-    raise CheckpointError(
-        f"The weights {source.repo} must be on the hub or in its cache; {'; '.join(problems)}. Go online once, or"
-        " download the file elsewhere and pass it to load_checkpoint."
-    )
+    Args:
+        run, quiet: as in `find_model`.
 
-
-def _fetch_file(url: str, cache_dir: str | Path | None) -> Path:
-    """A file by its address, kept under its name; it must have the sha256 that the name tells, fresh or kept.
+    Returns:
+        The model in evaluation mode, and its class names or None if it has none.
 
     Raises:
-        OSError: it cannot be fetched.
-        RuntimeError: it has another sha256.
+        CheckpointError: it is not a model, cannot be read, or is an export.
     """
-    folder = Path(cache_dir or Path(torch.hub.get_dir()) / "checkpoints")
-    path = folder / url.rpartition("/")[2]
-    sha256 = path.stem.rpartition("-")[2]
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest().startswith(sha256):
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.hub.download_url_to_file(url, str(path), hash_prefix=sha256, progress=False)
-    return path
+    found = find_model(run, quiet=quiet)
+    if isinstance(found, PublicModel):
+        return load_public(found, quiet=quiet)
+    model, names = load_model_dir(found)
+    return model, names or names_on_hub(run, model.num_classes)
+
+
+def load_public(public: PublicModel, *, quiet: bool = False) -> tuple[Any, list[str]]:
+    """Load a public model as `PublicModel.load` does, and print where its weights come from."""
+    model, names = public.load()
+    if not quiet:
+        say(f"Public weights {source_of(public.name)}.")
+    return model, names
+
+
+def names_on_hub(run: str | Path, num_classes: int) -> list[str] | None:
+    """Return the class names of a repository of timm on the hub, whose config.json has none; None: not of timm."""
+    classes = imagenet_classes(num_classes) if str(run).startswith(TIMM_ON_HUB) else None
+    return classes.names if classes else None
+
+
+def _public(name: str) -> PublicModel | None:
+    """Return the public model of a name; None: no model has this name."""
+    base, _, tag = name.partition(".")
+    if base in VARIANTS:
+        weights = VARIANTS[base].weights
+        if not tag or (weights is not None and weights.repo.partition(".")[2] == tag):
+            return PublicModel(base)  # weft's network, also under the tag of its weights
+    is_known = timm.is_model(base) and (not tag or name in timm.list_pretrained(f"{base}.*"))
+    return PublicModel(name) if is_known else None
+
+
+def _other_name(name: str) -> str:
+    """Return a name of the same public weights that cannot be the name of the same directory."""
+    if name in VARIANTS:
+        weights = VARIANTS[name].weights
+        tag = weights.repo.partition(".")[2] if weights else ""
+        return f"{name}.{tag}" if tag else "its path from another directory"
+    cfg = timm.get_pretrained_cfg(name)
+    if "." not in name and cfg is not None and cfg.tag:
+        return f"{name}.{cfg.tag}"
+    return f"{PREFIX}{cfg.hf_hub_id}" if cfg is not None and cfg.hf_hub_id else "another tag"
+
+
+def _with_classes(base: str) -> list[str]:
+    """Return the first tagged names of a network whose weights have ImageNet classes."""
+    names = timm.list_pretrained(f"{base}.*")
+    return [name for name in names if (cfg := timm.get_pretrained_cfg(name)) and imagenet_classes(cfg.num_classes)][:3]

@@ -24,9 +24,9 @@ from weft.version import __version__
 
 VERBS = (
     *("train", "evaluate", "predict", "compare", "study", "convert", "export", "bench", "explain", "serve"),
-    *("push", "data", "models", "recipes", "doctor"),
+    *("embed", "similar", "label", "push", "reproduce", "data", "models", "recipes", "doctor"),
 )
-WITH_MODELS = frozenset(VERBS) - {"data", "recipes", "doctor"}  # verbs that take `--plugin`
+WITH_MODELS = frozenset(VERBS) - {"recipes", "doctor"}  # verbs that take `--plugin`
 
 EXIT_CODES = """exit codes:
   0 success                 4 checkpoint refused      7 verification failed
@@ -117,7 +117,9 @@ def _run(words: list[str]) -> int:
     _check_temporary()
     for path in getattr(args, "plugin", ()):
         importlib.import_module("weft.models.plugins").load_plugin(path)
-    return verb_module(verb).run(args)
+    is_quiet = getattr(args, "quiet", False)
+    with importlib.import_module("weft.progress").muted() if is_quiet else contextlib.nullcontext():
+        return verb_module(verb).run(args)
 
 
 def _check_temporary() -> None:

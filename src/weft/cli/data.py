@@ -1,42 +1,46 @@
-"""`weft data`: check and prepare data, list known datasets."""
+"""`weft data`: check, review and prepare data, list known datasets."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from weft.cli.options import add_common, example, print_json, table
+from weft.cli.options import MODEL, add_common, example, print_json, table, use_threads
 from weft.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from weft.data import Inventory
 
-HELP = "check data, prepare it for training, list known datasets"
+HELP = "check data, find wrong labels, prepare data for training, list known datasets"
 
 EXAMPLE = """
-weft data check photos
+weft data check photos              # exit code 0 if `weft train photos` accepts the data, else 3
 
 bad   cats/IMG_7.jpg: truncated (the file is truncated)
-bad   cats/page.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, TIFF, GIF)
+bad   cats/page.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, TIFF, GIF, AVIF, HEIF)
 
 98 good, classes 2: cats 48, dogs 50
  2 bad: 1 not-an-image, 1 truncated
- 3 ignored, neither named nor made like an image: 2 .txt, 1 .heic
+ 3 ignored, not images by name or content: 2 .txt, 1 .heic
 12 exif-rotated: rotated by its EXIF orientation
- 1 there more than once, the same to the byte: cats/7.jpg = dogs/3.jpg
+ 1 duplicate, byte-identical: cats/7.jpg = dogs/3.jpg
+Trainable: yes, without the bad files: weft train photos
 
-weft data prepare photos packed --size 320        # resized once, in tar shards; then: weft train packed
-weft data inaturalist train2018.json val2018.json inat18.csv   # a table from the annotations of iNaturalist
-weft data list                                    # the papers' data sets
+weft data review photos --out review              # likely label errors, near-duplicates, outliers: review/report.html
+weft data review photos --apply review/changes.csv --out corrected.csv    # then: weft train corrected.csv
+
+weft data prepare photos packed --size 320        # resize images into tar shards; then: weft train packed
+weft data inaturalist train2018.json val2018.json inat18.csv   # table of the annotations of iNaturalist
+weft data list                                    # datasets of the papers
 """
 
 
-PLACES = {  # of each action: its paths, and how many they are
+PATHS = {  # action -> its paths, and their minimum and maximum number
     "check": (" DATA", 1, 1),
+    "review": (" DATA", 1, 1),
     "prepare": (" DATA OUT", 2, 2),
     "inaturalist": (" JSON [JSON ...] OUT.csv", 2, 100),
     "list": ("", 0, 0),
@@ -44,35 +48,55 @@ PLACES = {  # of each action: its paths, and how many they are
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.usage = "weft data check DATA | prepare DATA OUT [--size N] | inaturalist JSON [JSON ...] OUT.csv | list"
-    parser.add_argument("action", choices=tuple(PLACES), help="what to do; no action writes to DATA")
+    """Add the options of the verb."""
+    parser.usage = (
+        "weft data check DATA | review DATA [--run RUN] [--out DIR] | review DATA --apply CHANGES.csv --out NEW.csv |"
+        " prepare DATA OUT [--size N] | inaturalist JSON [JSON ...] OUT.csv | list"
+    )
+    parser.add_argument("action", choices=tuple(PATHS), help="action; none of them changes DATA")
     parser.add_argument(
         "paths",
         nargs="*",
         metavar="PATH",
-        help="check: folder of images; prepare: data and output folder; inaturalist: annotations and table",
+        help="check: any data that train reads; review: a folder or a table; prepare: image and output folder;"
+        " inaturalist: annotation files and output table",
     )
     parser.add_argument("--images", metavar="DIR", help="inaturalist: folder of the images (default: that of OUT)")
-    parser.add_argument("--size", metavar="N", default="320", help="prepare: shorter side in pixels (default: 320)")
+    parser.add_argument(
+        "--size", metavar="N", default="320", help="prepare: length of the shorter side in pixels (default: 320)"
+    )
     parser.add_argument("--max-pixels", metavar="N", help="maximum pixels per image (default: 100 million)")
     parser.add_argument(
-        "--no-decode", action="store_true", help="read only the first bytes of each file: faster, finds less"
+        "--no-decode", action="store_true", help="check only the headers of images: faster, but finds fewer errors"
     )
-    parser.add_argument("--follow-links", action="store_true", help="also enter linked folders outside DATA")
+    parser.add_argument("--follow-links", action="store_true", help="also follow links to folders outside DATA")
+    parser.add_argument("--strict", action="store_true", help="check: exit with 3 if a file is bad, also if trainable")
+    parser.add_argument(
+        "--run", metavar="RUN", help=f"review: model of the features: {MODEL} (default: the public weights of train)"
+    )
+    parser.add_argument("--apply", metavar="FILE", help="review: write --out, a table with the changes of changes.csv")
+    add_common(parser, "--batch-size", "--device", "--precision", "--threads")
+    parser.add_argument("--out", metavar="PATH", help="review: folder of the report; with --apply the new table, x.csv")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks, prepares or lists."""
-    words, fewest, most = PLACES[args.action]
-    if not fewest <= len(args.paths) <= most:
-        raise UsageError(f"weft data {args.action} is called as: weft data {args.action}{words}.")
+    """Run the action."""
+    usage, min_paths, max_paths = PATHS[args.action]
+    if not min_paths <= len(args.paths) <= max_paths:
+        raise UsageError(
+            f"The command must have the form: weft data {args.action}{usage}. Number of paths given: {len(args.paths)}."
+        )
     if args.action == "list":
         return _list(args.json)
     if args.action == "inaturalist":
         return _inaturalist(args)
+    if args.action == "review":
+        return _review(args)
+    for option in ("run", "apply", "out"):
+        if getattr(args, option) is not None:
+            raise UsageError(f"--{option} belongs to weft data review; got it with {args.action}. Leave it out.")
     args.data, args.out = args.paths[0], args.paths[-1]
     return _check(args) if args.action == "check" else _prepare(args)
 
@@ -93,9 +117,11 @@ def _list(as_json: bool) -> int:
 
 def _inaturalist(args: argparse.Namespace) -> int:
     from weft.data.sources.inaturalist import convert_inaturalist
+    from weft.progress import working
 
     *annotations, out = args.paths
-    table = convert_inaturalist(annotations, out, images=args.images, force=args.force)
+    with working("converting", quiet=args.quiet):
+        table = convert_inaturalist(annotations, out, images=args.images, force=args.force)
     if args.json:
         print_json({**table._asdict(), "out": str(table.out)})
     else:
@@ -110,40 +136,105 @@ def _prepare(args: argparse.Namespace) -> int:
 
     if not args.size.isdecimal():
         raise UsageError(f"--size must be a whole number of pixels; got '{args.size}'.")
-    show = None if args.quiet or not sys.stderr.isatty() else _show
-    done = prepare_data(args.data, args.out, int(args.size), force=args.force, progress=show)
+    summary = prepare_data(args.data, args.out, int(args.size), force=args.force, quiet=args.quiet)
     if args.json:
-        print_json(done._asdict())
+        print_json(summary._asdict())
     else:
         print(
-            f"{done.train:,} images for training and {done.val:,} held out, in {done.shards} shards: {args.out}\n"
-            f"{done.bytes_before / 2**20:,.1f} MiB before, {done.bytes_after / 2**20:,.1f} MiB after"
+            f"{summary.train:,} images for training and {summary.val:,} held out, in {summary.shards} shards:"
+            f" {args.out}\n"
+            f"{summary.bytes_before / 2**20:,.1f} MiB before, {summary.bytes_after / 2**20:,.1f} MiB after"
         )
     return 0
 
 
+def _review(args: argparse.Namespace) -> int:
+    """Print the findings, or write a corrected table; return 3 if a file cannot be read."""
+    from weft.cli.embed import note_unreadable
+    from weft.text import printable
+    from weft.train.data_review import ACTIONS, apply_changes, review
+
+    data = args.paths[0]
+    if args.apply is not None:
+        if args.out is None:
+            raise UsageError("--apply needs the name of the new table: --out corrected.csv.")
+        options = {"follow_links": args.follow_links, "force": args.force, "quiet": args.quiet}
+        counts = apply_changes(data, args.apply, args.out, **options)
+        if args.json:
+            print_json({**counts, "out": args.out})
+        else:
+            print(", ".join(f"{action} {counts[action]:,}" for action in ACTIONS) + f": {args.out}")
+        return 0
+    use_threads(args.threads)
+    result = review(
+        data,
+        run=args.run,
+        out=args.out,
+        batch_size=args.batch_size,
+        device=args.device or "auto",
+        precision=args.precision or "fp32",
+        follow_links=args.follow_links,
+        force=args.force,
+        quiet=args.quiet,
+    )
+    if args.json:
+        print_json(result.as_dict())
+    else:
+        rows = [
+            (printable(row.path), row.label, row.proposed, "-" if row.probability is None else f"{row.probability:.3f}",
+             row.problem, row.action) for row in result.findings
+        ]  # fmt: skip
+        if rows:
+            print(table(("image", "label", "proposed", "probability", "problem", "action"), rows) + "\n")
+        print(result.headline())
+        for name, value in result.lines():
+            print(f"{name}: {value}")
+        for text in result.notes:
+            print(text)
+        if args.out is not None:
+            print(f"report: {args.out}/report.html; proposed changes: {args.out}/changes.csv")
+    return note_unreadable(result.unreadable, quiet=args.quiet)
+
+
 def _check(args: argparse.Namespace) -> int:
-    """Prints what there is; 3 if something is bad."""
-    from weft.data import inspect
-    from weft.data.images.decode import MAX_PIXELS
+    """Print the report and whether training accepts the data; return 3 if it does not."""
+    from weft.data.images.limits import MAX_PIXELS
+    from weft.data.sources.open import inspect_data, problem_of
+    from weft.progress import reading
 
     if args.data == "digits" and not os.path.lexists(args.data):
         raise UsageError(
-            "DATA must be a directory; got digits, which comes with scikit-learn and has no files to check."
+            "DATA must be a directory; got digits, which is part of scikit-learn and has no files to check."
         )
-    inventory = inspect(
-        args.data,
-        decode=not args.no_decode,
-        max_pixels=MAX_PIXELS if args.max_pixels is None else _pixels(args.max_pixels),
-        follow_links=args.follow_links,
-        progress=None if args.quiet or not sys.stderr.isatty() else _show,
-    )
+    max_pixels = MAX_PIXELS if args.max_pixels is None else _pixels(args.max_pixels)
+    with reading(quiet=args.quiet, task_name="checking") as progress:
+        inventory = inspect_data(
+            args.data,
+            decode=not args.no_decode,
+            max_pixels=max_pixels,
+            follow_links=args.follow_links,
+            progress=progress,
+        )
+    problem = problem_of(args.data, inventory, follow_links=args.follow_links)
     if args.json:
-        # ASCII: a name that is not UTF-8 is no text for a terminal, but its escapes are for json.loads
-        print(json.dumps(inventory.as_dict(), indent=2))
+        # ASCII: a terminal cannot print a file name that is not UTF-8, but json.loads can read its escapes
+        print(json.dumps({**inventory.as_dict(), "trainable": not problem, "reason": problem or None}, indent=2))
     else:
         print(_report(inventory))
-    return DataError.exit_code if inventory.bad else 0
+        print(_verdict(inventory, problem, args))
+    return DataError.exit_code if problem or (args.strict and inventory.bad) else 0
+
+
+def _verdict(inventory: Inventory, problem: str, args: argparse.Namespace) -> str:
+    """Return the last line of the report."""
+    from weft.text import one_line
+
+    if problem:
+        return one_line(f"Trainable: no. {problem}")
+    options = " --follow-links" if args.follow_links else ""
+    without = ", without the bad files" if inventory.bad else ""
+    by = ", by the headers of the files" if args.no_decode else ""
+    return one_line(f"Trainable: yes{without}{by}: weft train {args.data}{options}")
 
 
 def _pixels(text: str) -> int:
@@ -152,44 +243,46 @@ def _pixels(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise UsageError(f"--max-pixels must be a whole number from 1 on; got '{text}'. 100 megapixels are 100000000.")
+        raise UsageError(
+            f"--max-pixels must be a whole number of at least 1; got '{text}'. 100 megapixels are 100000000."
+        )
     return number
-
-
-def _show(done: int, total: int) -> None:
-    print(f"\rchecked {done:,} of {total:,}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def _report(inventory: Inventory) -> str:
     from weft.data.images.colour import NOTES
     from weft.data.images.decode import REASONS
-    from weft.data.index.checks import extensions, first_few, same_bytes, tally
+    from weft.data.index.checks import extensions, same_bytes, tally
     from weft.data.index.tree import SKIPPED
-    from weft.text import printable
+    from weft.text import first_few, printable
 
-    facts = inventory.as_dict()
+    summary = inventory.as_dict()
     lines = [f"bad   {printable(bad.key)}: {bad.reason} ({REASONS[bad.reason]})" for bad in inventory.bad]
     lines += [""] * bool(lines)
     rows = []
-    for split, counts in facts["classes"].items():
+    for split, counts in summary["classes"].items():
         place = f" in {inventory.val_name if split == 'val' else split}/" if split else ""
         each = first_few(f"{name} {count:,}" for name, count in counts.items())
         rows.append((sum(counts.values()), f"good{place}, classes {len(counts):,}{f': {each}' if each else ''}"))
-    if facts["outside_classes"]:
-        rows.append((facts["outside_classes"], "good outside all class folders, which training does not use"))
+    if summary["outside_classes"]:
+        rows.append((summary["outside_classes"], "good, but outside all class folders; not used in training"))
     reasons = tally(Counter(bad.reason for bad in inventory.bad))
     rows.append((len(inventory.bad), f"bad{f': {reasons}' if reasons else ''}"))
     if ignored := extensions(inventory.ignored):
-        rows.append((sum(ignored.values()), f"ignored, neither named nor made like an image: {tally(ignored)}"))
-    rows += [(number, f"{kind}: {NOTES[kind]}") for kind, number in facts["notes"].items()]
+        rows.append((sum(ignored.values()), f"ignored, not images by name or content: {tally(ignored)}"))
+    rows += [(number, f"{kind}: {NOTES[kind]}") for kind, number in summary["notes"].items()]
     if copies := inventory.copies:
-        again = sum(len(keys) - 1 for keys in copies)
-        rows.append((again, f"there more than once, the same to the byte: {first_few(map(same_bytes, copies))}"))
-    rows += [(number, f"{kind}, passed over: {SKIPPED[kind]}") for kind, number in facts["skipped"].items()]
+        num_duplicates = sum(len(keys) - 1 for keys in copies)
+        noun = "duplicate" if num_duplicates == 1 else "duplicates"
+        rows.append((num_duplicates, f"{noun}, byte-identical: {first_few(map(same_bytes, copies))}"))
+    rows += [(number, f"{kind}, skipped: {SKIPPED[kind]}") for kind, number in summary["skipped"].items()]
     width = max(len(f"{number:,}") for number, _ in rows)
     lines += [f"{number:>{width},} {text}" for number, text in rows]
     if inventory.unread:
         lines.append(f"Not read, because train/ exists: {first_few(f'{name}/' for name in inventory.unread)}.")
     if inventory.classes_outside:
-        lines.append(f"Not entered, links to outside: {first_few(inventory.classes_outside)}. See --follow-links.")
+        lines.append(
+            f"Not followed, links to folders outside: {first_few(inventory.classes_outside)}. To read them, also in"
+            " training: --follow-links."
+        )
     return "\n".join(lines)

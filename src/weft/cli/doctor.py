@@ -1,4 +1,4 @@
-"""`weft doctor`: what is installed, whether it is new enough, and what the machine can do."""
+"""`weft doctor`: check installed versions, and describe this machine."""
 
 from __future__ import annotations
 
@@ -28,35 +28,41 @@ pillow       13.0.0     >=13.0.0  ok
 ...
 """
 
-EXTRAS = ("deploy", "peers")  # what is checked if it is there
+EXTRAS = ("deploy", "peers")  # extras whose packages are checked if they are installed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
+    """Add the options of the verb."""
     add_common(parser, "--json")
+    parser.add_argument("--measure", action="store_true", help="time matrix multiplications and convolutions again")
     example(parser, EXAMPLE)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings; 1 where a needed package is missing or too old, or an optional one is too old."""
+    """Print versions and the machine; return 1 if a required package is missing or any package is too old."""
     packages = check_packages()
     machine = describe_machine()
+    measured = _measured() if args.measure else None
     if args.json:
-        print_json({"weft": __version__, "packages": packages, "machine": machine})
+        print_json({"weft": __version__, "packages": packages, "machine": machine, "measured": measured})
     else:
         print(f"weft {__version__}, Python {platform.python_version()}\n")
         print(table(("package", "installed", "needed", "state"), [tuple(row.values()) for row in packages]) + "\n")
-        print(table(("machine", ""), [(name.replace("_", " "), _shown(value)) for name, value in machine.items()]))
+        print(table(("machine", ""), [(name.replace("_", " "), _text(value)) for name, value in machine.items()]))
+        if measured is not None:
+            rows = [tuple(row.values()) for row in measured["speeds"]]
+            print("\n" + table(("operation", "precision", "threads", "GFLOP/s"), rows))
+            print(f"\n--precision auto is {measured['auto']} here.")
     return int(any(row["state"] in ("missing", "too old") for row in packages))
 
 
 def check_packages() -> list[dict[str, str]]:
-    """Every package that weft needs or can use, with its state: ok, missing, too old, or, for optional ones, absent."""
-    needed = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
-    required = [need for need in needed if need.marker is None]
+    """Return required and optional packages with their state: ok, missing (required), absent (optional) or too old."""
+    requirements = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
+    required = [need for need in requirements if need.marker is None]
     optional = [
         need
-        for need in needed
+        for need in requirements
         if need.marker is not None and any(need.marker.evaluate({"extra": extra}) for extra in EXTRAS)
     ]
     rows = [_check(need, if_absent="missing") for need in required]
@@ -73,7 +79,7 @@ def _check(need: Requirement, if_absent: str) -> dict[str, str]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """System, processor, memory and GPUs."""
+    """Return system, processor, memory and GPUs."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -94,13 +100,21 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def _measured() -> dict[str, Any]:
+    """Measure the speed of this machine, and return it with the precision that `auto` chooses on the CPU."""
+    from weft.capabilities import capabilities, fastest_precision
+
+    found = capabilities(measure=True)
+    return {"speeds": [vars(row) for row in found.speeds], "limits": found.limits, "auto": fastest_precision("cpu")}
+
+
 def _memory_gib() -> float | None:
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return None
     return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.options import add_common, example, print_csv, print_json, table, use_threads
+from weft.cli.options import RUN, add_common, example, one_format, percentage, print_csv, print_json, table, use_threads
+from weft.errors import DataError
 
 if TYPE_CHECKING:
-    from weft.train.metrics import Evaluation
+    from weft.inference.metrics import Evaluation
 
 HELP = "measure a model on labelled images: top-1, top-5, per class, confusion matrix"
 
@@ -17,23 +19,35 @@ weft evaluate runs/photos more_photos/ --out runs/photos-check
 
 more_photos/ holds one folder per class; folders are matched with the model's classes by name.
 On the data that the run was trained on, the default is its held-out images; change it with --split.
-For weights without class names, folders named by numbers (as in ImageNet-V2) are matched by value.
+For weights without class names, folders named by numbers (as in ImageNet-V2) are matched by value. For a public model
+(weft evaluate levit_256 photos/), folders are WordNet ids, ImageNet names or numbers; if there are some of the classes,
+results are over these alone, and the top-1 among all classes is added.
+With --knn 10, nothing is trained and the classes may be new ones: weft evaluate tf_efficientnet_lite0 photos/ --knn 10
 """
 
-MOST_CELLS = 20
+MAX_CLASSES = 20  # of a confusion matrix that is printed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.add_argument("run", metavar="RUN", help="run directory (its best model is used) or model directory")
+    """Add the options of the verb."""
+    parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument("data", metavar="DATA", help="folder of images, or `digits`")
     parser.add_argument(
         "--split", choices=("auto", "train", "val", "all"), default="auto", help="images of DATA to use"
     )
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
-    add_common(parser, "--workers", "--limit", "--tta")
+    add_common(parser, "--workers", "--limit", "--follow-links", "--tta", "--reject-at-error")
+    parser.add_argument(
+        "--knn",
+        metavar="K",
+        type=int,
+        help="classify the held-out images by the K most similar training images of DATA, on the features of RUN",
+    )
     parser.add_argument(
         "--real-labels", metavar="FILE", help="also score with ReaL labels (real.json), several or none per image"
+    )
+    parser.add_argument(
+        "--other", metavar="FOLDER", help="also measure how well images that show none of the classes are detected"
     )
     add_common(parser, "--out", out="report.html, report.md, figures, evaluation.json")
     add_common(parser, "--force", "--json")
@@ -43,10 +57,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluates, and prints in the form asked for."""
+    """Evaluate a model, and print the result as text, JSON or CSV."""
+    from weft.checkpoints.finding import check_model
+    from weft.data.sources.open import check_exists
+    from weft.files import refuse_taken
+    from weft.inference.arguments import settings_of
+
+    one_format(args)
+    settings_of(
+        args.batch_size, args.img_size, args.device, args.precision, args.workers, args.limit, args.follow_links
+    )
+    if args.out is not None and not args.force:
+        refuse_taken(Path(args.out), (), force=False)
+    if args.real_labels is not None and not Path(args.real_labels).exists():
+        raise DataError(f"The ReaL labels '{args.real_labels}' must be a JSON file; there is none.")
+    check_model(args.run)
+    check_exists(args.data)
+    use_threads(args.threads)
     from weft.train import evaluate
 
-    use_threads(args.threads)
     result = evaluate(
         args.run,
         args.data,
@@ -57,7 +86,11 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision or "fp32",
         workers=args.workers,
         limit=args.limit,
+        follow_links=args.follow_links,
         tta=args.tta,
+        reject_at_error=percentage("--reject-at-error", args.reject_at_error),
+        other=args.other,
+        knn=args.knn,
         real_labels=args.real_labels,
         out=args.out,
         force=args.force,
@@ -73,23 +106,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(result: Evaluation) -> str:
-    parts = [
-        f"top-1 {result.top1:.2f} %  top-5 {result.top5:.2f} %  loss {result.loss:.4f}"
-        f"  calibration error {result.ece:.1f}  n = {result.count}"
-    ]
+    from weft.inference.metrics import accuracy_lines, confidence_lines, percent_text
+    from weft.intervals import accuracy_text, too_few_text
+
+    lines = accuracy_lines(result)
     if result.real is not None:
-        real = result.real
-        parts.append(
-            f"ReaL top-1 {real.top1:.2f} %  n = {real.images} ({real.unlabelled} without a ReaL label left out)"
-        )
+        real = accuracy_text(result.real.top1, result.real.images, "images with a ReaL label")
+        lines.append(("ReaL top-1", f"{real}; {result.real.unlabelled:,} without one"))
+    lines += [("loss", f"{result.loss:.4f}"), *confidence_lines(result)]
+    parts = ["\n".join(f"{name}: {value}" for name, value in lines)]
+    if warning := too_few_text(result.top1, result.count):
+        parts.append(warning)
     if result.excluded:
         parts.append(
-            f"{len(result.excluded)} excluded, in no number here:\n"
+            f"{len(result.excluded)} excluded from all results:\n"
             + "\n".join(f"  {key}: {reason}" for key, reason in result.excluded)
         )
-    rows = [(s.name, s.images, f"{s.precision:.1f}", f"{s.recall:.1f}", f"{s.f1:.1f}") for s in result.per_class]
+    rows = [
+        (score.name, score.images, *map(percent_text, (score.precision, score.recall, score.f1)))
+        for score in result.per_class
+    ]
     parts.append(table(("class", "images", "precision %", "recall %", "F1 %"), rows))
-    if len(result.classes) <= MOST_CELLS:
+    if len(result.classes) <= MAX_CLASSES:
         cells = [(name, *counts) for name, counts in zip(result.classes, result.confusion.tolist(), strict=True)]
         parts.append("confusion matrix (rows: true class, columns: predicted class)")
         parts.append(table(("", *result.classes), cells))

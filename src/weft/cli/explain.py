@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from weft.cli.options import add_common, example, note, print_json, table, use_threads
+from weft.cli.options import RUN, add_common, example, note, print_json, table, use_threads
 from weft.errors import DataError, UsageError
 
 HELP = "explain predictions: attention maps, rollout, Grad-CAM"
@@ -19,16 +20,16 @@ each layer (CeiT), Grad-CAM. CeiT, CvT and LeViT have attention maps; other netw
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
+    """Add the options of the verb."""
     parser.usage = "weft explain RUN IMAGES [IMAGES ...] --out DIR [options]"
-    parser.add_argument("run", metavar="RUN", help="run directory (its best model is used) or model directory")
+    parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument(
         "images", nargs="+", metavar="IMAGES", help="image files, folders, or quoted patterns such as 'x/*.png'"
     )
     parser.add_argument(
         "--label", metavar="CLASS", help="class to explain (default: the predicted class of each image)"
     )
-    parser.add_argument("--no-grad-cam", action="store_true", help="attention maps only: one forward pass")
+    parser.add_argument("--no-grad-cam", action="store_true", help="attention maps only; faster")
     add_common(parser, "--out", out="required")
     add_common(parser, "--img-size", "--device", "--threads")
     parser.add_argument("--limit", metavar="N", help="use at most N images")
@@ -37,13 +38,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explains, and names the files."""
+    """Explain predictions, and print the files."""
     if args.out is None:
-        raise UsageError("weft explain must be told where to write; pass --out DIR.")
-    from weft.train.explained import explain_run
+        raise UsageError("weft explain needs an output directory; pass --out DIR.")
+    from weft.checkpoints.finding import check_model
+    from weft.files import refuse_taken
+    from weft.inference.arguments import settings_of
 
+    settings_of(None, args.img_size, args.device, None, None, args.limit)
+    if not args.force:
+        refuse_taken(Path(args.out), (), force=False)
+    check_model(args.run)
     use_threads(args.threads)
-    found = explain_run(
+    from weft.inference.explain_files import explain_run
+
+    results = explain_run(
         args.run,
         args.images,
         args.out,
@@ -55,13 +64,13 @@ def run(args: argparse.Namespace) -> int:
         force=args.force,
         quiet=args.quiet,
     )
-    good = [row for row in found if row.error is None]
+    explained = [row for row in results if row.error is None]
     if args.json:
-        print_json([vars(row) for row in found])
-    elif good:
-        lines = [(row.image, row.label, f"{row.probability:.4f}", f"{args.out}/{row.panel}") for row in good]
-        print(table(("image", "class", "probability", "panel"), lines))
-    bad = [row for row in found if row.error is not None]
+        print_json([row.as_dict() for row in results])
+    elif explained:
+        lines = [(row.image, row.label, f"{row.probability:.4f}", f"{args.out}/{row.panel}") for row in explained]
+        print(table(("image", "class", "probability", "figure"), lines))
+    bad = [row for row in results if row.error is not None]
     for row in bad:
         note(f"weft: {row.error}")
     return DataError.exit_code if bad else 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from weft.cli.options import add_common, example, print_json
+from weft.cli.options import MODEL, add_common, example, print_json
 
 HELP = "export a model to ONNX, OpenVINO or torch, and verify its outputs"
 
@@ -15,33 +16,48 @@ weft predict deploy/photos holiday/beach.jpg
 Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8), torch (fp32, fp16, bf16) and aotinductor (fp32,
 bf16); the last two are .pt2 files for use outside weft.
 int8 is calibrated on the training images of --data. An export that loses more than --max-drop points of top-1 on the
-held-out images is deleted, and the exit code is 7.
+held-out images, significantly, is deleted, and the exit code is 7.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
+    """Add the options of the verb."""
     parser.usage = "weft export RUN OUT [options]"
-    parser.add_argument("run", metavar="RUN", help="run directory (its best model is used) or model directory")
+    parser.add_argument("run", metavar="RUN", help=MODEL)
     parser.add_argument("out", metavar="OUT", help="directory to write, or a file .onnx, .xml or .pt2")
     formats = ("onnx", "openvino", "torch", "aotinductor")
-    parser.add_argument("--format", choices=formats, help="format (default: by the suffix of OUT, else onnx)")
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "fp16", "bf16", "int8"), help="default: fp32")
+    parser.add_argument("--format", choices=formats, help="export format (default: by the suffix of OUT, else onnx)")
+    parser.add_argument(
+        "--precision", default="fp32", choices=("fp32", "fp16", "bf16", "int8"), help="number format (default: fp32)"
+    )
     parser.add_argument("--data", metavar="DATA", help="labelled images for calibration and verification")
     parser.add_argument(
         "--max-drop",
         type=float,
         default=0.5,
         metavar="POINTS",
-        help="largest accepted loss of top-1, in points (default: 0.5)",
+        help="maximum loss of top-1, in percentage points (default: 0.5)",
     )
-    add_common(parser, "--limit", "--force", "--json", "--quiet")
+    add_common(parser, "--limit", "--follow-links", "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exports, and says how near it came."""
-    from weft.train.apply import export_run
+    """Export a model, and print the differences from the model."""
+    from weft.checkpoints.finding import check_model
+    from weft.data.sources.open import check_exists
+    from weft.deploy.formats import SUFFIXES, checked_format
+    from weft.files import refuse_existing
+    from weft.inference.arguments import settings_of
+
+    checked_format(args.out, args.format, args.precision, args.max_drop, has_data=args.data is not None)
+    settings_of(None, None, "cpu", None, None, args.limit, args.follow_links)
+    if not args.force and Path(args.out).suffix not in SUFFIXES:
+        refuse_existing(Path(args.out), force=False)
+    check_model(args.run)
+    if args.data is not None:
+        check_exists(args.data)
+    from weft.inference.exports import export_run
 
     report = export_run(
         args.run,
@@ -51,18 +67,22 @@ def run(args: argparse.Namespace) -> int:
         data=args.data,
         max_drop=args.max_drop,
         limit=args.limit,
+        follow_links=args.follow_links,
         force=args.force,
         quiet=args.quiet,
     )
     if args.json:
         print_json(report.as_dict())
         return 0
+    from weft.intervals import accuracy_text
+
     print(f"{report.out}: {report.format} {report.precision}, {report.bytes / 1e6:.1f} MB")
     print(f"compared with the model on {report.images:,} {report.compared_on}: {report.agreement:.2f} % equal top-1")
     print(
-        f"logits differ by {report.max_difference:.2g} at most, {report.mean_difference:.2g} on average;"
-        f" the largest is {report.max_logit:.3g}"
+        f"difference of logits: maximum {report.max_difference:.2g}, mean {report.mean_difference:.2g};"
+        f" largest logit {report.max_logit:.3g}"
     )
     if report.top1 is not None and report.top1_model is not None:
-        print(f"top-1: {report.top1:.2f} %, the model {report.top1_model:.2f} %")
+        print(f"top-1: {accuracy_text(report.top1, report.images)}; of the model: {report.top1_model:.2f} %")
+        print(report.drop_text(args.max_drop))
     return 0

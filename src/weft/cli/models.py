@@ -11,40 +11,45 @@ from weft.errors import UsageError, unknown
 from weft.models import list_models
 from weft.models.families import VARIANTS, family_named
 from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, baselines, printed_rows
+from weft.models.timm_names import unknown_model
 
 HELP = "list models: size, parameters, multiply-adds, reported accuracy, weights"
 
-HEADER = ("name", "size", "params", "MACs", "in print", "top-1", "source", "weights")
+HEADER = ("name", "size", "params", "MACs", "reported", "top-1", "source", "weights")
 
 EXAMPLE = """
 weft models "levit_128*"
 
-name        size  params    MACs  top-1  source                weights
-levit_128    224   9.21M  405.3M   78.6  LeViT paper, Table 3  apache-2.0
-levit_128s   224   7.78M  304.7M   76.6  LeViT paper, Table 3  apache-2.0
+name        size  params    MACs  reported    top-1  source                weights
+levit_128    224   9.21M  405.3M  9.2M, 406M   78.6  LeViT paper, Table 3  apache-2.0
+levit_128s   224   7.78M  304.7M  7.8M, 305M   76.6  LeViT paper, Table 3  apache-2.0
 
-weft models --papers                 # every row of the papers' tables: ResNet, EfficientNet, DeiT, T2T-ViT, PVT, ours
+weft models --papers                 # all rows of the papers' tables, also ResNet, EfficientNet, DeiT, T2T-ViT, PVT
 weft models CvT --papers transfer    # fine-tuning on other datasets
-weft models --baselines              # timm's networks that weft loads with public weights: teachers, baselines
+weft models --baselines              # timm's models with public weights: teachers and baselines
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
+    """Add the options of the verb."""
     parser.add_argument(
-        "pattern", nargs="?", default="*", metavar="PATTERN", help="shell pattern, for example 'ceit*' (default: all)"
+        "pattern",
+        nargs="?",
+        default="*",
+        metavar="PATTERN",
+        help="part of a name, or shell pattern such as 'ceit*' (default: all)",
     )
     parser.add_argument(
         "--papers",
         choices=TABLES,
         nargs="?",
         const=TABLES[0],
-        help="the papers' own tables, with parameters and multiply-adds counted by weft (default: imagenet)",
+        help="list the papers' tables, with parameters and multiply-adds as counted by weft (default: imagenet)",
     )
     parser.add_argument(
         "--baselines",
         action="store_true",
-        help="timm's networks that weft loads with public weights, by tag, with reported accuracy and source",
+        help="list timm's models with public weights, by tag, with reported accuracy and source",
     )
     add_common(parser, "--json")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
@@ -52,16 +57,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the table."""
+    """Print the table."""
     if args.papers is not None and args.baselines:
-        raise UsageError("--papers and --baselines are two tables; give one of them.")
+        raise UsageError("--papers and --baselines exclude each other; pass one of them.")
     if args.papers is not None:
         return _papers(args)
     if args.baselines:
         return _baselines(args)
-    names = list_models(args.pattern)
+    is_pattern = any(character in args.pattern for character in "*?[")
+    names = list_models(args.pattern if is_pattern else f"*{args.pattern}*")
     if not names:
-        raise unknown("model", args.pattern, VARIANTS, "weft models")
+        raise unknown_model(args.pattern)
     rows = [_cells(record) for record in map(_record, names)]
     if args.json:
         print_json([_record(name) for name in names])
@@ -71,11 +77,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _baselines(args: argparse.Namespace) -> int:
-    found = [row for row in baselines() if fnmatch.fnmatchcase(row.name.lower(), args.pattern.lower())]
-    if not found:
+    selected = [row for row in baselines() if fnmatch.fnmatchcase(row.name.lower(), args.pattern.lower())]
+    if not selected:
         raise unknown("baseline", args.pattern, [row.name for row in baselines()], "weft models --baselines")
     if args.json:
-        print_json([row._asdict() for row in found])
+        print_json([row._asdict() for row in selected])
         return 0
     header = ("name", "role", "size", "params", "top-1 in the paper", "source", "top-1 of the tag", "source")
     rows = [
@@ -89,25 +95,25 @@ def _baselines(args: argparse.Namespace) -> int:
             f"{row.tag_top1:.2f}",
             row.tag_source,
         )
-        for row in found
+        for row in selected
     ]
     _print_table(header, rows, args.markdown)
     return 0
 
 
 def _papers(args: argparse.Namespace) -> int:
-    found = printed_rows(args.papers, args.pattern)
-    if not found:
+    selected = printed_rows(args.papers, args.pattern)
+    if not selected:
         papers = sorted({row.paper for row in printed_rows(args.papers)})
         raise unknown("paper or model", args.pattern, papers, f"weft models --papers {args.papers}")
     if args.json:
-        print_json([row._asdict() for row in found])
+        print_json([row._asdict() for row in selected])
         return 0
-    notes = [row for row in found if row.note]
+    notes = [row for row in selected if row.note]
     numbers = {id(row): f"[{number}]" for number, row in enumerate(notes, 1)}
     if args.papers == "imagenet":
         speeds = ("V100", "Xeon", "Graviton2")
-        header = ("paper", "model", "size", "params", "here", "MACs", "here", "top-1", "top-5", "ReaL", "V2")
+        header = ("paper", "model", "size", "params", "(weft)", "MACs", "(weft)", "top-1", "top-5", "ReaL", "V2")
         rows = [
             (
                 *_printed(row),
@@ -115,16 +121,21 @@ def _papers(args: argparse.Namespace) -> int:
                 *map(_number, (row.images_per_second.get(machine) for machine in MACHINES.values())),
                 numbers.get(id(row), ""),
             )
-            for row in found
+            for row in selected
         ]
         _print_table((*header, *speeds, "note"), rows, args.markdown)
     else:
-        header = ("paper", "model", "size", "params", "here", "MACs", "here", *DATA_SETS.values())
-        rows = [(*_printed(row), *(_number(row.elsewhere.get(name)) for name in DATA_SETS.values())) for row in found]
+        header = ("paper", "model", "size", "params", "(weft)", "MACs", "(weft)", *DATA_SETS.values())
+        rows = [
+            (*_printed(row), *(_number(row.elsewhere.get(name)) for name in DATA_SETS.values())) for row in selected
+        ]
         _print_table(header, rows, args.markdown)
-    print("\nParams in millions and MACs in 10^9: in print, and here as weft counts, attention's products included.")
+    print(
+        "\nParameters in millions and MACs in 10^9: as reported, and as counted by weft, which includes the matrix"
+        " multiplications of attention."
+    )
     if args.papers == "imagenet":
-        print("Images a second in print: V100; Xeon 6138 and Graviton2 with one thread.")
+        print("Reported throughput (images/s): V100; Xeon 6138 and Graviton2 with one thread.")
     for row in notes:
         print(f"{'- ' if args.markdown else ''}{numbers[id(row)]} {row.paper}, {row.model}: {row.note}.")
     return 0
@@ -154,7 +165,7 @@ def _record(name: str) -> dict[str, Any]:
     params, macs = variant.params, variant.macs
     if params is None or macs is None:  # of a plugin
         from weft.bench.cost import cost
-        from weft.models.registry import create_model
+        from weft.models.building import create_model
 
         params, macs = cost(create_model(name, device="meta"), variant.size)
     return {

@@ -11,10 +11,10 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.processor import MAX_THREADS
+from weft.recipes.describe import KEYS, options
 from weft.text import csv_cell, one_line
 
 COMMON: dict[str, dict[str, Any]] = {
-    "--model": dict(metavar="NAME", help="name from `weft models`, or any timm model"),
     "--plugin": dict(
         metavar="FILE",
         action="append",
@@ -26,35 +26,52 @@ COMMON: dict[str, dict[str, Any]] = {
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="recipe setting, for example optim.lr=3e-4; may be repeated",
+        help="recipe setting, for example optim.lr=3e-4; may be repeated (all: `weft recipes settings`)",
     ),
-    "--epochs": dict(metavar="N", help="number of epochs"),
-    "--batch-size": dict(metavar="N", help="images per batch"),
-    "--img-size": dict(metavar="N|HxW", help="image size in pixels: one side, or height x width"),
     "--out": dict(metavar="DIR", help="output directory"),
-    "--seed": dict(metavar="N", help="random seed"),
-    "--device": dict(choices=("auto", "cpu", "cuda"), help="auto uses a GPU if there is one"),
-    "--precision": dict(choices=("fp32", "bf16"), help="number format of matrix multiplications and convolutions"),
-    "--workers": dict(metavar="N", help="data loader processes; results do not depend on it"),
     "--threads": dict(metavar="N", help="CPU threads for computation (default: torch's)"),
     "--tta": dict(
         action="store_true",
         help="test-time augmentation: average with the mirror image; not if left and right matter",
     ),
-    "--limit": dict(metavar="N", help="use at most N images of each split"),
+    "--reject-at-error": dict(
+        metavar="PERCENT",
+        help="reject predictions below the confidence at which this percentage of the held-out images was wrong",
+    ),
     "--force": dict(action="store_true", help="overwrite existing output"),
     "--json": dict(action="store_true", help="print the result as JSON"),
     "--quiet": dict(action="store_true", help="print no progress and no notes"),
 }
+MODEL = "run directory (its best model is used), model directory, hf-hub:OWNER/NAME, or name of a public model"
+RUN = "run directory (its best model is used), model directory, export, hf-hub:OWNER/NAME, or name of a public model"
+RUN_OPTIONS = (
+    *("--set", "--epochs", "--batch-size", "--device", "--precision", "--workers", "--limit", "--follow-links"),
+)
 
 
 def add_common(parser: argparse.ArgumentParser, *names: str, **extra: str) -> None:
-    """Add options of `COMMON`; `extra` adds to the help of one, for example `out="default: runs/..."`."""
+    """Add options that several verbs share: those of `COMMON`, and of settings of the recipe.
+
+    Args:
+        parser: of the verb.
+        names: options, such as `--out`.
+        extra: text to add to the help of an option, for example `out="default: runs/..."`.
+    """
     for name in names:
-        settings = dict(COMMON[name])
+        arguments = dict(COMMON[name]) if name in COMMON else setting_option(name)
         if more := extra.get(name.lstrip("-").replace("-", "_")):
-            settings["help"] = f"{settings['help']} ({more})"
-        parser.add_argument(name, **settings)
+            arguments["help"] = f"{arguments['help']} ({more})"
+        parser.add_argument(name, **arguments)
+
+
+def setting_option(flag: str) -> dict[str, Any]:
+    """Return the arguments of `add_argument` for the option of a setting, derived from the recipe schema."""
+    option = next(option for option in options().values() if option.flag == flag)
+    help = option.help[:1].lower() + option.help[1:]
+    if KEYS[option.key] is bool:
+        return {"dest": option.argument, "help": help, "action": "store_true", "default": None}
+    values = {"choices": option.choices} if option.choices else {"metavar": option.metavar}
+    return {"dest": option.argument, "help": help, **values}
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -65,17 +82,10 @@ def setting(text: str) -> tuple[str, Any]:
     return key, value
 
 
-RUN_OPTIONS = ("--set", "--epochs", "--batch-size", "--device", "--precision", "--workers", "--limit")
-
-
 def run_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of `RUN_OPTIONS` as recipe settings."""
-    settings = dict(setting(text) for text in args.set)
-    keys = {"limit": "data.limit"}
-    for option in ("epochs", "batch_size", "device", "precision", "workers", "limit"):
-        if (value := getattr(args, option)) is not None:
-            settings[keys.get(option, option)] = value
-    return settings
+    """Return `--set` and the given options of settings as recipe settings, by dotted key."""
+    given = ((option.key, getattr(args, option.argument, None)) for option in options().values())
+    return dict(setting(text) for text in args.set) | {key: value for key, value in given if value is not None}
 
 
 def whole(option: str, text: Any, most: int = 1 << 48) -> int:
@@ -86,12 +96,29 @@ def whole(option: str, text: Any, most: int = 1 << 48) -> int:
     return int(text)
 
 
+def percentage(option: str, text: str | None) -> float | None:
+    """Return the value of an option in percent, such as `1%` or `0.5`, as a share; None without a value."""
+    if text is None:
+        return None
+    try:
+        return float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        raise UsageError(f"{option} must be a percentage, such as 1%; got '{text}'.") from None
+
+
 def use_threads(text: str | None) -> None:
     """Set the number of CPU threads of torch and of every inference runtime."""
     if text is not None:
+        count = whole("--threads", text, MAX_THREADS)
         import torch
 
-        torch.set_num_threads(whole("--threads", text, MAX_THREADS))
+        torch.set_num_threads(count)
+
+
+def one_format(args: argparse.Namespace) -> None:
+    """Refuse two output formats at the same time."""
+    if args.json and args.csv:
+        raise UsageError("--json and --csv exclude each other; pass one of them.")
 
 
 def example(parser: argparse.ArgumentParser, text: str) -> None:

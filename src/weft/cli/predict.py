@@ -5,40 +5,62 @@ from __future__ import annotations
 import argparse
 import sys
 
-from weft.cli.options import add_common, example, note, print_csv, print_json, table, use_threads
+from weft.cli.options import (
+    RUN,
+    add_common,
+    example,
+    note,
+    one_format,
+    percentage,
+    print_csv,
+    print_json,
+    table,
+    use_threads,
+)
 from weft.errors import DataError
+from weft.text import first_few
 
 HELP = "classify images: the most probable classes of each"
 
 EXAMPLE = """
 weft predict runs/photos holiday/ "shots/*.jpg" portrait.png --top-k 2 --csv > predictions.csv
+weft predict levit_256 cat.jpg
 
+The second line uses public weights, from the hub or its cache, with ImageNet's classes; names: weft models, or of timm,
+with or without a tag. A directory of the same name comes first.
 A folder means all images below it. Unreadable images are listed on stderr with the reason; the others are
 classified, and the exit code is then 3.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.add_argument("run", metavar="RUN", help="run directory (its best model is used) or model directory")
+    """Add the options of the verb."""
+    parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument(
         "images", nargs="+", metavar="IMAGES", help="image files, folders, or quoted patterns such as 'x/*.png'"
     )
     parser.add_argument("--top-k", metavar="N", type=int, default=5, help="number of classes per image (default: 5)")
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads", "--json")
     parser.add_argument("--limit", metavar="N", help="use at most N images")
-    add_common(parser, "--tta")
+    add_common(parser, "--tta", "--reject-at-error")
     parser.add_argument("--csv", action="store_true", help="print CSV, one line per image and class")
     add_common(parser, "--quiet")
     example(parser, EXAMPLE)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predicts, and prints in the form asked for."""
+    """Classify images, and print the predictions as text, JSON or CSV."""
+    from weft.checkpoints.finding import check_model
+    from weft.inference.arguments import check_top_k, settings_of
+
+    one_format(args)
+    check_top_k(args.top_k)
+    settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
+    check_model(args.run)
+    use_threads(args.threads)
     from weft.train import predict
 
-    use_threads(args.threads)
-    answers = predict(
+    predictions = predict(
         args.run,
         args.images,
         top_k=args.top_k,
@@ -48,19 +70,34 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision or "fp32",
         limit=args.limit,
         tta=args.tta,
+        reject_at_error=percentage("--reject-at-error", args.reject_at_error),
+        quiet=args.quiet,
     )
-    good = [answer for answer in answers if answer.error is None]
-    lines = [(a.image, rank, name, f"{p:.4f}") for a in good for rank, (name, p) in enumerate(a.top, start=1)]
+    good = [prediction for prediction in predictions if prediction.error is None]
+    header: tuple[str, ...] = ("image", "rank", "class", "probability")
+    rejects = args.reject_at_error is not None
+    lines = [
+        (row.image, rank, name, f"{probability:.4f}", *(["yes" if row.rejected else "no"] if rejects else []))
+        for row in good
+        for rank, (name, probability) in enumerate(row.top, start=1)
+    ]
+    header = (*header, "rejected") if rejects else header
     if args.json:
-        print_json([answer.as_dict() for answer in answers])
+        print_json([prediction.as_dict() for prediction in predictions])
     elif args.csv:
-        print_csv(("image", "rank", "class", "probability"), lines)
+        print_csv(header, lines)
     elif lines:
-        print(table(("image", "rank", "class", "probability"), lines))
+        print(table(header, lines))
     sys.stdout.flush()
-    bad = [answer for answer in answers if answer.error is not None]
-    for answer in bad:
-        note(f"weft: {answer.error}")
+    unknown = [prediction.image for prediction in good if prediction.unknown]
+    if unknown and not args.quiet and not args.json:
+        note(
+            f"weft: {len(unknown)} of {len(good)} images resemble no training image; perhaps they show none of the"
+            f" classes: {first_few(unknown)}. (--json: unknown)"
+        )
+    bad = [prediction for prediction in predictions if prediction.error is not None]
+    for prediction in bad:
+        note(f"weft: {prediction.error}")
     if bad and not args.quiet:
-        note(f"weft: {len(bad)} of {len(answers)} images could not be read.")
+        note(f"weft: {len(bad)} of {len(predictions)} images could not be read.")
     return DataError.exit_code if bad else 0

@@ -18,7 +18,7 @@ weft push runs/birds me/birds --print-card prints the card without uploading.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
+    """Add the options of the verb."""
     parser.add_argument("run", metavar="RUN", help="run directory (its best model is used) or model directory")
     parser.add_argument("repo", metavar="OWNER/NAME", help="repository on the hub; created if it does not exist")
     parser.add_argument(
@@ -31,9 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Pushes, and says where."""
+    """Upload a model, and print the address of its page."""
+    from weft.checkpoints.finding import check_model
+
+    check_model(args.run)
+    from weft.runs.hub import model_card
     from weft.train import push
-    from weft.train.sharing import model_card
 
     if args.print_card:
         print(model_card(args.run, args.repo, license=args.license), end="")

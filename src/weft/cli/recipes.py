@@ -24,7 +24,7 @@ weft train photos/ --recipe mine.yaml
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
+    """Add the options of the verb."""
     parser.usage = "weft recipes [list | settings | show NAME | copy NAME [FILE]] [options]"
     parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, help="default: list")
     parser.add_argument("name", nargs="?", metavar="NAME", help="recipe name or YAML file")
@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Lists recipes or settings, shows or copies."""
+    """List recipes or settings, or show or copy a recipe."""
     if args.action in ("list", "settings"):
         if args.name is not None:
             see = f"weft recipes show {args.name}"
-            raise UsageError(f"weft recipes {args.action} takes no name; got '{args.name}'. To see it: {see}.")
+            raise UsageError(f"weft recipes {args.action} takes no name; got '{args.name}'. To show a recipe: {see}.")
         return _list(args.json) if args.action == "list" else _settings(args.json)
     if args.name is None:
         raise UsageError(f"weft recipes {args.action} needs the name of a recipe; got none. All names: weft recipes.")
@@ -53,13 +53,13 @@ def _list(as_json: bool) -> int:
     rows = []
     for name in recipe_names():
         recipe, text = load_recipe(name), recipe_text(name)
-        epochs = f"{recipe.epochs} epochs" if recipe.epochs else "by the images"
+        epochs = f"{recipe.epochs} epochs" if recipe.epochs else "by number of images"
         length = f"{recipe.steps} steps" if recipe.steps else epochs
         rows.append((name, recipe.model, length, recipe.batch_size, f"{peak_lr(recipe):g}", _first_line(text)))
     if as_json:
-        print_json([_facts(name) for name in recipe_names()])
+        print_json([_summary(name) for name in recipe_names()])
     else:
-        print(table(("name", "model", "length", "batch", "lr", "what"), rows))
+        print(table(("name", "model", "length", "batch", "lr", "description"), rows))
     return 0
 
 
@@ -73,8 +73,8 @@ def _settings(as_json: bool) -> int:
     return 0
 
 
-def _facts(name: str) -> dict[str, object]:
-    """What `--json` prints of a recipe."""
+def _summary(name: str) -> dict[str, object]:
+    """Return the dictionary that `--json` prints for a recipe."""
     from weft.recipes import load_recipe, recipe_text
     from weft.train.schedule import peak_lr
 
@@ -92,13 +92,13 @@ def _facts(name: str) -> dict[str, object]:
 
 
 def _source(text: str) -> str:
-    """Where the numbers are from, as the file's head says it."""
-    found = re.search(r"^# source:\s*(.*(?:\n#  +.*)*)", text, re.MULTILINE)
-    return re.sub(r"\s*\n#\s+", " ", found[1]) if found else ""
+    """Return the source of the numbers, from the head of the file."""
+    match = re.search(r"^# source:\s*(.*(?:\n#  +.*)*)", text, re.MULTILINE)
+    return re.sub(r"\s*\n#\s+", " ", match[1]) if match else ""
 
 
 def _first_line(text: str) -> str:
-    """What the file says that it is."""
+    """Return the description of the recipe, the first sentence of the file."""
     return re.split(r"\.(\s|$)", text.splitlines()[0].removeprefix("# "))[0]
 
 
@@ -112,21 +112,21 @@ def _show(args: argparse.Namespace) -> int:
     recipe = load_recipe(args.name, [setting(text) for text in args.set])
     if isinstance(recipe.batch_size, int):
         print(f"# {recipe.batch_size} images per step = per device x devices x accumulate ({recipe.accumulate});")
-        print(f"# highest learning rate {peak_lr(recipe):g}")
+        print(f"# peak learning rate {peak_lr(recipe):g}")
     else:
-        print("# images per step: chosen when training starts (batch_size: auto), and with them lr_per_512's rate")
+        print("# images per step: chosen when training starts (batch_size: auto), and with it the rate of lr_per_512")
     print(dump(recipe), end="")
     return 0
 
 
 def _copy(args: argparse.Namespace) -> int:
-    from weft.durable import write_whole
+    from weft.files import write_whole
     from weft.recipes import recipe_text
 
     text = recipe_text(args.name)
     path = Path(args.file or f"{Path(args.name).stem}.yaml")
     if path.exists() and not args.force:
-        raise UsageError(f"The copy must not take the place of a file; {path} is there. Pass --force or another name.")
+        raise UsageError(f"The copy must have a new name; {path} exists already. Pass --force or another name.")
     write_whole(path, text.encode())
     print(path)
     return 0

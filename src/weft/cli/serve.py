@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from weft.cli.options import add_common, example, whole
+from weft.cli.options import RUN, add_common, example, percentage, whole
 from weft.errors import UsageError, need
 from weft.processor import MAX_THREADS
 from weft.serve.settings import RUNTIMES, TOKEN, Settings
@@ -24,48 +24,54 @@ export runs/photos runs/photos/int8 --format openvino --precision int8 --data ph
 Ctrl-C and SIGTERM drain the service: accepted requests are answered first. SIGHUP reloads the model without dropping
 requests. The default address is reachable from this machine only; with another --host, clients need the token that is
 printed, or the one in the environment variable WEFT_TOKEN.
+
+With the default --max-pixels, each decoder process may use up to 3.0 GiB. On a machine with little memory, lower the
+limit: with --max-pixels 12000000 (12 megapixels), a decoder may use up to 0.4 GiB.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    usual = Settings(run="")
-    parser.add_argument("run", metavar="RUN", help="run directory, model directory or export")
-    parser.add_argument("--host", default=usual.host, help=f"address to listen on (default: {usual.host})")
+    """Add the options of the verb."""
+    defaults = Settings(run="")
+    parser.add_argument("run", metavar="RUN", help=RUN)
+    parser.add_argument("--host", default=defaults.host, help=f"address to listen on (default: {defaults.host})")
     parser.add_argument(
-        "--port", metavar="N", default=usual.port, help=f"port; 0 for any free one (default: {usual.port})"
+        "--port",
+        metavar="N",
+        default=defaults.port,
+        help=f"port to listen on; 0 for any free port (default: {defaults.port})",
     )
-    parser.add_argument("--name", action="append", default=[], help="additional host name that clients may use")
-    parser.add_argument(
-        "--proxy", action="append", default=[], help="address of a trusted proxy that reports client addresses"
-    )
+    parser.add_argument("--name", action="append", default=[], help="additional host name of the service; repeatable")
+    parser.add_argument("--proxy", action="append", default=[], help="address of a trusted reverse proxy; repeatable")
     parser.add_argument("--no-token", action="store_true", help="disable authentication, also for remote clients")
-    parser.add_argument("--runtime", default=usual.runtime, choices=RUNTIMES, help="inference runtime (default: auto)")
+    parser.add_argument(
+        "--runtime", default=defaults.runtime, choices=RUNTIMES, help="inference runtime (default: auto)"
+    )
     parser.add_argument(
         "--workers", metavar="N", default=1, help="server processes, each with its own model (default: 1)"
     )
     parser.add_argument("--decoders", metavar="N", help="image decoder processes (default: one per core, at most 4)")
-    add_common(parser, "--device", "--precision", "--threads")
-    for option, what in (
+    add_common(parser, "--device", "--precision", "--threads", "--reject-at-error")
+    for option, text in (
         ("--max-batch", "maximum images per forward pass"),
         ("--max-wait-ms", "maximum time to wait for a batch to fill, in ms"),
-        ("--max-queue", "maximum images waiting; more are refused with 429"),
+        ("--max-queue", "maximum number of waiting images; more are refused with status 429"),
         ("--max-images", "maximum images per request"),
         ("--max-bytes", "maximum bytes per request"),
-        ("--max-pixels", "maximum pixels per image"),
+        ("--max-pixels", "maximum pixels per image; a decoder may use 64 MiB + 32 bytes per pixel"),
         ("--decode-timeout", "maximum time to decode an image, in s; then its decoder is killed"),
         ("--read-timeout", "maximum time to receive a request, in s"),
-        ("--timeout", "maximum time to answer a request, in s"),
-        ("--drain", "time between not ready and closed after SIGTERM, in s"),
+        ("--timeout", "maximum time to compute a response, in s"),
+        ("--drain", "time after SIGTERM before the port is closed, in s; /ready returns 503"),
     ):
-        value = getattr(usual, option[2:].replace("-", "_"))
-        parser.add_argument(option, metavar="N", default=value, help=f"{what} (default: {value})")
+        value = getattr(defaults, option[2:].replace("-", "_"))
+        parser.add_argument(option, metavar="N", default=value, help=f"{text} (default: {value})")
     parser.add_argument("--log", action="store_true", help="log every request to stderr")
     example(parser, EXAMPLE)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until it is told to stop."""
+    """Serve until a signal stops the service."""
     need("serve", *NEEDS)
     settings = Settings(
         run=args.run,
@@ -74,32 +80,36 @@ def run(args: argparse.Namespace) -> int:
         runtime=args.runtime,
         device=args.device or "auto",
         precision=args.precision or "fp32",
+        reject_at_error=percentage("--reject-at-error", args.reject_at_error),
         threads=None if args.threads is None else whole("--threads", args.threads, MAX_THREADS),
         workers=whole("--workers", args.workers, 1024),
         max_batch=whole("--max-batch", args.max_batch),
-        max_wait_ms=_seconds("--max-wait-ms", args.max_wait_ms),
+        max_wait_ms=_number("--max-wait-ms", args.max_wait_ms),
         max_queue=whole("--max-queue", args.max_queue),
         max_bytes=whole("--max-bytes", args.max_bytes),
         max_pixels=whole("--max-pixels", args.max_pixels),
         max_images=whole("--max-images", args.max_images),
         decoders=None if args.decoders is None else whole("--decoders", args.decoders, 1024),
-        decode_timeout=_seconds("--decode-timeout", args.decode_timeout),
-        read_timeout=_seconds("--read-timeout", args.read_timeout),
-        timeout=_seconds("--timeout", args.timeout),
-        drain=_seconds("--drain", args.drain),
+        decode_timeout=_number("--decode-timeout", args.decode_timeout),
+        read_timeout=_number("--read-timeout", args.read_timeout),
+        timeout=_number("--timeout", args.timeout),
+        drain=_number("--drain", args.drain),
         names=tuple(args.name),
         proxies=tuple(args.proxy),
         token=os.environ.get(TOKEN) or None,
         is_open=args.no_token,
         log=args.log,
     )
+    from weft.checkpoints.finding import check_model
+
+    check_model(args.run)
     from weft.serve import serve
 
     serve(settings)
     return 0
 
 
-def _seconds(option: str, text: object) -> float:
+def _number(option: str, text: object) -> float:
     try:
         return float(str(text))
     except ValueError:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from PIL import Image
 
 from weft.data.images.decode import open_image
-from weft.data.index.inventory import Progress
 from weft.data.index.source import Source
 from weft.data.sources.open import open_data
-from weft.durable import flush_folder, writing
 from weft.errors import UsageError
+from weft.files import flush_folder, writing
+from weft.progress import counting, reading
 
 SHARD_BYTES = 256 << 20
 QUALITY = 92  # of JPEG; higher values grow files faster than they improve images
@@ -39,7 +39,7 @@ def prepare_data(
     size: int,
     *,
     force: bool = False,
-    progress: Progress | None = None,
+    quiet: bool = False,
 ) -> Prepared:
     """Write every usable image as upright RGB JPEG to `train-000000.tar` ... and `val-000000.tar` ...
 
@@ -49,7 +49,7 @@ def prepare_data(
         size: length of the short side in pixels; smaller images keep their size. 256 is enough to evaluate at 224;
             training benefits from more, since its random crops zoom in.
         force: replace a folder of shards.
-        progress: called regularly with (number done, total).
+        quiet: print no progress.
 
     Raises:
         UsageError: `out` exists, or `size` is too small.
@@ -60,18 +60,18 @@ def prepare_data(
     if size < 8:
         raise UsageError(f"size must be at least 8 pixels; got {size}.")
     _check_place(out, force)
-    splits = open_data(data)
+    with reading(quiet=quiet) as progress:
+        splits = open_data(data, progress=progress)
     partial = out.with_name(f".{out.name}.{os.getpid()}.part")
-    total, before, done = len(splits.train) + len(splits.val), 0, 0
-    with writing(out):
+    before = 0
+    total = len(splits.train) + len(splits.val)
+    with writing(out), counting(total, quiet=quiet, task_name="packing") as advance:
         try:
             partial.mkdir(parents=True)
             for side, source in (("train", splits.train), ("val", splits.val)):
                 for num_bytes in _pack(partial, side, source, size):
                     before += num_bytes
-                    done += 1
-                    if progress is not None and (done % 64 == 0 or done == total):
-                        progress(done, total)
+                    advance(1)
             shards = sorted(partial.glob("*.tar"))
             after = sum(shard.stat().st_size for shard in shards)
             if out.exists():

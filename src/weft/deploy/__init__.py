@@ -1,7 +1,26 @@
-"""Deploy a trained network: fold it, export it, verify the export, run it."""
+"""Deploy a network: fold it, export it, verify the export, and run inference with it."""
 
-from weft.deploy.exporting import ExportReport, export
-from weft.deploy.folding import fold
-from weft.deploy.runtimes import ExportedModel, open_model
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from weft.deploy.exporting import ExportReport as ExportReport
+    from weft.deploy.exporting import export as export
+    from weft.deploy.folding import fold as fold
+    from weft.deploy.runtimes import ExportedModel as ExportedModel
+    from weft.deploy.runtimes import open_model as open_model
+
+_HOMES = {
+    "ExportReport": "weft.deploy.exporting",
+    "ExportedModel": "weft.deploy.runtimes",
+    "export": "weft.deploy.exporting",
+    "fold": "weft.deploy.folding",
+    "open_model": "weft.deploy.runtimes",
+}
 
 __all__ = ["ExportReport", "ExportedModel", "export", "fold", "open_model"]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,10 +1,10 @@
-"""Export a model to a directory that needs no weft network to predict, and verify its outputs.
+"""Export a model to a directory that runs without weft's network code, and verify its outputs.
 
-    out/config.json   as a model directory's, and what the export is
+    out/config.json   as in a model directory, with a description of the export
     out/model.onnx    or model.xml and model.bin, or model.pt2 (see graphs)
-    out/report.json   how far its answers are from the model's, on which images
+    out/report.json   differences from the model, and the images that were compared
 
-Networks of weft are folded first. Nothing is published that failed its check.
+Networks of weft are folded first. An export that fails its verification is deleted.
 """
 
 from __future__ import annotations
@@ -24,45 +24,47 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, new_directory, read_config, weights_sha256
+from weft import markup
+from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, read_config, weights_sha256
+from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
 from weft.data.loading.loader import ImageLoader
 from weft.deploy.folding import fold
-from weft.deploy.graphs import FORMATS, OPSET, check_tools, write_graph
-from weft.deploy.runtimes import FILES, Answer
-from weft.durable import flush_folder, sha256_of, writing
+from weft.deploy.formats import SUFFIXES, checked_format
+from weft.deploy.graphs import OPSET, check_tools, write_graph
+from weft.deploy.runtimes import FILES, Infer
 from weft.errors import UsageError, VerificationError
+from weft.files import flush_folder, new_directory, sha256_of, writing
+from weft.intervals import Estimate, difference_of
 from weft.models.base import Backbone
+from weft.progress import Work, working
 from weft.version import __version__
 
-SUFFIXES = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}
-UNKNOWN = (".pt", ".pth", ".bin", ".engine", ".mlmodel", ".mlpackage", ".safetensors", ".tflite", ".torchscript")
 REPORT = "report.json"
-CONTENTS = (CONFIG, REPORT, *(name for names in FILES.values() for name in names))
-BATCHES = (2, 1, 7)  # of the comparison; a graph that was specialised to one size fails on another
-CALIBRATION = 300  # images, NNCF's own number
-CLOSE = {
-    "fp32": 1e-4,
-    "fp16": 0.02,
-    "bf16": 0.1,
-}  # largest difference of logits over the largest logit; int8 is judged by its top-1
-AGREEING = 99.9  # percent of images with equal top-1, in fp32
+CONTENTS = (CONFIG, REPORT, DETECTOR, *(name for names in FILES.values() for name in names))
+BATCHES = (2, 1, 7)  # batch sizes of the verification: a graph that is specialised to one size fails for another
+CALIBRATION = 300  # images, the default of NNCF
+# maximum difference of logits, relative to the largest logit; int8 is verified by its top-1
+TOLERANCE = {"fp32": 1e-4, "fp16": 0.02, "bf16": 0.1}
+MIN_AGREEMENT = 99.9  # percent of images with equal top-1, in fp32
 RANDOM_IMAGES = 60
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What came of an export.
+    """Result of an export: files, and differences between the export and the model.
 
     Attributes:
-        out: the directory.
+        out: the directory or file.
         format, precision: of the export.
-        images: how many images were compared, and `compared_on` which.
-        max_difference, mean_difference: of logits.
-        max_logit: the largest of the model's, to judge them by.
-        agreement: percent of images with the same top-1.
-        top1, top1_model: percent right, where the images have classes.
+        compared_on: description of the images that were compared.
+        images: number of these images.
+        max_difference, mean_difference: of the logits.
+        max_logit: largest absolute logit of the model.
+        agreement: percent of images with the same top-1 class.
+        top1, top1_model: accuracy of the export and of the model in percent; None for random images.
         bytes: size of the files.
+        drop: top-1 of the model minus that of the export in points, with its 95 % interval; None for random images.
     """
 
     out: str
@@ -77,10 +79,35 @@ class ExportReport:
     top1: float | None
     top1_model: float | None
     bytes: int
+    drop: Estimate | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Return the report as a dictionary of JSON values."""
+        return asdict(self) | {"drop": None if self.drop is None else self.drop._asdict()}
+
+    def _repr_html_(self) -> str:
+        largest = f"{self.max_difference:.2g}, of logits up to {self.max_logit:.2g}"
+        rows = [
+            ("format", f"{self.format}, {self.precision}, {self.bytes / 1e6:.1f} MB"),
+            ("compared on", f"{self.images:,} {self.compared_on}"),
+            ("largest difference", largest),
+            ("same class", f"{self.agreement:.2f} % of the images"),
+        ]
+        if self.top1 is not None and self.top1_model is not None:
+            rows.append(("top-1", f"{self.top1:.2f} %, of the model {self.top1_model:.2f} %"))
+        return markup.fragment(markup.table(("export", ""), [*rows, ("files", self.out)]))
+
+    def drop_text(self, max_drop: float) -> str:
+        """Return what the images show about the drop of top-1, as a sentence; empty for random images."""
+        if self.drop is None:
+            return ""
+        text = (
+            f"drop of top-1 on {self.images:,} {self.compared_on}: {self.drop.value:.2f} points (95 % CI"
+            f" {self.drop.low:.2f} to {self.drop.high:.2f})"
+        )
+        if self.drop.high <= max_drop:
+            return f"{text}, within {max_drop:g} points"
+        return f"{text}; too few images to show that it is at most {max_drop:g} points"
 
 
 def export(
@@ -93,50 +120,51 @@ def export(
     label_names: Sequence[str] | None = None,
     max_drop: float = 0.5,
     force: bool = False,
+    quiet: bool = False,
 ) -> ExportReport:
-    """Writes an export and checks it against the model.
+    """Write an export and verify it against the model.
 
     Args:
-        model: in evaluation mode, as `weft.create_model` or `load_checkpoint` gave it; it stays as it is.
+        model: in evaluation mode, for example from `weft.create_model` or `load_checkpoint`; unchanged.
         out: the directory to write, for `weft predict`, `evaluate` and `bench`; or, for other programs, a file that
-            ends in .onnx, .xml (with a .bin beside it) or .pt2, with the directory's config.json as a .json beside it.
-        format: `onnx` (opset 20), `openvino`, `torch` (torch.export's .pt2) or `aotinductor` (the same, compiled for
-            this processor; needs a C++ compiler); weft itself loads neither .pt2, which could hold any code. None: by
-            the end of `out`; onnx for a directory.
-        precision: `fp32`, `fp16` (weights; a CPU computes in float32), `bf16` or `int8`; FORMATS says which format has
-            which. int8 is made by NNCF or ONNX Runtime, its ranges from the training images of `data`.
-        data: images with classes; the held-out ones are compared and counted. None: random images are compared.
+            ends in .onnx, .xml (with a .bin next to it) or .pt2. Next to such a file, config.json is written as a
+            file that ends in .json.
+        format: `onnx` (opset 20), `openvino`, `torch` (.pt2 of torch.export) or `aotinductor` (the same, compiled for
+            this processor; needs a C++ compiler). weft does not load .pt2 files, which can contain any code. None: by
+            the suffix of `out`, `onnx` for a directory.
+        precision: `fp32`, `fp16` (of the weights; a CPU computes in float32), `bf16` or `int8`; FORMATS lists the
+            precisions of each format. NNCF or ONNX Runtime calibrates int8 on the training images of `data`.
+        data: labelled images; the export is verified on the held-out images. None: on random images.
         label_names: one name per class.
-        max_drop: how many points of top-1 on the held-out images the export may lose, 0 to 100.
-        force: take the place of an export that is there.
+        max_drop: maximum loss of top-1 on the held-out images, in points from 0 to 100. The export is refused if it
+            loses more and the 95 % interval of the loss is above 0: a few images cannot show a small loss.
+        force: replace an existing export.
+        quiet: print no progress.
+
+    Returns:
+        The differences between the export and the model.
 
     Raises:
-        UsageError: words that do not fit, a model in training mode, something not installed, or `out` is taken.
-        VerificationError: the export's answers are not the model's; nothing is published.
+        UsageError: an invalid argument, a model in training mode, a missing package, or an existing `out`.
+        VerificationError: the outputs differ too much; nothing is written.
     """
-    suffix = Path(out).suffix
-    if suffix in UNKNOWN:
-        raise UsageError(
-            f"A file ends in {', '.join(SUFFIXES)}; {out} does not, and would be a folder. Name one of them."
-        )
-    format = format or SUFFIXES.get(suffix, "onnx")
-    _check(model, format, precision, data, max_drop)
-    if suffix in SUFFIXES and suffix != Path(FILES[format][0]).suffix:
-        raise UsageError(
-            f"{out} is a file of {SUFFIXES[suffix]}, and format says {format}. Leave format out, or name a folder."
-        )
-    if suffix in SUFFIXES:
-        words = dict(precision=precision, data=data, label_names=label_names, max_drop=max_drop)
-        return _export_file(model, Path(out), format, force, words)
+    format = checked_format(out, format, precision, max_drop, has_data=data is not None)
+    _check(model, format, precision, data)
+    if Path(out).suffix in SUFFIXES:
+        options = dict(precision=precision, data=data, label_names=label_names, max_drop=max_drop, quiet=quiet)
+        return _export_file(model, Path(out), format, force, options)
     network: Any = model
     height_width = tuple(network.pretrained_cfg["input_size"])
     path = Path(out)
-    with new_directory(path, CONTENTS, force=force) as beside:
+    with (
+        new_directory(path, CONTENTS, force=force) as folder,
+        working(f"converting to {format}", quiet=quiet) as progress,
+    ):
         names = FILES[format]
-        # what is not ours keeps its BatchNorm here; the runtimes merge it themselves
-        lean = fold(model) if isinstance(model, Backbone) else copy.deepcopy(model)
-        calibration = _calibration(data, model) if precision == "int8" else ()
-        answer = write_graph(lean.cpu(), beside / names[0], format, precision, height_width, calibration)
+        # other networks keep BatchNorm; the runtimes merge it
+        folded = fold(model) if isinstance(model, Backbone) else copy.deepcopy(model)
+        calibration = _calibration(data, model, progress) if precision == "int8" else ()
+        infer = write_graph(folded.cpu(), folder / names[0], format, precision, height_width, calibration)
         artefact = {
             "version": 1,
             "format": format,
@@ -144,49 +172,42 @@ def export(
             "input": list(height_width),
             "batch": "any",
             "weights_sha256": weights_sha256(model),
-            "sha256": {name: sha256_of(beside / name) for name in names},
+            "sha256": {name: sha256_of(folder / name) for name in names},
             "weft": __version__,
             **({"opset": OPSET} if format == "onnx" else {}),
         }
-        config = describe(model, beside, label_names, {"artefact": artefact})
-        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        _check_config(beside, model, label_names, data)
-        size = sum((beside / name).stat().st_size for name in names)
-        report = _compare(model, answer, path, format, precision, data, height_width, size)
-        _judge(report, max_drop)
-        (beside / REPORT).write_text(json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n")
+        config = describe(model, folder, label_names, {"artefact": artefact})
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        _check_config(folder, model, label_names, data)
+        size = sum((folder / name).stat().st_size for name in names)
+        report = _compare(model, infer, path, format, precision, data, height_width, size, progress)
+        _verify(report, max_drop)
+        (folder / REPORT).write_text(json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n")
     return report
 
 
-def _export_file(model: nn.Module, path: Path, format: str, force: bool, words: dict[str, Any]) -> ExportReport:
-    """An export without its directory."""
-    places = [path.with_suffix(Path(name).suffix) for name in FILES[format]] + [path.with_suffix(".json")]
-    taken = [place for place in places if place.exists()]
-    if taken and not force:
-        raise UsageError(f"An export must be new; {taken[0]} is there already. Pass --force or another path.")
+def _export_file(model: nn.Module, path: Path, format: str, force: bool, options: dict[str, Any]) -> ExportReport:
+    """Export to files without a directory of their own."""
+    targets = [path.with_suffix(Path(name).suffix) for name in FILES[format]] + [path.with_suffix(".json")]
+    existing = [target for target in targets if target.exists()]
+    if existing and not force:
+        raise UsageError(f"An export must be new; {existing[0]} exists already. Pass --force or another path.")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             inside = Path(folder) / "export"
-            report = export(model, inside, format=format, **words)
-            for name, place in zip([*FILES[format], CONFIG], places, strict=True):
-                os.replace(inside / name, place)
+            report = export(model, inside, format=format, **options)
+            for name, target in zip([*FILES[format], CONFIG], targets, strict=True):
+                os.replace(inside / name, target)
         flush_folder(path.parent)
     return replace(report, out=str(path))
 
 
-def _check(model: nn.Module, format: str, precision: str, data: Splits | None, max_drop: float) -> None:
-    if format not in FORMATS:
-        raise UsageError(f"format must be one of {', '.join(FORMATS)}; got {format!r}.")
-    if precision not in FORMATS[format]:
-        offered = "; ".join(f"{name}: {', '.join(words)}" for name, words in FORMATS.items())
-        raise UsageError(f"{format} has no {precision}. There are {offered}.")
+def _check(model: nn.Module, format: str, precision: str, data: Splits | None) -> None:
     if model.training:
-        raise UsageError("An export answers as a model does in evaluation; this one is in training mode. Call eval().")
-    if precision == "int8" and data is None:
-        raise UsageError("int8 is calibrated on images of the kind it will see; give --data (data=).")
-    if not 0 <= max_drop <= 100:
-        raise UsageError(f"max_drop is a number of points, 0 to 100; got {max_drop}.")
+        raise UsageError(
+            "The model must be in evaluation mode to be exported; it is in training mode. Call model.eval()."
+        )
     classes = getattr(model, "num_classes", None)
     if data is not None and len(data.classes) != classes:
         raise UsageError(f"data must have the model's {classes} classes; it has {len(data.classes)}.")
@@ -194,31 +215,37 @@ def _check(model: nn.Module, format: str, precision: str, data: Splits | None, m
 
 
 def _check_config(folder: Path, model: nn.Module, label_names: Sequence[str] | None, data: Splits | None) -> None:
-    """The written file says what the model and the images are: preprocessing, and the order of classes."""
+    """Verify the preprocessing and the class names in the written config.json."""
     config, network = read_config(folder), cast(Any, model)
     for key in PREPROCESSING:
-        want, have = (cfg.get(key) for cfg in (network.pretrained_cfg, config["pretrained_cfg"]))
-        if json.dumps(want) != json.dumps(have):
-            raise VerificationError(f"The export must prepare images as the model does; {key} is {have}, not {want}.")
-    names = config.get("label_names")
-    for who, want in (("model", label_names), ("folder of images", data.classes if data is not None else None)):
-        if names is not None and want is not None and list(want) != names:
-            first, second = next(pair for pair in zip(names, want, strict=False) if pair[0] != pair[1])
+        expected, actual = (cfg.get(key) for cfg in (network.pretrained_cfg, config["pretrained_cfg"]))
+        if json.dumps(expected) != json.dumps(actual):
             raise VerificationError(
-                f"The export must name the classes as the {who} does; it says {first!r} where that says {second!r}."
-                " Nothing is kept."
+                "The export must have the preprocessing of the model;"
+                f" {key} is {actual}, not {expected}. Nothing was written."
+            )
+    names = config.get("label_names")
+    for source, expected in (("model", label_names), ("folder of images", data.classes if data is not None else None)):
+        if names is not None and expected is not None and list(expected) != names:
+            first, second = next(pair for pair in zip(names, expected, strict=False) if pair[0] != pair[1])
+            raise VerificationError(
+                f"The export must have the class names of the {source}; it has {first!r} instead of {second!r}."
+                " Nothing was written."
             )
 
 
-def _calibration(data: Splits | None, model: nn.Module) -> Iterator[np.ndarray]:
-    """Images for training as evaluation sees them, one at a time."""
+def _calibration(data: Splits | None, model: nn.Module, progress: Work) -> Iterator[np.ndarray]:
+    """Yield training images with the preprocessing of evaluation, one at a time."""
     assert data is not None
+    progress.begin("reading images for calibration", min(CALIBRATION, len(data.train)))
     for images, _ in itertools.islice(_batches(data, "train", model, 1), CALIBRATION):
         yield images.numpy()
+        progress.advance()
+    progress.begin("calibrating int8")
 
 
 def _batches(data: Splits, split: str, model: nn.Module, batch_size: int) -> ImageLoader:
-    """Images as the model's evaluation sees them, and their classes; those for training in a random order."""
+    """Return a loader of images with the preprocessing of evaluation; training images are in random order."""
     network: Any = model
     dataset = ImageDataset(getattr(data, split), eval_transform(network.pretrained_cfg))
     return make_loader(dataset, batch_size, shuffle=split == "train")
@@ -226,28 +253,35 @@ def _batches(data: Splits, split: str, model: nn.Module, batch_size: int) -> Ima
 
 def _compare(
     model: nn.Module,
-    answer: Answer,
+    infer: Infer,
     out: Path,
     format: str,
     precision: str,
     data: Splits | None,
     size: tuple[int, ...],
     num_bytes: int,
+    progress: Work,
 ) -> ExportReport:
-    """The model in float32 beside the export, on the same images, in batches of several sizes."""
+    """Compare the export with the model in float32 on the same images, in batches of several sizes."""
     device = next(model.parameters()).device
-    theirs, ours, classes = [], [], []
+    model_logits, export_logits, classes = [], [], []
+    progress.begin("checking", RANDOM_IMAGES if data is None else len(data.val))
     for images, labels in _to_compare(model, data, size):
         with torch.inference_mode():
-            theirs.append(model(images.to(device)).float().cpu().numpy())
-        ours.append(np.asarray(answer(np.ascontiguousarray(images.numpy())), dtype=np.float32))
+            model_logits.append(model(images.to(device)).float().cpu().numpy())
+        export_logits.append(np.asarray(infer(np.ascontiguousarray(images.numpy())), dtype=np.float32))
         classes.append(labels.numpy())
-    expected, found, right = (np.concatenate(parts) for parts in (theirs, ours, classes))
-    if expected.shape != found.shape:
-        raise VerificationError(f"The export answers {found.shape} where the model answers {expected.shape}.")
-    difference = np.abs(expected - found)
-    top, top_model = found.argmax(1), expected.argmax(1)
+        progress.advance(len(images))
+    expected, actual, targets = (np.concatenate(parts) for parts in (model_logits, export_logits, classes))
+    if expected.shape != actual.shape:
+        raise VerificationError(
+            f"The logits of the export must have the shape of those of the model, {expected.shape}; got {actual.shape}."
+            " Nothing was written."
+        )
+    difference = np.abs(expected - actual)
+    top, top_model = actual.argmax(1), expected.argmax(1)
     is_labelled = data is not None
+    right, right_model = top == targets, top_model == targets
     return ExportReport(
         out=str(out),
         format=format,
@@ -258,10 +292,16 @@ def _compare(
         mean_difference=float(difference.mean()),
         max_logit=float(np.abs(expected).max()),
         agreement=100 * float((top == top_model).mean()),
-        top1=100 * float((top == right).mean()) if is_labelled else None,
-        top1_model=100 * float((top_model == right).mean()) if is_labelled else None,
+        top1=100 * float(right.mean()) if is_labelled else None,
+        top1_model=100 * float(right_model.mean()) if is_labelled else None,
         bytes=num_bytes,
+        drop=_drop(right_model, right) if is_labelled else None,
     )
+
+
+def _drop(model: np.ndarray, exported: np.ndarray) -> Estimate:
+    """Estimate the drop of top-1 in points from (images) whether each prediction is correct, of model and export."""
+    return difference_of(int((model & ~exported).sum()), int((exported & ~model).sum()), len(model))
 
 
 def _to_compare(model: nn.Module, data: Splits | None, size: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -272,34 +312,36 @@ def _to_compare(model: nn.Module, data: Splits | None, size: tuple[int, ...]) ->
     else:
         chunks = _batches(data, "val", model, sum(BATCHES))
     for images, labels in chunks:
-        place = 0
-        while place < len(images):
+        start = 0
+        while start < len(images):
             for count in BATCHES:
-                if place < len(images):
-                    yield images[place : place + count], labels[place : place + count]
-                    place += count
+                if start < len(images):
+                    yield images[start : start + count], labels[start : start + count]
+                    start += count
 
 
-def _judge(report: ExportReport, max_drop: float) -> None:
-    """Raises a VerificationError where an export is not what it should be."""
+def _verify(report: ExportReport, max_drop: float) -> None:
+    """Raise a VerificationError if the export differs too much from the model."""
     if not np.isfinite(report.max_difference):
         raise VerificationError(
-            f"The {report.format} export answers with numbers that are not finite. Nothing is kept."
+            f"The logits of the {report.format} export must be finite; they are not. Nothing was written."
         )
     relative = report.max_difference / max(report.max_logit, 1e-6)
-    if relative > CLOSE.get(report.precision, math.inf):
+    if relative > TOLERANCE.get(report.precision, math.inf):
         raise VerificationError(
-            f"The {report.format} export must answer as the model does, in {report.precision} to"
-            f" {CLOSE[report.precision]:g} of the largest logit; it differs by {relative:.2g}. Nothing is kept."
+            f"The logits of the {report.format} export in {report.precision} must differ from those of the model by at"
+            f" most {TOLERANCE[report.precision]:g} of the largest logit; they differ by {relative:.2g}. Nothing was"
+            " written."
         )
-    if report.precision == "fp32" and report.agreement < AGREEING:
+    if report.precision == "fp32" and report.agreement < MIN_AGREEMENT:
         raise VerificationError(
-            f"The {report.format} export must name the class that the model names on {AGREEING} % of the"
-            f" {report.compared_on}; it does on {report.agreement:.2f} %. Nothing is kept."
+            f"The {report.format} export must predict the class that the model predicts for {MIN_AGREEMENT} % of the"
+            f" {report.compared_on}; it does for {report.agreement:.2f} %. Nothing was written."
         )
-    if report.top1 is not None and report.top1_model is not None and report.top1_model - report.top1 > max_drop:
+    if report.drop is not None and report.drop.value > max_drop and report.drop.low > 0:
         raise VerificationError(
-            f"The {report.precision} export may lose {max_drop:g} points of top-1; of {report.images} held-out images"
-            f" the model has {report.top1_model:.2f} % right and it has {report.top1:.2f} %. Nothing is kept."
-            " Calibrate on more images, take bf16, or raise max_drop."
+            f"The {report.precision} export must lose at most {max_drop:g} points of top-1; on {report.images} held-out"
+            f" images the model has {report.top1_model:.2f} % and the export {report.top1:.2f} %, a significant drop of"
+            f" {report.drop.value:.2f} points (95 % CI {report.drop.low:.2f} to {report.drop.high:.2f}). Nothing was"
+            " written. Calibrate on more images, use bf16, or raise --max-drop."
         )

@@ -4,17 +4,18 @@ BatchNorm goes into the convolution or linear layer next to it, LeViT's two head
 looked up, CeiT's class token goes into its position embedding, the scale of the scores into the weights of the queries;
 dropout and drop path are off. If the class token predicts, the last block of CeiT and CvT computes nothing else, which
 saves 6 % of all multiply-adds. The rules are in `weft.layers` and in each family's `inference.py`; this module applies
-them. Products are formed in float64, so outputs differ by the rounding of the weights alone.
+them. The merged weights are computed in float64, so outputs differ only by the rounding of the weights.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from timm.layers import DropPath
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -42,19 +43,21 @@ def fold(model: nn.Module) -> nn.Module:
         UsageError: the network has a BatchNorm that no rule merges, or has been folded before.
     """
     if is_folded(model):
-        raise UsageError("A network can be folded once; this one has been. Use it as it is.")
-    twin: Any = _folded(copy.deepcopy(model).eval().requires_grad_(False), _rules())
-    family = family_of(twin)
+        raise UsageError("A network must not be folded twice; this one is folded already. Use it as it is.")
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    copied = copy.deepcopy(model).eval().requires_grad_(False)
+    folded: Any = _folded(copied.cpu() if device.type == "mps" else copied, _rules())  # MPS has no float64
+    family = family_of(folded)
     if family is not None and family.fold_network is not None:
-        twin = resolve(family.fold_network)(twin)
-    left = [name for name, module in twin.named_modules() if isinstance(module, _BatchNorm)]
-    if left:
+        folded = resolve(family.fold_network)(folded)
+    unmerged = [name for name, module in folded.named_modules() if isinstance(module, _BatchNorm)]
+    if unmerged:
         raise UsageError(
-            f"fold knows where BatchNorm goes in the networks of weft; {type(model).__name__} keeps {len(left)}, the "
-            f"first {left[0]}. Use timm.models.reparameterize_model or the tools of the library it is from."
+            f"fold must be able to merge every BatchNorm; in {type(model).__name__} it cannot merge {len(unmerged)},"
+            f" the first is {unmerged[0]}. Use timm.models.reparameterize_model, or the library of the network."
         )
-    twin.is_folded = True
-    return twin.eval()
+    folded.is_folded = True
+    return folded.to(device).eval()
 
 
 def is_folded(model: nn.Module) -> bool:
@@ -63,18 +66,19 @@ def is_folded(model: nn.Module) -> bool:
 
 
 def _rules() -> Rules:
-    """Return all rules, by type of module."""
+    """Return the rules of all families whose code is loaded, by type of module: no others can have built the model."""
     rules: dict[type[nn.Module], Callable[[Any], nn.Module]] = {**norm.RULES, **activation.RULES}
     for family in families():
-        rules |= resolve(family.fold_rules)
+        if not isinstance(family.network, str) or family.network.partition(":")[0] in sys.modules:
+            rules |= resolve(family.fold_rules)
     return rules
 
 
-def _folded(module: nn.Module, rules: Rules) -> nn.Module:
+def _folded(module: Any, rules: Rules) -> nn.Module:
     """Apply the rules to the parts of a module, then to the module."""
     if isinstance(module, nn.Dropout):
         module.p = 0.0
-    elif isinstance(module, DropPath):
+    elif type(module).__name__ == "DropPath":  # weft's, or timm's, whose import would take seconds
         module.drop_prob = 0.0
     for name, part in list(module.named_children()):
         module._modules[name] = _folded(part, rules)

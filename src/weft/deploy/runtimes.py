@@ -1,7 +1,7 @@
-"""Run exports: one class for all runtimes, used like a model.
+"""Run exports: one class for all runtimes, with the interface of a model.
 
-Only formats that hold no code are opened: ONNX by ONNX Runtime, OpenVINO's own by OpenVINO. A `.pt2` can hold
-any code, so weft writes it and checks it, and leaves loading it to those who made it.
+weft loads only formats that contain no code: ONNX with ONNX Runtime, and OpenVINO's format with OpenVINO. A `.pt2` file
+can contain any code, so weft writes and verifies such files but never loads one from a directory.
 """
 
 from __future__ import annotations
@@ -18,80 +18,109 @@ from torch import Tensor, nn
 
 from weft import processor
 from weft.checkpoints import load_model_dir
+from weft.checkpoints.confidence import parse_confidence
 from weft.checkpoints.model_dir import PREPROCESSING, more_arguments, read_config
-from weft.durable import sha256_of
+from weft.checkpoints.public import PublicModel, find_model, load_public, names_on_hub
+from weft.checkpoints.unknown import UnknownDetector, read_detector
 from weft.errors import CheckpointError, UsageError, need
+from weft.files import sha256_of
+from weft.models.building import build_described
 from weft.models.families import VARIANTS
-from weft.models.registry import build_described
+from weft.text import reason_of
 
-Answer = Callable[[np.ndarray], np.ndarray]
+Infer = Callable[[np.ndarray], np.ndarray]  # from images (b c h w) to logits (b num_classes), float32
 FILES = {
     "onnx": ("model.onnx",),
     "openvino": ("model.xml", "model.bin"),
     "torch": ("model.pt2",),
     "aotinductor": ("model.pt2",),
 }
-FIXED = 4  # batch sizes that have a graph of their own in OpenVINO
-LARGEST = 64  # batch where OpenVINO cannot be asked for any size
+FIXED = 4  # number of batch sizes for which OpenVINO compiles a separate graph
+LARGEST = 64  # largest batch where OpenVINO has no graph for any batch size
+LINEAR_ONNX = ("Gemm", "MatMul")  # operators of a linear layer
+AROUND_LINEAR = ("Add", "Cast", "QuantizeLinear", "DequantizeLinear")  # its bias, number formats
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 
-class OpenFile(Protocol):
-    """An export in its runtime."""
+class LoadedGraph(Protocol):
+    """The graph of an export, loaded by its runtime.
+
+    Attributes:
+        has_features: whether `run_with_features` works: it was requested, and the graph ends in a linear classifier.
+    """
+
+    has_features: bool
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Logits (b num_classes) of images (b c h w), float32."""
+        """Return logits (b num_classes) of images (b c h w), float32."""
         ...
 
     def run_with_attention(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The same, and what every softmax of the network gave: the weights of its attentions, in their order."""
+        """Return logits, and the outputs of all softmax nodes in order: the attention weights (b heads n m)."""
+        ...
+
+    def run_with_features(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return logits, and the inputs of the classifier (b features)."""
         ...
 
 
 class ExportedModel(nn.Module):
-    """An export that answers like the model it was made from: images (b c h w) in, logits (b num_classes) out.
+    """An export with the interface of the model that it was made from: images (b c h w) to logits (b num_classes).
 
     Args:
-        answer: from an array of images to one of logits, and to attention.
-        config: of the artefact's directory.
+        graph: the loaded graph.
+        config: config.json of the export.
+        unknown: detector of unknown images, used if the graph gives features.
 
     Attributes:
-        num_classes, pretrained_cfg, default_cfg: as those of the model.
+        num_classes, pretrained_cfg, default_cfg: as in the model.
         size: (channels, height, width) of the images.
         format, precision: of the export.
     """
 
-    def __init__(self, answer: OpenFile, config: dict[str, Any]) -> None:
+    def __init__(self, graph: LoadedGraph, config: dict[str, Any], unknown: UnknownDetector | None = None) -> None:
         super().__init__()
-        self.answer = answer
+        self.graph = graph
         self.num_classes = int(config["num_classes"])
         cfg = {key: config["pretrained_cfg"][key] for key in PREPROCESSING if key in config["pretrained_cfg"]}
         self.pretrained_cfg = self.default_cfg = {**cfg, "num_classes": self.num_classes}
         self.size = tuple(config["artefact"]["input"])
-        self.config = config
+        self.config, self.confidence = config, parse_confidence(config.get("confidence"))
+        self.unknown = unknown if graph.has_features else None
         self.format, self.precision = config["artefact"]["format"], config["artefact"]["precision"]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images on the CPU.
+        """Return the logits of images; computed on the CPU.
 
         Raises:
-            UsageError: images of another size.
+            UsageError: the images have another size.
         """
-        return torch.from_numpy(self.answer(self._checked(x)))
+        return torch.from_numpy(self.graph(self._checked(x)))
 
     def run_with_attention(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits, and the weights (b heads n m) of every attention in its order, of one and the same pass.
+        """Return logits and the attention weights (b heads n m) of every layer in order, from one forward pass.
 
         Raises:
-            UsageError: images of another size.
+            UsageError: the images have another size.
         """
-        logits, weights = self.answer.run_with_attention(self._checked(x))
+        logits, weights = self.graph.run_with_attention(self._checked(x))
         return torch.from_numpy(logits), [torch.from_numpy(weight) for weight in weights]
+
+    def run_with_features(self, x: Tensor) -> tuple[Tensor, np.ndarray]:
+        """Return logits, and the inputs of the classifier (b features), from one forward pass.
+
+        Raises:
+            UsageError: the images have another size.
+        """
+        logits, features = self.graph.run_with_features(self._checked(x))
+        return torch.from_numpy(logits), features.astype(np.float32)
 
     @functools.cached_property
     def network(self) -> nn.Module | None:
-        """The architecture it was made of, without memory for weights: what its attention means. None where that is
-        not one of weft's."""
+        """The network that was exported, on the meta device (without weights), to interpret its attention.
+
+        None if it is not one of weft's networks.
+        """
         name = self.config["architecture"].removeprefix("weft_")
         if name not in VARIANTS:
             return None
@@ -102,98 +131,123 @@ class ExportedModel(nn.Module):
         if tuple(x.shape[1:]) != self.size:
             channels, height, width = self.size
             raise UsageError(
-                f"This export takes images of {channels}x{height}x{width}; got {'x'.join(map(str, x.shape[1:]))}."
-                " Export once more for another size."
+                f"The images must be {channels}x{height}x{width}, as the export was made for; got"
+                f" {'x'.join(map(str, x.shape[1:]))}. For another size, export the model again."
             )
         return np.ascontiguousarray(x.detach().cpu().float().numpy())
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """An export has one size.
+        """Check an input size; an export has exactly one.
 
         Raises:
-            UsageError: it is another.
+            UsageError: `img_size` is not that of the export.
         """
         height_width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         if height_width != self.size[1:]:
             raise UsageError(
                 f"img_size must be that of the export, {self.size[1]}x{self.size[2]}; got {height_width[0]}x"
-                f"{height_width[1]}. Export once more for another size."
+                f"{height_width[1]}. For another size, export the model again."
             )
 
 
-def open_model(path: str | Path, threads: int | None = None) -> tuple[Any, list[str] | None]:
-    """The model of a directory, whether of weights or an export, and the names of its classes if it has any.
+def open_model(run: str | Path, threads: int | None = None, *, quiet: bool = False) -> tuple[Any, list[str] | None]:
+    """Load a model: of a run, a model directory, an export, a repository on the hub, or a public one by its name.
 
     Args:
-        path: the directory.
-        threads: with how many an export computes; None for as many as torch has now. Weights compute with torch's.
+        run: as in `weft.checkpoints.public.find_model`.
+        threads: number of threads of an export; None for torch's current number. Other models use torch's.
+        quiet: print no notes.
+
+    Returns:
+        The model, and its class names or None if it has none.
 
     Raises:
-        CheckpointError: something is missing, damaged, or of another version.
-        UsageError: what runs the export is not installed.
+        CheckpointError: there is no such model, or a file is missing, damaged, or of another version of weft.
+        UsageError: the runtime of the export is not installed.
     """
-    path = Path(path)
-    config = read_config(path)
+    found = find_model(run, quiet=quiet)
+    if isinstance(found, PublicModel):
+        return load_public(found, quiet=quiet)
+    config = read_config(found)
     if "artefact" not in config:
-        return load_model_dir(path)
-    facts = config["artefact"]
-    if not isinstance(facts, dict) or facts.get("format") not in FILES or facts.get("version") != 1:
+        model, names = load_model_dir(found)
+        return model, names or names_on_hub(run, model.num_classes)
+    return _open_export(found, config, threads)
+
+
+def _open_export(path: Path, config: dict[str, Any], threads: int | None) -> tuple[ExportedModel, list[str] | None]:
+    artefact = config["artefact"]
+    if not isinstance(artefact, dict) or artefact.get("format") not in FILES or artefact.get("version") != 1:
         raise CheckpointError(
-            f"{path / 'config.json'} must describe an export of version 1 in {', '.join(FILES)}; got {facts!r}."
-            " It is of another version of weft, or damaged. Export once more."
+            f"{path / 'config.json'} must describe an export of version 1 in {', '.join(FILES)}; got {artefact!r}."
+            " It was made by another version of weft, or it is damaged. Export the model again."
         )
-    if facts["format"] not in RUNTIMES:
+    if artefact["format"] not in RUNTIMES:
         raise CheckpointError(
-            f"{path} holds a .pt2, which could hold any code, so weft does not load it. Load it with"
-            " torch.export.load (aotinductor: torch._inductor.aoti_load_package) if you trust it, or export to onnx"
-            " or openvino."
+            f"{path} contains a .pt2 file, which can contain any code, so weft does not load it. If you trust it, load"
+            " it with torch.export.load (aotinductor: torch._inductor.aoti_load_package), or export to onnx or"
+            " openvino."
         )
-    for name in FILES[facts["format"]]:
-        if not (path / name).is_file() or sha256_of(path / name) != facts["sha256"].get(name):
+    for name in FILES[artefact["format"]]:
+        if not (path / name).is_file() or sha256_of(path / name) != artefact["sha256"].get(name):
             raise CheckpointError(
-                f"{path / name} must be there with the sha256 that config.json states; it is missing or damaged."
-                " Export once more."
+                f"{path / name} must exist and have the sha256 that config.json states; it is missing or damaged."
+                " Export the model again."
             )
-    need("deploy", RUNTIMES[facts["format"]])
-    file = path / FILES[facts["format"]][0]
+    need("deploy", RUNTIMES[artefact["format"]])
+    file = path / FILES[artefact["format"]][0]
+    detector = read_detector(path, config.get("unknown"))
     try:
-        answer = run_file(file, facts["format"], facts["precision"], threads)
-        shape = answer(np.zeros((1, *facts["input"]), np.float32)).shape
-    except Exception as error:  # a runtime's own kinds, for a graph that it cannot read or run
-        reason = str(error).partition("\n")[0].replace(str(path), "")[:200]
+        graph = run_file(file, artefact["format"], artefact["precision"], threads, features=detector is not None)
+        shape = graph(np.zeros((1, *artefact["input"]), np.float32)).shape
+    except Exception as error:  # each runtime has its own exception types
+        reason = reason_of(error).replace(str(path), "")
         raise CheckpointError(
-            f"{file} must hold a graph that {facts['format']} can run; it cannot ({type(error).__name__}: {reason})."
-            " Export once more."
+            f"{file} must contain a graph that {artefact['format']} can run; it cannot ({type(error).__name__}:"
+            f" {reason}). Export the model again."
         ) from error
     if shape != (1, config["num_classes"]):
         raise CheckpointError(
-            f"{file} must give {config['num_classes']} logits for an image, as config.json states; it gives {shape}."
-            " Export once more."
+            f"{file} must return {config['num_classes']} logits per image, as config.json states; it returns {shape}."
+            " Export the model again."
         )
-    return ExportedModel(answer, config).eval(), config.get("label_names")
+    return ExportedModel(graph, config, detector).eval(), config.get("label_names")
 
 
-def run_file(path: Path, format: str, precision: str, threads: int | None = None, fixed: int = FIXED) -> OpenFile:
-    """A runtime with an export in it.
+def run_file(
+    path: Path,
+    format: str,
+    precision: str,
+    threads: int | None = None,
+    fixed: int = FIXED,
+    *,
+    features: bool = False,
+) -> LoadedGraph:
+    """Load the file of an export into its runtime.
 
     Args:
-        path: the file, of OpenVINO the .xml.
+        path: the file; for OpenVINO the .xml.
         format: `onnx` or `openvino`.
-        precision: in which to compute: `bf16` where the file has float32 and the runtime offers it.
-        threads: of the runtime; None for as many as torch has.
-        fixed: for how many batch sizes OpenVINO may prepare a graph of their own.
+        precision: number format to compute in; `bf16` also for a file in float32, where the runtime supports it.
+        threads: number of threads of the runtime; None for torch's current number.
+        fixed: number of batch sizes for which OpenVINO may compile a separate graph.
+        features: also output the inputs of the classifier, for `run_with_features`.
     """
     need("deploy", RUNTIMES[format])
     threads = threads or torch.get_num_threads()
-    return InOnnxRuntime(path, threads) if format == "onnx" else InOpenVino(path, precision, threads, fixed)
+    if format == "onnx":
+        return OnnxGraph(path, threads, features)
+    return OpenVinoGraph(path, precision, threads, fixed, features)
 
 
-class InOnnxRuntime:
-    """ONNX Runtime; a second session gives the attention as well, made when it is first asked for."""
+class OnnxGraph:
+    """A graph in ONNX Runtime; the first call of `run_with_attention` creates a second session, with more outputs."""
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, features: bool = False) -> None:
         self.path, self.threads = path, threads
-        self.session = self._opened(str(path))
+        graph = _onnx_with_features(path) if features else None
+        self.has_features = graph is not None
+        self.session = self._open_session(str(path) if graph is None else graph)
         self.input = self.session.get_inputs()[0].name
         self._with_attention: Any = None
 
@@ -201,7 +255,7 @@ class InOnnxRuntime:
         return self.session.run(None, {self.input: images})[0]
 
     def run_with_attention(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """As `OpenFile.run_with_attention`."""
+        """Return logits and attention weights, as `LoadedGraph.run_with_attention`."""
         if self._with_attention is None:
             need("deploy", "onnx")
             onnx = importlib.import_module("onnx")
@@ -209,82 +263,156 @@ class InOnnxRuntime:
             for node in graph.graph.node:
                 if node.op_type == "Softmax":
                     graph.graph.output.append(onnx.ValueInfoProto(name=node.output[0]))
-            self._with_attention = self._opened(graph.SerializeToString())
+            self._with_attention = self._open_session(graph.SerializeToString())
         logits, *weights = self._with_attention.run(None, {self.input: images})
         return logits, weights
 
-    def _opened(self, graph: str | bytes) -> Any:
+    def run_with_features(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return logits and the inputs of the classifier, as `LoadedGraph.run_with_features`."""
+        logits, features = self.session.run(None, {self.input: images})
+        return logits, features
+
+    def _open_session(self, graph: str | bytes) -> Any:
         runtime = importlib.import_module("onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = self.threads, 3
         return runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
+def _onnx_with_features(path: Path) -> bytes | None:
+    """Return an ONNX file with the inputs of its classifier as second output; None without a linear classifier."""
+    need("deploy", "onnx")
+    model = importlib.import_module("onnx").load(str(path))
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    name = model.graph.output[0].name
+    while name in made_by and made_by[name].op_type in (*LINEAR_ONNX, *AROUND_LINEAR):
+        node = made_by[name]
+        name = next((given for given in node.input if given in made_by and not _is_weight(given, made_by)), "")
+        if node.op_type in LINEAR_ONNX:
+            while name in made_by and made_by[name].op_type in ("QuantizeLinear", "DequantizeLinear"):
+                name = made_by[name].input[0]
+            model.graph.output.append(type(model.graph.output[0])(name=name))
+            return model.SerializeToString()
+    return None
+
+
+def _is_weight(name: str, made_by: dict[str, Any]) -> bool:
+    """Return whether a value is computed from constants alone, such as a quantised weight."""
+    return name not in made_by or (
+        all(given not in made_by for given in made_by[name].input if given)
+        and (made_by[name].op_type in ("DequantizeLinear", "Constant", "Transpose", "Cast"))
+    )
+
+
+def _openvino_features(graph: Any) -> Any:
+    """Return the output of the inputs of the classifier of an OpenVINO model; None without a linear classifier."""
+    output = graph.get_results()[0].input_value(0)
+    while output.get_node().get_type_name() in ("Add", "Convert", "MatMul", "Multiply"):
+        node = output.get_node()
+        output = node.input_value(0)
+        if node.get_type_name() == "MatMul":
+            while output.get_node().get_type_name() == "FakeQuantize":
+                output = output.get_node().input_value(0)
+            return output
+    return None
+
+
 @functools.cache
 def openvino_core() -> Any:
-    """OpenVINO's core, one for the life of the process.
+    """Return OpenVINO's core; the process has only one.
 
-    Each core lays a stack for signals under the thread that loads its CPU plugin, and puts back the one before when
-    it goes. Where two go in the order they came, the one put back is gone: the next signal, be it Ctrl-C, ends
-    the process with a segmentation fault (OpenVINO 2026.4).
+    Each core installs an alternate signal stack in the thread that loads its CPU plugin, and restores the previous one
+    when it is destroyed. If two cores are destroyed in the order of their creation, the restored stack has been freed,
+    and the next signal, for example Ctrl-C, ends the process with a segmentation fault (OpenVINO 2026.4).
     """
     core = importlib.import_module("openvino").Core()
-    core.get_versions("CPU")  # loads the plugin now
+    core.get_versions("CPU")  # load the plugin now, in this thread
     return core
 
 
-class InOpenVino:
-    """OpenVINO with a graph for batches of any size, and one more for each of the first sizes that come.
+class OpenVinoGraph:
+    """A model in OpenVINO: one graph for any batch size, and separate graphs for the first batch sizes that occur.
 
-    OpenVINO drops changes of layout only where it knows the batch: up to a sixth of the time (benchmarks/speed/
-    choices.csv), for 0.3 s of preparing and one more copy of the weights.
+    OpenVINO removes layout conversions only if it knows the batch size. This saves up to a sixth of the time
+    (benchmarks/speed/choices.csv), and costs 0.3 s and one more copy of the weights per graph.
 
-    On CPUs with AMX, int8 of an unknown batch dies by segmentation fault (OpenVINO 2026.1 to 2026.4, its issue 37577).
-    There is no such graph there: batches are filled up to a power of two, each of which has a graph of its own.
+    On CPUs with AMX, int8 with an unknown batch size crashes with a segmentation fault (OpenVINO 2026.1 to 2026.4,
+    openvino issue 37577). There, no graph for any batch size is compiled: batches are padded to a power of two, and
+    each such size has a separate graph.
+
+    Args:
+        path: the .xml file.
+        precision: number format to compute in.
+        threads: number of threads.
+        max_fixed: maximum number of separate graphs next to the one for any batch size.
 
     Attributes:
-        fixed: the graphs of one batch size each; at most `most` beside one for any size.
+        dynamic: the graph for any batch size; None where it would crash.
+        fixed: the separate graphs, by batch size.
     """
 
-    def __init__(self, path: Path, precision: str, threads: int, most: int) -> None:
-        self.core, self.path, self.most = openvino_core(), path, most
+    def __init__(self, path: Path, precision: str, threads: int, max_fixed: int, features: bool = False) -> None:
+        self.core, self.path, self.max_fixed = openvino_core(), path, max_fixed
+        self.has_features = features and _openvino_features(self.core.read_model(str(path))) is not None
         self.hints = {
             "INFERENCE_PRECISION_HINT": "bf16" if precision in ("bf16", "int8") and processor.has_bf16() else "f32",
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
         }
         is_unsafe = precision == "int8" and "amx_int8" in processor.cpu_flags()
-        self.of_any_size = None if is_unsafe else self.core.compile_model(str(path), "CPU", self.hints)
+        self.dynamic = None if is_unsafe else self.core.compile_model(self._read(), "CPU", self.hints)
         self.fixed: dict[int, Any] = {}
         self._with_attention: Any = None
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        if self.of_any_size is None:
-            pieces = [images[start : start + LARGEST] for start in range(0, len(images), LARGEST)]
-            return np.concatenate([self._filled_up(piece) for piece in pieces])
+        return self._run(images)[0]
+
+    def run_with_features(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return logits and the inputs of the classifier, as `LoadedGraph.run_with_features`."""
+        logits, features = self._run(images)
+        return logits, features
+
+    def _read(self) -> Any:
+        graph = self.core.read_model(str(self.path))
+        if self.has_features:
+            graph.add_outputs([_openvino_features(graph)])
+        return graph
+
+    def _run(self, images: np.ndarray) -> list[np.ndarray]:
+        if self.dynamic is None:
+            chunks = [images[start : start + LARGEST] for start in range(0, len(images), LARGEST)]
+            outputs = [self._run_padded(chunk) for chunk in chunks]
+            return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
         size = len(images)
-        graph = self._of(images.shape) if size in self.fixed or len(self.fixed) < self.most else self.of_any_size
-        return np.array(graph(images)[0])
+        graph = (
+            self._fixed_graph(images.shape) if size in self.fixed or len(self.fixed) < self.max_fixed else self.dynamic
+        )
+        return _arrays(graph(images))
 
     def run_with_attention(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """As `OpenFile.run_with_attention`, image by image, in one more graph with a batch size of one."""
+        """Return logits and attention weights, image by image, with one more graph of batch size 1."""
         if self._with_attention is None:
             graph = self.core.read_model(str(self.path))
             graph.add_outputs([op.output(0) for op in graph.get_ordered_ops() if op.get_type_name() == "Softmax"])
             graph.reshape([1, *images.shape[1:]])
             self._with_attention = self.core.compile_model(graph, "CPU", self.hints)
-        found = [self._with_attention(image[None]) for image in images]
-        logits, *weights = (np.concatenate([one[i] for one in found]) for i in range(len(found[0])))
+        outputs = [self._with_attention(image[None]) for image in images]
+        logits, *weights = (np.concatenate([row[i] for row in outputs]) for i in range(len(outputs[0])))
         return logits, weights
 
-    def _filled_up(self, images: np.ndarray) -> np.ndarray:
-        full = np.zeros((1 << (len(images) - 1).bit_length(), *images.shape[1:]), images.dtype)
-        full[: len(images)] = images
-        return np.array(self._of(full.shape)(full)[0][: len(images)])
+    def _run_padded(self, images: np.ndarray) -> list[np.ndarray]:
+        padded = np.zeros((1 << (len(images) - 1).bit_length(), *images.shape[1:]), images.dtype)
+        padded[: len(images)] = images
+        return [rows[: len(images)] for rows in _arrays(self._fixed_graph(padded.shape)(padded))]
 
-    def _of(self, shape: tuple[int, ...]) -> Any:
+    def _fixed_graph(self, shape: tuple[int, ...]) -> Any:
         if shape[0] not in self.fixed:
-            graph = self.core.read_model(str(self.path))
+            graph = self._read()
             graph.reshape(list(shape))
             self.fixed[shape[0]] = self.core.compile_model(graph, "CPU", self.hints)
         return self.fixed[shape[0]]
+
+
+def _arrays(outputs: Any) -> list[np.ndarray]:
+    """Copy the outputs of an inference request, whose memory is used again by the next."""
+    return [np.array(outputs[number]) for number in range(len(outputs))]

@@ -12,14 +12,19 @@ import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
+from weft import markup
+from weft.checkpoints.confidence import confidence_of
 from weft.data import eval_transform, open_image
-from weft.data.loading.transforms import visible
+from weft.data.images.encode import encoded
+from weft.data.loading.preprocessing import visible
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.interpret.gradcam import check_captum
 from weft.interpret.gradcam import grad_cam as compute_grad_cam
 from weft.interpret.maps import attention_maps, has_attention, run_with_attention
+from weft.interpret.overlay import overlaid
+from weft.notebook import described
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Explanation:
     Attributes:
         picture: image as the network saw it, after resizing and cropping (height width 3), uint8.
         label: index of the class that is explained.
-        probabilities: of all classes.
+        probabilities: of all classes; calibrated if the model is, as in `weft predict`.
         attention: feature level (`blocks.11`, `stages.2`) -> attention of its last layer (h w), which sums to 1: from
             the class token if there is one (CeiT, last stage of CvT), else the mean over all queries. Empty for
             networks of other families.
@@ -48,6 +53,30 @@ class Explanation:
     focus: np.ndarray | None = None
     depth: np.ndarray | None = None
     grad_cam: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        """Return the class, its probability, and the names of the maps in one line."""
+        height, width = self.picture.shape[:2]
+        maps = [
+            *self.attention,
+            *(name for name in ("rollout", "depth", "grad_cam") if getattr(self, name) is not None),
+        ]
+        probability = f"{self.probabilities[self.label]:.3f}"
+        values = [("label", self.label), ("probability", probability), ("size", f"{height}x{width}"), ("maps", maps)]
+        return described("Explanation", values)
+
+    def _repr_html_(self) -> str:
+        """Return the image, and the image under its maps."""
+        caption = f"class {self.label}, {100 * self.probabilities[self.label]:.1f} %"
+        images = [(caption, self.picture)]
+        is_rollout = self.focus is not None and self.rollout is not None and np.array_equal(self.focus, self.rollout)
+        focus = None if is_rollout else self.focus  # without a class token they are the same map
+        for name, fmap in (("attention", focus), ("attention rollout", self.rollout), ("Grad-CAM", self.grad_cam)):
+            if fmap is not None:
+                images.append((name, overlaid(self.picture, fmap)))
+        is_small = min(self.picture.shape[:2]) <= markup.SMALL
+        cards = [markup.Card([(*encoded(image), name)], [name], is_small=is_small) for name, image in images]
+        return markup.fragment(markup.gallery(cards))
 
 
 def explain(
@@ -87,10 +116,12 @@ def explain(
             raise UsageError(f"label must be a class from 0 to {len(logits) - 1}; got {label}.")
         maps = attention_maps(network, weights, Grid(*images.shape[-2:])) if has_attention(network) else None
         cam = compute_grad_cam(model, images, label)[0] if grad_cam else None
+    confidence = confidence_of(model)
+    temperature = 1.0 if confidence is None else confidence.temperature
     return Explanation(
         (255 * visible(tensor.cpu(), cfg)).round().byte().permute(1, 2, 0).numpy(),
         label,
-        _array(logits.softmax(dim=0)),
+        _array((logits / temperature).softmax(dim=0)),
         {} if maps is None else {name: _array(fmap[0]) for name, fmap in maps.levels.items()},
         None if maps is None else _array(maps.rollout[0]),
         None if maps is None else _array(maps.focus[0]),
@@ -100,7 +131,7 @@ def explain(
 
 
 def check_explainable(model: nn.Module, grad_cam: bool) -> None:
-    """Raise a UsageError if Grad-CAM is asked of an export, or if captum is not installed."""
+    """Raise a UsageError if Grad-CAM is requested for an export, or if captum is not installed."""
     if grad_cam and isinstance(model, ExportedModel):
         raise UsageError(
             "Grad-CAM needs gradients, which an export does not have. Leave it out (--no-grad-cam, grad_cam=False), or"

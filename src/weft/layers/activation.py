@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from jaxtyping import Float
-from timm.layers import Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.layers.mlp import Mlp
 from weft.layers.norm import with_weights
 
 QUICK = 1.702
 
 
 class QuickGELU(nn.Module):
-    """x * sigmoid(1.702 x), as silu(1.702 x) / 1.702: one fused kernel and two products where the plain form takes
+    """x * sigmoid(1.702 x), as silu(1.702 x) / 1.702: one fused kernel and two multiplications; the plain form takes
     three passes forward and five back, and keeps two tensors."""
 
     def __init__(self, inplace: bool = False) -> None:
@@ -26,7 +24,7 @@ class QuickGELU(nn.Module):
 
 
 class QuickMlp(Mlp):
-    """timm's MLP with QuickGELU, whose two factors are multiplied into the weights around it instead of the map.
+    """MLP with QuickGELU, whose two factors are multiplied into the weights around it instead of the map.
 
     Args:
         dim: channels of a token.
@@ -46,7 +44,7 @@ class QuickMlp(Mlp):
 def fold_mlp(quick: QuickMlp) -> nn.Module:
     """Return a plain MLP with SiLU that has the factors in its weights."""
     mlp = Mlp(1, 1, act_layer=nn.SiLU)
-    fc1, fc2 = cast("nn.Linear", quick.fc1), cast("nn.Linear", quick.fc2)  # timm's can be convolutions as well
+    fc1, fc2 = quick.fc1, quick.fc2
     mlp.fc1 = with_weights(fc1, fc1.weight.double() * QUICK, None if fc1.bias is None else fc1.bias.double() * QUICK)
     mlp.fc2 = with_weights(fc2, fc2.weight.double() / QUICK, fc2.bias)
     return mlp

@@ -30,7 +30,7 @@ def absorb(linear: Map, norm: nn.Module) -> Map:
 
 
 def affine_of(norm: nn.Module) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
-    """What a BatchNorm does in evaluation, as factor and term of each channel, in float64."""
+    """Return the affine map of a BatchNorm in evaluation, as factor and term of each channel, in float64."""
     assert isinstance(norm, _BatchNorm), type(norm)
     assert norm.running_mean is not None, "no statistics to fold"
     assert norm.running_var is not None, "no statistics to fold"

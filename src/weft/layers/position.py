@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 from weft.errors import CheckpointError
 from weft.grid import Grid
+from weft.layers.tokens import to_map, to_tokens
 
 
 def resize_embedding(
@@ -18,7 +18,9 @@ def resize_embedding(
     """Resizes a learned position embedding bicubically; prefix tokens, first in the sequence, are kept as they are."""
     if old == new:
         return embed
-    return resample_abs_pos_embed(embed, list(new), list(old), num_prefix_tokens=num_prefix_tokens, antialias=False)
+    prefix, tokens = embed[:, :num_prefix_tokens], embed[:, num_prefix_tokens:]
+    fmap = F.interpolate(to_map(tokens.float(), old).contiguous(), size=tuple(new), mode="bicubic")
+    return torch.cat([prefix, to_tokens(fmap).to(embed.dtype)], dim=1)
 
 
 def guess_grid(num_tokens: int, what: str) -> Grid:
@@ -39,7 +41,7 @@ def guess_grid(num_tokens: int, what: str) -> Grid:
 def fit_embedding(
     state: dict[str, Tensor], name: str, own: Tensor | None, grid: Grid, num_prefix_tokens: int = 0
 ) -> list[str]:
-    """Brings a position embedding of a state dict to the grid of a model's own, in place.
+    """Resize a position embedding of a state dict to the grid of a model's own, in place.
 
     Args:
         state: the state dict.
@@ -77,7 +79,7 @@ def offset_index(queries: Grid, keys: Grid, stride: int) -> Int[Tensor, "n m"]:
 def resize_offsets(table: Float[Tensor, "heads n"], old: Grid, new: Grid) -> Float[Tensor, "heads m"]:
     """Resizes a bias table over |dy|, |dx| bicubically.
 
-    The corners are aligned: offset 0 stays offset 0, to the bit, and the largest offset stays the largest.
+    The corners are aligned: offset 0 stays offset 0, bit for bit, and the largest offset stays the largest.
     """
     if old == new:
         return table

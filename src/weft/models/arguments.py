@@ -1,7 +1,7 @@
 """Constructor values that come from a file or a command line: known names, plain values, and none that names a place.
 
-timm's builders take more than a network's own values: where to fetch weights, which file to read, what to return. A
-recipe or a model directory of a stranger must not reach those. No torch here.
+timm's builders take more than a network's own values: where to fetch weights, which file to read, what to return. An
+untrusted recipe or model directory must not reach those. No torch here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMM = frozenset(
 
 
 def check_arguments(name: str, arguments: Mapping[str, Any], offered: Iterable[str]) -> None:
-    """Checks constructor values that somebody else may have written.
+    """Check constructor arguments from an untrusted source.
 
     Args:
         name: of the model, for the message.

@@ -12,9 +12,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
-from timm.layers import get_act_layer
-from timm.models._features import feature_take_indices
-from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,7 +19,14 @@ from weft.errors import UsageError, unknown
 from weft.grid import Grid
 from weft.layers.activation import QuickGELU
 
-ACTIVATIONS = ("gelu", "quick_gelu", "hard_swish", "relu", "silu", "identity")
+ACTIVATIONS: dict[str, type[nn.Module]] = {  # by their names in timm
+    "gelu": nn.GELU,
+    "quick_gelu": QuickGELU,
+    "hard_swish": nn.Hardswish,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "identity": nn.Identity,
+}
 
 
 class CamTarget(NamedTuple):
@@ -69,12 +73,12 @@ def activation(name: str) -> type[nn.Module]:
     """Return the class of an activation, by its name in timm."""
     if name not in ACTIVATIONS:
         raise unknown("activation", name, ACTIVATIONS, ", ".join(ACTIVATIONS))
-    return QuickGELU if name == "quick_gelu" else cast("type[nn.Module]", get_act_layer(name))
+    return ACTIVATIONS[name]
 
 
 def activation_name(module: nn.Module) -> str:
     """Return the timm name of an activation module; its class name if it has none."""
-    return next((name for name in ACTIVATIONS if type(module) is activation(name)), type(module).__name__)
+    return next((name for name, kind in ACTIVATIONS.items() if type(module) is kind), type(module).__name__)
 
 
 def linear_head(num_features: int, num_classes: int) -> nn.Linear:
@@ -213,7 +217,7 @@ class Backbone(nn.Module, ABC):
         """
         if output_fmt != "NCHW":
             raise UsageError(f"output_fmt must be 'NCHW'; got {output_fmt!r}.")
-        take, last = feature_take_indices(len(self.feature_info), indices)
+        take, last = _taken(len(self.feature_info), indices)
         taps = self.encode(x, last + 1 if stop_early else None)
         fmaps = [self.as_fmap(taps[level], level, norm) for level in take]
         if intermediates_only:
@@ -226,7 +230,7 @@ class Backbone(nn.Module, ABC):
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop the modules that only levels beyond `indices` need; return the indices, counted from 0."""
-        take, last = feature_take_indices(len(self.feature_info), indices)
+        take, last = _taken(len(self.feature_info), indices)
         is_whole = last == len(self.feature_info) - 1
         self.feature_info = self.feature_info[: last + 1]
         self.num_features = self.head_hidden_size = self.feature_info[-1]["num_chs"]
@@ -282,7 +286,8 @@ class Backbone(nn.Module, ABC):
     def record_input_size(self, img_size: Grid) -> None:
         """Record a changed image size in `model_args` and timm's configuration."""
         self.model_args = {**self.model_args, "img_size": tuple(img_size)}
-        update_model_input_size(self, img_size)  # timm's own note
+        self._traits = {**getattr(self, "_traits", {}), "img_size": tuple(img_size)}  # timm's own notes
+        self._model_args = {**getattr(self, "_model_args", {}), "img_size": tuple(img_size)}
         for name in ("pretrained_cfg", "default_cfg"):
             if hasattr(self, name):
                 setattr(self, name, {**getattr(self, name), "input_size": (self.in_chans, *img_size)})
@@ -314,6 +319,14 @@ class Backbone(nn.Module, ABC):
         like = next(self.parameters())
         example = torch.zeros(2, *size, device=like.device, dtype=like.dtype)
         return _Traced(cast("torch.jit.ScriptModule", torch.jit.trace(self, example, check_trace=False)))
+
+
+def _taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
+    """Return the chosen ones of `count` levels, counted from 0, and the last of them, by timm's rule."""
+    from timm.models._features import feature_take_indices  # here: the import takes longer than that of torch
+
+    taken, last = feature_take_indices(count, indices)
+    return list(taken), last
 
 
 class _Traced(nn.Module):

@@ -78,6 +78,11 @@ def family_of(model: object) -> Family | None:
     return named or next((family for family in families() if family.builds(model)), None)
 
 
+def speed_protocols() -> dict[str, Family]:
+    """Return the families whose papers describe how they measure throughput, by name of the protocol."""
+    return {family.name.lower(): family for family in families() if family.speed_protocol}
+
+
 def candidates(scale: str) -> tuple[Candidate, ...]:
     """Return the models that `weft compare` trains by default, at the scale "small" or "large"."""
     own = (family.candidates[scale] for family in families() if scale in family.candidates)

@@ -1,6 +1,6 @@
 """Family: the record of everything that weft knows about one family of networks.
 
-A record is data and imports no torch, so that `weft models` and `weft --help` start quickly. Code stands in it as a
+A record is data and imports no torch, so that `weft models` and `weft --help` start quickly. Code is given as a
 reference, "package.module:name", which `resolve` imports on first use; a plugin may give the objects themselves.
 """
 
@@ -57,7 +57,7 @@ class Variant:
         args: constructor arguments.
         params: number of parameters, all heads included; None: not counted yet.
         macs: multiply-adds of one image in evaluation, attention included; None: not counted yet.
-        top1: reported top-1 accuracy on ImageNet-1k in percent; None: nobody has reported one.
+        top1: reported top-1 accuracy on ImageNet-1k in percent; None: not reported.
         top1_source: where that number is printed.
         printed: parameters and "FLOPs" as the paper prints them.
         weights: public weights.
@@ -93,6 +93,24 @@ class Peer(NamedTuple):
     library: str
     build: Callable[[Any], nn.Module]
     same_weights: bool = False
+
+
+class SpeedProtocol(NamedTuple):
+    """How a paper measures throughput; every row of one of its tables is measured.
+
+    Attributes:
+        table: table of the paper, as in its `imagenet.csv`.
+        base: model that the throughput of the others is also given relative to.
+        cpu_batch: images per batch on a CPU, with one thread in fp32.
+        gpu_batch: images per batch on a GPU, in mixed precision.
+        gpu_batches: those of models with another one.
+    """
+
+    table: str
+    base: str
+    cpu_batch: int
+    gpu_batch: int
+    gpu_batches: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -135,6 +153,7 @@ class Family:
         fold_network: function that turns the folded network into its inference form; None: unchanged.
         peers: function of a model name -> its `Peer`s, the closest first.
         candidates: what `weft compare` trains by default, under "small" (images up to 96 pixels) and "large".
+        speed_protocol: how the paper measures throughput, for `weft bench --protocol`; None: it has no such table.
         shard_units: types of modules that FSDP shards one by one, in addition to those called `Block`.
     """
 
@@ -153,6 +172,7 @@ class Family:
     fold_network: Reference = None
     peers: Callable[[str], tuple[Peer, ...]] = lambda name: ()
     candidates: Mapping[str, Candidate] = field(default_factory=dict)
+    speed_protocol: SpeedProtocol | None = None
     shard_units: Reference = ()
 
     def builds(self, model: object) -> bool:

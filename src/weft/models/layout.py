@@ -1,6 +1,6 @@
 """Layout: how another library names and shapes the weights of one of weft's networks, as data.
 
-A layout holds a table of their names and ours. Rows apply in order, each wherever its words stand between dots; `{}`
+A layout contains a table of their names and weft's. Rows apply in order, each where its words are between dots; `{}`
 matches a number: `stage{}` -> `stages.{}` turns `stage2.cls_token` into `stages.2.cls_token`. `weft.checkpoints.layout`
 applies it.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import CheckpointError
+from weft.text import reason_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,7 @@ class Layout:
         signature: pattern that matches one name of this layout, and no name of any other.
         ndim: number of axes of that tensor, for layouts that share all names.
         prepare: changes that a table of names cannot express (splitting and joining tensors), applied to their names.
-        rename: their names -> ours.
+        rename: their names -> weft's.
         drop: pattern of names whose tensors hold nothing learned.
         linear: pattern of our names whose weights are linear layers here and may be 1x1 convolutions there.
         asks: constructor arguments, read from the state dict, that make our network compute what theirs does.
@@ -80,5 +81,5 @@ class Layout:
         except (KeyError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as error:
             raise CheckpointError(
                 f"The weights look like {self.name}, but their tensors do not fit together "
-                f"({str(error).partition(chr(10))[0]}). They are damaged or of another version. Nothing was loaded."
+                f"({reason_of(error)}). They are damaged or of another version. Nothing was loaded."
             ) from None

@@ -12,6 +12,7 @@ import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
+from weft.errors import unknown
 from weft.models.families import FOLDERS
 
 
@@ -27,7 +28,11 @@ class Printed(NamedTuple):
         params, macs: counted here.
         top1, top5, real, v2: on ImageNet's validation set, with ReaL labels, and on ImageNet-V2.
         images_per_second: in print, by machine.
-        elsewhere: top-1 after fine-tuning, by data set.
+        elsewhere: top-1 after fine-tuning, by dataset.
+        weights: public weights of this row: `own` for those of the variant `builds`, or OWNER/NAME on the hub, with
+            settings of the evaluation that differ from the model's, such as `crop_pct=0.875`; '' for none.
+        recipe: recipe of weft that trains it, with settings that differ from the recipe's; '' for none.
+        obstacle: why it cannot be trained; '' if `recipe` or `note` says it.
         note: what does not agree.
     """
 
@@ -46,13 +51,16 @@ class Printed(NamedTuple):
     v2: float | None
     images_per_second: dict[str, float]
     elsewhere: dict[str, float]
+    weights: str
+    recipe: str
+    obstacle: str
     note: str
 
 
 class Baseline(NamedTuple):
     """A network of timm whose public weights weft loads, by its explicit tag, and its accuracy in the papers.
 
-    timm resolves a name without a tag to the tag that it prefers, which may be another training than the papers'.
+    timm resolves a name without a tag to the tag that it prefers, which may be weights other than those of the papers.
 
     Attributes:
         name: timm's, with the tag of the weights.
@@ -149,5 +157,32 @@ def _row(cells: dict[str, str]) -> Printed:
         v2=number("v2"),
         images_per_second={name: value for key, name in MACHINES.items() if (value := number(key)) is not None},
         elsewhere={name: value for key, name in DATA_SETS.items() if (value := number(key)) is not None},
+        weights=cells["weights"],
+        recipe=cells["recipe"],
+        obstacle=cells["obstacle"],
         note=cells["note"],
     )
+
+
+def papers() -> dict[str, str]:
+    """Return the papers with tables: name for the command line -> name in the tables."""
+    return {row.paper.lower(): row.paper for table in TABLES for row in printed_rows(table)}
+
+
+def rows_of(paper: str, name: str | None = None) -> list[tuple[str, Printed]]:
+    """Return the rows of a paper with their tables (of TABLES); with a name, only those of this model.
+
+    Raises:
+        UsageError: an unknown paper, or a name that its tables do not have.
+    """
+    if paper.lower() not in papers():
+        raise unknown("paper", paper, papers(), ", ".join(papers()))
+    rows = [
+        (table, row) for table in TABLES for row in printed_rows(table, paper) if row.paper.lower() == paper.lower()
+    ]
+    if name is None:
+        return rows
+    named = [(table, row) for table, row in rows if row.model.lower() == name.lower()]
+    if not named:
+        raise unknown(f"row of {papers()[paper.lower()]}", name, [row.model for _, row in rows], f"reproduce {paper}")
+    return named

@@ -18,6 +18,7 @@ from pathlib import Path
 from weft.errors import UsageError, WeftError
 from weft.models.families import add_family
 from weft.models.family import Family
+from weft.text import reason_of
 
 GROUP = "weft.families"  # of entry points
 VARIABLE = "WEFT_PLUGINS"  # of the environment: paths, separated as in PATH
@@ -28,7 +29,7 @@ _loaded: dict[Path, Family] = {}
 def load_plugin(path: str | Path) -> Family:
     """Load a plugin from a Python file and register its family; a file that is loaded already is not loaded again.
 
-    Child processes of this one load it as well. The file is run: load only code that you trust.
+    Child processes also load it. The file is run: load only code that you trust.
 
     Args:
         path: Python file with a `FAMILY`.
@@ -53,8 +54,10 @@ def load_plugin(path: str | Path) -> Family:
         spec.loader.exec_module(module)
     except WeftError:
         raise
-    except Exception as error:  # a stranger's code fails in any way
-        raise UsageError(f"The plugin {path} must run; it fails with {type(error).__name__}: {error}") from error
+    except Exception as error:  # third-party code can raise anything
+        raise UsageError(
+            f"The plugin {path} must run; it fails with {type(error).__name__}: {reason_of(error)}."
+        ) from error
     family = _register(getattr(module, "FAMILY", None), str(path), file.name)
     _loaded[file] = family
     known = os.environ.get(VARIABLE, "").split(os.pathsep)
@@ -92,6 +95,6 @@ def _register(family: object, path: str, source: str) -> Family:
             )
     registry = sys.modules.get("weft.models.registry")
     add_family(family, source)
-    if registry is not None and hasattr(registry, "create_model"):  # else it registers all families when imported
+    if registry is not None and hasattr(registry, "build_with_timm"):  # else it registers all families when imported
         registry.register(family)
     return family

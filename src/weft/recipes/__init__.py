@@ -1,12 +1,32 @@
-"""Recipes: what a training run does, as data.
+"""Recipes: settings of a training run as data.
 
-One typed schema with its defaults (`schema`), one careful reader (`load`), and files that say only what differs.
-Read by hand rather than by a configuration framework: an error can then name the file, the line and the nearest key.
+`schema` has every setting, `describe` its help text and option, `load` and `yaml_reader` read files with exact errors,
+and the YAML files of the papers and of common tasks state only what differs from the defaults.
 """
 
 from __future__ import annotations
 
-from weft.recipes.load import dump, load_recipe, recipe_names, recipe_text, settings
-from weft.recipes.schema import Recipe
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from weft.recipes.describe import settings as settings
+    from weft.recipes.load import dump as dump
+    from weft.recipes.load import load_recipe as load_recipe
+    from weft.recipes.load import recipe_names as recipe_names
+    from weft.recipes.load import recipe_text as recipe_text
+    from weft.recipes.schema import Recipe as Recipe
+
+_HOMES = {
+    "Recipe": "weft.recipes.schema",
+    "dump": "weft.recipes.load",
+    "load_recipe": "weft.recipes.load",
+    "recipe_names": "weft.recipes.load",
+    "recipe_text": "weft.recipes.load",
+    "settings": "weft.recipes.describe",
+}
 
 __all__ = ["Recipe", "dump", "load_recipe", "recipe_names", "recipe_text", "settings"]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,4 +1,8 @@
-"""The recipe schema: every setting with its type, range, default and meaning."""
+"""Recipe schema: every setting with its type, range, default and meaning.
+
+One setting is one edit: recipe files, `--set`, command line options, `weft recipes settings` and the reference in the
+documentation are derived from these fields. The first sentence below a field is its help text.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +11,36 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-Plain = Any  # what JSON can say: None, bool, int, float, str, and lists and dicts of them
+Plain = Any  # JSON: None, bool, int, float, str, and lists and dictionaries of them
 
 
 @dataclass(frozen=True)
 class Within:
-    """A closed range for a number; `above` leaves the lower end out."""
+    """Closed range of a number; with `above`, the lower end is excluded."""
 
     low: float
     high: float = math.inf
     above: bool = False
 
     def allows(self, value: float) -> bool:
-        """Whether a finite value lies in the range."""
+        """Return whether a value is finite and in the range."""
         return math.isfinite(value) and (value > self.low if self.above else value >= self.low) and value <= self.high
 
     def __str__(self) -> str:
-        words = [f"{'above' if self.above else 'at least'} {self.low:g}"]
-        words += [f"at most {self.high:g}"] if math.isfinite(self.high) else []
+        words = [f"{'above' if self.above else 'at least'} {self.low:.10g}"]
+        words += [f"at most {self.high:.10g}"] if math.isfinite(self.high) else []
         return "a number " + " and ".join(words)
 
 
 @dataclass(frozen=True)
 class Matching:
-    """A text with a shape: `pattern` must match it whole."""
+    """Text that `pattern` matches completely."""
 
     pattern: str
     words: str
 
     def allows(self, value: str) -> bool:
-        """Whether the text has the shape."""
+        """Return whether the text matches."""
         return re.fullmatch(self.pattern, value) is not None
 
     def __str__(self) -> str:
@@ -51,95 +55,130 @@ RunName = Annotated[
 ]
 
 
+def option(default: Any, metavar: str = "N", flag: str | None = None) -> Any:
+    """Declare a setting with an option on the command line and an argument in Python, named like the field.
+
+    Args:
+        default: value of the setting.
+        metavar: placeholder in the help; a setting with a fixed set of values lists these.
+        flag: name of the option; None for that of the field.
+    """
+    return field(default=default, metadata={"metavar": metavar, "flag": flag})
+
+
 @dataclass(frozen=True)
 class Data:
-    """What is learned from."""
+    """Dataset."""
 
     source: str | None = None
-    """An image folder, a table, tar shards, `torchvision:NAME`, `hf:NAME` or `digits`; the command line's DATA."""
+    """Image folder, table, tar shards, `torchvision:NAME`, `hf:NAME` or `digits`: DATA on the command line."""
 
     val_fraction: Annotated[float, Within(0, 0.9, above=True)] = 0.2
-    """Share of each class held out where the data brings no split of its own."""
+    """Fraction of each class in the validation set, if the dataset has no split of its own."""
+
+    folds: Annotated[int, Within(2, 1000)] | None = option(None)
+    """Cross-validation: train once per fold of the images, and report the accuracy over all folds. Each run holds out
+    another fold; the dataset must have no split of its own. None: hold out val_fraction of the images once."""
+
+    fold: Annotated[int, Within(1, 1000)] | None = None
+    """With `folds`: train with this fold as validation set only. None: with every fold in turn."""
+
+    group: str | None = option(None, "COLUMN|PATTERN")
+    """Keep images of a group on the same side of the split: column of a table, or pattern in the path. A group has the
+    images of an object, a patient or a burst; a pattern is a regular expression, such as `patient(\\d+)`."""
+
+    other: str | None = option(None, "FOLDER")
+    """Folder of images that show none of the classes. They set the threshold below which an image is unknown; without
+    them, 5 % of the held-out images are below it."""
 
     train_fraction: Annotated[float, Within(0, 1, above=True)] = 1.0
-    """Share of each class's training images to learn from; all that are held out stay. What more images would bring."""
+    """Fraction of the training images of each class that are used; the validation set stays complete."""
+
+    sampling: Literal["shuffled", "balanced"] = "shuffled"
+    """Training images of an epoch. shuffled: each one once. balanced: as many of every class, so that images of small
+    classes are drawn several times, with different augmentation."""
 
     max_bad: Share = 0.1
-    """Share of unusable files above which training refuses to start."""
+    """Maximum fraction of unreadable files; with more, training does not start."""
 
-    limit: Annotated[int, Within(1)] | None = None
-    """Use at most this many images for training, and as many held out; None for all."""
+    limit: Annotated[int, Within(1)] | None = option(None)
+    """Maximum number of images of each split. None uses all."""
+
+    follow_links: bool = option(False)
+    """Also read class folders that are links to outside the dataset."""
 
     on_lost: Literal["stop", "exclude"] = "stop"
-    """What to do when an image vanishes or breaks while training: stop, or go on without it and say so."""
+    """Action if an image becomes unreadable during training: stop, or exclude it and print a note."""
 
     draft: bool = True
-    """Decode large JPEGs for training at a half, a quarter or an eighth of their size while both sides keep twice the
-    model's input: several times as fast for a phone's photos; images of ImageNet's size are decoded whole."""
+    """Decode large JPEGs for training at 1/2, 1/4 or 1/8 of their size, if both sides stay at least twice the input
+    size. Several times as fast for photos of a phone; images of ImageNet's size are decoded in full."""
 
 
 @dataclass(frozen=True)
 class Augment:
-    """How training images are varied. Each choice is a function of (seed, epoch, index) alone."""
+    """Augmentation of training images: a function of (seed, epoch, index)."""
 
     crop: Literal["auto", "resized", "shift", "cut", "none"] = "auto"
-    """resized cuts out a random part and resizes it; shift pads and cuts; cut resizes both sides to 32 pixels more and
-    cuts (CvT's fine-tuning); none prepares as for evaluation; auto shifts up to 48 pixels and resizes above."""
+    """Random crop. resized: random area and aspect ratio, resized to the input size. shift: pad and crop. cut: resize
+    both sides to 32 pixels more and crop (fine-tuning of CvT). none: as in evaluation. auto: shift for inputs of up to
+    48 pixels, else resized."""
 
     scale: tuple[Annotated[float, Within(0, 1, above=True)], Annotated[float, Within(0, 1, above=True)]] = (0.35, 1.0)
-    """For resized: smallest and largest share of the image's area that is kept. The papers' is [0.08, 1]."""
+    """For resized: smallest and largest fraction of the image area; [0.08, 1] in the papers."""
 
     ratio: tuple[Annotated[float, Within(0.1, 1)], Annotated[float, Within(1, 10)]] = (0.75, 4 / 3)
-    """For resized: narrowest and widest shape, width by height."""
+    """For resized: smallest and largest aspect ratio (width / height)."""
 
     interpolation: Literal["auto", "bicubic", "bilinear", "random"] = "auto"
-    """How training images are resized; auto as the model's evaluation does. CvT-21's released file says bilinear."""
+    """Interpolation of training images; auto: that of evaluation. The released file of CvT-21 has bilinear."""
 
     hflip: bool = True
-    """Mirror half of the images. Off where mirror images mean something else, as with digits and letters."""
+    """Mirror half of the images horizontally. Switch it off for digits, text and other directed content."""
 
     color_jitter: Share = 0.2
-    """Largest relative change of brightness, contrast and saturation."""
+    """Maximum relative change of brightness, contrast and saturation."""
 
     rand_augment: str | None = None
-    """A policy in timm's words, such as rand-m9-mstd0.5-inc1; it may turn and shear, too."""
+    """RandAugment policy of timm, such as rand-m9-mstd0.5-inc1; it includes rotation and shear."""
 
     erase_prob: Share = 0.0
-    """Probability that a rectangle of the image is replaced by noise."""
+    """Probability of random erasing, which replaces a rectangle of the image by noise."""
 
     repeats: Annotated[int, Within(1, 16)] = 1
-    """Repeated augmentation (arXiv 1902.05509): every image comes this many times in a row, each varied otherwise, and
-    an epoch, as long as without, sees only one in so many of the images. The papers' is 3."""
+    """Repeated augmentation (arXiv 1902.05509): sample each image N times per batch with different augmentations; an
+    epoch then covers 1/N of the images. The papers use 3."""
 
     mixup: Annotated[float, Within(0, 10)] = 0.0
-    """Alpha of mixup (arXiv 1710.09412), which adds pairs of images; 0 for none. The papers' is 0.8."""
+    """Alpha of mixup (arXiv 1710.09412), which blends pairs of images; 0 for none. The papers use 0.8."""
 
     cutmix: Annotated[float, Within(0, 10)] = 0.0
-    """Alpha of cutmix (arXiv 1905.04899), which pastes a part of one image into another; 0 for none."""
+    """Alpha of cutmix (arXiv 1905.04899), which pastes a rectangle of one image into another; 0 for none."""
 
     mix_prob: Share = 1.0
-    """Share of the batches that are mixed at all."""
+    """Probability that a batch is mixed."""
 
     mix_switch: Share = 0.5
-    """Where both are on: share of the mixed batches that get cutmix."""
+    """With both mixup and cutmix: probability that a mixed batch gets cutmix."""
 
 
 @dataclass(frozen=True)
 class Optim:
-    """How the weights move."""
+    """Optimizer."""
 
     opt: Literal["adamw", "sgd", "lamb", "lion", "muon"] = "adamw"
-    """Optimiser, by timm's name. Muon moves matrices and kernels along orthogonal directions, the rest as AdamW does;
-    its steps are scaled to be as long as AdamW's, so that a learning rate fits both (arXiv 2502.16982)."""
+    """Optimizer, by its name in timm. Muon updates matrices and kernels along orthogonal directions and other weights
+    as AdamW does; its steps are scaled to the length of AdamW's, so that a learning rate fits both (arXiv
+    2502.16982)."""
 
     lr: Annotated[float, Within(0, 10, above=True)] | None = None
-    """Highest learning rate, reached at the end of the warm-up; None for 1e-3, or what `lr_per_512` makes it."""
+    """Peak learning rate, reached at the end of the warm-up; None: 1e-3, or by `lr_per_512`."""
 
     lr_per_512: Annotated[float, Within(0, 10, above=True)] | None = None
-    """Instead of `lr`: the learning rate of 512 images per step; it grows in proportion to `batch_size`."""
+    """Instead of `lr`: peak learning rate for a batch size of 512; it scales in proportion to `batch_size`."""
 
     weight_decay: Share = 0.05
-    """Decay of matrices and kernels; vectors and the model's own no-decay list are left alone."""
+    """Weight decay of matrices and kernels; not of vectors and of the no-decay list of the model."""
 
     momentum: Share = 0.9
     """Momentum of SGD and Muon; beta 1 of AdamW, LAMB and Lion."""
@@ -151,172 +190,192 @@ class Optim:
     """Epsilon of AdamW and LAMB."""
 
     clip_grad: Annotated[float, Within(0)] = 1.0
-    """Where the gradient is clipped; 0 for nowhere. LeViT's training has 0.01 with `agc`."""
+    """Gradient clipping threshold; 0 for none. The training of LeViT uses 0.01 with `agc`."""
 
     clip_mode: Literal["norm", "value", "agc"] = "norm"
-    """What clip_grad limits: the norm of the whole gradient, each of its values, or for every output unit the ratio of
-    its norm to that of the weights (adaptive gradient clipping, arXiv 2102.06171)."""
+    """Quantity that clip_grad limits: norm of the whole gradient, each value, or ratio of gradient norm to weight norm
+    of every output unit (adaptive gradient clipping, arXiv 2102.06171)."""
 
     layer_decay: Annotated[float, Within(0, 1, above=True)] = 1.0
-    """Factor from the learning rate of each block to that of the block before it; 1 for the same everywhere."""
+    """Layer-wise learning rate decay: factor per block from the last to the first; 1 for none."""
 
     freeze: Literal["none", "backbone"] = "none"
-    """backbone: only the head learns, and BatchNorm keeps its statistics."""
+    """backbone: train only the head; the BatchNorm statistics do not change."""
 
     ema_decay: Share = 0.0
-    """Decay per step of an average over the weights, which is then what is evaluated and kept; 0 for none. The released
-    trainings of CeiT and LeViT keep one (0.99996) and never evaluate it."""
+    """Decay per step of an exponential moving average of the weights, which is then evaluated and saved; 0 for none.
+    The released training code of CeiT and LeViT keeps one (0.99996) and never evaluates it."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the learning rate moves: a linear warm-up, then down a half cosine, or on as it is."""
+    """Learning rate schedule: linear warm-up, then half a cosine or constant."""
 
     kind: Literal["cosine", "constant"] = "cosine"
-    """What follows the warm-up."""
+    """Schedule after the warm-up."""
 
     warmup_epochs: Annotated[float, Within(0, 1000)] = 2.0
-    """Length of the warm-up, but never more than a fifth of the run."""
+    """Length of the warm-up in epochs, at most a fifth of the run."""
 
     warmup_lr: Annotated[float, Within(0, 10)] = 1e-6
-    """Learning rate of the first step. Not scaled with the batch, in the released trainings neither."""
+    """Learning rate of the first step; not scaled with the batch size, as in the released code."""
 
     min_lr: Annotated[float, Within(0, 10)] = 1e-5
-    """Learning rate of the last step. Not scaled with the batch, in the released trainings neither."""
+    """Learning rate of the last step; not scaled with the batch size, as in the released code."""
 
     update: Literal["step", "epoch", "epoch_late"] = "step"
-    """When the rate moves. step: at every step, smoothly from the warm-up's end to the run's end. epoch: once an epoch,
-    on a cosine that began with the warm-up, as CvT's released code. epoch_late: the same one epoch late, as in the
-    released code of DeiT, CeiT and LeViT, which trains both of the first two epochs at `warmup_lr`."""
+    """When the rate changes. step: every step, from the end of the warm-up to the end of the run. epoch: once per
+    epoch, on a cosine that starts with the warm-up, as in the released code of CvT. epoch_late: the same, one epoch
+    later, as in the released code of DeiT, CeiT and LeViT, which trains the first two epochs at `warmup_lr`."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What is made small."""
+    """Loss."""
 
     label_smoothing: Annotated[float, Within(0, 0.9)] = 0.1
-    """Share of each target spread over all classes."""
+    """Label smoothing: fraction of each target that is spread over all classes."""
 
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: an image counts the more, the fewer there are of its class; each class then weighs the same."""
+    """balanced: weight images by the inverse frequency of their class, so that every class counts the same."""
+
+    focal_gamma: Annotated[float, Within(0, 10)] = 0.0
+    """Focal loss (arXiv 1708.02002): exponent that reduces the loss of images that are already classified well; 0 for
+    none. The paper uses 2."""
+
+    logit_adjustment: Annotated[float, Within(0, 10)] = 0.0
+    """Logit-adjusted loss (arXiv 2007.07314): factor of the log class frequencies that are added to the logits during
+    training, which favours rare classes afterwards; 0 for none. The paper uses 1."""
 
 
 @dataclass(frozen=True)
 class Distill:
-    """Learning from a teacher beside the labels (DeiT, arXiv 2012.12877, section 4). A model with two heads learns the
-    labels with one and the teacher with the other; a model with one head learns both with it."""
+    """Distillation from a teacher (DeiT, arXiv 2012.12877, section 4). With two heads, one is trained on the labels and
+    the other on the teacher; a single head is trained on both."""
 
     teacher: str | None = None
-    """A model's name (its public weights are taken) or a model directory; None for no teacher. LeViT's is
+    """Teacher: model name (with its public weights) or model directory; None for no teacher. LeViT was trained with
     regnety_160.deit_in1k."""
 
     kind: Literal["hard", "soft"] = "hard"
-    """hard: the teacher's answer is a label. soft: its probabilities are the target."""
+    """hard: the predicted class of the teacher is the label. soft: its probabilities are the target."""
 
     alpha: Share = 0.5
-    """Weight of the teacher; the labels have the rest. DeiT: 0.5 where hard, 0.1 where soft."""
+    """Weight of the teacher loss; the label loss has the rest. DeiT: 0.5 for hard, 0.1 for soft."""
 
     temperature: Annotated[float, Within(0, 100, above=True)] = 1.0
-    """For soft: both sides' logits are divided by it. DeiT: 3."""
+    """For soft: temperature that divides the logits of student and teacher. DeiT: 3."""
 
     soft_mean: Literal["images", "released"] = "images"
-    """For soft: released divides the divergence by the number of classes, too, as the released code of DeiT, CeiT and
-    LeViT does, which makes the teacher's part so many times smaller than the papers' formula."""
+    """For soft: mean of the divergence over images, or over images and classes (released). The latter is that of the
+    released code of DeiT, CeiT and LeViT; it makes the teacher loss smaller than the formula of the papers by the
+    number of classes."""
 
     cache: bool = True
-    """Ask the teacher once about every image, before training, wherever its answer cannot change from epoch to epoch
-    (no random augmentation and no mixing); else it is asked at every step."""
+    """Run the teacher once per image before training, if its outputs cannot change between epochs (no random
+    augmentation, no mixing); otherwise it runs at every step."""
 
 
 @dataclass(frozen=True)
 class Save:
-    """When the state that a killed run goes on from is written. The result does not depend on it."""
+    """When training states are saved. The result of a run does not depend on it."""
 
     every_minutes: Annotated[float, Within(0, 10_000)] = 10.0
-    """Within an epoch, after so many minutes; 0 for at the ends of epochs only."""
+    """Interval within an epoch in minutes; 0: only at the end of epochs."""
 
     every_steps: Annotated[int, Within(1)] | None = None
-    """Within an epoch, after so many steps."""
+    """Interval within an epoch in steps."""
 
     keep: Annotated[int, Within(2, 1000)] = 2
-    """How many of the newest are kept."""
+    """Number of newest states to keep."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training run."""
+    """Training run."""
 
     name: RunName | None = None
     """Name of the run directory under `runs/`; None for MODEL-DATA."""
 
-    model: str | None = None
-    """Name of a model; None to choose by the size and number of the images."""
+    model: str | None = option(None, "NAME")
+    """Network: name from `weft models`, or any model of timm. None: chosen by the size and number of the images."""
 
     model_args: dict[str, Plain] = field(default_factory=dict)
-    """Constructor values of the model, such as ablation switches."""
+    """Constructor arguments of the network, such as ablation switches."""
 
-    img_size: Side | tuple[Side, Side] | None = None
-    """Side, or (height, width), in pixels; None for the model's own."""
+    img_size: Side | tuple[Side, Side] | None = option(None, "N|HxW")
+    """Input size in pixels: one side, or height x width. None: that of the network."""
 
     pretrained: bool = False
-    """Start from the public weights."""
+    """Start from the public weights of the network."""
 
-    start_from: str | None = None
-    """Start from the weights of a run, a model directory or a checkpoint file of any known layout; a head of other
-    classes begins anew, positions are resized. The command line's --from."""
+    start_from: str | None = option(None, "CKPT", flag="--from")
+    """Start from the weights of a run, model directory or checkpoint file. Positions are resized; a head for other
+    classes is initialised at random."""
+
+    extend: str | None = option(None, "RUN")
+    """Add the classes and images of the dataset to those of a run. Its layers stay frozen, and its settings apply; the
+    classifier is fitted again on the features of old and new images."""
+
+    head_init: Literal["random", "probe"] = "random"
+    """probe: before the first epoch, fit the classifier to the features of the initial weights, by logistic regression
+    with cross-validation. With `epochs: 0`, this is the whole training."""
 
     train_mode: Literal["train", "eval"] = "train"
-    """eval: BatchNorm keeps its statistics, and drop-path and dropout rest. So do the released fine-tunings of DeiT,
-    CeiT and LeViT, whose author calls it needed for the reported numbers; the papers do not mention it."""
+    """eval: train with fixed BatchNorm statistics and without drop-path and dropout, as the released fine-tuning of
+    DeiT, CeiT and LeViT does. The papers do not mention it; the author of DeiT calls it necessary for the reported
+    numbers."""
 
-    epochs: Annotated[int, Within(1, 100_000)] | None = None
-    """Times that as many images are seen as there are; None to choose by their number."""
+    epochs: Annotated[int, Within(0, 100_000)] | None = option(None)
+    """Number of epochs. None: chosen by the number of images. 0 only with `head_init: probe`."""
 
     steps: Annotated[int, Within(1)] | None = None
-    """Instead of `epochs`: length of the run in steps; the last epoch may be shorter."""
+    """Instead of `epochs`: number of optimizer steps; the last epoch may be shorter."""
 
-    batch_size: Annotated[int, Within(1, 65_536)] | Literal["auto"] = 64
-    """Images of one step, all devices together; auto for the largest that fits on a GPU, the fastest on a CPU."""
+    batch_size: Annotated[int, Within(1, 65_536)] | Literal["auto"] = option(64)
+    """Images per batch, over all devices. auto: the largest that fits on a GPU, the fastest on a CPU (training
+    only)."""
 
     accumulate: Annotated[int, Within(1, 65_536)] = 1
-    """Parts in which each device computes its share of a step, one after the other, to need less memory."""
+    """Gradient accumulation: number of micro-batches per step and device, to need less memory."""
 
-    seed: Annotated[int, Within(0, 2**31 - 1)] = 0
-    """Where all randomness of the run comes from."""
+    seed: Annotated[int, Within(0, 2**31 - 1)] = option(0)
+    """Random seed of split, initialisation, order and augmentation."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where it runs; auto takes a GPU if there is one."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto")
+    """Device; auto uses a CUDA GPU if there is one. mps is the GPU of a Mac, on which weft has not been tested yet."""
 
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Number format of matrix products and convolutions; weights stay in fp32."""
+    precision: Literal["auto", "fp32", "bf16"] = option("fp32")
+    """Number format of matrix multiplications and convolutions; weights stay in fp32. auto: bf16 if it is faster here,
+    by a measurement that takes seconds once per machine; the run records the format."""
 
     compile: bool = False
-    """Compile the model with torch.compile: minutes at the start, faster steps."""
+    """Compile the network with torch.compile: minutes at the start, faster steps."""
 
     grad_checkpointing: bool = False
-    """Compute activations twice instead of keeping them: less memory, a third more time."""
+    """Gradient checkpointing: recompute activations in the backward pass; less memory, a third more time."""
 
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """With several processes: ddp keeps the whole model in each; fsdp spreads weights, gradients and moments over them
-    (FSDP2), for models that do not fit otherwise. One process has nothing to spread."""
+    """With several processes: ddp replicates the network; fsdp shards weights, gradients and optimizer state (FSDP2),
+    for networks that do not fit otherwise."""
 
     sync_bn: bool = False
-    """With several processes: BatchNorm takes its statistics over all of them. One process has nothing to share."""
+    """With several processes: compute BatchNorm statistics over all of them."""
 
-    workers: Annotated[int, Within(0, 1024)] = 0
-    """Processes that read images, for each device; 0 reads in the training process. Results do not depend on it."""
+    workers: Annotated[int, Within(0, 1024)] = option(0)
+    """Data loader processes per device; 0 loads in the main process. Results do not depend on it."""
 
     evaluate_every: Annotated[int, Within(1, 100_000)] = 1
-    """Epochs from one evaluation to the next; the last epoch is always evaluated."""
+    """Evaluate after every N epochs; the last epoch is always evaluated."""
 
     patience: Annotated[int, Within(1, 100_000)] | None = None
-    """Stop after so many evaluations without a better one; None to go on to the end."""
+    """Early stopping: stop after this many evaluations without an improvement. None: never."""
 
-    skip_nonfinite: Annotated[int, Within(0)] = 0
-    """Steps whose loss or gradient may be infinite or not a number, and are left out; one more stops the run."""
+    skip_nonfinite: Annotated[int, Within(0)] = option(0)
+    """Number of steps with a non-finite loss or gradient that are skipped; one more stops the run."""
 
     deterministic: bool = False
-    """On a GPU: only algorithms that give the same bits every time, which is slower. A CPU needs no such thing."""
+    """On a GPU: use deterministic algorithms only, which is slower. On a CPU, training is always deterministic."""
 
     data: Data = field(default_factory=Data)
     augment: Augment = field(default_factory=Augment)
@@ -327,8 +386,8 @@ class Recipe:
     save: Save = field(default_factory=Save)
 
     environment: dict[str, Plain] = field(default_factory=dict)
-    """Versions and machine of the run that wrote this file: a record, never read back."""
+    """Record of the software and machine of the run that wrote the file; it is not read as a setting."""
 
 
 EXCLUSIVE = (("epochs", "steps"), ("optim.lr", "optim.lr_per_512"))
-"""Two ways to say one thing. In one place they contradict each other; a later place wins over an earlier one."""
+"""Pairs of settings of which one replaces the other; both in one place are an error, and later places win."""

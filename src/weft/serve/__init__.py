@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from weft.inference.predictor import Predictor as Predictor
     from weft.serve.app import create_app as create_app
-    from weft.serve.predictor import Predictor as Predictor
     from weft.serve.server import serve as serve
     from weft.serve.settings import Settings as Settings
 
 _HOMES = {
-    "Predictor": "weft.serve.predictor",
+    "Predictor": "weft.inference.predictor",
     "Settings": "weft.serve.settings",
     "create_app": "weft.serve.app",
     "serve": "weft.serve.server",

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, schemas and errors."""
+"""The HTTP application: routes, JSON schemas and error responses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Query
@@ -22,20 +23,20 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from weft.data import BadImage
 from weft.data.images.crop import Pixels
-from weft.serve.batching import Batcher, Full
-from weft.serve.decoding import Decoders
-from weft.serve.forms import Sent, files_of
-from weft.serve.guard import AGAIN, Guard, Intake, Refusal, refused
+from weft.inference.predictor import ImagePrediction, Predictor
+from weft.serve.batching import Batcher, ModelError, QueueFull
+from weft.serve.decoding import DecoderPool
+from weft.serve.forms import Upload, parse_form
+from weft.serve.guard import RETRY_LATER, BodyReader, Guard, RequestError, error_response
 from weft.serve.metrics import Metrics
-from weft.serve.predictor import ModelFault, Predictor, Verdict
 from weft.serve.settings import Settings
 from weft.text import one_line, printable
 from weft.version import __version__
 
 T = TypeVar("T")
-PAGE = {"app.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
+PAGE_FILES = {"app.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
 PATHS = ("/", "/predict", "/model", "/health", "/live", "/ready", "/metrics")
-STATUS = {
+STATUS_OF_REASON = {  # HTTP status for an image that cannot be used; 400 for all other reasons
     "not-an-image": 415,
     "too-many-pixels": 422,
     "too-thin": 422,
@@ -45,9 +46,10 @@ STATUS = {
     "out-of-memory": 422,
     "too-slow": 422,
     "crashed": 422,
-}  # of a picture that cannot be used; the rest is 400
+}
 
 
+# The names of these classes are the names of the schemas in /openapi.json.
 class Class(BaseModel):
     """A class and its probability."""
 
@@ -56,14 +58,14 @@ class Class(BaseModel):
 
 
 class Look(BaseModel):
-    """Where the model looked: rows from top to bottom, from 0 to 1, over a region of the picture."""
+    """Attention map: rows of values from 0 to 1, from top to bottom, over a region of the image."""
 
     grid: list[list[float]]
-    region: list[float] = Field(description="left, top, width, height; as shares of the picture's sides")
+    region: list[float] = Field(description="left, top, width, height; as fractions of the sides of the image")
 
 
 class Fault(BaseModel):
-    """Why there is no answer."""
+    """Code and message of an error."""
 
     code: str
     message: str
@@ -71,23 +73,25 @@ class Fault(BaseModel):
 
 
 class Answer(BaseModel):
-    """What is on one picture, or why that cannot be told."""
+    """Prediction for one image, or the error."""
 
     image: str
     top: list[Class] | None = None
+    rejected: bool | None = Field(None, description="not certain: below the threshold of --reject-at-error")
+    unknown: bool | None = Field(None, description="resembles no training image: perhaps none of the classes")
     overlay: Look | None = None
     error: Fault | None = None
 
 
 class Prediction(BaseModel):
-    """The answers, in the order of the pictures."""
+    """Predictions in the order of the images, and the time that the service needed."""
 
     answers: list[Answer]
     milliseconds: float
 
 
 class Problem(BaseModel):
-    """An error."""
+    """Error response."""
 
     error: Fault
 
@@ -109,37 +113,38 @@ BODY = {
     },
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "A body that is no request, or a picture that cannot be used"},
+    400: {"model": Problem, "description": "The body is malformed, or the image cannot be used"},
     401: {"model": Problem, "description": "The token is missing or wrong"},
-    403: {"model": Problem, "description": "Asked by a page of another site"},
-    408: {"model": Problem, "description": "The body came too slowly"},
-    413: {"model": Problem, "description": "The body is too long, or has too many pictures"},
-    415: {"model": Problem, "description": "Not a picture"},
-    421: {"model": Problem, "description": "The Host header is not a name of this service"},
-    422: {"model": Problem, "description": "A parameter that does not fit, or a picture with too many pixels"},
-    429: {"model": Problem, "description": "Too many pictures wait; Retry-After says for how long"},
-    503: {"model": Problem, "description": "The service stops, or the model does not answer"},
-    504: {"model": Problem, "description": "The answer took too long"},
+    403: {"model": Problem, "description": "The request comes from a page of another site"},
+    408: {"model": Problem, "description": "The body was not received in time"},
+    413: {"model": Problem, "description": "The body is too long, or has too many images"},
+    415: {"model": Problem, "description": "The body is not an image"},
+    421: {"model": Problem, "description": "The Host header is not a host name of the service"},
+    422: {"model": Problem, "description": "A parameter is out of range, or the image exceeds a limit"},
+    429: {"model": Problem, "description": "Too many images are waiting; Retry-After has the number of seconds"},
+    503: {"model": Problem, "description": "The service is stopping or overloaded, or the model failed"},
+    504: {"model": Problem, "description": "The response was not ready in time"},
 }
 
 
 class Service:
-    """The state behind the routes.
+    """State that the routes share: model, decoders, queue and metrics.
 
     Args:
         settings: of the service.
-        predictor: the model; None to open what the settings say.
+        predictor: the model; None to load `settings.run`.
 
     Attributes:
-        is_draining: it stops: no new pictures are taken.
+        is_draining: the service is stopping, and refuses new images.
     """
 
     def __init__(self, settings: Settings, predictor: Predictor | None = None) -> None:
         self.settings = settings
-        self.predictor = predictor or opened(settings)
-        self.metrics = Metrics(PATHS, str(self.predictor.facts["runtime"]), str(self.predictor.facts["precision"]))
-        self.intake = Intake(settings)
-        self.decoders = Decoders(
+        self.predictor = predictor or load_predictor(settings)
+        metadata = self.predictor.metadata
+        self.metrics = Metrics(PATHS, str(metadata["runtime"]), str(metadata["precision"]))
+        self.body_reader = BodyReader(settings)
+        self.decoders = DecoderPool(
             settings.decoder_count, settings.decode_timeout, settings.max_pixels, settings.decoder_memory
         )
         self.is_draining = False
@@ -148,7 +153,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """While the service answers; SIGHUP loads the model anew."""
+        """Run the queue and the decoders while the block lasts. SIGHUP reloads the model."""
         settings = self.settings
         self.batcher = Batcher(
             settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue, self.metrics.on_batch
@@ -157,101 +162,112 @@ class Service:
         self.batcher.start()
         await self.decoders.start()
         loop = asyncio.get_running_loop()
-        # a copy under Ray is not in the main thread, which alone gets signals; Windows has no SIGHUP
-        is_told = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGHUP")
-        if is_told:
+        # only the main thread receives signals, and a replica on Ray runs in another one; Windows has no SIGHUP
+        has_signals = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGHUP")
+        if has_signals:
             loop.add_signal_handler(signal.SIGHUP, self.begin_reload)
         try:
             yield
         finally:
-            if is_told:
+            if has_signals:
                 loop.remove_signal_handler(signal.SIGHUP)
             await self.batcher.close()
             self.decoders.close()
 
     def begin_reload(self) -> None:
-        """Loads the model anew, beside the work; requests that came before are answered by the old one."""
+        """Begin to reload the model in the background. Until it is loaded, requests use the current model."""
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.get_running_loop().create_task(self._reload())
 
     async def _reload(self) -> None:
         try:
-            self.predictor = await asyncio.to_thread(opened, self.settings)
+            self.predictor = await asyncio.to_thread(load_predictor, self.settings)
         except Exception as error:
             self.metrics.reloads.labels("failed").inc()
-            say(f"the model was not loaded anew, the old one goes on: {error}")
+            log(f"the model was not reloaded; the current model keeps serving: {error}")
             return
         self.metrics.reloads.labels("done").inc()
-        say("the model was loaded anew.")
+        log("the model was reloaded.")
 
-    def on_answer(self, method: str, path: str, status: int, seconds: float, request_id: str) -> None:
-        """Counts an answer, and logs it where that is wanted."""
-        self.metrics.on_answer(method, path, status, seconds)
+    def on_response(self, method: str, path: str, status: int, seconds: float, request_id: str) -> None:
+        """Count a response, and log it if `settings.log` is set."""
+        self.metrics.on_response(method, path, status, seconds)
         if self.settings.log:
-            say(f"{status} {method} {printable(path)} {1000 * seconds:.1f} ms {request_id}")
+            log(f"{status} {method} {printable(path)} {1000 * seconds:.1f} ms {request_id}")
 
     @property
     def is_ready(self) -> bool:
-        """Whether new pictures would be taken."""
-        is_full = self.batcher.taken >= self.settings.max_queue
-        return not (self.is_draining or is_full or self.decoders.is_stuck) and self.batcher.is_working
+        """Whether the service accepts new images."""
+        is_full = self.batcher.pending >= self.settings.max_queue
+        return not (self.is_draining or is_full or self.decoders.is_stuck) and self.batcher.is_running
 
-    async def answers(self, sent: Sequence[Sent], overlay: bool) -> tuple[Predictor, list[Verdict | BadImage]]:
-        """Decodes and asks the model; a picture that cannot be used has its reason for an answer.
+    async def predict(
+        self, uploads: Sequence[Upload], overlay: bool
+    ) -> tuple[Predictor, list[ImagePrediction | BadImage]]:
+        """Decode images, and run the model on those that can be used.
+
+        Args:
+            uploads: the images of one request.
+            overlay: also compute attention maps.
+
+        Returns:
+            The predictor, and for every image its prediction or the reason why it cannot be used.
 
         Raises:
-            Refusal: too many wait, it took too long, or the model is at fault.
+            RequestError: the queue is full, the time is up, or the model failed.
         """
         predictor = self.predictor
         try:
             async with asyncio.timeout(self.settings.timeout):
-                with self.batcher.preparing(len(sent)):
-                    prepared = await asyncio.gather(*(self.decoders.pixels(item.data, predictor.crop) for item in sent))
-                good = [item for item in prepared if isinstance(item, Pixels)]
-                verdicts = iter(await self.batcher.answers(good, predictor, overlay)) if good else iter(())
-        except Full as full:
-            self.metrics.images.labels("queue-full").inc(len(sent))
-            later = {"retry-after": str(max(round(full.seconds), 1))}
-            raise Refusal(429, "queue-full", "Too many pictures wait; try again later.", later) from None
+                with self.batcher.reserve(len(uploads)):
+                    decoding = (self.decoders.pixels(upload.data, predictor.crop) for upload in uploads)
+                    prepared = await asyncio.gather(*decoding)
+                images = [item for item in prepared if isinstance(item, Pixels)]
+                predictions = iter(await self.batcher.predict(images, predictor, overlay)) if images else iter(())
+        except QueueFull as full:
+            self.metrics.images.labels("queue-full").inc(len(uploads))
+            headers = {"retry-after": str(max(round(full.seconds), 1))}
+            raise RequestError(429, "queue-full", "Too many images are waiting; try again later.", headers) from None
         except TimeoutError:
-            self.metrics.images.labels("too-late").inc(len(sent))
-            text = f"The answer took longer than {self.settings.timeout:g} seconds."
-            raise Refusal(504, "too-late", text, AGAIN) from None
-        except ModelFault as fault:
-            raise Refusal(503, "model-fault", str(fault), AGAIN) from None
+            self.metrics.images.labels("too-late").inc(len(uploads))
+            text = f"The response must be ready within {self.settings.timeout:g} seconds; it was not. Try again later."
+            raise RequestError(504, "too-late", text, RETRY_LATER) from None
+        except ModelError as error:
+            raise RequestError(503, "model-fault", str(error), RETRY_LATER) from None
         for item in prepared:
             if isinstance(item, BadImage):
                 self.metrics.images.labels(item.reason).inc()
-        return predictor, [item if isinstance(item, BadImage) else next(verdicts) for item in prepared]
+        return predictor, [item if isinstance(item, BadImage) else next(predictions) for item in prepared]
 
-    def sent(self, request: Request, data: bytearray) -> list[Sent]:
-        """The pictures of a body.
+    def uploads(self, request: Request, body: bytearray) -> list[Upload]:
+        """Return the images in the body of a request.
 
         Raises:
-            Refusal: it is neither a picture nor a form of pictures.
+            RequestError: the body is neither an image nor a form with images.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind in ("", "application/octet-stream") or kind.startswith("image/"):
-            return [Sent("image", data)]
+            return [Upload("image", body)]
         if kind != "multipart/form-data":
-            raise Refusal(
+            raise RequestError(
                 415,
                 "content-type",
-                "A picture is sent as image/* or application/octet-stream, several as multipart/form-data; this came"
-                f" as {printable(kind)[:80]}. With curl --data-binary, add -H 'Content-Type: image/jpeg'.",
+                "The Content-Type must be image/* or application/octet-stream for one image, or multipart/form-data"
+                f" for several; got {printable(kind)[:80]}. With curl --data-binary, add -H 'Content-Type:"
+                " image/jpeg'.",
             )
-        return files_of(data, request.headers["content-type"], self.settings.max_images)
+        return parse_form(body, request.headers["content-type"], self.settings.max_images)
 
 
 def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAPI:
-    """The application, for any ASGI server.
+    """Return the application, for any ASGI server.
 
     Args:
         settings: of the service.
-        predictor: the model; None to open what the settings say.
+        predictor: the model; None to load `settings.run`.
 
     Raises:
-        UsageError, CheckpointError: as `Predictor.open`.
+        UsageError, CheckpointError: as in `Predictor.open`.
     """
     service = Service(settings, predictor)
 
@@ -260,90 +276,107 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
         async with service.running():
             yield
 
-    # no pages of FastAPI: they fetch their scripts from elsewhere
+    # FastAPI's own documentation pages are off: they load scripts from other servers
     app = FastAPI(title="weft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    app.add_middleware(Guard, settings=settings, on_answer=service.on_answer)  # type: ignore[arg-type]
+    app.add_middleware(Guard, settings=settings, on_response=service.on_response)  # type: ignore[arg-type]
     if settings.proxies:
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.proxies))  # type: ignore[arg-type]
-    app.add_exception_handler(Refusal, _on_refusal)
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(RequestValidationError, _on_parameter)
+    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_invalid_parameter)
 
     @app.post("/predict", response_model=Prediction, responses=ERRORS, openapi_extra={"requestBody": BODY})
     async def predict(
         request: Request,
-        top_k: Annotated[int, Query(ge=1, le=1000, description="classes per picture")] = 5,
-        overlay: Annotated[bool, Query(description="also where the model looked")] = False,
+        top_k: Annotated[int, Query(ge=1, le=1000, description="number of classes per image")] = 5,
+        overlay: Annotated[bool, Query(description="also return attention maps")] = False,
     ) -> Response:
-        """What is on one picture (the body) or several (a form)."""
+        """Classify one image (the body) or several images (a form)."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         if service.is_draining:
-            raise Refusal(503, "stopping", "The service stops; ask another one.", {**AGAIN, "connection": "close"})
-        async with service.intake.body(request) as data:
-            pictures = service.sent(request, data)
-            predictor, found = await _unless_gone(request, service.answers(pictures, overlay))
-        if len(found) == 1 and isinstance(found[0], BadImage):
-            raise Refusal(STATUS.get(found[0].reason, 400), found[0].reason, str(found[0]))
-        answers = [_answer(predictor, picture.name, item, top_k) for picture, item in zip(pictures, found, strict=True)]
+            headers = {**RETRY_LATER, "connection": "close"}
+            raise RequestError(503, "stopping", "The service is stopping; send the request to another one.", headers)
+        async with service.body_reader.body(request) as body:
+            uploads = service.uploads(request, body)
+            predictor, results = await _unless_disconnected(request, service.predict(uploads, overlay))
+        if len(results) == 1 and isinstance(results[0], BadImage):
+            reason = results[0].reason
+            raise RequestError(STATUS_OF_REASON.get(reason, 400), reason, str(results[0]))
+        answers = [
+            _image_json(predictor, upload.name, result, top_k, settings.reject_at_error)
+            for upload, result in zip(uploads, results, strict=True)
+        ]
         return JSONResponse({"answers": answers, "milliseconds": round(1000 * (loop.time() - begun), 2)})
 
     @app.get("/model")
     async def model() -> dict[str, Any]:
-        """What answers: its classes, input and runtime, and the limits of the service."""
+        """Describe the model: its name, classes, input and runtime; and the limits of the service."""
         limits = {name: getattr(settings, name) for name in ("max_bytes", "max_pixels", "max_images", "timeout")}
-        return {**service.predictor.facts, "limits": limits, "version": __version__}
+        return {
+            "name": Path(settings.run).absolute().name,
+            **service.predictor.metadata,
+            "limits": limits,
+            "version": __version__,
+        }
 
     @app.get("/live")
     async def live() -> dict[str, str]:
-        """Whether the process runs."""
+        """Health check: the process is running."""
         return {"status": "live"}
 
-    @app.get("/ready", responses={503: {"description": "It stops, or too much waits"}})
-    @app.get("/health", responses={503: {"description": "It stops, or too much waits"}})
+    @app.get("/ready", responses={503: {"description": "The service is stopping or overloaded"}})
+    @app.get("/health", responses={503: {"description": "The service is stopping or overloaded"}})
     async def ready() -> Response:
-        """Whether new pictures would be taken."""
-        word = "ready" if service.is_ready else "stopping" if service.is_draining else "busy"
-        return JSONResponse({"status": word, "waiting": service.batcher.taken}, 200 if word == "ready" else 503)
+        """Readiness check: the service accepts new images."""
+        status = "ready" if service.is_ready else "stopping" if service.is_draining else "busy"
+        return JSONResponse({"status": status, "waiting": service.batcher.pending}, 200 if status == "ready" else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Counters for Prometheus."""
+        """Metrics in the text format of Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return Response(_asset("index.html"), media_type="text/html")
+        return Response(_page_file("index.html"), media_type="text/html")
 
     @app.get("/page/{name}", include_in_schema=False)
     async def asset(name: str) -> Response:
-        if name not in PAGE:
+        if name not in PAGE_FILES:
             raise HTTPException(404)
-        return Response(_asset(name), media_type=PAGE[name])
+        return Response(_page_file(name), media_type=PAGE_FILES[name])
 
     return app
 
 
-def opened(settings: Settings) -> Predictor:
-    """The predictor that settings ask for."""
-    return Predictor.open(
+def load_predictor(settings: Settings) -> Predictor:
+    """Load the model of a service and warm it up."""
+    predictor = Predictor.open(
         settings.run,
         runtime=settings.runtime,
         device=settings.device,
         precision=settings.precision,
-        warm=settings.max_batch,
-        tell=say,
+        batch_size=settings.max_batch,
+        log=log,
     )
+    if settings.reject_at_error is not None:
+        predictor.reject_at(settings.reject_at_error)  # fails before the service is ready
+    return predictor
 
 
-def say(text: str) -> None:
-    """One line for whoever runs the service."""
+def log(text: str) -> None:
+    """Write one line to stderr."""
     print(f"weft: {one_line(text)}", file=sys.stderr, flush=True)
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of work, which ends where the client leaves: nobody would read it."""
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine; cancel it if the client disconnects.
+
+    Raises:
+        ClientDisconnect: the client has closed the connection.
+    """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -355,35 +388,47 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         leaving.cancel()
 
 
-def _answer(predictor: Predictor, name: str, found: Verdict | BadImage, top_k: int) -> dict[str, Any]:
-    if isinstance(found, BadImage):
-        return {"image": name, "error": {"code": found.reason, "message": str(found)}}
-    top = [{"class": label, "probability": share} for label, share in found.top(predictor.names, top_k)]
-    answer: dict[str, Any] = {"image": name, "top": top}
-    if found.overlay is not None:
-        grid = found.overlay.grid.astype(float).round(3)  # as float64, or JSON would have sixteen digits
-        answer["overlay"] = {"grid": grid.tolist(), "region": list(found.overlay.region)}
-    return answer
+def _image_json(
+    predictor: Predictor, name: str, result: ImagePrediction | BadImage, top_k: int, reject_at: float | None
+) -> dict[str, Any]:
+    """Return the JSON object of one image, with the fields of `Answer`."""
+    if isinstance(result, BadImage):
+        return {"image": name, "error": {"code": result.reason, "message": str(result)}}
+    top = [{"class": label, "probability": share} for label, share in result.top(predictor.classes, top_k)]
+    fields: dict[str, Any] = {"image": name, "top": top}
+    if reject_at is not None:
+        fields["rejected"] = top[0]["probability"] < predictor.reject_at(reject_at).threshold
+    if result.unknown is not None:
+        fields["unknown"] = result.unknown
+    if result.overlay is not None:
+        grid = result.overlay.grid.astype(float).round(3)  # float64: a rounded float32 has sixteen digits in JSON
+        fields["overlay"] = {"grid": grid.tolist(), "region": list(result.overlay.region)}
+    return fields
 
 
 @functools.cache
-def _asset(name: str) -> bytes:
+def _page_file(name: str) -> bytes:
     return (resources.files("weft.serve") / "page" / name).read_bytes()
 
 
-async def _on_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    return refused(error, request.state.request_id)
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error_response(error, request.state.request_id)
 
 
-async def _on_http(request: Request, error: Exception) -> Response:
+async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words = {404: ("not-found", "There is nothing here."), 405: ("method", "This cannot be asked in this way.")}
-    code, text = words.get(error.status_code, ("http", str(error.detail)))
-    return refused(Refusal(error.status_code, code, text, dict(error.headers or {})), request.state.request_id)
+    known = {
+        404: ("not-found", "This path does not exist; see /openapi.json."),
+        405: ("method", "This path does not support this HTTP method; see /openapi.json."),
+    }
+    code, text = known.get(error.status_code, ("http", str(error.detail)))
+    return error_response(
+        RequestError(error.status_code, code, text, dict(error.headers or {})), request.state.request_id
+    )
 
 
-async def _on_parameter(request: Request, error: Exception) -> Response:
+async def _on_invalid_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     texts = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
-    return refused(Refusal(422, "parameter", f"{'; '.join(texts)}."), request.state.request_id)
+    return error_response(RequestError(422, "parameter", f"{'; '.join(texts)}."), request.state.request_id)

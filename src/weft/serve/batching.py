@@ -1,7 +1,7 @@
 """Micro-batching: run images of several requests in one forward pass.
 
-One thread computes; meanwhile pictures gather, and the next batch is made of them. A bound on how many may wait keeps
-the time that an accepted picture takes within reach of its deadline.
+One thread runs the model. Images that arrive during a forward pass form the next batch. A limit on the number of
+waiting images keeps the response time of accepted requests below their timeout (backpressure).
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from weft.data.images.crop import Pixels
-from weft.serve.predictor import ModelFault, Predictor, Verdict
+from weft.errors import WeftError
+from weft.inference.predictor import ImagePrediction, NonFiniteError, Predictor
 
 
-class Full(Exception):
-    """More pictures wait than may.
+class ModelError(WeftError):
+    """The model failed on a batch, for a reason that is not in the images."""
+
+
+class QueueFull(Exception):
+    """The queue has no room for the images of a request.
 
     Attributes:
-        seconds: after which there will be room.
+        seconds: estimated time until the queue has room.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -34,21 +39,21 @@ class Full(Exception):
 
 
 @dataclass(eq=False)
-class _Job:
-    picture: Pixels
+class _QueuedImage:
+    image: Pixels
     predictor: Predictor
     overlay: bool
-    verdict: asyncio.Future[Verdict]
+    prediction: asyncio.Future[ImagePrediction]
 
 
 class Batcher:
-    """Gathers pictures into batches, and gives each the verdict on its own.
+    """Queue that collects images into batches and returns one prediction per image.
 
     Args:
-        max_batch: pictures in one forward pass.
-        max_wait: seconds for which the first waits for company, where there has been some.
-        max_queue: pictures that may wait.
-        on_batch: told of every batch: its size and the seconds of its forward pass.
+        max_batch: maximum number of images per forward pass.
+        max_wait: maximum time to wait for a batch to fill, in seconds.
+        max_queue: maximum number of waiting images.
+        on_batch: called after every forward pass with the batch size and the duration in seconds.
     """
 
     def __init__(
@@ -57,118 +62,120 @@ class Batcher:
         self.max_batch, self.max_wait, self.max_queue = max_batch, max_wait, max_queue
         self.on_batch = on_batch or (lambda size, seconds: None)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="weft-model")
-        self._waiting: deque[_Job] = deque()
+        self._queue: deque[_QueuedImage] = deque()
         self._arrived = asyncio.Event()
-        self._preparing = 0  # pictures that are about to arrive
-        self._gathered = 1  # size of the last batch: how much company there is
-        self._pace = 0.01  # seconds per picture, lately
+        self._reserved = 0  # images that are being decoded
+        self._last_batch_size = 1  # estimate of the number of concurrent images
+        self._seconds_per_image = 0.01  # moving average
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins; needs a running loop."""
-        self._task = asyncio.get_running_loop().create_task(self._work())
+        """Start the task that runs the batches; needs a running event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Ends; what still waits is cancelled."""
+        """Stop the task and cancel the waiting images."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        for job in self._waiting:
-            job.verdict.cancel()
-        self._waiting.clear()
+        for queued in self._queue:
+            queued.prediction.cancel()
+        self._queue.clear()
         self.thread.shutdown(wait=False, cancel_futures=True)
 
     @property
     def waiting(self) -> int:
-        """Pictures in the queue."""
-        return len(self._waiting)
+        """Number of images in the queue."""
+        return len(self._queue)
 
     @property
-    def taken(self) -> int:
-        """Pictures in the queue, and those that are being decoded for it."""
-        return len(self._waiting) + self._preparing
+    def pending(self) -> int:
+        """Number of images in the queue and of images that are being decoded for it."""
+        return len(self._queue) + self._reserved
 
     @property
-    def is_working(self) -> bool:
-        """Whether the task that computes is alive."""
+    def is_running(self) -> bool:
+        """Whether the task that runs the batches is alive."""
         return self._task is not None and not self._task.done()
 
     @contextlib.contextmanager
-    def preparing(self, count: int) -> Iterator[None]:
-        """Reserves places for pictures that are being decoded, so that what was decoded is never refused.
+    def reserve(self, count: int) -> Iterator[None]:
+        """Reserve room in the queue while `count` images are decoded, so that a decoded image is never refused.
 
         Raises:
-            Full: there are not so many.
+            QueueFull: the queue has less room.
         """
-        if self.taken + count > self.max_queue:
-            raise Full(max(self.taken * self._pace, 0.1))
-        self._preparing += count
+        if self.pending + count > self.max_queue:
+            raise QueueFull(max(self.pending * self._seconds_per_image, 0.1))
+        self._reserved += count
         try:
             yield
         finally:
-            self._preparing -= count
+            self._reserved -= count
             self._arrived.set()
 
-    async def answers(self, pictures: Sequence[Pixels], predictor: Predictor, overlay: bool) -> list[Verdict]:
-        """Waits for the verdicts. A caller that gives up takes its pictures out of the queue."""
+    async def predict(self, images: Sequence[Pixels], predictor: Predictor, overlay: bool) -> list[ImagePrediction]:
+        """Queue images and return their predictions. If the caller is cancelled, its images leave the queue."""
         loop = asyncio.get_running_loop()
-        jobs = [_Job(picture, predictor, overlay, loop.create_future()) for picture in pictures]
-        self._waiting.extend(jobs)
+        queued = [_QueuedImage(image, predictor, overlay, loop.create_future()) for image in images]
+        self._queue.extend(queued)
         self._arrived.set()
         try:
-            return list(await asyncio.gather(*(job.verdict for job in jobs)))
+            return list(await asyncio.gather(*(item.prediction for item in queued)))
         except BaseException:
-            for job in jobs:
-                job.verdict.cancel()
+            for item in queued:
+                item.prediction.cancel()
             raise
 
-    async def _work(self) -> None:
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            batch = await self._gather()
+            batch = await self._next_batch()
             if not batch:
                 continue
             begun = time.perf_counter()
-            pictures, predictor = [job.picture for job in batch], batch[0].predictor
-            answer = functools.partial(predictor.answer, pictures, overlay=batch[0].overlay)
+            images, predictor = [item.image for item in batch], batch[0].predictor
+            forward = functools.partial(predictor.predict, images, overlay=batch[0].overlay)
             try:
-                verdicts = await loop.run_in_executor(self.thread, answer)
+                predictions = await loop.run_in_executor(self.thread, forward)
             except Exception as error:
-                if not isinstance(error, ModelFault):
+                if isinstance(error, NonFiniteError):
+                    failure = ModelError(str(error))
+                else:
                     print(f"weft: the model failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-                    error = ModelFault("The model failed; the log of the service has the reason.")
-                for job in batch:
-                    if not job.verdict.done():
-                        job.verdict.set_exception(error)
+                    failure = ModelError("The model failed; see the log of the service.")
+                for item in batch:
+                    if not item.prediction.done():
+                        item.prediction.set_exception(failure)
                 continue
             seconds = time.perf_counter() - begun
-            self._gathered = len(batch)
-            self._pace += 0.1 * (seconds / len(batch) - self._pace)
+            self._last_batch_size = len(batch)
+            self._seconds_per_image += 0.1 * (seconds / len(batch) - self._seconds_per_image)
             self.on_batch(len(batch), seconds)
-            for job, verdict in zip(batch, verdicts, strict=True):
-                if not job.verdict.done():
-                    job.verdict.set_result(verdict)
+            for item, prediction in zip(batch, predictions, strict=True):
+                if not item.prediction.done():
+                    item.prediction.set_result(prediction)
 
-    async def _gather(self) -> list[_Job]:
-        """The next batch: all that waits, up to the most; one alone waits a little where others are to be expected."""
-        while not self._waiting:
+    async def _next_batch(self) -> list[_QueuedImage]:
+        """Return the next batch: all waiting images up to `max_batch`. Wait for more only if more are expected."""
+        while not self._queue:
             self._arrived.clear()
             await self._arrived.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.max_wait):
-                while len(self._waiting) < self.max_batch and self._expects_more():
+                while len(self._queue) < self.max_batch and self._expects_more():
                     self._arrived.clear()
                     await self._arrived.wait()
-        batch: list[_Job] = []
-        while self._waiting and len(batch) < self.max_batch:
-            job = self._waiting[0]
-            if not job.verdict.done():
-                if batch and (job.predictor is not batch[0].predictor or job.overlay is not batch[0].overlay):
-                    break  # an old model answers what was prepared for it; attention costs who asked for it
-                batch.append(job)
-            self._waiting.popleft()
+        batch: list[_QueuedImage] = []
+        while self._queue and len(batch) < self.max_batch:
+            item = self._queue[0]
+            if not item.prediction.done():
+                if batch and (item.predictor is not batch[0].predictor or item.overlay is not batch[0].overlay):
+                    break  # a batch has one model (another after a reload), and computes attention for all or none
+                batch.append(item)
+            self._queue.popleft()
         return batch
 
     def _expects_more(self) -> bool:
-        return self._preparing > 0 or len(self._waiting) < self._gathered
+        return self._reserved > 0 or len(self._queue) < self._last_batch_size

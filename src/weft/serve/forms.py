@@ -7,52 +7,58 @@ from pathlib import PurePosixPath
 
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 
-from weft.serve.guard import Refusal
-from weft.text import printable
+from weft.serve.guard import RequestError
+from weft.text import printable, reason_of
 
-FIELDS, FIELD_BYTES = 8, 1024  # parts of a form that are no files, and are skipped
-HEADER_BYTES = 4096  # of one line in the header of a part
+MAX_FIELDS, MAX_FIELD_BYTES = 8, 1024  # parts of a form without a file name; they are skipped
+MAX_HEADER_BYTES = 4096  # of one line in the header of a part
 
 
 @dataclass
-class Sent:
-    """One image of a request: the name that the client gave it, and its bytes."""
+class Upload:
+    """One uploaded image: the file name that the client sent, and the bytes of the file."""
 
     name: str
     data: bytes | bytearray
 
 
-def files_of(body: bytes | bytearray, content_type: str, max_images: int) -> list[Sent]:
-    """The files of a form, in their order. Takes time in proportion to the body, whatever its content.
+def parse_form(body: bytes | bytearray, content_type: str, max_images: int) -> list[Upload]:
+    """Return the files of a form in their order, in time proportional to the length of the body.
+
+    Args:
+        body: the complete body of the request.
+        content_type: its Content-Type header, with the boundary.
+        max_images: maximum number of files.
 
     Raises:
-        Refusal: the form is malformed, or has more than `max_images` files or none.
+        RequestError: the form is malformed, has more than `max_images` files, or has none.
     """
     boundary = parse_options_header(content_type)[1].get("boundary", "")
-    files: list[Sent] = []
+    uploads: list[Upload] = []
     part, is_file = bytearray(), False
     try:
         with PushMultipartParser(
-            boundary, max_header_size=HEADER_BYTES, max_segment_count=max_images + FIELDS, strict=True
+            boundary, max_header_size=MAX_HEADER_BYTES, max_segment_count=max_images + MAX_FIELDS, strict=True
         ) as parser:
             for event in parser.parse(body):
                 if isinstance(event, MultipartSegment):
                     part, is_file = bytearray(), event.filename is not None
                     if is_file:
-                        files.append(Sent(_name(event.filename or ""), part))
-                elif event is not None:  # None: the end of a part
+                        uploads.append(Upload(_file_name(event.filename or ""), part))
+                elif event is not None:  # None marks the end of a part
                     part += event
-                    if not is_file and len(part) > FIELD_BYTES:
-                        raise MultipartError(f"a field has more than {FIELD_BYTES} bytes")
-                if len(files) > max_images:
-                    raise Refusal(413, "too-many-images", f"A request may have {max_images} pictures; this has more.")
+                    if not is_file and len(part) > MAX_FIELD_BYTES:
+                        raise MultipartError(f"a field has more than {MAX_FIELD_BYTES} bytes")
+                if len(uploads) > max_images:
+                    raise RequestError(
+                        413, "too-many-images", f"A request must have at most {max_images} images; this one has more."
+                    )
     except (MultipartError, UnicodeError) as error:
-        text = printable(str(error))[:200].rstrip(".")
-        raise Refusal(400, "form", f"The form cannot be read: {text}.") from None
-    if not files:
-        raise Refusal(400, "no-image", "A form must have at least one file; this has none.")
-    return files
+        raise RequestError(400, "form", f"The multipart form cannot be parsed: {reason_of(error)}.") from None
+    if not uploads:
+        raise RequestError(400, "no-image", "A form must have at least one file; this one has none.")
+    return uploads
 
 
-def _name(filename: str) -> str:
-    return printable(PurePosixPath(filename).name)[:200] or "image"
+def _file_name(name: str) -> str:
+    return printable(PurePosixPath(name).name)[:200] or "image"

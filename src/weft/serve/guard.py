@@ -1,8 +1,8 @@
 """Middleware for every request: authentication, rate and size limits, response headers.
 
-A page of another site can make a person's browser send requests to a service on the same machine. So the Host header
-must be a name that the service goes by, an Origin header must be its own, and browsers are told to lend its pages to
-nobody.
+A page of another site can make a user's browser send requests to a service on the user's machine. Therefore the Host
+header must be a known name of the service, an Origin header must be that of the service, and the response headers
+forbid other sites to embed its pages.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
 }
-AGAIN, CLOSE = {"retry-after": "1"}, {"connection": "close"}
-LATER = 2  # seconds for which the rest of a body that is too long is thrown away, so that the client reads why
-OPEN_PATHS = ("/", "/live", "/ready", "/health")  # need no token; nor do the page's files
+RETRY_LATER, CLOSE = {"retry-after": "1"}, {"connection": "close"}
+DISCARD_SECONDS = 2  # time to discard the rest of a body that is too long, so that the client reads the response
+PUBLIC_PATHS = ("/", "/live", "/ready", "/health")  # need no token; neither do the files of the page
 
 
-class Refusal(Exception):
-    """A request that gets an error for an answer.
+class RequestError(Exception):
+    """A request that is answered with an error response.
 
     Attributes:
-        status: of HTTP.
-        code: a word for programs.
-        message: a sentence for people.
-        headers: of the answer.
+        status: HTTP status code.
+        code: stable identifier of the error, for programs.
+        message: description of the error, for people.
+        headers: additional headers of the response.
     """
 
     def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
@@ -60,36 +60,43 @@ class Refusal(Exception):
         self.status, self.code, self.message, self.headers = status, code, message, headers or {}
 
 
-def refused(refusal: Refusal, request_id: str) -> JSONResponse:
-    """The answer: `{"error": {"code", "message", "request_id"}}`."""
-    error = {"code": refusal.code, "message": refusal.message, "request_id": request_id}
-    return JSONResponse({"error": error}, refusal.status, headers=refusal.headers)
+def error_response(error: RequestError, request_id: str) -> JSONResponse:
+    """Return the response for an error, `{"error": {"code", "message", "request_id"}}`."""
+    content = {"code": error.code, "message": error.message, "request_id": request_id}
+    return JSONResponse({"error": content}, error.status, headers=error.headers)
 
 
-async def busy(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-    """ASGI: what a connection gets that is one too many."""
-    refusal = Refusal(503, "busy", "Too many clients are connected; try again.", {**HEADERS, **AGAIN, **CLOSE})
-    await refused(refusal, uuid.uuid4().hex[:12])(scope, receive, send)
+async def refuse_connection(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    """Answer every request with status 503; the ASGI application of connections above the limit."""
+    headers = {**HEADERS, **RETRY_LATER, **CLOSE}
+    error = RequestError(503, "busy", "Too many clients are connected; try again later.", headers)
+    await error_response(error, uuid.uuid4().hex[:12])(scope, receive, send)
 
 
-class Guesses:
-    """How often each client may send a wrong token: `burst` times, then once in `seconds`.
+class TokenGuesses:
+    """Rate limit on wrong tokens, for each client: `burst` at first, then one every `seconds`.
 
-    A client is an IPv4 address or an IPv6 network of 64 bits. While it may not guess, it does not learn whether a guess
-    is right. Clients behind a proxy count as one, unless the service knows the proxy (`Settings.proxies`).
+    A client is an IPv4 address or an IPv6 network of 64 bits. While a client is above the limit, it is refused before
+    its token is checked, so that it does not learn whether a guess is right. Clients behind a proxy count as one,
+    unless the service trusts the proxy (`Settings.proxies`).
+
+    Args:
+        burst: number of wrong tokens without a delay.
+        seconds: time after which one more wrong token is allowed.
+        clients: maximum number of clients to remember; the one whose last guess is oldest is dropped first.
     """
 
     def __init__(self, burst: int = 10, seconds: float = 6.0, clients: int = 10_000) -> None:
         self.burst, self.seconds, self.clients = burst, seconds, clients
-        self._full_at: OrderedDict[str, float] = OrderedDict()  # when a client will have all its guesses back
+        self._full_at: OrderedDict[str, float] = OrderedDict()  # time at which a client has its full burst again
 
     def wait(self, client: str) -> float:
-        """Seconds until the client may guess again; 0 for now."""
-        owed = self._full_at.get(client, 0.0) - time.monotonic()
-        return max(owed - (self.burst - 1) * self.seconds, 0.0)
+        """Return the number of seconds until the client may send another token; 0 if it may now."""
+        debt = self._full_at.get(client, 0.0) - time.monotonic()
+        return max(debt - (self.burst - 1) * self.seconds, 0.0)
 
     def count(self, client: str) -> None:
-        """A wrong guess."""
+        """Count a wrong token."""
         self._full_at[client] = max(self._full_at.get(client, 0.0), time.monotonic()) + self.seconds
         self._full_at.move_to_end(client)
         while len(self._full_at) > self.clients:
@@ -97,27 +104,27 @@ class Guesses:
 
 
 class Guard:
-    """ASGI: checks a request, hands it on, and sees that an answer comes out whatever happens.
+    """ASGI middleware that checks a request, calls the application, and sends an error response if it fails.
 
     Args:
-        app: what answers.
+        app: the ASGI application.
         settings: of the service.
-        on_answer: told of every answer: method, path, status, seconds, and the request's id.
+        on_response: called after every response with the method, path, status, seconds and ID of the request.
     """
 
-    def __init__(self, app: Any, settings: Settings, on_answer: Callable[[str, str, int, float, str], None]) -> None:
-        self.app, self.settings, self.on_answer = app, settings, on_answer
-        self.guesses = Guesses()
+    def __init__(self, app: Any, settings: Settings, on_response: Callable[[str, str, int, float, str], None]) -> None:
+        self.app, self.settings, self.on_response = app, settings, on_response
+        self.guesses = TokenGuesses()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         request_id, begun, status = uuid.uuid4().hex[:12], time.perf_counter(), 0
         scope.setdefault("state", {})["request_id"] = request_id
 
-        async def carry(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -130,91 +137,96 @@ class Guard:
 
         try:
             self._check(Request(scope))
-            await self.app(scope, receive, carry)
-        except Refusal as refusal:
-            await refused(refusal, request_id)(scope, receive, carry)
+            await self.app(scope, receive, send_with_headers)
+        except RequestError as error:
+            await error_response(error, request_id)(scope, receive, send_with_headers)
         except ClientDisconnect:
-            status = status or 499  # nobody is there to be answered
+            status = status or 499  # for the log and the metrics; the client has closed the connection
         except Exception:
             print(f"weft: request {request_id} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
             if status == 0:
-                fault = Refusal(500, "internal", "The service failed; its log has the reason under this request_id.")
-                await refused(fault, request_id)(scope, receive, carry)
+                text = "The service failed; its log has the reason under this request_id."
+                error = RequestError(500, "internal", text)
+                await error_response(error, request_id)(scope, receive, send_with_headers)
         finally:
-            self.on_answer(scope["method"], scope["path"], status, time.perf_counter() - begun, request_id)
+            self.on_response(scope["method"], scope["path"], status, time.perf_counter() - begun, request_id)
 
     def _check(self, request: Request) -> None:
         hosts = request.headers.getlist("host")
         name = _host_name(hosts[0]) if len(hosts) == 1 else None
-        if name is None or not self.settings.answers_to(name):
-            raise Refusal(
+        if name is None or not self.settings.accepts_host(name):
+            raise RequestError(
                 421,
                 "unknown-host",
-                "The Host header must be a name that this service goes by. Start it with --name NAME to add one.",
+                "The Host header must be a host name of this service. Start the service with --name NAME to add one.",
             )
         origins = request.headers.getlist("origin")
         is_foreign = any(_origin_host(origin) != hosts[0].lower() for origin in origins)
         is_page = request.method in ("GET", "HEAD")
         if is_foreign or (not is_page and request.headers.get("sec-fetch-site") in ("cross-site", "same-site")):
-            raise Refusal(403, "foreign-origin", "Pages of other sites may not use this service.")
-        if self.settings.token is not None and not _is_open(request.scope["path"]):
+            raise RequestError(403, "foreign-origin", "Pages of other sites must not send requests to this service.")
+        if self.settings.token is not None and not _is_public(request.scope["path"]):
             self._check_token(request, self.settings.token)
 
     def _check_token(self, request: Request, token: str) -> None:
-        client = _network(request.client.host if request.client else "")
+        client = _client_of(request.client.host if request.client else "")
         if (seconds := self.guesses.wait(client)) > 0:
-            later = {"retry-after": str(math.ceil(seconds))}
-            raise Refusal(429, "token-guesses", "Too many wrong tokens came from this client; try again later.", later)
+            headers = {"retry-after": str(math.ceil(seconds))}
+            text = "This client has sent too many wrong tokens; try again later."
+            raise RequestError(429, "token-guesses", text, headers)
         given = request.headers.get("authorization")
         if given is not None and hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             return
         if given is not None:
             self.guesses.count(client)
-        raise Refusal(
+        raise RequestError(
             401,
             "token",
-            "This service asks for a token: send 'Authorization: Bearer TOKEN'.",
+            "This service requires a token; send the header 'Authorization: Bearer TOKEN'.",
             {"www-authenticate": "Bearer"},
         )
 
 
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith("/page/")
+def _is_public(path: str) -> bool:
+    return path in PUBLIC_PATHS or path.startswith("/page/")
 
 
-def _network(address: str) -> str:
-    """The client that an address belongs to: a household has 64 bits of IPv6."""
+def _client_of(address: str) -> str:
+    """Return the network that identifies a client: an IPv4 address, or 64 bits of IPv6, as one household has."""
     try:
         ip = ipaddress.ip_address(address)
-    except ValueError:  # a socket of this machine
+    except ValueError:  # a Unix socket
         return address
     return str(ipaddress.ip_network((ip, 64 if ip.version == 6 else 32), strict=False))
 
 
 def _host_name(host: str) -> str | None:
-    """The name in a Host header, without its port; None for what is no host."""
+    """Return the name in a Host header without the port, or None if the header is not valid."""
     try:
         parts = urlsplit(f"//{host}")
         is_bare = not (parts.path or parts.query or parts.fragment or parts.username is not None)
-        _ = parts.port  # not a number: ValueError
+        _ = parts.port  # raises a ValueError if it is not a number
     except ValueError:
         return None
     return parts.hostname if is_bare else None
 
 
 def _origin_host(origin: str) -> str | None:
-    """The host and port of an Origin header; None for what is no address of a page."""
+    """Return the host and port of an Origin header, or None if the header is not a valid URL."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
         return None
 
 
-class Intake:
-    """Receives bodies: counted while they come, against a clock, and never more at once than memory allows.
+class BodyReader:
+    """Reads request bodies with limits on their length, their duration and the memory of all bodies together.
+
+    Args:
+        settings: of the service.
 
     Attributes:
-        held: bytes that are being received or decoded.
+        held: number of bytes of all bodies that are being received or decoded.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -223,23 +235,22 @@ class Intake:
 
     @contextlib.asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytearray]:
-        """The body of a request, to be used inside.
+        """Yield the body of a request; it counts as held until the block ends.
 
         Raises:
-            Refusal: it is too long, too slow, packed, or too many come at once.
-            ClientDisconnect: the client has left.
+            RequestError: the body is compressed, too long or too slow, or all bodies together are too large.
+            ClientDisconnect: the client has closed the connection.
         """
         if request.headers.get("content-encoding", "identity") != "identity":
-            raise Refusal(415, "packed", "Send the body as it is, without Content-Encoding.")
+            raise RequestError(415, "packed", "The body must not be compressed; send it without Content-Encoding.")
         parts = bytearray()
         try:
             try:
                 async with asyncio.timeout(self.settings.read_timeout):
                     await self._receive(request, parts)
             except TimeoutError:
-                seconds = self.settings.read_timeout
-                text = f"A request must have come within {seconds:g} seconds."
-                raise Refusal(408, "too-slow", text, CLOSE) from None
+                text = f"The request must be received within {self.settings.read_timeout:g} seconds; it was not."
+                raise RequestError(408, "too-slow", text, CLOSE) from None
             yield parts
         finally:
             self.held -= len(parts)
@@ -254,18 +265,24 @@ class Intake:
             if len(parts) > self.settings.max_bytes:
                 raise await self._too_large(request)
             if self.held > max(HELD_BYTES, self.settings.max_bytes):
-                raise Refusal(503, "busy", "Too much is being received at once; try again.", AGAIN | CLOSE)
+                text = "The service is receiving too much data at the moment; try again later."
+                raise RequestError(503, "busy", text, RETRY_LATER | CLOSE)
 
-    async def _too_large(self, request: Request) -> Refusal:
-        await _thrown_away(request)
-        most = self.settings.max_bytes
-        text = f"A request may have {most:,} bytes; this has more. Send fewer or smaller pictures."
-        return Refusal(413, "too-large", text, CLOSE)
+    async def _too_large(self, request: Request) -> RequestError:
+        await _discard_rest(request)
+        text = (
+            f"A request must have at most {self.settings.max_bytes:,} bytes; this one has more. Send fewer or smaller"
+            " images."
+        )
+        return RequestError(413, "too-large", text, CLOSE)
 
 
-async def _thrown_away(request: Request) -> None:
-    """Receives what is left, for a while: a connection that is closed before takes its answer with it."""
+async def _discard_rest(request: Request) -> None:
+    """Receive and discard the rest of a body for DISCARD_SECONDS.
+
+    If the connection is closed while the client still sends, the client does not receive the response.
+    """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LATER):
+        async with asyncio.timeout(DISCARD_SECONDS):
             while (message := await request.receive())["type"] == "http.request" and message.get("more_body"):
                 pass

@@ -2,7 +2,8 @@
 
     serve run weft.serve.on_ray:application run=/shared/runs/photos replicas=4
 
-Every copy is the application of `weft serve`, with its batching and its limits; all machines must see the model.
+Every replica is the application of `weft serve`, with its batching and its limits. All machines must be able to read
+the model.
 """
 
 from __future__ import annotations
@@ -22,34 +23,35 @@ except ImportError as error:
     command = install_command("serve,ray")
     raise UsageError(f"ray[serve] is needed for this, and is not installed. Run: {command}") from error
 
-# of a single machine, or not to be read in a list of processes
-HERE = ("host", "port", "workers", "drain", "grace", "token", "is_open", "log")
+# settings that concern a single machine, or that must not be visible in a list of processes
+NOT_SUPPORTED = ("host", "port", "workers", "drain", "grace", "token", "is_open", "log")
 
 
 def application(args: Mapping[str, str]) -> serve.Application:
-    """What `serve run` and `serve.run` take.
+    """Return the application for `serve run` and `serve.run`.
+
+    Clients must send the token in the environment variable WEFT_TOKEN of this process. If it is not set, the service
+    has no authentication.
 
     Args:
-        args: `run`, `replicas` (default: 1), and whatever else is in `Settings` and not of a single machine, as text;
-            `names` and `proxies` with commas between.
-
-    The token that clients must send is that of the environment variable WEFT_TOKEN here; without it there is none.
+        args: values as text: `run`, `replicas` (default: 1), and any field of `Settings` that is not in NOT_SUPPORTED;
+            `names` and `proxies` are separated by commas.
 
     Raises:
-        UsageError: a word that does not fit.
+        UsageError: an unknown name, a value that is out of range, or no `run`.
     """
-    words = dict(args)
-    replicas = int(words.pop("replicas", 1))
-    kinds = {field.name: field.type for field in dataclasses.fields(Settings) if field.name not in HERE}
-    for word in words:
-        if word not in kinds:
-            raise unknown("setting", word, [*kinds, "replicas"], "weft.serve.Settings")
-    if "run" not in words:
-        raise UsageError("run must name what is served: run=/shared/runs/photos.")
+    texts = dict(args)
+    replicas = int(texts.pop("replicas", 1))
+    types = {field.name: field.type for field in dataclasses.fields(Settings) if field.name not in NOT_SUPPORTED}
+    for name in texts:
+        if name not in types:
+            raise unknown("setting", name, [*types, "replicas"], "weft.serve.Settings")
+    if "run" not in texts:
+        raise UsageError("run must be the run or model directory to serve; got none. Pass run=/shared/runs/photos.")
     token = os.environ.get(TOKEN) or None
     plugins = os.environ.get(PLUGINS, "")
-    given = {name: _read(name, str(kinds[name]), text) for name, text in words.items()}
-    settings = Settings(**given, host="0.0.0.0", token=token, is_open=token is None)
+    values = {name: _parse(name, str(types[name]), text) for name, text in texts.items()}
+    settings = Settings(**values, host="0.0.0.0", token=token, is_open=token is None)
 
     def build() -> Any:
         from weft.serve.app import create_app
@@ -57,12 +59,12 @@ def application(args: Mapping[str, str]) -> serve.Application:
         os.environ[PLUGINS] = plugins
         return create_app(settings)
 
-    waiting = settings.max_queue + settings.max_batch
-    copies = serve.deployment(num_replicas=replicas, max_ongoing_requests=waiting)(serve.ingress(build)())
-    return copies.bind()
+    max_requests = settings.max_queue + settings.max_batch
+    deployment = serve.deployment(num_replicas=replicas, max_ongoing_requests=max_requests)(serve.ingress(build)())
+    return deployment.bind()
 
 
-def _read(name: str, kind: str, text: str) -> Any:
+def _parse(name: str, kind: str, text: str) -> Any:
     if name in ("names", "proxies"):
         return tuple(text.split(","))
     try:

@@ -1,4 +1,4 @@
-"""Run the application on uvicorn, in one process or several, until a signal ends it."""
+"""Run the application on uvicorn, in one process or several, until a signal stops it."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from weft.errors import UsageError
-from weft.serve.app import Service, create_app, opened, say
-from weft.serve.metrics import SHARED
-from weft.serve.predictor import Predictor
+from weft.inference.predictor import Predictor
+from weft.serve.app import Service, create_app, load_predictor, log
+from weft.serve.metrics import MULTIPROC_DIR
 from weft.serve.protocol import GuardedProtocol
 from weft.serve.settings import Settings
 
-ENVIRONMENT = "WEFT_SERVE"  # holds the settings for the processes that this one starts
+SETTINGS_VARIABLE = "WEFT_SERVE"  # environment variable with the settings, for the worker processes
 
 
 def serve(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT; then finishes what it accepted. SIGHUP loads the model anew.
+    """Serve until SIGTERM or SIGINT, then answer all accepted requests and return. SIGHUP reloads the model.
 
-    A service that other machines can reach gets a token, if it has none.
+    A service that is reachable from other machines gets a random token if the settings have none.
 
     Raises:
-        UsageError: a port in use, an address that is not this machine's, a runtime that is missing.
-        CheckpointError: no model there, or one that cannot be read.
+        UsageError: the port is in use, the address is not one of this machine, or the runtime is not installed.
+        CheckpointError: the model is missing or cannot be read.
     """
     if not (settings.is_private or settings.is_open) and settings.token is None:
         settings = replace(settings, token=secrets.token_urlsafe(24))
-    with _listening(settings) as sock:
+    with _listening_socket(settings) as sock:
         host, port = sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{settings.host if settings.host == 'localhost' else shown}:{port}"
@@ -51,36 +51,36 @@ def serve(settings: Settings) -> None:
             _use_threads(settings)
             app = create_app(settings)
             service = app.state.service
-            _Server(_config(settings, app), service, lambda: _tell(settings, service.predictor, url)).run([sock])
+            _Server(_config(settings, app), service, lambda: _announce(settings, service.predictor, url)).run([sock])
         else:
-            facts = opened(settings)  # what cannot be served is told here, once
-            _serve_in_processes(settings, sock, lambda: _tell(settings, facts, url))
+            predictor = load_predictor(settings)  # report a model that cannot be served once, before the workers start
+            _serve_in_processes(settings, sock, lambda: _announce(settings, predictor, url))
 
 
 def _serve_in_processes(settings: Settings, sock: socket.socket, on_start: Callable[[], None]) -> None:
     threads = settings.threads or max((os.cpu_count() or 1) // settings.workers, 1)
-    os.environ[ENVIRONMENT] = json.dumps(asdict(replace(settings, threads=threads)))
+    os.environ[SETTINGS_VARIABLE] = json.dumps(asdict(replace(settings, threads=threads)))
     with tempfile.TemporaryDirectory(prefix="weft-serve-") as folder:
-        os.environ[SHARED] = folder
+        os.environ[MULTIPROC_DIR] = folder
         config = _config(settings, "weft.serve.server:from_environment")
-        processes = _Processes(config, [sock])  # hears signals from here on
+        supervisor = _Supervisor(config, [sock])  # installs the signal handlers
         on_start()
-        processes.run()
+        supervisor.run()
 
 
 def from_environment() -> Any:
-    """The application of one of several processes."""
-    words = json.loads(os.environ[ENVIRONMENT])
-    settings = Settings(**{**words, "names": tuple(words["names"]), "proxies": tuple(words["proxies"])})
+    """Return the application of a worker process, with the settings in the environment."""
+    values = json.loads(os.environ[SETTINGS_VARIABLE])
+    settings = Settings(**{**values, "names": tuple(values["names"]), "proxies": tuple(values["proxies"])})
     _use_threads(settings)
     app = create_app(settings)
-    _drain_first(app.state.service)
+    _drain_on_sigterm(app.state.service)
     threading.Thread(target=_end_with_parent, args=(settings,), daemon=True).start()
     return app
 
 
 def _end_with_parent(settings: Settings) -> None:
-    """Stops this process when the one that started it is gone: nobody else could, and it would keep the port."""
+    """Stop this process when its parent has ended; otherwise it would run forever and keep the port."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
@@ -89,8 +89,8 @@ def _end_with_parent(settings: Settings) -> None:
         os._exit(143)
 
 
-def _drain_first(service: Service) -> None:
-    """Puts the time between unready and closed before what uvicorn, whose handlers are in place, does on SIGTERM."""
+def _drain_on_sigterm(service: Service) -> None:
+    """Delay uvicorn's handler of SIGTERM by the drain time. uvicorn has installed its handlers already."""
     close, loop = signal.getsignal(signal.SIGTERM), asyncio.get_running_loop()
 
     def stop(sig: int, frame: FrameType | None) -> None:
@@ -125,12 +125,12 @@ def _config(settings: Settings, app: Any) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Stops in two steps: first it says that it is not ready, then it closes its door. Its end is no error.
+    """Server that shuts down in two steps: `/ready` returns 503, then the port is closed. The exit code is 0.
 
     Args:
-        config: uvicorn's.
-        service: what it runs.
-        on_start: called when it answers, and signals are heard.
+        config: of uvicorn.
+        service: the state of the application.
+        on_start: called when the server accepts requests and handles signals.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, on_start: Callable[[], None]) -> None:
@@ -140,12 +140,12 @@ class _Server(uvicorn.Server):
         self.stop_at: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Opens the door, and tells of it."""
+        """Start to accept requests, then call `on_start`."""
         await super().startup(sockets)
         self.on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the end, a second one hurries it."""
+        """Begin to drain at the first signal; stop immediately at the second one."""
         if self.stop_at is None:
             self.service.is_draining = True
             self.stop_at = time.monotonic() + (0 if sig == signal.SIGINT else self.service.settings.drain)
@@ -153,58 +153,67 @@ class _Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Asked every tenth of a second whether it is time to go."""
+        """Return whether to stop; uvicorn calls this method ten times a second."""
         if self.stop_at is not None and time.monotonic() >= self.stop_at:
             self.should_exit = True
         return await super().on_tick(counter)
 
 
-class _Processes(Multiprocess):
-    """Starts one anew that dies. SIGHUP goes to all of them: each changes its model while it answers."""
+class _Supervisor(Multiprocess):
+    """Parent of the worker processes: restarts workers that have crashed, and forwards SIGHUP to all of them."""
 
     def keep_subprocess_alive(self) -> None:
-        """Asks each for its health. The child's end of the line is open here, too, and would hide that it is gone."""
+        """Check the health of every worker.
+
+        The parent also holds the child's end of each pipe. It is closed here; otherwise the parent would not notice
+        that a worker has crashed.
+        """
         for process in self.processes:
             process.child_conn.close()
         super().keep_subprocess_alive()
 
     def handle_hup(self) -> None:
-        """Hands it on."""
+        """Forward SIGHUP, so that every worker reloads its model while it serves."""
         for process in self.processes:
-            if process.pid is not None and process.is_ready(timeout=1):  # before, the signal would end it
+            if process.pid is not None and process.is_ready(timeout=1):  # before that, the signal would end the worker
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def _listening(settings: Settings) -> Iterator[socket.socket]:
-    """The socket; it listens from the first moment, so that who calls while a model is loaded waits and is answered."""
-    where = f"{settings.host}:{settings.port}"
+def _listening_socket(settings: Settings) -> Iterator[socket.socket]:
+    """Yield a socket that already listens, so that clients that connect while the model is loaded wait for it."""
+    address_text = f"{settings.host}:{settings.port}"
     try:
         family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind)
     except OSError as error:
-        raise UsageError(f"host must be a name or address of this machine; {where}: {error.strerror}.") from error
+        raise UsageError(
+            f"--host must be a name or address of this machine; {address_text}: {error.strerror}."
+        ) from error
     with sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind(address)
         except OSError as error:
             raise UsageError(
-                f"host and port must be free and this machine's; {where}: {error.strerror}. Pass another --port, or 0"
-                " for any."
+                f"--host must be an address of this machine and --port a free port; {address_text}: {error.strerror}."
+                " Pass another --port, or 0 for any free port."
             ) from error
         sock.listen(2048)
         sock.set_inheritable(True)
         yield sock
 
 
-def _tell(settings: Settings, predictor: Predictor, url: str) -> None:
-    facts = predictor.facts
-    by = "" if settings.workers == 1 else f", by {settings.workers} processes"
-    say(f"{facts['architecture']}, {len(facts['classes'])} classes, {facts['runtime']} {facts['precision']}{by}.")
+def _announce(settings: Settings, predictor: Predictor, url: str) -> None:
+    metadata = predictor.metadata
+    workers = "" if settings.workers == 1 else f", {settings.workers} workers"
+    log(
+        f"serving {metadata['architecture']}, {len(metadata['classes'])} classes, {metadata['runtime']}"
+        f" {metadata['precision']}{workers}."
+    )
     secret = f"/#token={settings.token}" if settings.token is not None else "/"
-    say(f"open {url}{secret}  (Ctrl-C ends it)")
+    log(f"open {url}{secret}  (press Ctrl-C to stop)")
     if not settings.is_private:
-        guarded = "asks for a token" if settings.token is not None else "asks for no token"
-        say(f"other machines can reach this service; it {guarded} and has no TLS: put a proxy with HTTPS before it.")
+        token = "requires a token" if settings.token is not None else "requires no token"
+        log(f"the service is reachable from other machines, {token} and has no TLS; use a reverse proxy with HTTPS.")

@@ -1,4 +1,4 @@
-"""Settings of the service. No torch: the command line imports this module."""
+"""Settings of the service. Does not import torch, because the command line imports this module."""
 
 from __future__ import annotations
 
@@ -6,47 +6,52 @@ import ipaddress
 import os
 from dataclasses import dataclass
 
+from weft.data.images.limits import MAX_PIXELS
 from weft.errors import UsageError
 
 RUNTIMES = ("auto", "torch", "openvino", "onnx")
-TOKEN = "WEFT_TOKEN"  # the environment variable that holds it
-CONNECTIONS, CONNECTION_BYTES = 1000, 512 << 10  # of one process: what each may have sent unread, and its buffers
+TOKEN = "WEFT_TOKEN"  # environment variable with the token
+CONNECTIONS, CONNECTION_BYTES = 1000, 512 << 10  # per process; unread bytes and buffers of one connection
 HELD_BYTES = 256 << 20  # of all bodies that are being received or decoded; of forms there is a second copy
-DECODER_BYTES, DECODER_BYTES_PER_PIXEL = 64 << 20, 32  # 22 were the most of 400 kinds of files, a WebP with alpha
+# of one decoder process; the most that was measured for 400 kinds of files is 22 bytes per pixel, for a WebP with alpha
+DECODER_BYTES, DECODER_BYTES_PER_PIXEL = 64 << 20, 32
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A service.
+    """Settings of a service: the model, the address, and the limits on requests.
 
     Attributes:
-        run: a run directory, a model directory or an export.
-        host: address to listen on; a name or an IP address.
-        port: 0 for any free one.
-        runtime: what answers: one of RUNTIMES; `auto`: the quickest export beside the model, else torch.
+        run: a run directory, a model directory, an export, or the name of a public model.
+        host: address to listen on; a host name or an IP address.
+        port: 0 for any free port.
+        runtime: inference runtime, one of RUNTIMES. `auto` is the fastest export of the model, or else torch.
         device: `auto`, `cpu` or `cuda`, for torch.
         precision: `fp32` or `bf16`, for torch.
-        threads: to compute with, per process; None for all cores, shared among the processes.
-        workers: processes, each with a model of its own.
-        max_batch: pictures in one forward pass.
-        max_wait_ms: how long the first picture waits for company.
-        max_queue: pictures that may wait; more are refused with 429.
-        max_bytes: of the body of one request.
-        max_pixels: of one picture (height x width), judged by its header.
-        max_images: in one request.
-        decoders: processes that turn uploads into pixels, for each of `workers`; None for one per core, at most 4.
-        decode_timeout: seconds after which an image's decoder is killed, and the image refused.
-        read_timeout: seconds in which a request must have come.
-        timeout: seconds in which it is answered.
-        drain: seconds for which a stopping service still listens, unready, so that a balancer notices.
-        grace: seconds after which what is still running is given up.
-        names: more names under which the service may be asked for, as in the Host header.
-        proxies: addresses of the proxies in front, whose header X-Forwarded-For is believed.
-        token: what a client must send as `Authorization: Bearer TOKEN`; None for nothing on this machine, and for a
-            token made up at the start where other machines reach it.
-        is_open: no token is asked for, wherever a client is.
-        log: a line on stderr for every answer.
+        reject_at_error: reject predictions below the confidence at which this share of the held-out images was
+            classified wrongly, from 0 to 1; None rejects none.
+        threads: compute threads per process; None for all cores, divided among the processes.
+        workers: server processes, each with its own model.
+        max_batch: maximum number of images per forward pass.
+        max_wait_ms: maximum time to wait for a batch to fill, in ms.
+        max_queue: maximum number of waiting images; more are refused with status 429.
+        max_bytes: maximum size of the body of a request.
+        max_pixels: maximum height x width of an image, read from its header. It determines `decoder_memory`.
+        max_images: maximum number of images per request.
+        decoders: image decoder processes per worker; None for one per core, at most 4.
+        decode_timeout: seconds after which the decoder of an image is killed and the image refused.
+        read_timeout: maximum number of seconds to receive a request.
+        timeout: maximum number of seconds to compute a response.
+        drain: seconds between the start of a shutdown and the closing of the port. Meanwhile `/ready` returns 503, so
+            that a load balancer stops sending requests.
+        grace: seconds to finish accepted requests during a shutdown; after that they are cancelled.
+        names: additional host names that clients may send in the Host header.
+        proxies: addresses of trusted proxies, whose X-Forwarded-For header is used.
+        token: token that clients must send as `Authorization: Bearer TOKEN`. None: no token on a loopback address, and
+            a random token on any other.
+        is_open: disable authentication, also for remote clients.
+        log: write a line to stderr for every response.
     """
 
     run: str
@@ -55,13 +60,14 @@ class Settings:
     runtime: str = "auto"
     device: str = "auto"
     precision: str = "fp32"
+    reject_at_error: float | None = None
     threads: int | None = None
     workers: int = 1
     max_batch: int = 32
     max_wait_ms: float = 5.0
     max_queue: int = 128
     max_bytes: int = 10 << 20
-    max_pixels: int = 25_000_000
+    max_pixels: int = MAX_PIXELS
     max_images: int = 16
     decoders: int | None = None
     decode_timeout: float = 10.0
@@ -76,7 +82,11 @@ class Settings:
     log: bool = False
 
     def __post_init__(self) -> None:
-        """Raises a UsageError for what does not fit."""
+        """Check all values.
+
+        Raises:
+            UsageError: a value is out of range, or two values contradict each other.
+        """
         if self.runtime not in RUNTIMES:
             raise UsageError(f"runtime must be one of {', '.join(RUNTIMES)}; got {self.runtime!r}.")
         if not 0 <= self.port <= 65535:
@@ -88,44 +98,48 @@ class Settings:
             raise UsageError(f"decoders must be at least 1; got {self.decoders}.")
         for name in ("read_timeout", "timeout", "grace", "decode_timeout"):
             if not 0 < getattr(self, name) <= 3600:
-                raise UsageError(f"{name} is in seconds, above 0 and at most 3600; got {getattr(self, name)}.")
+                raise UsageError(f"{name} must be above 0 and at most 3600 seconds; got {getattr(self, name)}.")
         if not 0 <= self.drain <= 600:
-            raise UsageError(f"drain is in seconds, 0 to 600; got {self.drain}.")
+            raise UsageError(f"drain must be from 0 to 600 seconds; got {self.drain}.")
         if not 0 <= self.max_wait_ms <= 1000:
-            raise UsageError(f"max_wait_ms is in milliseconds, 0 to 1000; got {self.max_wait_ms}.")
+            raise UsageError(f"max_wait_ms must be from 0 to 1000 milliseconds; got {self.max_wait_ms}.")
         if self.is_open and self.token is not None:
-            raise UsageError("Either a token is asked for or none; got both WEFT_TOKEN and no token. Leave one out.")
+            raise UsageError(
+                "Authentication must be either on or off; got both WEFT_TOKEN and --no-token. Leave one out."
+            )
         if self.max_queue < self.max_images:
             raise UsageError(
-                f"max_queue must hold the pictures of one request, max_images={self.max_images}; got {self.max_queue}."
+                f"max_queue must be at least max_images, {self.max_images}, so that one request fits;"
+                f" got {self.max_queue}."
             )
 
     @property
     def decoder_count(self) -> int:
-        """Decoders of each worker."""
+        """Number of decoder processes of each worker."""
         return self.decoders or min(max((os.cpu_count() or 1) // self.workers, 1), 4)
 
     @property
     def decoder_memory(self) -> int:
-        """Bytes that one decoder may take beyond its own code."""
+        """Limit on the memory of one decoder process, in bytes beyond what it uses at rest."""
         return DECODER_BYTES + DECODER_BYTES_PER_PIXEL * self.max_pixels
 
     @property
-    def most_memory(self) -> int:
-        """Bytes that clients can make the service take, beyond what it takes at rest."""
+    def max_memory(self) -> int:
+        """Maximum memory that requests can make the service use, in bytes beyond what it uses at rest."""
         held = 2 * max(HELD_BYTES, self.max_bytes)
         return self.workers * (held + CONNECTIONS * CONNECTION_BYTES + self.decoder_count * self.decoder_memory)
 
     @property
     def is_private(self) -> bool:
-        """Whether only programs of this machine reach it."""
+        """Whether the service is reachable from this machine only."""
         return is_loopback(self.host)
 
-    def answers_to(self, name: str) -> bool:
-        """Whether a request may have been sent to this host name or address.
+    def accepts_host(self, name: str) -> bool:
+        """Return whether a Host header may have this host name or address.
 
-        A page from elsewhere can make a browser call this service under a name of its own that it points here (DNS
-        rebinding); it cannot do so under an address. So every name has to be known.
+        This check prevents DNS rebinding: a foreign page points its own host name to the address of this service, and
+        the browser then treats the service as part of that page. Such a page needs a host name; it cannot use an
+        address. So host names must be known, and addresses are accepted.
         """
         name = name.lower().strip("[]")
         if name in (*LOOPBACK, self.host.lower(), *(known.lower() for known in self.names)):
@@ -134,7 +148,7 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's own."""
+    """Return whether a host name or address is a loopback address."""
     if host == "localhost":
         return True
     return _is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from weft.study.comparing import compare as compare
+    from weft.study.comparison import compare as compare
     from weft.study.outcome import Comparison as Comparison
     from weft.study.plan import Study as Study
     from weft.study.plan import load_study as load_study
@@ -19,7 +19,7 @@ _HOMES = {
     "Comparison": "weft.study.outcome",
     "Study": "weft.study.plan",
     "StudyResult": "weft.study.result",
-    "compare": "weft.study.comparing",
+    "compare": "weft.study.comparison",
     "load_study": "weft.study.plan",
     "run_study": "weft.study.run",
     "study_names": "weft.study.plan",

@@ -3,45 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-SHARES = (0.25, 0.5, 1.0)  # of the epochs, after which the worse half stops
+SHARES = (0.25, 0.5, 1.0)  # of the epochs; after each, the worse half of the candidates stops
 MOST_EPOCHS = 10_000
 
 
 class Price(NamedTuple):
-    """Seconds that a candidate takes.
+    """Time that a candidate takes, in seconds.
 
     Attributes:
-        epoch: of an epoch, with its evaluation.
-        start: of a stage beside its epochs: starting, reading the data, measuring what was trained.
+        epoch: an epoch with its evaluation.
+        start: overhead of a stage: start of the process, reading the dataset, final measurements.
     """
 
     epoch: float
     start: float
 
 
+class Stopwatch:
+    """Time that a comparison has used, in seconds.
+
+    Args:
+        before: time that earlier calls have used.
+        now: clock in seconds.
+    """
+
+    def __init__(self, before: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
+        self.now, self._began = now, now() - before
+
+    def spent(self) -> float:
+        """Return the time used so far."""
+        return self.now() - self._began
+
+
 def stages_of(epochs: int) -> list[int]:
-    """The epochs after which the worse half stops, and the last."""
+    """Return the epochs after which the worse half of the candidates stops, and the last epoch."""
     return sorted({max(1, math.ceil(share * epochs)) for share in SHARES})
 
 
 def staying(count: int) -> int:
-    """How many of so many candidates go on after a stage."""
+    """Return how many of `count` candidates continue after a stage."""
     return max(2, math.ceil(count / 2))
 
 
-def seconds(prices: Iterable[Price], epochs: int, seeds: int) -> float:
-    """Of all stages at worst: the costliest are those that stay.
+def seconds(prices: Iterable[Price], epochs: int, seeds: int, done: int = 0) -> float:
+    """Estimate the time of the stages in the worst case, in which the most expensive candidates continue.
 
     Args:
         prices: one per candidate.
-        epochs: of each that goes to the end.
-        seeds: trainings of each that goes to the end.
+        epochs: number of epochs of a complete run.
+        seeds: number of complete runs per remaining candidate.
+        done: last epoch of the stages that are finished; 0 for none.
     """
-    alive, total, before = sorted(prices, reverse=True), 0.0, 0
+    alive, total, before = sorted(prices, reverse=True), 0.0, done
     for stage in stages_of(epochs):
+        if stage <= done:
+            continue
         total += sum(price.start + price.epoch * (stage - before) for price in alive)
         if stage == epochs:
             total += (seeds - 1) * sum(price.start + price.epoch * epochs for price in alive)
@@ -50,6 +70,6 @@ def seconds(prices: Iterable[Price], epochs: int, seeds: int) -> float:
 
 
 def epochs_within(prices: Iterable[Price], budget: float, seeds: int) -> int:
-    """The most epochs that a budget in seconds holds, at least one."""
+    """Return the largest number of epochs within a budget in seconds, at least one."""
     known = list(prices)
     return max(n for n in range(1, MOST_EPOCHS + 1) if n == 1 or seconds(known, n, seeds) <= budget)

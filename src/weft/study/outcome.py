@@ -8,23 +8,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft import markup
+from weft.intervals import Estimate, interval_text
+from weft.notebook import described
+from weft.progress import clock
 from weft.study.speeds import Form
-from weft.study.statistics import Estimate
+
+MIN_P = 1e-6  # smaller p-values are not printed
+
+TRAINED = (
+    *("model", "initial weights", "top-1 % (95 % CI)", "difference to best (95 % CI)", "McNemar p", "result"),
+    *("parameters", "MACs", "training time", "peak memory"),
+)
+DEPLOYED = ("model", "form", "fastest runtime", "top-1 %", "latency, ms", "images/s", "MB", "Pareto frontier")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A candidate, and what came of it.
+    """Result of one candidate.
 
     Attributes:
-        accuracy: top-1 in percent with its interval; of a run that was stopped, of its best epoch until then.
-        stopped_after: the epoch at which halving stopped it, or None.
-        to_best: top-1 above the best's, on the same images; None for the best itself.
-        p_value: of McNemar's test against the best, or None.
-        forms: ways to deploy it, with accuracy and speed of each.
-        seconds, peak_mib: of training, one seed.
-        error: why there is nothing else, or None.
-        weights: public weights that it started from, by their name on the hub; '' where it was trained from scratch.
+        accuracy: top-1 accuracy in percent with its interval; of a stopped run, that of its best epoch.
+        stopped_after: epoch at which halving stopped it, or None.
+        to_best: difference of top-1 to the best candidate, on the same images; None for the best itself.
+        p_value: McNemar's test against the best, or None.
+        forms: deployable forms, with accuracy and speed.
+        seconds, peak_mib: time and peak memory of training, one seed.
+        error: reason of a failure, or None.
+        weights: name of the public weights that it started from; '' if it was trained from scratch.
     """
 
     name: str
@@ -45,20 +56,20 @@ class Entry:
     weights: str = ""
 
     @property
-    def is_told_apart(self) -> bool:
-        """Whether the best is shown to be better than this one."""
+    def is_worse(self) -> bool:
+        """Whether it is significantly less accurate than the best."""
         return self.to_best is not None and self.to_best.high < 0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model may cost where it is used; None for anything."""
+    """Limits on a deployed model; None for no limit."""
 
     latency_ms: float | None = None
     megabytes: float | None = None
 
     def allows(self, form: Form) -> bool:
-        """Whether a way to deploy keeps within them."""
+        """Return whether a form is within the limits."""
         slow = self.latency_ms is not None and form.latency_ms > self.latency_ms
         large = self.megabytes is not None and form.megabytes > self.megabytes
         return not (slow or large)
@@ -66,15 +77,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` came to; the best first, those that died last.
+    """Result of `compare`; the best candidate first, failed ones last.
 
     Attributes:
-        out: its directory.
-        protocol: how all were trained, in a sentence.
-        notes: what was decided on the way, in sentences.
+        out: directory.
+        protocol: training protocol, as a sentence.
+        notes: decisions, as sentences.
         entries: one per candidate.
-        frontier: (name, form) of those that none within the limits beats in both accuracy and images per second.
-        advice: which to take under which need.
+        frontier: (name, form) on the Pareto frontier of accuracy and throughput, within the limits.
+        advice: recommendation for each need.
     """
 
     out: Path
@@ -89,14 +100,76 @@ class Comparison:
     advice: str
 
     def as_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        facts = dataclasses.asdict(self)
-        return {**facts, "out": str(self.out)}
+        """Return the dictionary that `--json` prints."""
+        return {**dataclasses.asdict(self), "out": str(self.out)}
+
+    def __repr__(self) -> str:
+        """Return the main values in one line."""
+        tops = ", ".join(f"{entry.name!r} {interval_text(entry.accuracy) or 'failed'}" for entry in self.entries)
+        values = [("data", repr(self.data)), ("top1", f"[{tops}]"), ("epochs", self.epochs), ("seeds", self.seeds)]
+        return described("Comparison", [*values, ("out", repr(str(self.out)))])
+
+    def _repr_html_(self) -> str:
+        """Return the recommendation, and the tables of the report."""
+        parts = [markup.element("p", self.advice, dir="auto")]
+        parts.append(markup.table(TRAINED, [trained_cells(entry) for entry in self.entries if entry.error is None]))
+        parts.append(markup.table(DEPLOYED, deployed_rows(self)))
+        if failed := [(entry.name, str(entry.error)) for entry in self.entries if entry.error is not None]:
+            parts.append(markup.table(("failed model", "reason"), failed))
+        return markup.fragment("".join([*parts, markup.element("p", f"Report: {self.out / 'report.html'}")]))
+
+
+def trained_cells(entry: Entry) -> tuple[str, ...]:
+    """Return a row of the table of training results."""
+    stopped = "" if entry.stopped_after is None else f"stopped after epoch {entry.stopped_after}"
+    if entry.to_best is None:
+        result = "best"
+    else:
+        result = "worse than the best" if entry.is_worse else "not significant"
+    return (
+        f"{entry.name} ({entry.model})" if entry.name != entry.model else entry.name,
+        entry.weights or "scratch",
+        interval_text(entry.accuracy),
+        interval_text(entry.to_best, signed=True),
+        _p_value(entry.p_value),
+        stopped or result,
+        f"{entry.params:,}",
+        f"{entry.macs / 1e6:,.0f}M",
+        clock(entry.seconds),
+        f"{entry.peak_mib:,} MiB",
+    )
+
+
+def _p_value(p_value: float | None) -> str:
+    if p_value is None:
+        return ""
+    return f"{p_value:.2g}" if p_value >= MIN_P else f"< {MIN_P:g}"
+
+
+def deployed_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return the rows of the table of inference results."""
+    rows = []
+    for entry in comparison.entries:
+        for form in entry.forms:
+            is_allowed = comparison.limits.allows(form)
+            on_it = (entry.name, form.name) in comparison.frontier
+            rows.append(
+                (
+                    entry.name,
+                    form.name,
+                    form.way,
+                    f"{form.top1:.2f}",
+                    f"{form.latency_ms:.2f}",
+                    f"{form.images_per_second:,.0f}",
+                    f"{form.megabytes:.1f}",
+                    "yes" if on_it else "" if is_allowed else "exceeds the limits",
+                )
+            )
+    return rows
 
 
 def pareto(entries: Sequence[Entry], limits: Limits) -> tuple[tuple[str, str], ...]:
-    """(name, form) of all that were trained to the end, keep within the limits, and that no other such beats in
-    accuracy and speed at once."""
+    """Return (name, form) of the Pareto frontier of accuracy and throughput: finished runs, within the limits."""
     points = [
         (entry, form) for entry in entries for form in entry.forms if limits.allows(form) and not entry.stopped_after
     ]
@@ -113,40 +186,42 @@ def pareto(entries: Sequence[Entry], limits: Limits) -> tuple[tuple[str, str], .
 
 
 def advise(entries: Sequence[Entry], limits: Limits, frontier: Sequence[tuple[str, str]]) -> str:
-    """One paragraph: which to take under which need. What is not told apart is not called better."""
+    """Recommend a model for each need, as one paragraph. Models without a significant difference are not ranked."""
     points = [
         (entry, form) for entry in entries for form in entry.forms if limits.allows(form) and not entry.stopped_after
     ]
     if not points:
-        return "Nothing that was trained to the end keeps within the limits. Allow more, or compare smaller models."
+        return "No finished model is within the limits. Raise the limits, or compare smaller models."
     best, best_form = max(points, key=lambda point: point[1].top1)
-    words = [f"For accuracy take {best.name} ({best_form.name}): {best_form.top1:.2f} %."]
-    alike = [(entry, form) for entry, form in points if entry is best or not entry.is_told_apart]
+    sentences = [f"For accuracy, use {best.name} ({best_form.name}): {best_form.top1:.2f} %."]
+    alike = [(entry, form) for entry, form in points if entry is best or not entry.is_worse]
     quick, quick_form = max(alike, key=lambda point: point[1].images_per_second)
     others = sorted({entry.name for entry, _ in alike} - {best.name})
     if others:
-        words.append(f"No difference is shown between {best.name} and {', '.join(others)}.")
-    words.append(
-        f"For speed without a loss that shows take {quick.name} ({quick_form.name}):"
-        f" {quick_form.images_per_second:.0f} images a second, {quick_form.latency_ms:.1f} ms for one,"
+        sentences.append(f"The difference between {best.name} and {', '.join(others)} is not significant.")
+    sentences.append(
+        f"For speed without a significant loss, use {quick.name} ({quick_form.name}):"
+        f" {quick_form.images_per_second:.0f} images/s, {quick_form.latency_ms:.1f} ms latency,"
         f" {quick_form.top1:.2f} %."
     )
     fastest, fastest_form = max(points, key=lambda point: point[1].images_per_second)
     if fastest is not quick:
-        words.append(
-            f"Where speed is all, {fastest.name} ({fastest_form.name}): {fastest_form.images_per_second:.0f} images a"
-            f" second at {fastest_form.top1:.2f} %."
+        sentences.append(
+            f"The fastest is {fastest.name} ({fastest_form.name}): {fastest_form.images_per_second:.0f} images/s at"
+            f" {fastest_form.top1:.2f} %."
         )
     small, small_form = min(alike, key=lambda point: point[1].megabytes)
-    words.append(f"The smallest of the good ones is {small.name} ({small_form.name}), {small_form.megabytes:.1f} MB.")
+    sentences.append(
+        f"The smallest without a significant loss is {small.name} ({small_form.name}), {small_form.megabytes:.1f} MB."
+    )
     stopped = [entry.name for entry in entries if entry.stopped_after]
     if stopped:
-        words.append(f"{', '.join(stopped)} stopped early, and could have come further.")
+        sentences.append(f"{', '.join(stopped)} stopped early; longer training could change the ranking.")
     scratch = [entry.name for entry in entries if not entry.weights and entry.error is None]
     if scratch and any(entry.weights for entry in entries):
-        words.append(
-            f"{', '.join(scratch)} {'was' if len(scratch) == 1 else 'were'} trained from scratch, for lack of public"
-            " weights, while the others started from ImageNet: the comparison says which to take here, not which"
-            " architecture is better."
+        sentences.append(
+            f"{', '.join(scratch)} {'was' if len(scratch) == 1 else 'were'} trained from scratch, since there are"
+            " no public weights, while the others started from ImageNet: the comparison shows which to use here, not"
+            " which architecture is better."
         )
-    return " ".join(words)
+    return " ".join(sentences)

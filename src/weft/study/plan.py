@@ -1,12 +1,12 @@
-"""Plan of a study: a list of variants over a base recipe, read from YAML and validated as a whole.
+"""Plan of a study: variants over a base recipe, read from YAML and validated as a whole.
 
-title: What LeFF brings
-claim: A convolution between the linear layers of the feed-forward brings two points.
+title: Effect of LeFF
+claim: A convolution between the linear layers of the feed-forward adds two points.
 source: CeiT, arXiv 2103.11816, section 4.4
 scales:
   paper: {recipe: ceit_pretrain, data: imagenet}
   small: {recipe: small_images, data: cifar10, seeds: 3, set: {epochs: 10}}
-variants: # the first is what the others are compared with, unless `against` names another
+variants: # the others are compared with the first, unless `against` names another
 - {name: plain feed-forward, paper: 72.2, set: {model_args.leff_kernel: 0}}
 - {name: 3x3, paper: 74.3, set: {model_args.leff_kernel: 3}}
 """
@@ -19,115 +19,151 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import yaml
 
 from weft.errors import UsageError, unknown
+from weft.models.building import build_described
 from weft.models.families import VARIANTS
-from weft.models.registry import build_described
 from weft.recipes import Recipe, load_recipe
-from weft.recipes.load import compose
+from weft.recipes.schema import Data, Within
+from weft.recipes.yaml_reader import compose, record
+from weft.text import reason_of
 
 Settings = Mapping[str, Any]
 SCALES = ("small", "paper")
+Positive = Annotated[float, Within(0, above=True)]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a study is run: the paper's own training, or one that two cores finish in hours."""
+    """Size of a study: the training of the paper, or one that two CPU cores finish in hours."""
 
     recipe: str | None
-    """The base: a recipe that comes with weft."""
+    """Base recipe: one of weft; null for the defaults."""
 
     data: str
-    """What is learned from, unless the caller names something else."""
+    """Dataset, unless the caller names another."""
 
-    seeds: int = 1
-    """Runs of each variant, with seeds from 0."""
+    seeds: Annotated[int, Within(1)] = 1
+    """Number of runs per variant, with seeds from 0."""
 
     set: dict[str, Any] = field(default_factory=dict)
     """Settings of all variants."""
 
     teacher: dict[str, Any] = field(default_factory=dict)
-    """Settings of a run that comes first, whose best model teaches the others; none without."""
+    """Settings of a run that is trained first, and whose best model is the teacher of the others; {} for no teacher."""
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One line of a study's table."""
+class StudyVariant:
+    """One row of a study's table."""
 
     name: str
-    paper: float | None = None
-    """Top-1 in percent that the paper reports."""
+    paper: Positive | None = None
+    """Top-1 accuracy in percent that the paper reports."""
 
     set: dict[str, Any] = field(default_factory=dict)
     """Settings at every scale."""
 
     small: dict[str, Any] = field(default_factory=dict)
-    """Further settings at the small scale."""
+    """More settings at the small scale."""
 
     against: str | None = None
-    """The variant that it is compared with; None for the first."""
+    """Variant that this one is compared with; null for the first."""
 
-    test_ratio: float | None = None
-    """Side at which the trained model is measured, over that of its training. Variants that differ in nothing else
-    share their runs."""
+    test_ratio: Positive | None = None
+    """Ratio of the evaluation size to the training size. Variants that differ only in it share their runs."""
 
     line: str | None = None
-    """Variants of one line are joined in the picture, over `at`."""
+    """Name of a line in the figure; its variants are connected, over `at`."""
 
-    at: float | None = None
-    """Place on the axis `x` of the study."""
+    at: Positive | None = None
+    """Position on the axis `x` of the study."""
 
     scale: str | None = None
-    """The one scale that it is run at; None for every one."""
+    """The only scale at which the variant runs; null for all."""
+
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """Base recipe by scale, where it is not that of the scale."""
+
+    data: str | None = None
+    """Dataset; null for that of the scale."""
+
+    start_from: str | None = None
+    """Variant whose best model of the same seed has the initial weights; null for those of the recipe."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is compared, and what the paper found."""
+    """Variants to compare, with the results of the paper."""
 
     name: str
     title: str
     claim: str
     source: str
     scales: dict[str, Scale]
-    variants: tuple[Variant, ...]
+    variants: tuple[StudyVariant, ...]
     x: str | None = None
-    """What `at` of the variants counts, for a picture of lines."""
+    """Label of the axis that `at` of the variants belongs to, for the figure of lines."""
 
     def at_scale(self, scale: str) -> Study:
-        """With the variants of one scale alone."""
+        """Return the study with the variants of one scale only."""
         return dataclasses.replace(self, variants=tuple(v for v in self.variants if v.scale in (None, scale)))
 
-    def settings(self, variant: Variant, scale: str) -> dict[str, Any]:
-        """All that is laid over the base recipe."""
+    def settings(self, variant: StudyVariant, scale: str) -> dict[str, Any]:
+        """Return the settings of a variant that override the base recipe."""
         more = variant.small if scale == "small" else {}
         return {**self.scales[scale].set, **variant.set, **more}
 
-    def baseline(self, variant: Variant) -> Variant | None:
-        """What a variant is compared with; None where that is itself."""
+    def recipe(self, variant: StudyVariant, scale: str) -> str | None:
+        """Return the base recipe of a variant."""
+        return variant.recipe.get(scale, self.scales[scale].recipe)
+
+    def data(self, variant: StudyVariant, scale: str) -> str:
+        """Return the dataset of a variant."""
+        return variant.data or self.scales[scale].data
+
+    def start(self, variant: StudyVariant) -> StudyVariant | None:
+        """Return the variant whose best model another starts from, or None."""
+        return next((other for other in self.variants if other.name == variant.start_from), None)
+
+    def baseline(self, variant: StudyVariant) -> StudyVariant | None:
+        """Return the variant that another is compared with, or None for the baseline itself."""
         names = [other.name for other in self.variants]
         base = self.variants[0 if variant.against is None else names.index(variant.against)]
         return None if base is variant else base
 
 
 def study_names() -> list[str]:
-    """The studies that come with weft."""
+    """Return the names of the studies in weft."""
     files = (item.name for item in resources.files("weft.study").iterdir())
     return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
 
 
 def load_study(study: str | Path) -> Study:
-    """Reads a study, and builds every network of it without memory, so that a mistake shows before anything runs.
+    """Load a study, and build its networks on the meta device, so that errors show before anything runs.
 
     Args:
-        study: name of one that comes with weft, or a path to a YAML file.
+        study: name of a study in weft, or a path to a YAML file.
 
     Raises:
-        UsageError: an unknown name, a file that is no study, an unknown setting or switch.
+        UsageError: an unknown name, setting or model argument, or a file that is not a study.
+    """
+    loaded = read_study(study)
+    for scale in loaded.scales:
+        for variant in loaded.at_scale(scale).variants:
+            check_variant(loaded, variant, scale)
+    return loaded
+
+
+def read_study(study: str | Path) -> Study:
+    """Read a study without a check of its settings.
+
+    Raises:
+        UsageError: an unknown name, or a file that is not a study.
     """
     path = Path(study)
     is_file = isinstance(study, Path) or path.suffix in (".yaml", ".yml") or len(path.parts) != 1
@@ -137,33 +173,41 @@ def load_study(study: str | Path) -> Study:
     try:
         text = place.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"A study must be a text file that can be read; {study}: {error}.") from error
+        raise UsageError(f"A study must be a text file that can be read; {study}: {reason_of(error)}.") from error
     node = compose(text, str(study), what="a study")
-    facts = None if node is None else yaml.constructor.SafeConstructor().construct_document(node)
-    found = _study(path.stem, facts, str(study))
-    for scale in found.scales:
-        for variant in found.at_scale(scale).variants:
-            check_variant(found, variant, scale)
-    return found
+    if node is None:
+        raise UsageError(f"{study}: a study must hold `key: value` lines; the file is empty.")
+    return _study(path.stem, node, str(study))
 
 
-def recipe_of(study: Study, variant: Variant, scale: str, overrides: Sequence[tuple[str, Any]] = ()) -> Recipe:
-    """The recipe of one variant.
+def recipe_of(study: Study, variant: StudyVariant, scale: str, overrides: Sequence[tuple[str, Any]] = ()) -> Recipe:
+    """Return the recipe of a variant.
 
     Raises:
-        UsageError: an unknown setting, or a value that it cannot have; the variant is named.
+        UsageError: an unknown setting or invalid value, with the name of the variant.
     """
     try:
-        return load_recipe(study.scales[scale].recipe, [*study.settings(variant, scale).items(), *overrides])
+        recipe = load_recipe(study.recipe(variant, scale), [*study.settings(variant, scale).items(), *overrides])
+        check_one_fold(recipe.data)
+        return recipe
     except UsageError as error:
         raise UsageError(f"Study {study.name}, variant '{variant.name}' ({scale}): {error}") from error
 
 
-def check_variant(study: Study, variant: Variant, scale: str, overrides: Sequence[tuple[str, Any]] = ()) -> Recipe:
-    """The recipe of one variant, after its network was built without memory.
+def check_one_fold(data: Data) -> None:
+    """Raise UsageError for a cross-validation: a run of a study or comparison holds out one fold."""
+    if data.folds is not None and data.fold is None:
+        raise UsageError(
+            "A study or comparison holds out the same images in all runs; with data.folds, choose the fold: --set"
+            " data.fold=1."
+        )
+
+
+def check_variant(study: Study, variant: StudyVariant, scale: str, overrides: Sequence[tuple[str, Any]] = ()) -> Recipe:
+    """Build the network of a variant on the meta device, and return its recipe.
 
     Raises:
-        UsageError: as `recipe_of`, or a switch that the network does not have.
+        UsageError: as `recipe_of`, or an unknown model argument.
     """
     recipe = recipe_of(study, variant, scale, overrides)
     if recipe.model is None:
@@ -179,8 +223,8 @@ def check_variant(study: Study, variant: Variant, scale: str, overrides: Sequenc
     return recipe
 
 
-def size_to_test(recipe: Recipe, variant: Variant) -> int | None:
-    """Side in pixels at which a variant is measured, in steps of 8; None for that of its training."""
+def size_to_test(recipe: Recipe, variant: StudyVariant) -> int | None:
+    """Return the evaluation size of a variant in pixels, a multiple of 8; None for its training size."""
     if variant.test_ratio is None or variant.test_ratio == 1:
         return None
     side = recipe.img_size or (VARIANTS[str(recipe.model)].size if recipe.model in VARIANTS else None)
@@ -189,69 +233,54 @@ def size_to_test(recipe: Recipe, variant: Variant) -> int | None:
     return 8 * round(side * variant.test_ratio / 8)
 
 
-def _study(name: str, facts: Any, origin: str) -> Study:
-    facts = _known(facts, ("title", "claim", "source", "x", "scales", "variants"), origin)
-    scales = _mapping(facts.get("scales"), f"{origin}: scales")
+@dataclass(frozen=True)
+class StudyFile:
+    """Keys of a study's file."""
+
+    title: str
+    claim: str
+    source: str
+    scales: dict[str, Scale]
+    variants: tuple[StudyVariant, ...]
+    x: str | None = None
+
+
+def _study(name: str, root: yaml.Node, origin: str) -> Study:
+    """Convert the file of a study, and check that its variants fit together."""
+    file = record(root, StudyFile, origin, "a study")
+    scales, variants = file.scales, file.variants
     if not scales or not set(scales) <= set(SCALES):
         raise UsageError(f"{origin}: scales must be some of {', '.join(SCALES)}; got {', '.join(scales) or 'none'}.")
-    rows = facts.get("variants")
-    if not isinstance(rows, list) or len(rows) < 2:
-        raise UsageError(f"{origin}: variants must be a list of at least two; got {rows!r:.80}.")
-    variants = tuple(_made(Variant, row, f"{origin}: variant {number}") for number, row in enumerate(rows, start=1))
+    if len(variants) < 2:
+        raise UsageError(f"{origin}: variants must be a list of at least two; got {len(variants)}.")
     names = [variant.name for variant in variants]
     if len({slug(name) for name in names}) < len(names):
-        raise UsageError(f"{origin}: every variant needs a name of its own; got {', '.join(map(str, names))}.")
+        raise UsageError(f"{origin}: every variant needs a name of its own; got {', '.join(names)}.")
     for variant in variants:
         if variant.against is not None and variant.against not in names:
             raise unknown(f"variant in 'against' of '{variant.name}'", variant.against, names, origin)
         if variant.scale is not None and variant.scale not in scales:
             raise unknown(f"scale of '{variant.name}'", variant.scale, tuple(scales), origin)
+        for scale in variant.recipe:
+            if scale not in scales:
+                raise unknown(f"scale in 'recipe' of '{variant.name}'", scale, tuple(scales), origin)
         base = variants[0 if variant.against is None else names.index(variant.against)]
         if base.scale not in (None, variant.scale):
             raise UsageError(f"{origin}: '{variant.name}' is compared with '{base.name}', which is not at every scale.")
-    words = {key: _text(facts.get(key, ""), f"{origin}: {key}") for key in ("title", "claim", "source")}
-    made = {scale: _made(Scale, row, f"{origin}: scale {scale}") for scale, row in scales.items()}
-    return Study(name, **words, scales=made, variants=variants, x=facts.get("x"))
-
-
-def _made(kind: Any, row: Any, where: str) -> Any:
-    """A `Scale` or a `Variant` of a mapping, every value of its type."""
-    fields = {item.name: str(item.type) for item in dataclasses.fields(kind)}
-    row = _known(row, tuple(fields), where)
-    required = [item.name for item in dataclasses.fields(kind) if item.default is item.default_factory]
-    if missing := [key for key in required if key not in row]:
-        raise UsageError(f"{where} must have {', '.join(required)}; {', '.join(missing)} is missing.")
-    for key, value in row.items():
-        hint = fields[key]
-        if hint.startswith("dict"):
-            row[key] = {str(name): inner for name, inner in _mapping(value, f"{where}: {key}").items()}
-        elif "str" in hint:
-            row[key] = _text(value, f"{where}: {key}")
-        elif isinstance(value, bool) or not isinstance(value, (int, float) if "float" in hint else int) or value <= 0:
-            raise UsageError(f"{where}: {key} must be a number above 0; got {value!r}.")
-    return kind(**row)
-
-
-def _known(row: Any, keys: tuple[str, ...], where: str) -> dict[str, Any]:
-    row = _mapping(row, where)
-    for key in row:
-        if key not in keys:
-            raise unknown(f"key of {where}", str(key), keys, "docs/studies.md")
-    return dict(row)
-
-
-def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{where} must hold `key: value` lines; got {value!r:.80}.")
-    return value
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{where} must be text; got {value!r:.80}.")
-    return value
+        if variant.start_from is not None:
+            if variant.start_from not in names[: names.index(variant.name)]:
+                raise unknown(
+                    f"earlier variant in 'start_from' of '{variant.name}'",
+                    variant.start_from,
+                    names[: names.index(variant.name)],
+                    origin,
+                )
+            start = variants[names.index(variant.start_from)]
+            if start.scale not in (None, variant.scale):
+                raise UsageError(f"{origin}: '{variant.name}' starts from '{start.name}', which is not at every scale.")
+    return Study(name, file.title, file.claim, file.source, scales, variants, file.x)
 
 
 def slug(name: str) -> str:
-    """A name as a folder."""
+    """Return a name as a folder name."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]

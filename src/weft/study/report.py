@@ -8,69 +8,68 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from weft.study.result import Row, StudyResult
-from weft.study.statistics import Estimate
-from weft.train.page import COLOURS, DASHES, MARKERS, Table, shown, write_page
+from weft.intervals import interval_text
+from weft.pages import COLOURS, DASHES, MARKERS, Lead, Section, shown, write_page
+from weft.study.result import HEADER, Row, StudyResult, cells
 
-WIDTH = 34  # letters of a variant's name in a picture
-MAX_CURVES = 12  # with more than this, a picture of curves is a tangle
+WIDTH = 34  # characters of a name in a figure
+MANY_SEEDS = 5  # with so many, more seeds are no longer suggested
+MAX_CURVES = 12  # with more, a figure of curves is unreadable
 
-HEADER = ("variant", "paper %", "paper, effect", "here % (95 %)", "here, effect (95 %)", "says", "parameters", "MACs")
 
-
-def write_study_report(found: StudyResult) -> None:
-    """Writes report.md, report.html and their pictures into the study's directory."""
-    study = found.study
-    facts = [
-        ("claim", study.claim),
+def write_study_report(result: StudyResult) -> None:
+    """Write report.md, report.html and their figures to the directory of a study."""
+    study = result.study
+    counts = {len(row.top1) for row in result.rows if row.top1} or {result.seeds}
+    seeds = str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    summary = [
         ("source", study.source),
-        ("scale", f"{found.scale}: recipe {study.scales[found.scale].recipe}, {found.data}"),
-        ("in all variants", ", ".join(f"{key}={value}" for key, value in found.settings.items()) or "nothing"),
-        ("runs", f"{found.seeds} per variant, seeds from 0; {_hours(found.seconds)} in all"),
-        ("intervals", _how(found.seeds)),
+        ("scale", f"{result.scale}: recipe {study.scales[result.scale].recipe}, {result.data}"),
+        ("settings of all variants", ", ".join(f"{key}={value}" for key, value in result.settings.items()) or "none"),
+        ("runs", f"{seeds} per variant, seeds from 0; {_hours(result.seconds)} of training in total"),
+        ("intervals", _intervals(seeds)),
     ]
-    failed = [(row.variant, str(seed), reason) for row in found.rows for seed, reason in row.errors]
-    tables: list[Table] = [("Variants", HEADER, [cells(row) for row in found.rows])]
-    if failed:
-        tables.append(("Runs that failed", ("variant", "seed", "why"), failed))
-    pictures = {}
-    if any(row.effect is not None for row in found.rows):
-        pictures["effects.png"] = (effects_figure(found.rows), "Effect of each variant, with the paper's beside")
+    failed = [(row.variant, str(seed), reason) for row in result.rows for seed, reason in row.errors]
+    sections = [Section("Variants", table=(HEADER, [cells(row) for row in result.rows]))]
+    if any(row.effect is not None for row in result.rows):
+        figure = {"effects.png": (effects_figure(result.rows), "Effect of each variant here and in the paper")}
+        sections.append(Section("Effect of each variant here and in the paper", "", figure))
     if study.x is not None:
-        pictures["lines.png"] = (lines_figure(found), f"Held-out top-1 by {study.x}")
-    if study.x is None and len(found.curves) <= MAX_CURVES and any(len(curve) > 1 for curve in found.curves.values()):
-        pictures["curves.png"] = (curves_figure(found.curves), "Held-out top-1 by epoch, mean over the seeds")
-    write_page(found.out, study.title, facts, pictures, tables)
+        figure = {"lines.png": (lines_figure(result), f"Held-out top-1 accuracy by {study.x}")}
+        sections.append(Section(f"Accuracy by {study.x}", "", figure))
+    if study.x is None and len(result.curves) <= MAX_CURVES and any(len(curve) > 1 for curve in result.curves.values()):
+        figure = {"curves.png": (curves_figure(result.curves), "Held-out top-1 accuracy by epoch")}
+        sections.append(Section("Accuracy by epoch", "Held-out images, mean over the seeds.", figure))
+    if failed:
+        sections.append(Section("Failed runs", table=(("variant", "seed", "reason"), failed)))
+    write_page(result.out, study.title, _lead(result), summary, sections)
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """A row of the table."""
-    return (
-        row.variant,
-        "" if row.paper is None else f"{row.paper:g}",
-        "" if row.paper_effect is None else f"{row.paper_effect:+g}",
-        interval(row.mean),
-        interval(row.effect, signed=True),
-        row.verdict,
-        f"{row.params:,}" if row.params else "",
-        f"{row.macs / 1e6:,.1f}M" if row.macs else "",
-    )
+def _lead(result: StudyResult) -> Lead:
+    """Return the claim, and which effects are significant here."""
+    sentences = [f"Claim: {result.study.claim}"]
+    compared = [row for row in result.rows if row.effect is not None and row.against is not None]
+    significant = [row for row in compared if row.verdict.startswith(("higher", "lower"))]
+    for row in significant:
+        effect = interval_text(row.effect, signed=True)
+        sentences.append(f"{row.variant} is {row.verdict}: {effect} points, compared with {row.against}.")
+    if others := [row.variant for row in compared if row not in significant]:
+        sentences.append(f"No significant difference here: {', '.join(others)}.")
+    steps = []
+    if others and result.seeds < MANY_SEEDS:
+        steps.append(f"Repeat with more seeds, for example --seeds {2 * result.seeds + 1}; finished runs are kept.")
+    if any(row.errors for row in result.rows):
+        steps.append("Repeat the study to train the failed runs again; their reasons are listed below.")
+    return Lead(sentences, steps)
 
 
-def interval(estimate: Estimate | None, *, signed: bool = False) -> str:
-    """An estimate as text."""
-    if estimate is None:
-        return ""
-    sign = "+" if signed else ""
-    if not np.isfinite(estimate.high):
-        return f"{estimate.value:{sign}.2f}"
-    return f"{estimate.value:{sign}.2f} ({estimate.low:{sign}.2f} to {estimate.high:{sign}.2f})"
-
-
-def _how(seeds: int) -> str:
-    if seeds == 1:
-        return "95 %, by bootstrap over the held-out images; one seed says nothing of another training"
-    return f"95 %, by Student's t over {seeds} seeds; effects seed by seed"
+def _intervals(seeds: str) -> str:
+    if seeds == "1":
+        return (
+            "95 %, of effects, over the same held-out images (Agresti and Min); with one seed, the variation between"
+            " training runs is not included"
+        )
+    return f"95 %, by Student's t over {seeds} seeds; effects paired by seed"
 
 
 def _hours(seconds: float) -> str:
@@ -78,9 +77,9 @@ def _hours(seconds: float) -> str:
 
 
 def effects_figure(rows: Sequence[Row]) -> Figure:
-    """Dots with intervals, one line per variant, the paper's effect as a hollow diamond."""
+    """Draw the effect of each variant with its interval, and the effect in the paper as a hollow diamond."""
     rows = [row for row in rows if row.effect is not None or row.paper_effect is not None]
-    figure = Figure(figsize=(9, 1.4 + 0.45 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(6.4, 1.5 + 0.4 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     axes.axvline(0, color="0.6", linewidth=1)
     for place, row in enumerate(rows):
@@ -89,26 +88,26 @@ def effects_figure(rows: Sequence[Row]) -> Figure:
             axes.errorbar(row.effect.value, place, xerr=ends, fmt="o", color=COLOURS[0], capsize=4)
         if row.paper_effect is not None:
             axes.plot(row.paper_effect, place, "D", markerfacecolor="none", color=COLOURS[1], markersize=9)
-    axes.plot([], [], "o", color=COLOURS[0], label="here, 95 %")
+    axes.plot([], [], "o", color=COLOURS[0], label="here, 95 % CI")
     if any(row.paper_effect is not None for row in rows):
         axes.plot([], [], "D", markerfacecolor="none", color=COLOURS[1], markersize=9, label="paper")
     names = [shown(row.variant, WIDTH) for row in rows]
     axes.set_yticks(range(len(rows)), labels=names)
     axes.invert_yaxis()
-    axes.set_xlabel(f"points of top-1 above {_bases(rows)}")
+    axes.set_xlabel(f"difference of top-1 to {_bases(rows)}, percentage points")
     axes.grid(True, axis="x", alpha=0.25)
-    axes.legend(frameon=False, loc="best")
+    figure.legend(frameon=False, loc="outside upper center", ncols=2)
     return figure
 
 
 def _bases(rows: Sequence[Row]) -> str:
     bases = {row.against for row in rows}
-    return f"'{shown(str(bases.pop()), WIDTH)}'" if len(bases) == 1 else "what each is compared with"
+    return f"'{shown(str(bases.pop()), WIDTH)}'" if len(bases) == 1 else "the baseline of each"
 
 
 def curves_figure(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
-    """Held-out top-1 over the epochs, a line for each name."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    """Draw the validation top-1 accuracy by epoch, one line per name."""
+    figure = Figure(figsize=(6.4, 5), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, curve) in enumerate(curves.items()):
         if curve:
@@ -123,21 +122,21 @@ def curves_figure(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
                 color=COLOURS[number % len(COLOURS)],
                 label=shown(name, WIDTH),
             )
-    axes.set(xlabel="epoch", ylabel="held-out top-1 (%)")
+    axes.set(xlabel="epoch", ylabel="held-out top-1 accuracy (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(True, alpha=0.25)
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     return figure
 
 
-def lines_figure(found: StudyResult) -> Figure:
-    """Top-1 over what the study varies, one line per kind of variant."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
+def lines_figure(result: StudyResult) -> Figure:
+    """Draw top-1 accuracy over the axis of the study, one line per group of variants."""
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.add_subplot()
-    variants = {variant.name: variant for variant in found.study.variants}
-    names = list(dict.fromkeys(variants[row.variant].line or "" for row in found.rows))
+    variants = {variant.name: variant for variant in result.study.variants}
+    names = list(dict.fromkeys(variants[row.variant].line or "" for row in result.rows))
     for number, name in enumerate(names):
-        rows = [row for row in found.rows if (variants[row.variant].line or "") == name and row.mean is not None]
+        rows = [row for row in result.rows if (variants[row.variant].line or "") == name and row.mean is not None]
         rows = sorted((row for row in rows if variants[row.variant].at is not None), key=lambda r: _at(variants, r))
         if not rows:
             continue
@@ -154,16 +153,16 @@ def lines_figure(found: StudyResult) -> Figure:
             capsize=3,
             label=shown(name, WIDTH) or None,
         )
-    were_run = (variants[row.variant] for row in found.rows)
+    were_run = (variants[row.variant] for row in result.rows)
     places = sorted({variant.at for variant in were_run if variant.at is not None})
     if len(places) > 2 and places[-1] / places[0] >= 10:
         axes.set_xscale("log")
     axes.set_xticks(places, labels=[f"{place:g}" for place in places])
     axes.minorticks_off()
-    axes.set(xlabel=shown(found.study.x or "", WIDTH), ylabel="held-out top-1 (%)")
+    axes.set(xlabel=shown(result.study.x or "", WIDTH), ylabel="held-out top-1 accuracy (%)")
     axes.grid(True, alpha=0.25)
     if any(names):
-        axes.legend(frameon=False)
+        figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     return figure
 
 

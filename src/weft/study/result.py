@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft import markup
+from weft.intervals import Estimate, interval_text
+from weft.notebook import described
 from weft.study.plan import Study
-from weft.study.statistics import Estimate
+
+HEADER = (
+    *("variant", "paper, top-1 %", "paper, effect", "top-1 % (95 % CI)", "effect (95 % CI)"),
+    *("result", "parameters", "MACs"),
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,34 @@ class StudyResult:
             "out": str(self.out),
             "variants": [_plain(row) for row in self.rows],
         }
+
+    def __repr__(self) -> str:
+        """Return the main values in one line."""
+        values = [("study", repr(self.study.name)), ("scale", repr(self.scale)), ("data", repr(self.data))]
+        values += [("variants", len(self.rows)), ("seeds", self.seeds), ("out", repr(str(self.out)))]
+        return described("StudyResult", values)
+
+    def _repr_html_(self) -> str:
+        """Return the claim, and the table of the report."""
+        parts = [markup.element("p", f"{self.study.title}. Claim: {self.study.claim}", dir="auto")]
+        parts.append(markup.table(HEADER, [cells(row) for row in self.rows]))
+        if failed := [(row.variant, f"{seed}", reason) for row in self.rows for seed, reason in row.errors]:
+            parts.append(markup.table(("failed variant", "seed", "reason"), failed))
+        return markup.fragment("".join([*parts, markup.element("p", f"Report: {self.out / 'report.html'}")]))
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Return a row of the table."""
+    return (
+        row.variant,
+        "" if row.paper is None else f"{row.paper:g}",
+        "" if row.paper_effect is None else f"{row.paper_effect:+g}",
+        interval_text(row.mean),
+        interval_text(row.effect, signed=True),
+        row.verdict,
+        f"{row.params:,}" if row.params else "",
+        f"{row.macs / 1e6:,.1f}M" if row.macs else "",
+    )
 
 
 def _plain(row: Row) -> dict[str, Any]:

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Protocol
 
 import numpy as np
 from scipy import stats
 
-LEVEL = 0.95
-DRAWS = 2000
+from weft.intervals import LEVEL, Estimate, accuracy_of, difference_of
+
+MAX_SEEDS = 1000  # to search for a number of seeds
 
 
-class Estimate(NamedTuple):
-    """A number with its interval, in the same unit."""
+class Outcome(Protocol):
+    """Result of a run on the validation images: top-1 in percent, and (images) which are correct, empty if unknown."""
 
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+    @property
+    def top1(self) -> float | None: ...
+    @property
+    def right(self) -> np.ndarray: ...
 
 
 def mean_of_runs(values: Sequence[float]) -> Estimate:
-    """Mean over runs of other seeds, by Student's t; of one run the interval is infinite.
-
-    Args:
-        values: one per run.
-    """
+    """Estimate the mean over runs with different seeds, by Student's t; infinite interval for one run."""
     value = float(np.mean(values))
     if len(values) < 2:
         return Estimate(value, -np.inf, np.inf)
@@ -36,40 +31,63 @@ def mean_of_runs(values: Sequence[float]) -> Estimate:
     return Estimate(value, value - float(half), value + float(half))
 
 
-def accuracy(right: np.ndarray, seed: int = 0) -> Estimate:
-    """Top-1 in percent over images, by bootstrap: what other held-out images of the same kind would say of this model.
+def seeds_to_show(effect: Estimate, seeds: int, size: float) -> int | None:
+    """Return how many seeds it would take until the interval of an effect is narrower than a size to either side.
 
     Args:
-        right: (images) whether each was answered right.
-        seed: of the draws.
+        effect: effect over paired runs, with its interval by Student's t.
+        seeds: number of pairs, at least 2.
+        size: difference in percentage points, above 0.
+
+    Returns:
+        The number, if the variation between the seeds stays as it is; None for more than MAX_SEEDS.
     """
-    return _bootstrapped(right.astype(np.float64), seed)
+    counts = np.arange(2, MAX_SEEDS + 1)
+    factors = stats.t.ppf((1 + LEVEL) / 2, counts - 1) / np.sqrt(counts)
+    deviation = (effect.high - effect.value) / factors[seeds - 2]
+    enough = counts[factors * deviation < size]
+    return int(enough[0]) if len(enough) else None
 
 
-def difference(first: np.ndarray, second: np.ndarray, seed: int = 0) -> Estimate:
-    """Top-1 of the first model above the second's, in points, by bootstrap over the same images.
+def accuracy(right: np.ndarray) -> Estimate:
+    """Estimate the top-1 accuracy in percent from (images) whether each prediction is correct."""
+    return accuracy_of(int(right.sum()), right.size)
+
+
+def difference(first: np.ndarray, second: np.ndarray) -> Estimate:
+    """Estimate the top-1 accuracy of the first model minus that of the second, in percentage points.
 
     Args:
-        first, second: (images) whether each was answered right, in the same order.
-        seed: of the draws.
+        first, second: (images) whether each prediction is correct, on the same images.
     """
-    return _bootstrapped(first.astype(np.float64) - second.astype(np.float64), seed)
+    won, lost = _disagreements(first, second)
+    return difference_of(won, lost, first.size)
+
+
+def paired_difference(pairs: Sequence[tuple[Outcome, Outcome]]) -> Estimate | None:
+    """Estimate the difference of two models over paired runs: by seed, or over the images if there is one pair.
+
+    Args:
+        pairs: finished results of the first and the second model with the same seed.
+
+    Returns:
+        The estimate, with an infinite interval for one pair without results per image; None without pairs.
+    """
+    if len(pairs) == 1 and pairs[0][0].right.size == pairs[0][1].right.size > 0:
+        return difference(pairs[0][0].right, pairs[0][1].right)
+    return mean_of_runs([float(ours.top1 or 0) - float(other.top1 or 0) for ours, other in pairs]) if pairs else None
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
-    """Probability of so uneven a split of the images on which two models disagree, if neither were better (exact).
+    """Return the p-value of McNemar's exact test, on the images where only one of two models is correct.
 
     Args:
-        first, second: (images) whether each was answered right, in the same order.
+        first, second: (images) whether each prediction is correct, on the same images.
     """
-    won, lost = int((first & ~second).sum()), int((second & ~first).sum())
+    won, lost = _disagreements(first, second)
     return 1.0 if won + lost == 0 else float(stats.binomtest(won, won + lost).pvalue)
 
 
-def _bootstrapped(values: np.ndarray, seed: int) -> Estimate:
-    """Mean in percent; the values are few, so the number of each in a draw is drawn."""
-    kinds, counts = np.unique(values, return_counts=True)
-    draws = np.random.default_rng(seed).multinomial(len(values), counts / len(values), size=DRAWS)
-    means = 100 * draws @ kinds / len(values)
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(100 * float(values.mean()), float(low), float(high))
+def _disagreements(first: np.ndarray, second: np.ndarray) -> tuple[int, int]:
+    """Return the numbers of images on which only the first and only the second model is correct."""
+    return int((first & ~second).sum()), int((second & ~first).sum())

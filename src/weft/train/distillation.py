@@ -1,4 +1,4 @@
-"""The teacher of distillation: loading, checking, and its predictions, computed per step or cached."""
+"""Teacher of knowledge distillation: load and check it, compute its logits per step or cache them."""
 
 from __future__ import annotations
 
@@ -16,49 +16,48 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.checkpoints import load_model_dir
-from weft.checkpoints.hub_dir import PREFIX
+from weft.checkpoints.hub import PREFIX, create_model
 from weft.checkpoints.model_dir import CONFIG, model_dir
 from weft.data.loading.order import Key
 from weft.data.sources.listing import sort_class_names
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
-from weft.hub import create_model
+from weft.inference.inputs import evaluation_batches
+from weft.models.contract import mean_logits, preprocessing
 from weft.recipes import Recipe
-from weft.train.build import evaluation_batches, preprocessing
-from weft.train.objective import mean_logits
-from weft.train.runtime import Runtime
+from weft.runtime import Runtime
 
 
 class Teacher:
-    """A model that is asked and does not learn.
+    """A frozen model that provides target logits for the student.
 
-    It sees the very pixels that the student sees, also mixed ones (DeiT, arXiv 2012.12877, section 4), normalised and,
-    where it takes one size only, resized as it wants them.
+    It receives the same augmented and mixed images as the student (DeiT, arXiv 2012.12877, section 4), with its own
+    normalisation, and resized if it has a fixed input size.
 
     Args:
-        model: any classifier under timm's contract; put into evaluation mode.
-        student_cfg: how the images that it will be given are prepared, under timm's keys.
-        runtime: where it computes, and in which number format.
+        model: any classifier under timm's contract; set to evaluation mode.
+        student_cfg: preprocessing of the images that it will receive, under timm's keys.
+        runtime: device and precision.
     """
 
     def __init__(self, model: nn.Module, student_cfg: dict[str, Any], runtime: Runtime) -> None:
         self.model, self.runtime = model.to(runtime.device).eval().requires_grad_(False), runtime
         own = preprocessing(model)
-        takes_one_size = getattr(model, "pretrained_cfg", {}).get("fixed_input_size", False)
-        self.size = Grid.of(own["input_size"][1:]) if takes_one_size else None
-        theirs_mean, theirs_std, mean, std = (
+        has_fixed_size = getattr(model, "pretrained_cfg", {}).get("fixed_input_size", False)
+        self.size = Grid.of(own["input_size"][1:]) if has_fixed_size else None
+        student_mean, student_std, mean, std = (
             torch.tensor(cfg[key], device=runtime.device).view(1, -1, 1, 1)
             for cfg in (student_cfg, own)
             for key in ("mean", "std")
         )
-        self.scale, self.shift = theirs_std / std, (theirs_mean - mean) / std
+        self.scale, self.shift = student_std / std, (student_mean - mean) / std
         self.is_same = bool((self.scale == 1).all() and (self.shift == 0).all())
         self.preprocessing = {"mean": list(own["mean"]), "std": list(own["std"]), "size": self.size and [*self.size]}
-        self.answers: Float[Tensor, "n classes"] | None = None
+        self.cached_logits: Float[Tensor, "n classes"] | None = None
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """All that its outputs depend on, for the state of a run: architecture, preprocessing, hash of the weights."""
+        """Record for the state of a run of all that the outputs depend on: architecture, preprocessing, weights."""
         arguments = getattr(self.model, "model_args", {})
         name = getattr(self.model, "pretrained_cfg", {}).get("architecture") or type(self.model).__name__
         return {
@@ -69,9 +68,9 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, images: Float[Tensor, "b c h w"], keys: Sequence[Key] = ()) -> Float[Tensor, "b classes"]:
-        """What it says of a batch. `keys` name its images, for looking up what it said of them before."""
-        if self.answers is not None:
-            return self.answers[[index for _, index, _ in keys]].to(images.device)
+        """Return the logits of a batch; cached ones are looked up by the keys of the images."""
+        if self.cached_logits is not None:
+            return self.cached_logits[[index for _, index, _ in keys]].to(images.device)
         if not self.is_same:
             images = images * self.scale + self.shift
         if self.size is not None and images.shape[-2:] != tuple(self.size):
@@ -79,19 +78,19 @@ class Teacher:
         with self.runtime.autocast():
             return mean_logits(self.model(images)).float()
 
-    def learn_answers(self, recipe: Recipe, student: nn.Module, source: Any, on_batch: Callable[[int], None]) -> None:
-        """Asks about every image of a source once, prepared as for the student's evaluation."""
+    def cache_outputs(self, recipe: Recipe, student: nn.Module, source: Any, on_batch: Callable[[int], None]) -> None:
+        """Compute and cache the logits of every image of a source, with the student's evaluation preprocessing."""
         assert isinstance(recipe.batch_size, int)
         batches = evaluation_batches(source, student, recipe.batch_size, recipe.workers)
-        answers = []
+        logits = []
         for images, labels in batches:
-            answers.append(self(self.runtime.put(images)).cpu())
+            logits.append(self(self.runtime.put(images)).cpu())
             on_batch(len(labels))
-        self.answers = torch.cat(answers)
+        self.cached_logits = torch.cat(logits)
 
 
 def sha256_of_state(state: Mapping[str, Tensor]) -> str:
-    """Hash names, dtypes, shapes and bytes of a state dict, sorted by name; in hexadecimal digits."""
+    """Return the sha256 of names, dtypes, shapes and bytes of a state dict, sorted by name, in hexadecimal digits."""
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
@@ -100,54 +99,67 @@ def sha256_of_state(state: Mapping[str, Tensor]) -> str:
 
 
 def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], runtime: Runtime) -> Teacher:
-    """The teacher of a recipe, after a look whether it can teach this student.
+    """Load the teacher of a recipe, and check that it fits the student and the classes of the dataset.
 
     Raises:
-        UsageError: it answers with other classes, or the student cannot learn from it in this mode.
-        CheckpointError: its weights cannot be had.
+        UsageError: the teacher has other classes, or `train_mode` does not support distillation for this student.
+        CheckpointError: the weights cannot be loaded.
     """
     name = recipe.distill.teacher
     assert name is not None
     has_two_heads = getattr(student, "head_dist", None) is not None
     if recipe.train_mode == "eval" and has_two_heads:
         raise UsageError(
-            "A student with two heads learns from a teacher in training mode only, for it is then that it answers with "
-            "both; got train_mode eval. Set train_mode: train, or distill.teacher: null."
+            "Distillation of a student with two heads needs train_mode: train, since it returns the outputs of both"
+            " heads only in training mode; got train_mode eval. Set train_mode: train, or distill.teacher: null."
         )
     if name.startswith(PREFIX) or any((folder / CONFIG).is_file() for folder in (Path(name) / "best", Path(name))):
         model, names = load_model_dir(model_dir(name))
     elif Path(name).exists() or os.sep in name:
         raise CheckpointError(
-            f"A teacher must be a model's name or a model directory; {name} is neither. Make one with weft convert."
+            f"A teacher must be a model name or a model directory; {name} is neither. Create a model directory with"
+            " weft convert."
         )
     else:
         model, names = create_model(name, pretrained=True), None
     if model.num_classes != len(classes):
         raise UsageError(
-            f"The teacher must know the student's classes; {name} answers with {model.num_classes}, the data has "
-            f"{len(classes)}. Fine-tune the teacher on this data first: weft train DATA --model NAME --pretrained."
+            f"The teacher must have the classes of the dataset; {name} has {model.num_classes}, the dataset"
+            f" {len(classes)}. Fine-tune the teacher on this dataset first: weft train DATA --model NAME --set"
+            " pretrained=true."
         )
     if names is not None and list(names) != list(classes):
-        place = next(i for i, (theirs, ours) in enumerate(zip(names, classes, strict=True)) if theirs != ours)
+        index = next(i for i, (theirs, ours) in enumerate(zip(names, classes, strict=True)) if theirs != ours)
         raise UsageError(
-            f"The teacher must know the student's classes in the same order; class {place} of {name} is "
-            f"'{names[place]}', of the data '{classes[place]}'."
+            f"The teacher must have the classes of the dataset in the same order; class {index} of {name} is"
+            f" '{names[index]}', of the dataset '{classes[index]}'. Fine-tune the teacher on this dataset, or rename"
+            " the classes."
         )
     is_numbered = all(name.isascii() and name.isdecimal() for name in classes)
     if names is None and is_numbered and list(classes) != sort_class_names(set(classes)):
         raise UsageError(
-            f"The teacher must know the student's classes in the same order; {name} has no class names, and the data's"
-            f" are sorted alphabetically ('{classes[0]}', '{classes[1]}', '{classes[2]}' ...), not by number."
-            " Rename the class folders with leading zeros."
+            f"The teacher must have the classes of the dataset in the same order; {name} has no class names, and those"
+            f" of the dataset are sorted alphabetically ('{classes[0]}', '{classes[1]}', '{classes[2]}' ...), not by"
+            " number. Rename the class folders with leading zeros."
         )
     if has_two_heads:
-        set_apart: Any = getattr(student, "set_distilled_training", lambda enable: None)
-        set_apart(True)
+        enable_both_heads: Any = getattr(student, "set_distilled_training", lambda enable: None)
+        enable_both_heads(True)
     return Teacher(model, preprocessing(student), runtime)
 
 
-def answers_are_fixed(recipe: Recipe) -> bool:
-    """Whether an image looks the same every time, so that a teacher need be asked about it only once."""
+def untrained_teacher(recipe: Recipe, student: nn.Module, num_classes: int, runtime: Runtime) -> Teacher | None:
+    """Return a teacher of the same architecture with random weights, to measure time; None without distillation."""
+    name = recipe.distill.teacher
+    if name is None:
+        return None
+    enable_both_heads: Any = getattr(student, "set_distilled_training", lambda enable: None)
+    enable_both_heads(True)
+    return Teacher(create_model(name, num_classes=num_classes), preprocessing(student), runtime)
+
+
+def has_fixed_inputs(recipe: Recipe) -> bool:
+    """Return whether a recipe has no random augmentation, so that the teacher's logits can be cached."""
     augment = recipe.augment
-    varies = augment.hflip or augment.color_jitter or augment.rand_augment or augment.erase_prob
-    return augment.crop == "none" and not varies and not augment.mixup and not augment.cutmix
+    is_random = augment.hflip or augment.color_jitter or augment.rand_augment or augment.erase_prob
+    return augment.crop == "none" and not is_random and not augment.mixup and not augment.cutmix

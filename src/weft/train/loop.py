@@ -20,22 +20,28 @@ from weft.data import mix_seed
 from weft.data.loading.dataset import LOST
 from weft.data.loading.order import Key
 from weft.errors import DataError
+from weft.models.contract import mean_logits
 from weft.recipes import Recipe
-from weft.train.objective import Mixing, Objective, mean_logits
-from weft.train.runtime import Runtime
+from weft.runtime import Runtime
+from weft.train.fsdp import ShardedModel, gather_optimizer_state
+from weft.train.objective import Mixing, Objective
 from weft.train.schedule import lr_at
-from weft.train.sharded import Shards, gathered
 
-STEP = -1  # stands where a sample has its index, so that steps and samples draw from different streams
+STEP = -1  # used as sample index in seeds, so that steps and samples draw from different random streams
 
 Batch = tuple[Tensor, Tensor]
-"""Images (b c h w), normalised, and class numbers (b); `LOST` for an image that is not there any more."""
+"""Normalised images (b c h w) and class indices (b); `LOST` for an image that is no longer readable."""
 
 
 class StepResult(NamedTuple):
-    """What one step came to, over all parts and processes: sums over `images`, and the norm of the gradient.
+    """Result of one step over all micro-batches and processes.
 
-    A step that is skipped had a loss or gradient that is not finite, and changed nothing.
+    Attributes:
+        loss_sum: sum of the loss over the images, in nats.
+        hits: number of correct predictions.
+        images: number of images.
+        grad_norm: gradient norm before clipping.
+        is_skipped: loss or gradient was not finite, and the step changed nothing.
     """
 
     loss_sum: float
@@ -46,24 +52,23 @@ class StepResult(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Mean over the images."""
+        """Mean loss per image in nats."""
         return self.loss_sum / self.images
 
 
 @dataclass
 class Meter:
-    """What is known of an epoch so far.
+    """Running metrics of one epoch.
 
     Attributes:
-        step: steps done in this epoch.
-        steps: steps of this epoch when it is whole.
-        count: images seen by the steps that were not left out.
-        loss_sum: over these images.
-        hits: of these images, how many were right, as augmented; of mixed ones, how many were taken for what they
-            mostly are.
-        seconds: since the epoch, or what was left of it, began.
-        waiting: seconds of these in which the loop had no batch to work on.
-        seen: images seen in these seconds.
+        step: number of completed steps of the epoch.
+        steps: total number of steps of the epoch.
+        count: number of images in steps that were not skipped.
+        loss_sum: sum of the loss over these images, in nats.
+        hits: number of correct predictions on these augmented images; for a mixed image, its largest class counts.
+        seconds: time since the start of the epoch, or since the run was resumed within it.
+        waiting: part of `seconds` spent waiting for data.
+        seen: number of images in `seconds`, including skipped steps.
     """
 
     step: int = 0
@@ -77,26 +82,26 @@ class Meter:
 
     @property
     def loss(self) -> float:
-        """Mean over the images."""
+        """Mean loss per image in nats."""
         return self.loss_sum / self.count if self.count else math.nan
 
     @property
     def top1(self) -> float:
-        """Percent of the images."""
+        """Top-1 accuracy in percent."""
         return 100 * self.hits / self.count if self.count else math.nan
 
     @property
     def images_per_second(self) -> float:
-        """Of all processes together."""
+        """Throughput of all processes together."""
         return self.seen / self.seconds if self.seconds else 0.0
 
     @property
     def waiting_percent(self) -> float:
-        """Share of the time that went by waiting for data."""
+        """Percentage of the time spent waiting for data."""
         return 100 * self.waiting / self.seconds if self.seconds else 0.0
 
     def add(self, result: StepResult) -> None:
-        """Counts a step."""
+        """Add the result of a step."""
         self.step += 1
         self.seen += result.images
         if not result.is_skipped:
@@ -105,22 +110,22 @@ class Meter:
             self.hits += result.hits
 
     def as_dict(self) -> dict[str, Any]:
-        """What a resumed epoch needs: everything but the clock."""
+        """Return the fields that a saved state needs: all except times and throughput."""
         return {key: value for key, value in asdict(self).items() if key not in ("seconds", "waiting", "seen")}
 
 
 class Learner:
-    """A model with what moves it.
+    """A model with its optimizer, loss, weight average (EMA) and step counter.
 
     Args:
-        model: on the runtime's device.
-        recipe: optimiser, schedule, loss; with all sizes decided.
-        runtime: where and how.
-        steps_per_epoch: of a whole epoch.
-        steps: of the whole run.
-        num_classes: of the data.
-        class_weights: weight of each class in the loss, or None.
-        teacher: from (images, their keys) to its logits, or None.
+        model: the network, on the device of the runtime.
+        recipe: complete recipe, with batch size and epochs decided.
+        runtime: device, precision and processes.
+        steps_per_epoch: number of steps of a full epoch.
+        steps: number of steps of the whole run.
+        num_classes: number of classes of the dataset.
+        labels: class index of every training image, where the loss corrects class frequencies.
+        teacher: function from images (b c h w) and their keys to logits (b classes); None without distillation.
     """
 
     def __init__(
@@ -131,36 +136,36 @@ class Learner:
         steps_per_epoch: int,
         steps: int,
         num_classes: int,
-        class_weights: Tensor | None = None,
+        labels: Sequence[int] = (),
         teacher: Callable[[Tensor, Sequence[Key]], Tensor] | None = None,
     ) -> None:
         self.model, self.recipe, self.runtime, self.teacher = model, recipe, runtime, teacher
         self.steps_per_epoch, self.steps = steps_per_epoch, steps
         self.step, self.skipped = 0, 0
-        self.rate: Callable[[int], float] = lambda step: lr_at(recipe, step, steps_per_epoch, steps)
+        self.schedule: Callable[[int], float] = lambda step: lr_at(recipe, step, steps_per_epoch, steps)
         _freeze(model, recipe)
         self.ema = ModelEmaV3(model, decay=recipe.optim.ema_decay, use_warmup=True) if recipe.optim.ema_decay else None
         is_sharded = recipe.parallel == "fsdp" and runtime.world > 1
-        self.shards = Shards(model, recipe, runtime, self.ema is not None) if is_sharded else None
-        self.trained = model if self.shards is None else self.shards.network
+        self.sharded = ShardedModel(model, recipe, runtime, self.ema is not None) if is_sharded else None
+        self.trained = model if self.sharded is None else self.sharded.network
         self.optimizer = _optimizer(self.trained, recipe)
-        self.wrapped = runtime.wrap(model) if self.shards is None else self.shards.network
+        self.wrapped = runtime.wrap(model) if self.sharded is None else self.sharded.network
         if recipe.compile:
             self.wrapped = cast(nn.Module, torch.compile(self.wrapped))
         self.mixing = Mixing(recipe, num_classes)
-        self.objective = Objective(recipe, None if class_weights is None else runtime.put(class_weights))
+        self.objective = Objective(recipe, labels, num_classes, runtime.device)
 
     @property
-    def best_guess(self) -> nn.Module:
-        """The weights to evaluate and keep: their average where there is one."""
+    def eval_model(self) -> nn.Module:
+        """The model to evaluate and save: the weight average (EMA) if there is one."""
         return self.ema.module if self.ema is not None else self.model
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step, counted from 0."""
-        return self.rate(step)
+        """Return the learning rate of a step, counted from 0."""
+        return self.schedule(step)
 
-    def begin(self) -> None:
-        """Puts the model into the mode in which this recipe trains."""
+    def set_train_mode(self) -> None:
+        """Set the modules to training or evaluation mode, as the recipe requires."""
         self.trained.train(self.recipe.train_mode == "train")
         if self.recipe.optim.freeze == "backbone":
             self.trained.eval()
@@ -168,62 +173,62 @@ class Learner:
                 head.train()
 
     def gather(self) -> None:
-        """Brings `model` and `best_guess` up to date where they are spread over the processes, which all come here."""
-        if self.shards is not None:
-            self.shards.gather(self.model, None if self.ema is None else self.ema.module)
+        """Update `model` and `eval_model` from the shards under FSDP. All processes must call this together."""
+        if self.sharded is not None:
+            self.sharded.gather(self.model, None if self.ema is None else self.ema.module)
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Of the optimiser, whole; for that, too, all processes come here."""
+        """Return the full state of the optimizer. Under FSDP all processes must call this together."""
         state = self.optimizer.state_dict()
-        return state if self.shards is None else gathered(state)
+        return state if self.sharded is None else gather_optimizer_state(state)
 
-    def learn(self, parts: Sequence[Batch], keys: Sequence[Sequence[Key]] = ()) -> StepResult:
-        """One step.
+    def train_step(self, parts: Sequence[Batch], keys: Sequence[Sequence[Key]] = ()) -> StepResult:
+        """Run one optimizer step.
 
         Args:
-            parts: the batches of this process, on its device; their gradients are averaged.
-            keys: for each part which images it holds; only a teacher with ready answers looks at it.
+            parts: micro-batches of this process, on its device; their gradients are averaged.
+            keys: keys of the images of each micro-batch; only used by a teacher with cached logits.
 
         Returns:
-            What the step came to, before it moved the weights; whether it did.
+            Loss, correct predictions and gradient norm before the weights were updated.
         """
         before = [buffer.clone() for buffer in self.trained.buffers()] if self.recipe.skip_nonfinite else []
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, hits, count = 0.0, 0.0, 0
         for number, (images, labels) in enumerate(parts):
-            torch.manual_seed(self._seed(number, len(parts)))  # for drop-path and dropout
+            torch.manual_seed(self._seed(number, len(parts)))  # for stochastic depth and dropout
             is_last = number == len(parts) - 1
-            if self.shards is not None:
-                self.shards.hold_gradients(not is_last)
+            if self.sharded is not None:
+                self.sharded.accumulate_gradients(not is_last)
             with contextlib.nullcontext() if is_last else self.runtime.without_sync(self.wrapped):
-                loss, right = self._forward(images, labels, keys[number] if keys else ())
+                loss, num_correct = self._forward(images, labels, keys[number] if keys else ())
                 (loss / len(parts)).backward()
             loss_sum += loss.item() * len(labels)
-            hits += right
+            hits += num_correct
             count += len(labels)
         sums = self.runtime.sum([loss_sum, hits, count])
-        norm = self._clipped_norm()
+        norm = self._clip_gradients()
         result = StepResult(sums[0], sums[1], int(sums[2]), norm)
         is_finite = math.isfinite(result.loss_sum) and math.isfinite(norm)
         if is_finite:
-            self._move()
+            self._update_weights()
         else:
             self.skipped += 1
             for buffer, value in zip(self.trained.buffers(), before, strict=False):
-                buffer.copy_(value)  # BatchNorm has seen what is not finite
+                buffer.copy_(value)  # the forward pass has updated the BatchNorm statistics with non-finite values
         self.step += 1
         return result._replace(is_skipped=not is_finite)
 
-    def rehearse(self, images: Tensor) -> None:
-        """Compute the gradient of one part of a step and discard it: settings that do not work fail here.
+    def dry_run(self, images: Tensor) -> None:
+        """Compute the gradient of one micro-batch and discard it: settings that do not work fail here.
 
-        Nothing that a step depends on is changed.
+        Leaves everything that a step depends on unchanged.
 
         Args:
-            images: (b c h w) of any content, on the device.
+            images: (b c h w) with any values, on the device.
         """
         before = [buffer.clone() for buffer in self.trained.buffers()]
-        self.begin()
+        self.set_train_mode()
         torch.manual_seed(self._seed(0, 1))
         with self.runtime.autocast():
             logits = self.wrapped(images)
@@ -233,20 +238,20 @@ class Learner:
             buffer.copy_(value)
 
     def _forward(self, images: Tensor, labels: Tensor, keys: Sequence[Key]) -> tuple[Tensor, int]:
-        """Loss of a part, and how many of its images were right."""
+        """Return the loss of a micro-batch and its number of correct predictions."""
         images, targets = self.mixing(images, labels, self.step)
         with self.runtime.autocast():
             logits = self.wrapped(images)
-        answers = None if self.teacher is None else self.teacher(images, keys)
-        right = (mean_logits(logits).detach().argmax(dim=1) == targets.argmax(dim=1)).sum()
-        return self.objective(logits, targets, answers), int(right)
+        teacher_logits = None if self.teacher is None else self.teacher(images, keys)
+        num_correct = (mean_logits(logits).detach().argmax(dim=1) == targets.argmax(dim=1)).sum()
+        return self.objective(logits, targets, teacher_logits), int(num_correct)
 
     def _seed(self, number: int, parts: int) -> int:
-        """Of the chance inside the network: another in every part of every step, in whatever process."""
+        """Return the seed of stochastic depth and dropout, different for every micro-batch, step and process."""
         return mix_seed(self.recipe.seed, self.step, STEP - (self.runtime.rank * parts + number))
 
-    def _clipped_norm(self) -> float:
-        """Clips the gradient, and tells its norm from before."""
+    def _clip_gradients(self) -> float:
+        """Clip the gradients in place, and return their norm before clipping."""
         optim = self.recipe.optim
         parameters = [parameter for parameter in self.trained.parameters() if parameter.grad is not None]
         limit = optim.clip_grad if optim.clip_mode == "norm" and optim.clip_grad else math.inf
@@ -256,13 +261,13 @@ class Learner:
             dispatch_clip_grad(parameters, optim.clip_grad, mode=optim.clip_mode)
         return norm
 
-    def _move(self) -> None:
+    def _update_weights(self) -> None:
         lr = self.lr_at(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.optimizer.step()
-        if self.ema is not None and self.shards is not None:
-            self.shards.update_average(self.ema.get_decay(self.step + 1))
+        if self.ema is not None and self.sharded is not None:
+            self.sharded.update_average(self.ema.get_decay(self.step + 1))
         elif self.ema is not None:
             self.ema.update(self.model, step=self.step + 1)
 
@@ -273,26 +278,26 @@ def train_epoch(
     meter: Meter,
     on_step: Callable[[Meter, StepResult], None],
 ) -> None:
-    """One pass over the training images, or what is left of it.
+    """Train for one epoch, or for the rest of one.
 
     Args:
-        learner: what learns.
-        steps: for each step the batches of this process, and which images they hold.
-        meter: what is known of the epoch so far; goes on from there.
-        on_step: told after every step; it may raise to stop the run there.
+        learner: model and optimizer; updated in place.
+        steps: for each step, the micro-batches of this process and the keys of their images.
+        meter: metrics of the epoch so far; updated in place.
+        on_step: called after every step; it may raise to stop the run.
     """
-    learner.begin()
-    begun = asked = time.perf_counter()
+    learner.set_train_mode()
+    start = wait_start = time.perf_counter()
     for parts, keys in steps:
-        meter.waiting += time.perf_counter() - asked
-        result = learner.learn(parts, keys)
+        meter.waiting += time.perf_counter() - wait_start
+        result = learner.train_step(parts, keys)
         meter.add(result)
-        meter.seconds = time.perf_counter() - begun
+        meter.seconds = time.perf_counter() - start
         on_step(meter, result)
-        asked = time.perf_counter()
+        wait_start = time.perf_counter()
 
 
-def in_steps(
+def group_into_steps(
     batches: Iterable[Batch],
     keys_of: Callable[[int], Sequence[Sequence[Key]]],
     first: int,
@@ -300,12 +305,15 @@ def in_steps(
     runtime: Runtime,
     on_lost: Callable[[Key], None],
 ) -> Iterator[tuple[list[Batch], list[Sequence[Key]]]]:
-    """Batches on the device, `accumulate` at a time, without images that are lost and those they would be mixed with.
+    """Yield the micro-batches of each step, on the device, without lost images and their partners in mixup.
 
     Args:
-        batches: of one epoch, from step `first` on.
-        keys_of: from the number of a step to which images its parts hold.
-        on_lost: told of every image that was left out.
+        batches: micro-batches of one epoch, from step `first` on.
+        keys_of: function from the index of a step to the keys of the images of its micro-batches.
+        first: index of the first step, from 0.
+        accumulate: number of micro-batches per step.
+        runtime: device.
+        on_lost: called with the key of every lost image.
 
     Raises:
         DataError: all images of a step are lost.
@@ -320,10 +328,12 @@ def in_steps(
         parts.append((runtime.put(images), runtime.put(labels)))
         keys.append(part_keys)
         if len(parts) == accumulate:
-            there = [place for place, part in enumerate(keys) if part]
-            if not there:
-                raise DataError(f"A step must have images; all of step {step + 1} of this epoch are lost.")
-            yield [parts[place] for place in there], [keys[place] for place in there]
+            not_empty = [index for index, part in enumerate(keys) if part]
+            if not not_empty:
+                raise DataError(
+                    f"A step must have images; all images of step {step + 1} of this epoch are lost. Restore them."
+                )
+            yield [parts[index] for index in not_empty], [keys[index] for index in not_empty]
             parts, keys, step = [], [], step + 1
 
 
@@ -331,9 +341,9 @@ def _without_lost(
     images: Tensor, labels: Tensor, keys: Sequence[Key], on_lost: Callable[[Key], None]
 ) -> tuple[Tensor, Tensor, Sequence[Key]]:
     lost = labels == LOST
-    for place in lost.nonzero().flatten().tolist():
-        on_lost(keys[place])
-    kept = ~(lost | lost.flip(0))  # its partner in mixup goes too
+    for index in lost.nonzero().flatten().tolist():
+        on_lost(keys[index])
+    kept = ~(lost | lost.flip(0))  # mixup pairs image i with image -1 - i: drop the partner also
     return images[kept], labels[kept], [key for key, keep in zip(keys, kept.tolist(), strict=True) if keep]
 
 
@@ -352,17 +362,17 @@ def _freeze(model: nn.Module, recipe: Recipe) -> None:
 
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     optim = recipe.optim
-    words: dict[str, Any] = dict(opt=optim.opt, weight_decay=optim.weight_decay)
+    arguments: dict[str, Any] = dict(opt=optim.opt, weight_decay=optim.weight_decay)
     if optim.opt == "sgd":
-        words |= dict(momentum=optim.momentum, nesterov=optim.momentum > 0)
+        arguments |= dict(momentum=optim.momentum, nesterov=optim.momentum > 0)
     else:
-        words |= dict(betas=(optim.momentum, optim.beta2))
+        arguments |= dict(betas=(optim.momentum, optim.beta2))
     if optim.opt == "muon":
-        words |= dict(momentum=optim.momentum, nesterov=True)
+        arguments |= dict(momentum=optim.momentum, nesterov=True)
     if optim.opt in ("adamw", "lamb"):
-        words |= dict(eps=optim.eps)
+        arguments |= dict(eps=optim.eps)
     if optim.opt == "adamw":
-        words |= dict(fused=True)  # one pass over the weights
+        arguments |= dict(fused=True)  # one pass over the weights
     if optim.layer_decay < 1:
-        words |= dict(layer_decay=optim.layer_decay)
-    return create_optimizer_v2(model, lr=1.0, **words)  # every step sets its own rate
+        arguments |= dict(layer_decay=optim.layer_decay)
+    return create_optimizer_v2(model, lr=1.0, **arguments)  # every step sets its own learning rate

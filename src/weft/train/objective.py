@@ -1,4 +1,4 @@
-"""The loss: label smoothing, mixing, class weights, distillation."""
+"""Loss of training: label smoothing, mixup and cutmix, class weights, distillation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from weft.data.loading.seeding import seeded_rng
 from weft.errors import UsageError
 from weft.recipes import Recipe
 
-MIX = -1_000_000  # stands where a sample has its index, so that the mixing of a step draws from a stream of its own
+MIX = -1_000_000  # used as sample index in seeds, so that mixing draws from a random stream of its own
 
 
 class Mixing:
-    """Mixup and cutmix of a batch with itself turned round, with labels to match, as timm's `Mixup` does it.
+    """Mixup and cutmix of a batch with its reversed copy, and the matching targets, by timm's `Mixup`.
 
-    What a step draws depends on (seed, step) alone: all parts of a step, in whatever process, are mixed alike. (The
-    released trainings draw anew in every process.)
+    The random numbers are a function of (seed, step): all micro-batches of a step use the same ones, in all processes.
+    (The released training code draws different ones in every process.)
     """
 
     def __init__(self, recipe: Recipe, num_classes: int) -> None:
@@ -43,7 +43,7 @@ class Mixing:
     def __call__(
         self, images: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"], step: int
     ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b classes"]]:
-        """The images, which may be changed in place, and for each a share of every class."""
+        """Return mixed images, possibly changed in place, and their targets as class probabilities."""
         if self.mixup is None:
             return images, mixup_target(labels, self.num_classes, 1.0, self.smoothing)
         with seeded_rng(self.seed, step, MIX):
@@ -51,37 +51,77 @@ class Mixing:
 
 
 def check_mixing(recipe: Recipe, part_size: int, parts: int) -> None:
-    """Refuses a batch that mixup and cutmix cannot pair.
+    """Check that mixup and cutmix can pair the images of a micro-batch.
+
+    Args:
+        recipe: the training recipe.
+        part_size: number of images of a micro-batch.
+        parts: number of micro-batches of a step, over all processes.
 
     Raises:
-        UsageError: they are on, and a part of a step has an odd number of images.
+        UsageError: mixup or cutmix is on, and the number of images is odd.
     """
     if (recipe.augment.mixup or recipe.augment.cutmix) and part_size % 2:
         raise UsageError(
-            f"Mixup and cutmix join images in pairs; a batch of {part_size} (batch_size {recipe.batch_size} in {parts} "
-            f"{'part' if parts == 1 else 'parts'}) has one left over. Make it even, or set augment.mixup and "
-            "augment.cutmix to 0."
+            f"Mixup and cutmix mix pairs of images and need an even batch; got {part_size} images (batch_size"
+            f" {recipe.batch_size} in {parts} {'part' if parts == 1 else 'parts'}). Change --batch-size, or set"
+            " augment.mixup and augment.cutmix to 0."
         )
 
 
 def balanced_weights(labels: Sequence[int], num_classes: int) -> Float[Tensor, " classes"]:
-    """Weights that make every class count the same, 1 on average over the images; a class without images has 0."""
+    """Return class weights inversely proportional to class frequency, with mean 1 over the images.
+
+    Args:
+        labels: class index of every image.
+        num_classes: number of classes; a class without images has weight 0.
+    """
     count = Counter(labels)
     present = len(count)
     weights = [len(labels) / (present * count[number]) if count[number] else 0.0 for number in range(num_classes)]
     return torch.tensor(weights)
 
 
+def class_shares(labels: Sequence[int], num_classes: int) -> Float[Tensor, " classes"]:
+    """Return the share of every class among the images; a class without images counts as half an image."""
+    counts = torch.bincount(torch.tensor(labels, dtype=torch.int64), minlength=num_classes).double().clamp(min=0.5)
+    return (counts / counts.sum()).float()
+
+
+def check_balance(recipe: Recipe) -> None:
+    """Raise UsageError for two corrections of class frequencies: the second would favour rare classes twice."""
+    corrections = {
+        "data.sampling": recipe.data.sampling == "balanced",
+        "loss.class_weights": recipe.loss.class_weights == "balanced",
+        "loss.logit_adjustment": recipe.loss.logit_adjustment > 0,
+    }
+    used = [name for name, is_used in corrections.items() if is_used]
+    if len(used) > 1:
+        raise UsageError(
+            f"One setting must correct the class frequencies; got {' and '.join(used)}. Together they would favour rare"
+            " classes twice: keep one."
+        )
+
+
 class Objective:
-    """The loss of a batch, a mean over its images.
+    """Loss function: mean over the images of a batch.
 
     Args:
-        recipe: loss and distillation.
-        class_weights: weight of each class, or None for equal ones.
+        recipe: its `loss` and `distill` sections are used.
+        labels: class index of every training image, where the recipe corrects class frequencies.
+        num_classes: number of classes.
+        device: of the logits.
     """
 
-    def __init__(self, recipe: Recipe, class_weights: Tensor | None = None) -> None:
-        self.distill, self.class_weights = recipe.distill, class_weights
+    def __init__(
+        self, recipe: Recipe, labels: Sequence[int] = (), num_classes: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        self.distill, self.gamma = recipe.distill, recipe.loss.focal_gamma
+        self.class_weights = self.offsets = None
+        if recipe.loss.class_weights == "balanced":
+            self.class_weights = balanced_weights(labels, num_classes).to(device)
+        if recipe.loss.logit_adjustment:
+            self.offsets = (recipe.loss.logit_adjustment * class_shares(labels, num_classes).log()).to(device)
 
     def __call__(
         self,
@@ -89,36 +129,36 @@ class Objective:
         targets: Float[Tensor, "b classes"],
         teacher_logits: Float[Tensor, "b classes"] | None = None,
     ) -> Float[Tensor, ""]:
-        """The loss.
+        """Compute the loss.
 
         Args:
-            logits: (b classes) of a model with one head; of one with two, (labels' head, teacher's head).
-            targets: for each image a share of every class.
-            teacher_logits: what the teacher says of the same images, or None without a teacher. Two heads then learn
-                the same, and the loss is the mean of theirs, as evaluation takes the mean of their logits.
+            logits: (b classes); for a model with two heads a tuple (class head, distillation head).
+            targets: class probabilities of each image.
+            teacher_logits: logits of the teacher for the same images; None without a teacher. Then both heads are
+                trained on the targets and the loss is their mean, as evaluation averages their logits.
         """
         heads = logits if isinstance(logits, tuple) else (logits,)
         if teacher_logits is None:
-            return torch.stack([self._of_labels(head, targets) for head in heads]).mean()
+            return torch.stack([self._class_loss(head, targets) for head in heads]).mean()
         alpha = self.distill.alpha
-        return (1 - alpha) * self._of_labels(heads[0], targets) + alpha * self._of_teacher(heads[-1], teacher_logits)
+        return (1 - alpha) * self._class_loss(heads[0], targets) + alpha * self._teacher_loss(heads[-1], teacher_logits)
 
-    def _of_labels(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits.float(), targets, weight=self.class_weights)
+    def _class_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        logits = logits.float() if self.offsets is None else logits.float() + self.offsets
+        if self.gamma == 0:
+            return F.cross_entropy(logits, targets, weight=self.class_weights)
+        logs = logits.log_softmax(dim=1)
+        losses = -targets * (1 - logs.exp()) ** self.gamma * logs
+        return (losses if self.class_weights is None else losses * self.class_weights).sum(dim=1).mean()
 
-    def _of_teacher(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """DeiT (arXiv 2012.12877), equations 2 (soft) and 3 (hard), without alpha."""
+    def _teacher_loss(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """Compute equation 2 (soft) or 3 (hard) of DeiT (arXiv 2012.12877), without the factor alpha."""
         student, teacher = logits.float(), teacher_logits.float()
         if self.distill.kind == "hard":
             return F.cross_entropy(student, teacher.argmax(dim=1))
-        heat = self.distill.temperature
+        t = self.distill.temperature
         divergence = F.kl_div(
-            F.log_softmax(student / heat, dim=1), F.log_softmax(teacher / heat, dim=1), reduction="sum", log_target=True
+            F.log_softmax(student / t, dim=1), F.log_softmax(teacher / t, dim=1), reduction="sum", log_target=True
         )
         count = student.numel() if self.distill.soft_mean == "released" else len(student)
-        return divergence * heat**2 / count
-
-
-def mean_logits(logits: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Logits (b classes) of a model with one head or several."""
-    return torch.stack(logits).mean(dim=0) if isinstance(logits, tuple) else logits
+        return divergence * t**2 / count

@@ -1,4 +1,4 @@
-"""Resume a run: read its recipe and newest valid state, and check that model and data are unchanged."""
+"""Resume a run: load its recipe and newest valid state, and check that settings, data and teacher are unchanged."""
 
 from __future__ import annotations
 
@@ -12,148 +12,153 @@ from typing import Any, NamedTuple
 from weft.data import Splits
 from weft.data.index.fingerprint import Fingerprint, difference, fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
+from weft.files import remove, write_text
 from weft.models.families import plugins
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import KEYS, recorded_environment
-from weft.train.build import machine
-from weft.train.rundir import DATA, remove, write_text
-from weft.train.runtime import Runtime
-from weft.train.state import RunFacts, Skipped, State, load_state, tidy, told
+from weft.runs.directory import FINGERPRINT
+from weft.runtime import Runtime
+from weft.train.arguments import recipe_file
+from weft.train.environment import machine
+from weft.train.state import RunMetadata, SkippedState, State, load_state, remove_incomplete, skipped_text
 
 FREE = ("workers", "device", "data.source", "save.every_minutes", "save.every_steps", "save.keep")
-"""Settings on which no result depends, and which may be others after a stop. The data is compared by its contents."""
+"""Settings that do not affect the result and may change on resume. The data is compared by its contents."""
 
-BOUND = (
+FIXED = (
     *("model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
-    *("data.limit", "data.val_fraction", "data.train_fraction"),
+    *(
+        "data.limit",
+        "data.val_fraction",
+        "data.train_fraction",
+        "data.folds",
+        "data.fold",
+        "data.group",
+        "data.sampling",
+    ),
 )
-"""Settings without which the state of a run means nothing."""
+"""Settings that the saved tensors or the order of the images depend on; they cannot change on resume."""
 
 
-class Changed(NamedTuple):
-    """A setting, its value so far and its value from here on."""
+class ChangedSetting(NamedTuple):
+    """A setting that changes on resume: key, old value and new value."""
 
     key: str
-    was: Any
-    now: Any
+    old: Any
+    new: Any
 
 
-class Resumed(NamedTuple):
-    """A run to go on with.
+class ResumedRun(NamedTuple):
+    """An interrupted run, ready to resume.
 
     Attributes:
-        out: its directory.
-        recipe: what it does from here on.
-        state: where it stands.
-        skipped: newer states that are damaged.
-        changed: settings that are others from here on.
+        out: the run directory.
+        recipe: the recipe from the next step on.
+        state: the newest valid state.
+        skipped: newer states that are not valid.
+        changed: settings that differ from those of the state.
     """
 
     out: Path
     recipe: Recipe
     state: State
-    skipped: list[Skipped]
-    changed: list[Changed]
+    skipped: list[SkippedState]
+    changed: list[ChangedSetting]
 
     @property
     def changes_result(self) -> bool:
-        """Whether a setting is another on which the result depends."""
+        """Whether a changed setting affects the result."""
         return any(item.key not in FREE for item in self.changed)
 
     def notes(self, runtime: Runtime) -> list[str]:
-        """What the person should know."""
-        notes = [f"Passed over {told([item])}" for item in self.skipped]
-        notes += [f"{item.key} was {item.was} and is {item.now} from here on." for item in self.changed]
-        before, now = self.state.facts["machine"], machine(runtime)
-        for key in sorted(before):
-            if key == "processes" and before[key] != now[key] and self._has_own_statistics:
-                notes.append(_statistics_differ(before[key], now[key]))
-            elif key != "threads" and before[key] != now.get(key):
-                notes.append(f"{key} was {before[key]} and is {now.get(key)}: the last bits of the result may differ.")
+        """Return notes on skipped states, changed settings, and differences of the machine."""
+        notes = [f"Skipped the state {skipped_text([item])}" for item in self.skipped]
+        notes += [f"{item.key} changes from {item.old} to {item.new} from here on." for item in self.changed]
+        old, new = self.state.metadata["machine"], machine(runtime)
+        for key in sorted(old):
+            if key == "processes" and old[key] != new[key] and self._has_process_statistics:
+                notes.append(_batchnorm_note(old[key], new[key]))
+            elif key != "threads" and old[key] != new.get(key):
+                notes.append(f"{key} was {old[key]} and is now {new.get(key)}: the result may differ in the last bits.")
         return notes
 
     @property
-    def _has_own_statistics(self) -> bool:
-        """Whether BatchNorm takes its statistics over the images of one process alone."""
+    def _has_process_statistics(self) -> bool:
+        """Whether BatchNorm computes its statistics over the images of one process."""
         return not self.recipe.sync_bn and any(name.endswith(".running_mean") for name in self.state.tensors)
 
     def check_teacher(self, record: dict[str, Any] | None) -> list[str]:
-        """Refuse a teacher that is not the one that the run began with, unless it was chosen on purpose.
+        """Check that the teacher is the one that the run started with, unless the setting was changed.
 
         Args:
-            record: of the teacher, as `Teacher.record`; None for no teacher.
+            record: `Teacher.record` of the current teacher; None without distillation.
 
         Returns:
-            A note where the teachers cannot be compared.
+            A note if the teachers cannot be compared.
 
         Raises:
-            DataError: it is another.
+            DataError: the teacher differs.
         """
         if any(item.key == "distill.teacher" for item in self.changed):
             return []
-        if "teacher" not in self.state.facts:
-            unknown = (
-                "The teacher could not be compared: the run was saved by a version of weft that did not record it."
-            )
-            return [] if record is None else [unknown]
-        was = self.state.facts["teacher"]
-        if was == record:
+        if "teacher" not in self.state.metadata:
+            note = "The teacher could not be compared: the run was saved by a version of weft that did not record it."
+            return [] if record is None else [note]
+        old = self.state.metadata["teacher"]
+        if old == record:
             return []
-        both = [
-            f"its {key} was {(was or {}).get(key)}, and is {value}"
+        differences = [
+            f"its {key} was {(old or {}).get(key)} and is now {value}"
             for key, value in (record or {}).items()
-            if (was or {}).get(key) != value
+            if (old or {}).get(key) != value
         ]
         raise DataError(
-            f"A run that is resumed needs the teacher that it began with; of {self.recipe.distill.teacher}"
-            f" {' and '.join(both)}. Put it back, or pass --override --set distill.teacher=OTHER to learn from another."
+            f"A resumed run needs the teacher that it started with; {self.recipe.distill.teacher} has changed:"
+            f" {' and '.join(differences)}. Restore it, or pass --override --set distill.teacher=OTHER to use another"
+            " teacher."
         )
 
-    def tidy(self, recipe: Recipe) -> None:
-        """Removes what is damaged or half written, and writes down what was changed."""
+    def clean_up(self, recipe: Recipe) -> None:
+        """Remove invalid and incomplete states, and write changed settings to recipe.yaml."""
         for item in self.skipped:
             remove(item.path.with_suffix(".json"))
             remove(item.path.with_suffix(".safetensors"))
-        tidy(self.out / "state")
+        remove_incomplete(self.out / "state")
         if self.changed:
-            written = recorded_environment(self.out / "recipe.yaml")
-            write_text(self.out / "recipe.yaml", dump(dataclasses.replace(recipe, environment=written)))
+            environment = recorded_environment(self.out / "recipe.yaml")
+            write_text(self.out / "recipe.yaml", dump(dataclasses.replace(recipe, environment=environment)))
 
 
-def _statistics_differ(was: int, now: int) -> str:
-    same = f"Keep {was}" if was > 1 else f"Keep {was}, or set sync_bn (--override --set sync_bn=true)"
+def _batchnorm_note(old: int, new: int) -> str:
+    """Return the note on BatchNorm statistics after a change of the number of processes."""
+    advice = f"Use {old} processes" if old > 1 else "Use 1 process or set sync_bn (--override --set sync_bn=true)"
     return (
-        f"processes was {was} and is {now}: BatchNorm takes its statistics over the images of one process, of which"
-        f" there are now {was / now:g} times as many in a step. The result differs by more than rounding, as with"
-        f" another batch size. {same}, for the same result up to rounding."
+        f"processes was {old} and is now {new}: BatchNorm computes its statistics over the images of one process, and"
+        f" each process now has {old / new:g} times as many images per step. The result differs by more than rounding,"
+        f" as with another batch size. {advice} to get the same result up to rounding."
     )
 
 
-def resumed(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool) -> Resumed:
-    """Opens a run to go on with.
+def open_run(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool) -> ResumedRun:
+    """Load recipe and newest valid state of an interrupted run.
 
     Args:
-        out: its directory.
-        overrides: settings that were asked for beside it.
-        override: let them, and edits of its recipe.yaml, change what the run does.
+        out: the run directory.
+        overrides: settings given in addition to the run's recipe.
+        override: allow them, and edits of recipe.yaml, to change settings that affect the result.
 
     Raises:
-        CheckpointError: it is no run, or holds no state that can be used.
-        UsageError: a setting would change, and must not.
+        CheckpointError: not a run directory, or no valid state.
+        UsageError: a setting differs that must not change.
     """
-    file = out / "recipe.yaml"
-    if not file.is_file():
-        raise CheckpointError(
-            f"--resume must name the directory of a run that was begun; {out} has no recipe.yaml."
-            " To start from its weights alone: weft train DATA --from PATH."
-        )
+    file = recipe_file(out)
     _check_plugins(file)
     recipe = load_recipe(file, overrides)
-    was, now = _values(load_recipe(file)), _values(recipe)
-    _changed(out, was, now, override=override)
-    state, skipped = load_state(out / "state", RunFacts)
-    was |= {key: value for key, value in state.facts.get("recipe", {}).items() if key in was}
-    return Resumed(out, recipe, state, skipped, _changed(out, was, now, override=override))
+    old, new = _settings_as_json(load_recipe(file)), _settings_as_json(recipe)
+    _changed_settings(out, old, new, override=override)
+    state, skipped = load_state(out / "state", RunMetadata)
+    old |= {key: value for key, value in state.metadata.get("recipe", {}).items() if key in old}
+    return ResumedRun(out, recipe, state, skipped, _changed_settings(out, old, new, override=override))
 
 
 def _check_plugins(recipe: Path) -> None:
@@ -166,53 +171,60 @@ def _check_plugins(recipe: Path) -> None:
     missing = [str(name) for name in recorded if name not in plugins()] if isinstance(recorded, list) else []
     if missing:
         raise UsageError(
-            f"{recipe.parent} was started with the plugin {missing[0]}, which is not loaded. Pass --plugin FILE, if you"
-            " trust the file: it is run."
+            f"{recipe.parent} was started with the plugin {missing[0]}, which is not loaded. Pass --plugin FILE if you"
+            " trust the file: its code is executed."
         )
 
 
-def _changed(out: Path, was: dict[str, str], now: dict[str, str], *, override: bool) -> list[Changed]:
-    """The settings that differ, after a look whether they may."""
+def _changed_settings(out: Path, old: dict[str, str], new: dict[str, str], *, override: bool) -> list[ChangedSetting]:
+    """Return the settings that differ.
+
+    Raises:
+        UsageError: a setting differs that must not change.
+        CheckpointError: the recorded settings are not JSON.
+    """
     try:
-        changed = [Changed(key, json.loads(was[key]), json.loads(now[key])) for key in was if was[key] != now[key]]
+        changed = [ChangedSetting(k, json.loads(old[k]), json.loads(new[k])) for k in old if old[k] != new[k]]
     except ValueError:
-        raise CheckpointError(f"The newest state in {out} must record settings as JSON; it has been edited.") from None
+        raise CheckpointError(
+            f"The newest state in {out} must record its settings as JSON; it was edited. Remove that state to resume"
+            " from the one before."
+        ) from None
     for key, before, after in changed:
-        both = f"{key} was {before}, and now {after} is asked for"
-        if key in BOUND:
-            raise UsageError(f"A run that is resumed keeps its {key}; in {out} {both}. Begin another run for that.")
+        values = f"in {out} {key} is {before}, got {after}"
+        if key in FIXED:
+            raise UsageError(f"A resumed run cannot change its {key}; {values}. Start a new run for that.")
         if key not in FREE and not override:
             raise UsageError(
-                f"A run that is resumed does what it began with; in {out} {both}."
-                " Pass --override to change it from here on."
+                f"A resumed run keeps its settings; {values}. Pass --override to change the setting from here on."
             )
     return changed
 
 
 def record_data(out: Path, splits: Splits) -> None:
-    """Leaves in a run directory which images it learns from."""
-    fingerprint(splits).write(out / DATA)
+    """Write the fingerprint of the dataset into a run directory."""
+    fingerprint(splits).write(out / FINGERPRINT)
 
 
 def check_data(out: Path, splits: Splits, source: str) -> None:
-    """Refuses data that is not what the run began with.
+    """Check that the dataset is the one that the run started with.
 
     Raises:
-        DataError: it is not; the message names what differs.
+        DataError: it differs; the message names the differences.
     """
-    differs = difference(Fingerprint.read(out / DATA), fingerprint(splits))
+    differs = difference(Fingerprint.read(out / FINGERPRINT), fingerprint(splits))
     if differs is not None:
         raise DataError(
-            f"A run that is resumed needs the data that it began with; {source} differs from what {out} learned from: "
-            f"{differs} Put it back, or begin another run: weft train {source} --from {out}."
+            f"A resumed run needs the data that it started with; {source} differs from the data of {out}: {differs}"
+            f" Restore the data, or start a new run: weft train {source} --from {out}."
         )
 
 
 def recipe_record(recipe: Recipe) -> dict[str, str]:
-    """The settings on which the result depends, for the state of a run: values as JSON, by their dotted keys."""
-    return {key: value for key, value in _values(recipe).items() if key not in FREE}
+    """Return the settings that affect the result, for a state: values as JSON by dotted key."""
+    return {key: value for key, value in _settings_as_json(recipe).items() if key not in FREE}
 
 
-def _values(recipe: Recipe) -> dict[str, str]:
-    """All settings, as JSON: lists and tuples are the same, and a path that is no text is ASCII."""
+def _settings_as_json(recipe: Recipe) -> dict[str, str]:
+    """Return all settings as JSON by dotted key: lists equal tuples, and paths that are not UTF-8 become ASCII."""
     return {key: json.dumps(attrgetter(key)(recipe), sort_keys=True) for key in KEYS if key != "environment"}

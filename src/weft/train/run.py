@@ -1,67 +1,88 @@
-"""`train`: start a run from data and a recipe, or resume one."""
+"""`train`: start a training run from a dataset and a recipe, or resume one."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.special import softmax
+from torch import nn
 
+from weft import markup
+from weft.capabilities import bf16_note
 from weft.checkpoints import load_model_dir, save_model_dir
-from weft.checkpoints.model_dir import checked_names, read_config
-from weft.data import Splits, image_size_hint
+from weft.checkpoints.hub import source_of
+from weft.checkpoints.model_dir import read_config, write_confidence
+from weft.data.index.split import stratified_subset
 from weft.data.loading.order import epochs_of
-from weft.durable import sweep
-from weft.errors import DataError, UsageError, WeftError
+from weft.errors import DataError, UsageError
+from weft.files import remove, sweep, write_text
+from weft.inference.calibration import MAX_IMAGES, calibrate, held_out_logits
+from weft.inference.conclusions import Training
+from weft.inference.error_gallery import explained_errors
+from weft.inference.feature_map import feature_map
+from weft.inference.inputs import SourcePart, evaluation_batches
+from weft.inference.metrics import Evaluation, accuracy_lines
+from weft.inference.report import write_report
+from weft.intervals import Estimate, accuracy_text, interval_of
+from weft.models.contract import preprocessing
+from weft.models.own import register_module
+from weft.notebook import described
+from weft.processor import busy_note
+from weft.progress import clock, counting, say
 from weft.recipes import Recipe, dump, load_recipe
-from weft.train.build import (
-    batch_arithmetic,
-    begin_from,
-    build_model,
-    default_name,
-    environment,
-    evaluation_batches,
-    open_splits,
-    preprocessing,
-    training_batches,
-    training_images,
-)
-from weft.train.defaults import default_recipe, fill_in, overrides_of
-from weft.train.distillation import Teacher, answers_are_fixed, open_teacher
-from weft.train.finder import find_batch_size
+from weft.recipes.load import arguments_of, default_recipe, overrides_of, recipe_names
+from weft.runs.directory import FEATURES, Reservation, check_run_dir, locked, reserved, reserved_numbered
+from weft.runtime import Runtime
+from weft.train.arguments import check_resume, checked_recipe, load_plan_recipe
+from weft.train.batches import batch_arithmetic
+from weft.train.curves import curve_figures
+from weft.train.distillation import Teacher, has_fixed_inputs
+from weft.train.environment import environment
+from weft.train.extend import Extension, extended_recipe
+from weft.train.extend import extend as extend_run
+from weft.train.few_images import with_available_weights
+from weft.train.folds import CrossValidation, cross_validate, write_cross_validation
+from weft.train.linear_probe import balance_of, fit_heads
 from weft.train.loop import Learner
-from weft.train.metrics import Evaluation
-from weft.train.mistakes import mistakes_figure
-from weft.train.objective import balanced_weights
-from weft.train.progress import Reporter, clock, counting
-from weft.train.report import write_report
-from weft.train.resume import Resumed, check_data, record_data, resumed
-from weft.train.rundir import Reservation, check_place, locked, remove, reserved, write_text
-from weft.train.runtime import Runtime, Stop
-from weft.train.session import Session, is_of_memory, memory_error
-from weft.train.shared_norm import share_batchnorm
-from weft.train.state import State
+from weft.train.network import load_start_weights
+from weft.train.plan import Plan, default_name, leaves_batch_size, make_plan, open_splits
+from weft.train.refusals import memory_error, refusing
+from weft.train.reporter import Reporter
+from weft.train.resume import ResumedRun, check_data, open_run, record_data
+from weft.train.run_loop import Session
+from weft.train.state import State, newest_step
+from weft.train.stop import Stop, seconds_of
+from weft.train.stored_features import StoredFeatures, collect
 from weft.train.track import Tracker, check_trackers
+from weft.train.unknown import fit_detector, read_public_classifier, store_public_classifier
+
+FEATURE_BATCH = 32  # images per forward pass of the frozen network
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run came to. Accuracies of the best epoch, in percent, on the held-out images.
+    """Result of a run. Accuracies are those of the best epoch on the validation images, in percent.
 
     Attributes:
         out: the run directory.
-        model: name of the model.
-        data: what it learned from.
-        epochs: how many were run.
-        best_epoch: the one that was kept, from 1.
-        count: held-out images.
-        seconds: of training and evaluation together.
+        model: name of the network.
+        data: the dataset.
+        epochs: number of epochs that were run.
+        best_epoch: epoch whose model is in best/, from 1.
+        top1, top5: accuracy in percent.
+        loss: cross-entropy in nats.
+        count: number of validation images.
+        seconds: duration of training and evaluation.
+        cross_validation: result over all folds; None without `folds`.
+        extension: comparison with the extended run; None without `extend`.
     """
 
     out: Path
@@ -74,19 +95,56 @@ class RunResult:
     loss: float
     count: int
     seconds: float
+    cross_validation: CrossValidation | None = None
+    extension: Extension | None = None
+
+    @property
+    def interval(self) -> Estimate:
+        """Top-1 accuracy in percent with its 95 % confidence interval."""
+        return interval_of(self.top1, self.count)
 
     def as_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return {**dataclasses.asdict(self), "out": str(self.out)}
+        """Return the dictionary that `--json` prints."""
+        more: dict[str, Any] = {"top1_interval": list(self.interval[1:]), "too_few_images": self.interval.is_wide}
+        if self.cross_validation is not None:
+            more["cross_validation"] = self.cross_validation.as_dict()
+        if self.extension is not None:
+            more["extension"] = dataclasses.asdict(self.extension)
+        own = {name: value for name, value in vars(self).items() if name not in ("cross_validation", "extension")}
+        return {**own, "out": str(self.out), **more}
+
+    def __repr__(self) -> str:
+        """Return the main values in one line."""
+        values = [("model", repr(self.model)), ("data", repr(self.data)), ("top1", self.interval)]
+        values += [("best_epoch", self.best_epoch), ("epochs", self.epochs), ("out", repr(str(self.out)))]
+        return described("RunResult", values)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("model", self.model),
+            ("data", self.data),
+            ("top-1", accuracy_text(self.top1, self.count, "held-out images")),
+            ("loss", f"{self.loss:.4f}"),
+            ("best epoch", f"{self.best_epoch} of {self.epochs}"),
+            ("training and evaluation", clock(self.seconds)),
+        ]
+        if self.cross_validation is not None:
+            rows.append(("cross-validation", str(self.cross_validation)))
+        if self.extension is not None:
+            rows += self.extension.lines()
+        rows += [("best model", str(self.out / "best")), ("report", str(self.out / "report" / "report.html"))]
+        return markup.fragment(markup.table(("training run", ""), rows))
 
 
 def train(
     data: str | Path | None = None,
-    model: str | None = None,
+    model: str | nn.Module | None = None,
     *,
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     start_from: str | Path | None = None,
+    extend: str | Path | None = None,
+    from_scratch: bool = False,
     resume: str | Path | None = None,
     override: bool = False,
     epochs: int | None = None,
@@ -98,6 +156,10 @@ def train(
     precision: str | None = None,
     workers: int | None = None,
     limit: int | None = None,
+    folds: int | None = None,
+    group: str | None = None,
+    other: str | None = None,
+    follow_links: bool | None = None,
     skip_nonfinite: int | None = None,
     max_time: str | float | None = None,
     stop_after: int | None = None,
@@ -105,203 +167,302 @@ def train(
     force: bool = False,
     quiet: bool = False,
 ) -> RunResult:
-    """Trains a classifier and leaves a run directory.
+    """Train a classifier and write a run directory.
 
     Args:
         data: a folder of images (one folder per class, or train/ and val/ above them), any other source that
             `weft.data.open_data` reads, or 'digits'; None where the recipe names it.
-        model: a name; None to choose by the images' size and number.
-        recipe: name of a recipe that comes with weft, or a YAML file.
+        model: name of a network, or a module that returns logits, of which a copy is trained
+            (`weft.register_module`); None to choose a network by the size and number of the images.
+        recipe: name of a recipe of weft, or a YAML file.
         settings: dotted keys of the recipe and their values, such as `{"optim.lr": 3e-4}`.
-        start_from: a run, a model directory or a checkpoint file whose weights to start from.
-        resume: a run directory: go on where it stopped, to the same bits that it would have come to without a stop.
-            Everything else is then as it was.
-        override: let settings given beside `resume` take the place of those the run began with.
-        epochs, batch_size, img_size, seed, device, precision, workers, limit, skip_nonfinite: settings that have an
-            argument of their own; `limit` is the largest number of training images.
-        out: the run directory; None for runs/MODEL-DATA.
-        max_time: stop after so many seconds, or '90s', '45m', '2h', '1h30m', with everything saved.
-        stop_after: stop at the end of this epoch, counted from 1, with everything saved: the run goes on from there to
-            what it would have come to without.
+        start_from: a run, a model directory or a checkpoint file with the weights to start from.
+        extend: a run whose classes are extended by those of `data`. Its layers stay frozen, and its settings apply; the
+            classifier is fitted again, to the features of its images, which it stored, and of the new ones.
+        from_scratch: start from random weights also where weft would choose public ones, because the images are few.
+        resume: run directory of an interrupted run. The resumed run ends with the same bits as an uninterrupted one.
+            Its settings are those of the run.
+        override: with `resume`, replace settings of the run by those that are given.
+        epochs, batch_size, img_size, seed, device, precision, workers, skip_nonfinite: settings with an argument of
+            their own.
+        limit, folds, group, other, follow_links: settings of the dataset (`data.limit`, ...) with an argument of their
+            own.
+        out: the run directory; None for runs/MODEL-DATA, or runs/MODEL-DATA-2 and so on if that exists.
+        max_time: stop after this time and save the state: seconds, or '90s', '45m', '2h', '1h30m'.
+        stop_after: stop at the end of this epoch, counted from 1, and save the state.
         track: 'tensorboard', 'wandb', or both.
-        force: take the place of a run that is there.
-        quiet: no progress and no notes.
+        force: replace an existing run.
+        quiet: print no progress and no notes.
 
     Returns:
-        Where everything is, and how good the best epoch was.
+        The run directory and the results of the best epoch.
 
     Raises:
-        UsageError: a setting that does not fit, or a run directory that is taken.
-        DataError: data that cannot be used, or that changed since the run began.
-        CheckpointError: weights to start from, or a state to go on from, that cannot be used.
+        UsageError: an invalid setting, or a run directory that is taken.
+        DataError: the dataset cannot be used, or changed since the run began.
+        CheckpointError: the weights to start from, or the state to resume from, cannot be used.
         DivergedError: loss or gradient is not finite.
-        StorageError: the disk did not take what had to be written.
-        StoppedError: `max_time` is over, or the epoch `stop_after`.
+        StorageError: a file cannot be written.
+        StoppedError: the run reached `max_time` or `stop_after`.
     """
-    given = dict(
-        model=model,
-        epochs=epochs,
-        batch_size=batch_size,
-        img_size=img_size,
-        seed=seed,
-        device=device,
-        precision=precision,
-        workers=workers,
-        limit=limit,
-        skip_nonfinite=skip_nonfinite,
-        start_from=None if start_from is None else str(start_from),
-    )
-    names = [track] if isinstance(track, str) else list(track)
-    check_trackers(names)
+    if isinstance(model, nn.Module):
+        model = register_module(model, img_size=_size_of(img_size, resume))
+    elif not isinstance(model, (str, type(None))):
+        raise UsageError(f"model must be a name or a torch.nn.Module; got a {type(model).__name__}.")
+    given = arguments_of(locals())
+    given |= {name: None if given[name] is None else str(given[name]) for name in ("start_from", "extend")}
+    trackers = [track] if isinstance(track, str) else list(track)
+    check_trackers(trackers)
     if stop_after is not None and stop_after < 1:
         raise UsageError(f"stop_after must be an epoch, from 1; got {stop_after}.")
     stop = Stop(None if max_time is None else seconds_of(max_time), stop_after)
-    overrides = overrides_of(data, settings or {}, given)
     if resume is not None:
-        if recipe is not None or out is not None or force:
-            raise UsageError(
-                "A run that is resumed has its recipe and its directory; drop --recipe, --out and --force."
-            )
-        return _go_on(Path(resume), overrides, override, stop, names, quiet)
-    plan = load_recipe(recipe or default_recipe(data), overrides)
-    if plan.data.source is None:
-        raise UsageError("Training needs images; got none. Name a folder or `digits`: weft train DATA.")
-    runtime = Runtime.of(plan.device, plan.precision, deterministic=plan.deterministic)
+        if extend is not None:
+            raise UsageError("--extend starts a new run, and --resume continues one. Omit one of them.")
+        check_resume(resume, recipe, out, force=force)
+        overrides = overrides_of(data, settings or {}, given)
+        return _resume(Path(resume), overrides, override, stop, trackers, quiet)
+    loaded = checked_recipe(data, recipe, settings, given, from_scratch=from_scratch)
+    runtime = Runtime.of(loaded.device, loaded.precision, deterministic=loaded.deterministic)
     quiet = quiet or not runtime.is_main
-    with contextlib.ExitStack() as held:
+    if recipe in recipe_names() and given.get("model") is None and "model" not in (settings or {}):
+        loaded, reason = with_available_weights(loaded)
+        if reason and not quiet:
+            say(reason)
+    if loaded.extend is not None:
+        if from_scratch or stop_after is not None or trackers or runtime.world > 1:
+            raise UsageError(
+                "--extend runs in one process and trains no epochs; from_scratch, stop_after and track do not apply."
+                " Omit them."
+            )
+        return _extend(extended_recipe(loaded, data, settings or {}, given), out, runtime, force=force, quiet=quiet)
+    with contextlib.ExitStack() as stack:
+        reservations: list[Reservation] = []
 
-        def reserve() -> Reservation:
-            folder = Path(out) if out is not None else Path("runs") / (plan.name or default_name(plan))
-            check_place(folder, str(plan.data.source))
-            if not runtime.is_main:
-                return Reservation(folder, force=force)
-            return held.enter_context(reserved(folder, force=force))
+        def reserve(recipe: Recipe) -> None:
+            """Reserve the run directory as early as its name is known, once."""
+            if reservations or (out is None and recipe.name is None and recipe.model is None):
+                return
+            folder = Path(out) if out is not None else Path("runs") / (recipe.name or default_name(recipe))
+            check_run_dir(folder, str(recipe.data.source))
+            reservation = None
+            if runtime.is_main:
+                is_numbered = out is None and not force
+                reservation = stack.enter_context(
+                    reserved_numbered(folder) if is_numbered else reserved(folder, force=force)
+                )
+                if reservation.path != folder and not quiet:
+                    say(f"{folder} exists; this run is {reservation.path}.")
+            chosen = runtime.gather(None if reservation is None else str(reservation.path))[0]  # of the first process
+            reservations.append(reservation or Reservation(Path(chosen), force=force))
 
-        has_place = out is not None or plan.name is not None or plan.model is not None
-        place = reserve() if has_place else None
-        splits = open_splits(plan, quiet)
-        check_class_names(splits.classes)
-        plan, decisions = fill_in(plan, image_size_hint(splits.train), len(splits.train), runtime.world)
-        place = place or reserve()
-        with refusing(f"{plan.model} must be able to learn here"):
-            if plan.batch_size == "auto":
-                size, said = find_batch_size(plan, len(splits.classes), len(splits.train), runtime)
-                plan, decisions = dataclasses.replace(plan, batch_size=size), [*decisions, said]
-        job = _Job(plan, splits, place.path, runtime, stop, names, quiet)
-        return job.begin(place, [*splits.notes, *decisions])
+        def reload(base: str, name: str) -> Recipe:
+            return load_plan_recipe(data, base, settings, {**given, "model": name})
+
+        reserve(loaded)
+        is_open = recipe is None and loaded.model is None and not from_scratch and default_recipe(data) is None
+        is_open = is_open and loaded.start_from is None and not loaded.pretrained
+        plan = make_plan(
+            loaded,
+            runtime,
+            quiet=quiet,
+            fit_batch_size=leaves_batch_size(data, recipe, settings, given),
+            on_decided=reserve,
+            reload=reload if is_open else None,
+        )
+        run = _Run(plan, reservations[0].path, stop, trackers, quiet)
+        return run.cross_validate(run.start(reservations[0]))
 
 
-def _go_on(
-    out: Path, overrides: Sequence[tuple[str, Any]], override: bool, stop: Stop, names: Sequence[str], quiet: bool
+def _extend(recipe: Recipe, out: str | Path | None, runtime: Runtime, *, force: bool, quiet: bool) -> RunResult:
+    """Extend a run."""
+    folder = Path(out) if out is not None else Path("runs") / (recipe.name or default_name(recipe))
+    check_run_dir(folder, str(recipe.data.source))
+    if folder.resolve() == Path(str(recipe.extend)).resolve():
+        raise UsageError(f"The run that is extended stays as it is; got {folder} also as --out. Choose another --out.")
+    with reserved(folder, force=force) if out is not None or force else reserved_numbered(folder) as reservation:
+        result = extend_run(recipe, reservation, runtime, quiet=quiet)
+    return RunResult(
+        out=reservation.path,
+        model=str(recipe.model),
+        data=str(recipe.data.source),
+        epochs=0,
+        best_epoch=0,
+        top1=result.evaluation.top1,
+        top5=result.evaluation.top5,
+        loss=result.evaluation.loss,
+        count=result.evaluation.count,
+        seconds=result.seconds,
+        extension=result.extension,
+    )
+
+
+def _size_of(img_size: int | tuple[int, int] | str | None, resume: str | Path | None) -> int | tuple[int, int] | None:
+    """Return an image size as numbers; that of the run to resume, if none is given."""
+    if img_size is None and resume is not None and (file := Path(resume) / "recipe.yaml").is_file():
+        return load_recipe(file).img_size
+    return load_recipe(None, [("img_size", img_size)]).img_size if isinstance(img_size, str) else img_size
+
+
+def _resume(
+    out: Path, overrides: Sequence[tuple[str, Any]], override: bool, stop: Stop, trackers: Sequence[str], quiet: bool
 ) -> RunResult:
-    """Resumes a run."""
-    run = resumed(out, overrides, override=override)
+    run = open_run(out, overrides, override=override)
     runtime = Runtime.of(run.recipe.device, run.recipe.precision, deterministic=run.recipe.deterministic)
     quiet = quiet or not runtime.is_main
     with locked(out) if runtime.is_main else contextlib.nullcontext():
-        splits = open_splits(run.recipe, quiet)
-        return _Job(run.recipe, splits, out, runtime, stop, names, quiet, is_new=False).resume(run)
+        recipe = dataclasses.replace(run.recipe, precision=runtime.precision)  # that of an override may be `auto`
+        plan = Plan(recipe, open_splits(recipe, quiet), runtime, is_resumed=True)
+        resumed = _Run(plan, out, stop, trackers, quiet)
+        return resumed.cross_validate(resumed.resume(run))
 
 
-class _Job:
-    """Everything around a session: its directory, what it is made of, the report at its end.
-
-    Building it refuses whatever does not fit together.
-    """
+class _Run:
+    """A run from its plan to its report. Settings that do not work together fail before the first step."""
 
     def __init__(
         self,
-        recipe: Recipe,
-        splits: Splits,
+        plan: Plan,
         out: Path,
-        runtime: Runtime,
         stop: Stop,
-        track: Sequence[str],
+        trackers: Sequence[str],
         quiet: bool,
-        *,
-        is_new: bool = True,
+        resumed_by: Path | None = None,
     ) -> None:
-        self.recipe, self.splits, self.out, self.runtime, self.stop = recipe, splits, out, runtime, stop
-        self.track, self.quiet = track, quiet
-        with refusing(f"{recipe.model} must be able to take these images and settings"):
-            # public weights are read before the first step only; later, the state has the weights
-            built = recipe if is_new else dataclasses.replace(recipe, pretrained=False)
-            self.model = build_model(built, len(splits.classes)).to(runtime.device)
-        if recipe.sync_bn and runtime.world > 1:
-            self.model = share_batchnorm(self.model, runtime.device)
-        images = training_images(recipe, splits.train, self.model)
-        self.batches = training_batches(recipe, images, self.model, runtime)
-        self.val_batches = evaluation_batches(
-            splits.val,
-            self.model,
-            self.batches.order.batch_size,
-            recipe.workers,
-            share=dataclasses.replace(self.batches.order.share, accumulate=1),
-            on_lost=recipe.data.on_lost,
-        )
-        self.steps_per_epoch = self.batches.order.steps_per_epoch
-        self.steps = recipe.steps or self.steps_per_epoch * (recipe.epochs or 0)
+        self.evaluation: Evaluation | None = None  # of the best epoch, once the run has finished
+        self.resumed_by = resumed_by
+        self.plan, self.recipe, self.splits, self.runtime = plan, plan.recipe, plan.splits, plan.runtime
+        self.out, self.stop, self.trackers, self.quiet = out, stop, trackers, quiet
+        self.model, _ = plan.network, plan.val_batches
 
-    def begin(self, place: Reservation, notes: Sequence[str]) -> RunResult:
-        """A run from its first step."""
-        notes = list(notes)
+    def start(self, reservation: Reservation) -> RunResult:
+        """Train from the first step."""
+        notes = list(self.plan.notes)
+        if self.runtime.device.type == "cpu" and (busy := busy_note(torch.get_num_threads())) is not None:
+            notes.append(busy)
+        if (emulated := bf16_note(self.runtime.device.type, self.runtime.precision)) is not None:
+            notes.append(emulated)
         if self.recipe.start_from is not None:
-            notes.append(begin_from(self.model, self.recipe.start_from, self.splits.classes))
-        if weights := getattr(self.model, "pretrained_cfg", {}).get("hf_hub_id") if self.recipe.pretrained else None:
-            notes.append(f"Starts from the public weights {weights}.")
-        learner = self._learner()
-        self._rehearse(learner)
+            notes.append(load_start_weights(self.model, self.recipe.start_from, self.splits.classes))
+        if self.recipe.pretrained:
+            notes.append(f"Starts from the public weights {source_of(str(self.recipe.model))}.")
+        if self.recipe.head_init == "probe":
+            notes += self._fit_heads()
+        learner = self.plan.learner()
+        self._dry_run(learner)
         if self.runtime.is_main:
-            self._rehearse_saving()
-        self._ask_teacher(learner)
+            self._check_saving()
+        self._cache_teacher(learner)
         if self.runtime.is_main:
-            place.fill()
+            reservation.move_aside()
             recorded = dataclasses.replace(self.recipe, environment=environment(self.runtime, self.splits))
             write_text(self.out / "recipe.yaml", dump(recorded))
             record_data(self.out, self.splits)
+            store_public_classifier(self.recipe, self.out)
         try:
-            return self._carry_out(learner, None, notes, place.settle)
+            return self._train(learner, None, notes, reservation.discard_replaced)
         finally:
-            place.is_kept = learner.step > 0
+            reservation.is_kept = learner.step > 0 or (
+                self.recipe.head_init == "probe" and (self.out / "metrics.csv").exists()
+            )
 
-    def resume(self, run: Resumed) -> RunResult:
-        """A run from where it stopped."""
+    def resume(self, run: ResumedRun) -> RunResult:
+        """Train from the newest saved state."""
         check_data(self.out, self.splits, str(self.recipe.data.source))
+        read_public_classifier(self.out)  # damage shows now, not after the last epoch
         if self.runtime.device.type == "cpu":
-            torch.set_num_threads(run.state.facts["machine"]["threads"])  # the bits of a sum depend on how it is split
-        learner = self._learner()
+            # the number of threads determines the order of sums, and so their last bits
+            torch.set_num_threads(run.state.metadata["machine"]["threads"])
+        learner = self.plan.learner()
         notes = [*run.notes(self.runtime), *run.check_teacher(getattr(learner.teacher, "record", None))]
-        notes.append(f"Goes on after step {run.state.facts['step']} of {self.steps}.")
-        if run.state.facts["step"] < self.steps:
-            self._rehearse(learner)
-            self._ask_teacher(learner)
+        notes.append(f"Resuming after step {run.state.metadata['step']} of {self.plan.steps}.")
+        if run.state.metadata["step"] < self.plan.steps:
+            self._dry_run(learner)
+            self._cache_teacher(learner)
         if self.runtime.is_main:
-            run.tidy(self.recipe)
+            run.clean_up(self.recipe)
             sweep(self.out, remove)
-        return self._carry_out(learner, run.state, notes, is_changed=run.changes_result)
+        return self._train(learner, run.state, notes, is_changed=run.changes_result)
 
-    def _rehearse(self, learner: Learner) -> None:
-        """Refuses what would fail in the first step."""
-        recipe, count = self.recipe, len(self.batches.order.parts(0, 0)[0])
+    def cross_validate(self, result: RunResult) -> RunResult:
+        """Run the other folds, if the recipe asks for them, after the run itself has finished."""
+        if self.recipe.data.folds is None or self.recipe.data.fold is not None:
+            return result
+        assert self.evaluation is not None
+        folds = cross_validate(self.recipe, self.out, self.evaluation, self._run_fold, quiet=self.quiet)
+        if self.runtime.is_main:
+            write_cross_validation(self.out, folds, result.model, result.data)
+        self.runtime.wait()
+        return dataclasses.replace(result, cross_validation=folds)
+
+    def _run_fold(self, recipe: Recipe, folder: Path) -> Evaluation:
+        """Start or resume the run of a fold."""
+        is_started = self.runtime.max([float(newest_step(folder / "state") is not None)])[0]
+        saved = open_run(folder, (), override=False) if is_started else None
+        plan = Plan(recipe, open_splits(recipe, quiet=True), self.runtime, is_resumed=saved is not None)
+        run = _Run(plan, folder, self.stop, (), self.quiet, self.resumed_by or self.out)
+        if saved is not None:
+            run.resume(saved)
+        else:
+            main = reserved(folder, force=True) if self.runtime.is_main else contextlib.nullcontext()
+            with main as reservation:
+                run.start(reservation or Reservation(folder, force=True))
+        assert run.evaluation is not None
+        return run.evaluation
+
+    def _dry_run(self, learner: Learner) -> None:
+        """Run one step and discard it, so that settings that do not work fail before the run starts."""
+        recipe, count = self.recipe, len(self.plan.batches.order.parts(0, 0)[0])
         channels, height, width = preprocessing(self.model)["input_size"]
         images = torch.zeros(count, channels, height, width, device=self.runtime.device)
-        of_memory = memory_error(recipe)
-        needed = f"{recipe.model} must be able to learn from batches of {count} at {height}x{width} pixels"
-        with refusing(needed, of_memory, " Or set compile=false." if recipe.compile else ""):
-            learner.rehearse(images)
+        out_of_memory = memory_error(recipe)
+        requirement = f"{recipe.model} must support training on batches of {count} at {height}x{width} pixels"
+        with refusing(
+            requirement,
+            out_of_memory,
+            " Or set compile=false; compile=true needs a C++ compiler, such as g++." if recipe.compile else "",
+        ):
+            learner.dry_run(images)
         if learner.teacher is not None:
-            with refusing(f"{recipe.distill.teacher} must be able to teach at {height}x{width} pixels", of_memory):
+            requirement = f"The teacher {recipe.distill.teacher} must support {height}x{width} pixels"
+            with refusing(requirement, out_of_memory):
                 learner.teacher(images, ())
 
-    def _rehearse_saving(self) -> None:
-        """Refuses what would fail when the best model is saved, or read again."""
-        place = self.out / f".rehearsal.{os.getpid()}.part"  # a name that is swept, should this process be killed
-        try:
-            read_config(save_model_dir(self.model, place, label_names=self.splits.classes, force=True))
-        finally:
-            remove(place)
+    def _fit_heads(self) -> list[str]:
+        """Fit the classifiers of the network to the features of the training images; return a note on each."""
+        images = evaluation_batches(
+            self.splits.train, self.model, FEATURE_BATCH, self.recipe.workers, on_lost=self.recipe.data.on_lost
+        )
+        num_classes = len(self.splits.classes)
+        with counting(len(self.splits.train), quiet=self.quiet, task_name="features") as count:
+            probes = fit_heads(
+                self.model,
+                images,
+                num_classes,
+                self.runtime,
+                balance=balance_of(self.recipe),
+                groups=self.splits.groups,
+                seed=self.recipe.seed,
+                label_smoothing=self.recipe.loss.label_smoothing if self.plan.steps else 0.0,
+                on_batch=count,
+            )
+        return [str(probe) for probe in probes]
 
-    def _carry_out(
+    def _check_saving(self) -> None:
+        """Save and load a model directory, so that a model that cannot be saved fails before the run starts."""
+        folder = self.out / f".rehearsal.{os.getpid()}.part"  # a temporary name, which `sweep` removes after a kill
+        try:
+            read_config(save_model_dir(self.model, folder, label_names=self.splits.classes, force=True))
+        finally:
+            remove(folder)
+
+    def _cache_teacher(self, learner: Learner) -> None:
+        """Cache the teacher's logits of all training images, if the recipe asks for it and has no augmentation."""
+        if isinstance(learner.teacher, Teacher) and self.recipe.distill.cache and has_fixed_inputs(self.recipe):
+            with counting(len(self.splits.train), quiet=self.quiet, task_name="teacher") as count:
+                learner.teacher.cache_outputs(self.recipe, self.model, self.splits.train, count)
+
+    def _train(
         self,
         learner: Learner,
         state: State | None,
@@ -310,51 +471,29 @@ class _Job:
         *,
         is_changed: bool = False,
     ) -> RunResult:
-        """Goes through all epochs, and writes the report."""
-        reporter = Reporter(epochs_of(self.steps, self.steps_per_epoch), quiet=self.quiet)
-        arithmetic = f"{batch_arithmetic(self.recipe, self.runtime.world)}; {self.steps:,} steps."
-        for note in [*notes, arithmetic]:
+        """Run all remaining epochs, and write the report."""
+        reporter = Reporter(epochs_of(self.plan.steps, self.plan.steps_per_epoch), quiet=self.quiet)
+        arithmetic = f"{batch_arithmetic(self.recipe, self.runtime.world)}; {self.plan.steps:,} steps."
+        for note in [*notes, arithmetic] if self.resumed_by is None else ():  # those of a fold are those of the run
             reporter.note(note)
         self.runtime.wait()
-        session = Session(
-            self.recipe,
-            self.splits,
-            self.out,
-            learner,
-            self.batches,
-            self.val_batches,
-            self.runtime,
-            reporter,
-            self.stop,
-            Tracker(self.track if self.runtime.is_main else (), self.recipe, self.out),
-        )
+        tracker = Tracker(self.trackers if self.runtime.is_main else (), self.recipe, self.out)
+        session = Session(self.plan, self.out, learner, reporter, self.stop, tracker, self.resumed_by)
         if state is not None:
             session.restore(state)
-            if is_changed:  # from here on, the state has the new settings
+            if is_changed:  # later states have the new settings
                 session.save()
         on_start()
-        session.carry_out()
-        return self._finished(session)
+        if state is None and self.recipe.head_init == "probe":
+            session.evaluate_start()
+        session.run()
+        return self._finish(session)
 
-    def _learner(self) -> Learner:
-        recipe, model, weights, teacher = self.recipe, self.model, None, None
-        if recipe.loss.class_weights == "balanced":
-            weights = balanced_weights(self.splits.train.labels, len(self.splits.classes))
-        if recipe.distill.teacher is not None:
-            teacher = open_teacher(recipe, model, self.splits.classes, self.runtime)
-        num_classes = len(self.splits.classes)
-        with refusing(f"{recipe.model} must be able to learn with these settings"):
-            return Learner(model, recipe, self.runtime, self.steps_per_epoch, self.steps, num_classes, weights, teacher)
-
-    def _ask_teacher(self, learner: Learner) -> None:
-        """Asks it about every image, where its answers cannot change."""
-        if isinstance(learner.teacher, Teacher) and self.recipe.distill.cache and answers_are_fixed(self.recipe):
-            with counting(len(self.splits.train), quiet=self.quiet) as count:
-                learner.teacher.learn_answers(self.recipe, self.model, self.splits.train, count)
-
-    def _finished(self, session: Session) -> RunResult:
+    def _finish(self, session: Session) -> RunResult:
+        """Collect the results of the best epoch, and write the report in the first process."""
         best_result = session.result()
         assert session.best is not None
+        best_result = self.evaluation = self._calibrate(best_result) if self.runtime.is_main else best_result
         result = RunResult(
             out=self.out,
             model=str(self.recipe.model),
@@ -372,69 +511,66 @@ class _Job:
         self.runtime.wait()
         return result
 
+    def _calibrate(self, best: Evaluation) -> Evaluation:
+        """Measure the confidence of the best model, add it to the model directory, and return calibrated results."""
+        model, _ = load_model_dir(self.out / "best")
+        model = model.to(self.runtime.device)
+        source = self.splits.val
+        if len(source) > MAX_IMAGES:
+            source = SourcePart(source, stratified_subset(source.keys, source.labels, MAX_IMAGES, self.recipe.seed))
+        size = self.plan.val_batches.order.batch_size
+        batches = evaluation_batches(source, model, size, self.recipe.workers, on_lost=self.recipe.data.on_lost)
+        logits, labels = held_out_logits(model, batches, self.runtime)
+        if len(labels) == 0 or not np.isfinite(logits).all():
+            return best
+        confidence = calibrate(logits, labels)
+        train = self.splits.train
+        detector = fit_detector(model, train, source, self.recipe, size, confidence, self.runtime, self.out)
+        write_confidence(self.out / "best", confidence, detector)
+        if len(labels) < best.count:
+            return best
+        # the same images in the same order: only the probabilities change
+        probabilities = softmax(logits.astype(np.float64) / confidence.temperature, axis=1)
+        sure = probabilities[np.arange(len(labels)), best.predicted].astype(np.float32)
+        at = {int(place): number for number, place in enumerate(best.places)}
+        mistakes = [mistake._replace(probability=float(sure[at[mistake.place]])) for mistake in best.mistakes]
+        return dataclasses.replace(best, sure=sure, mistakes=sorted(mistakes, key=lambda m: -m.probability))
+
+    def _stored_features(self, model: nn.Module) -> StoredFeatures | None:
+        """Return the features of all images under a linear probe, mostly from the cache; None for a fold."""
+        if self.recipe.head_init != "probe" or self.resumed_by is not None:
+            return None
+        with contextlib.suppress(DataError):  # an image can no longer be read: the run is complete without the features
+            return collect(model.to(self.runtime.device), self.splits, self.runtime, self.recipe.workers)
+        return None
+
     def _report(self, session: Session, best: Evaluation, result: RunResult) -> None:
         params = sum(parameter.numel() for parameter in session.learner.model.parameters())
-        left_out = f", {len(best.excluded)} excluded as unreadable" if best.excluded else ""
-        facts = [
-            ("held-out images", f"{best.count}{left_out}"),
+        excluded = f", {len(best.excluded)} excluded as unreadable" if best.excluded else ""
+        summary = [
+            ("held-out images", f"{best.count}{excluded}"),
             ("best epoch", f"{result.best_epoch} of {result.epochs}"),
-            ("top-1, top-5", f"{best.top1:.2f} %, {best.top5:.2f} %"),
+            *accuracy_lines(best, "held-out images"),
             ("training images", f"{len(self.splits.train)}"),
             ("parameters", f"{params:,}"),
             ("training and evaluation", f"{clock(result.seconds)} on {self.runtime.device.type}"),
-            ("again", f"weft train --config {self.out / 'recipe.yaml'} --out DIR"),
+            ("repeat with", f"weft train --config {self.out / 'recipe.yaml'} --out DIR"),
         ]
         model, _ = load_model_dir(self.out / "best")
-        seen = mistakes_figure(model, self.splits.val, best.mistakes)
-        write_report(self.out / "report", f"{result.model} on {result.data}", facts, best, session.history, seen)
-
-
-def check_class_names(classes: Sequence[str]) -> None:
-    """Refuses class names that a model directory does not take.
-
-    Raises:
-        DataError: one holds control characters.
-    """
-    try:
-        checked_names(classes, what="Class names")
-    except UsageError as error:
-        raise DataError(f"{error} Rename the class.") from None
-
-
-@contextlib.contextmanager
-def refusing(needed: str, of_memory: WeftError | None = None, advice: str = "") -> Iterator[None]:
-    """Turns whatever a network raises that cannot do what is asked of it into a sentence.
-
-    Args:
-        needed: what must hold.
-        of_memory: raised where memory does not suffice; None for no difference.
-        advice: what else to do, beside other sizes or another model.
-    """
-    try:
-        yield
-    except WeftError:
-        raise
-    except Exception as error:  # constructors and layers fail in any way
-        if of_memory is not None and is_of_memory(error):
-            raise of_memory from error
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise UsageError(f"{needed}; {reason}. Choose another --img-size, --batch-size or --model.{advice}") from error
-
-
-def seconds_of(text: str | float, option: str = "--max-time") -> float:
-    """Reads a length of time: seconds, or '90s', '45m', '2h', '1h30m', '1d'.
-
-    Raises:
-        UsageError: anything else.
-    """
-    if isinstance(text, (int, float)) or re.fullmatch(r"\d+(\.\d+)?", text):
-        seconds = float(text)
-    else:
-        parts = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
-        if parts is None or not text:
-            raise UsageError(f"{option} must be a length of time such as 90s, 45m or 1h30m; got '{text}'.")
-        days, hours, minutes, rest = (int(part or 0) for part in parts.groups())
-        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
-    if not seconds > 0:
-        raise UsageError(f"{option} must be longer than nothing; got '{text}'.")
-    return float(seconds)
+        stored = self._stored_features(model) if result.best_epoch == 0 else None
+        if stored is not None:
+            size = stored.write(self.out / FEATURES)
+            summary.append(("features of all images", f"{FEATURES}, {size / 1e6:.1f} MB, for weft train --extend"))
+        counts = np.bincount(self.splits.train.labels, minlength=len(self.splits.classes))
+        write_report(
+            self.out / "report",
+            f"{result.model} on {result.data}",
+            summary,
+            best,
+            errors=explained_errors(model, self.splits.val, best.mistakes),
+            curves=curve_figures(session.history, result.best_epoch),
+            features=feature_map(
+                model.to(self.runtime.device), self.splits.val, best, self.runtime, workers=self.recipe.workers
+            ),
+            training=Training(counts.tolist(), session.history, result.best_epoch),
+        )

@@ -1,10 +1,10 @@
-"""Training states: tensors and a sealed manifest, the newest few of a run.
+"""Training states: save, verify and load tensors with a checksummed manifest.
 
-state/step-0000000120.safetensors   weights, their average, moments of the optimiser
-state/step-0000000120.json          sha256 of that file, place in the run, history, and its own sha256 in the first line
+state/step-0000000120.safetensors   weights, weight average (EMA), optimizer state
+state/step-0000000120.json          first line: sha256 of the rest; then metadata: sha256 of the tensors, step, history
 
-The second is written last: a state without it does not exist. A state that fails its check is passed over for the one
-before. Safetensors holds no code, so reading a state runs none.
+The manifest is written last; tensors without one are ignored. If a state fails verification, the previous one is
+loaded. Loading executes no code: safetensors files contain none.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from safetensors.torch import load, save
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from weft.durable import flush_folder, reached, sha256_of, sweep, write_whole, writing
 from weft.errors import CheckpointError
+from weft.files import flush_folder, sha256_of, sweep, write_whole, writing
 from weft.processor import MAX_THREADS
 from weft.reading import parse_json, read_bytes
+from weft.text import reason_of
 
 FORMAT = 1
-
-
-MAX_MANIFEST = 256 << 20  # a line of history per epoch, a number per parameter
+MAX_MANIFEST = 256 << 20  # bytes: a row of history per epoch, a number per parameter
 Threads = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 Count = Annotated[int, Field(ge=0, le=1 << 48)]
 
 
 @with_config(extra="allow")
-class Sealed(TypedDict):
-    """What every state says about its file of tensors."""
+class StateMetadata(TypedDict):
+    """Metadata that `save_state` adds to every state: format, step, and checksum and size of the tensors."""
 
     format: Count
     step: Count
@@ -45,8 +44,8 @@ class Sealed(TypedDict):
     bytes: Count
 
 
-class MeterFacts(TypedDict):
-    """As `weft.train.loop.Meter`."""
+class MeterMetadata(TypedDict):
+    """Fields of `weft.train.loop.Meter`."""
 
     step: Count
     steps: Count
@@ -58,8 +57,8 @@ class MeterFacts(TypedDict):
     seen: NotRequired[Count]
 
 
-class BestFacts(TypedDict):
-    """As `weft.train.session.Best`."""
+class BestMetadata(TypedDict):
+    """Fields of `weft.train.run_loop.Best`."""
 
     epoch: Count
     loss: float
@@ -69,15 +68,15 @@ class BestFacts(TypedDict):
 
 
 @with_config(extra="allow")
-class MachineFacts(TypedDict):
-    """As `weft.train.build.machine`; versions and names beside."""
+class MachineMetadata(TypedDict):
+    """Fields of `weft.train.environment.machine` that are used; it also has versions and names."""
 
     threads: Threads
     processes: NotRequired[Annotated[int, Field(ge=1, le=1 << 20)]]
 
 
-class TeacherFacts(TypedDict):
-    """As `weft.train.distillation.Teacher.record`."""
+class TeacherMetadata(TypedDict):
+    """Fields of `weft.train.distillation.Teacher.record`."""
 
     architecture: str
     preprocessing: dict[str, list[float] | None]
@@ -85,106 +84,102 @@ class TeacherFacts(TypedDict):
 
 
 @with_config(extra="allow")
-class RunFacts(Sealed):
-    """What a state of a run says beside: where it is, what came out so far, what it ran on."""
+class RunMetadata(StateMetadata):
+    """Metadata of the state of a training run: epoch, metrics so far, machine, settings, teacher."""
 
     epoch: Annotated[int, Field(ge=0, le=1_000_000)]
     skipped: Count
-    meter: MeterFacts
+    meter: MeterMetadata
     history: list[tuple[Count, Count, float, float, float, float, float, float, float, float, float]]
-    best: BestFacts | None
+    best: BestMetadata | None
     without_better: Count
     seconds: Annotated[float, Field(ge=0)]
-    machine: MachineFacts
+    machine: MachineMetadata
     optimizer: dict[str, bool | int | float | None]
     groups: list[dict[str, Count]]
     recipe: NotRequired[dict[str, str]]
-    teacher: NotRequired[TeacherFacts | None]
+    teacher: NotRequired[TeacherMetadata | None]
 
 
 class State(NamedTuple):
-    """One state, as read.
+    """A loaded state.
 
     Attributes:
-        tensors: by name.
-        facts: plain values: where in the run, what came out so far, what it ran on.
+        tensors: tensors by name.
+        metadata: the other values, from the manifest; see `RunMetadata`.
     """
 
     tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
 
 
-class Skipped(NamedTuple):
-    """A state that cannot be used, and why."""
+class SkippedState(NamedTuple):
+    """A state that cannot be loaded: its path without suffix, and the reason."""
 
     path: Path
     reason: str
 
 
-def save_state(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any], keep: int) -> Path:
-    """Writes a state, and then removes all but the newest `keep`.
+def save_state(folder: Path, step: int, tensors: dict[str, Tensor], metadata: dict[str, Any], keep: int) -> Path:
+    """Write a state atomically, then remove all but the newest `keep` states.
 
     Returns:
-        The file of tensors.
+        The path of the tensors.
 
     Raises:
-        StorageError: the disk did not take it; the states before are as they were.
+        StorageError: the state cannot be written; earlier states are unchanged.
     """
     with writing(folder):
         folder.mkdir(exist_ok=True)
     path = folder / f"step-{step:010}.safetensors"
     data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     digest = write_whole(path, data)
-    reached("before manifest")
-    body = json.dumps({**facts, "format": FORMAT, "step": step, "sha256": digest, "bytes": len(data)})
+    body = json.dumps({**metadata, "format": FORMAT, "step": step, "sha256": digest, "bytes": len(data)})
     write_whole(path.with_suffix(".json"), f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n".encode())
-    reached("before rotate")
     with writing(folder):
         for manifest in _manifests(folder)[keep:]:
             manifest.unlink(missing_ok=True)
-            reached("in rotate")
             manifest.with_suffix(".safetensors").unlink(missing_ok=True)
         flush_folder(folder)
-    reached("after rotate")
     return path
 
 
-def load_state(folder: Path, kind: Any = Sealed) -> tuple[State, list[Skipped]]:
-    """The newest state that passes its check, and the newer ones that do not.
+def load_state(folder: Path, schema: Any = StateMetadata) -> tuple[State, list[SkippedState]]:
+    """Load the newest valid state; also return the newer ones that are not valid.
 
     Args:
-        folder: the states.
-        kind: what their facts must have beside what `save_state` adds; a TypedDict that extends `Sealed`.
+        folder: the folder of states.
+        schema: type of the metadata, a TypedDict that extends `StateMetadata`.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no valid state.
     """
-    skipped: list[Skipped] = []
+    skipped: list[SkippedState] = []
     for manifest in _manifests(folder):
         try:
-            return _checked(manifest, kind), skipped
+            return _load_verified(manifest, schema), skipped
         except (ValueError, OSError) as error:
-            skipped.append(Skipped(manifest.with_suffix(""), _sentence(error)))
-    tried = f" {told(skipped)}" if skipped else ""
+            skipped.append(SkippedState(manifest.with_suffix(""), _reason_of(error)))
+    reasons = f" {skipped_text(skipped)}" if skipped else ""
     raise CheckpointError(
-        f"A run that goes on must have a state to go on from; {folder} holds none that can be used.{tried}"
-        " Start again with weft train --config, or copy the folder back from where it is whole."
+        f"A run can only be resumed from a valid saved state; {folder} has none.{reasons}"
+        " Start the run again with weft train --config, or restore the folder from a copy."
     )
 
 
 def newest_step(folder: Path) -> int | None:
-    """Step of the newest state that has a manifest; None where there is none."""
+    """Return the step of the newest state with a manifest; None if there is none."""
     newest = next(iter(_manifests(folder)), None)
     return None if newest is None else int(newest.stem.rpartition("-")[2])
 
 
-def told(skipped: Iterable[Skipped]) -> str:
-    """What was passed over and why, as text."""
+def skipped_text(skipped: Iterable[SkippedState]) -> str:
+    """Format skipped states with their reasons, one sentence each."""
     return " ".join(f"{item.path.name}: {item.reason}." for item in skipped)
 
 
-def tidy(folder: Path) -> None:
-    """Removes what killed processes left half written, and tensors that no manifest vouches for."""
+def remove_incomplete(folder: Path) -> None:
+    """Remove temporary files of ended processes, and tensors without a manifest."""
     with writing(folder):
         sweep(folder, lambda path: path.unlink(missing_ok=True))
         for path in folder.glob("step-*.safetensors"):
@@ -193,34 +188,38 @@ def tidy(folder: Path) -> None:
 
 
 def _manifests(folder: Path) -> list[Path]:
-    """Newest first."""
+    """Return the manifests of a folder, newest first."""
     return sorted(folder.glob("step-*.json"), reverse=True)
 
 
-def _checked(manifest: Path, kind: Any) -> State:
-    """A state that is what was written, or a ValueError or OSError that says why not."""
-    seal, _, body = read_bytes(manifest, max_bytes=MAX_MANIFEST).partition(b"\n")
+def _load_verified(manifest: Path, schema: Any) -> State:
+    """Load a state and verify its checksums.
+
+    Raises:
+        ValueError, OSError: the state is damaged or cannot be read.
+    """
+    digest, _, body = read_bytes(manifest, max_bytes=MAX_MANIFEST).partition(b"\n")
     body = body.removesuffix(b"\n")
-    if seal.decode("ascii", "replace") != hashlib.sha256(body).hexdigest():
-        raise ValueError(f"{manifest.name} is damaged")
-    facts = parse_json(body, kind, manifest.name)
-    if facts["format"] != FORMAT:
-        raise ValueError(f"it has format {facts['format']}, of another version of weft; this one reads {FORMAT}")
+    if digest.decode("ascii", "replace") != hashlib.sha256(body).hexdigest():
+        raise ValueError(f"{manifest.name} is damaged: its sha256 differs from the first line")
+    metadata = parse_json(body, schema, manifest.name)
+    if metadata["format"] != FORMAT:
+        raise ValueError(f"its format is {metadata['format']}, but this version of weft reads format {FORMAT}")
     path = manifest.with_suffix(".safetensors")
-    if f"step-{facts['step']:010}" != path.stem:
-        raise ValueError(f"it says that it is of step {facts['step']}")
+    if f"step-{metadata['step']:010}" != path.stem:
+        raise ValueError(f"its manifest is of step {metadata['step']}")
     size = os.stat(path).st_size
-    if size != facts["bytes"]:
-        raise ValueError(f"{path.name} should have {facts['bytes']:,} bytes and has {size:,}")
-    if sha256_of(path) != facts["sha256"]:
-        raise ValueError(f"{path.name} is damaged: its sha256 is not the one that was written")
+    if size != metadata["bytes"]:
+        raise ValueError(f"{path.name} must have {metadata['bytes']:,} bytes; it has {size:,}")
+    if sha256_of(path) != metadata["sha256"]:
+        raise ValueError(f"{path.name} is damaged: its sha256 differs from the manifest")
     try:
-        return State(load(path.read_bytes()), facts)
+        return State(load(path.read_bytes()), metadata)
     except SafetensorError as error:
-        raise ValueError(f"{path.name} cannot be read: {error}") from error
+        raise ValueError(f"{path.name} cannot be read: {reason_of(error)}") from error
 
 
-def _sentence(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{Path(str(error.filename)).name} cannot be read ({error.strerror})"
     return str(error)

@@ -11,49 +11,51 @@ from typing import Any
 
 from weft.errors import UsageError, WeftError, need, unknown
 from weft.recipes import Recipe
+from weft.text import reason_of
 
 TRACKERS = ("tensorboard", "wandb")
 
 
 class Tracker:
-    """Passes numbers on.
+    """Log metrics to any number of experiment trackers.
 
     Args:
-        names: of `TRACKERS`.
-        recipe: what the run does, for the record.
-        out: the directory of the run; TensorBoard's files go into `out/tensorboard`.
+        names: names from `TRACKERS`.
+        recipe: the training recipe; its settings are logged.
+        out: the run directory; TensorBoard writes to `out/tensorboard`.
 
     Raises:
-        UsageError: one cannot be started, such as Weights & Biases without a key or a network.
+        UsageError: a tracker cannot start, e.g. Weights & Biases without an API key or a network.
     """
 
     def __init__(self, names: Sequence[str], recipe: Recipe, out: Path) -> None:
         self.trackers = []
         for name in names:
             try:
-                self.trackers.append(_opened(name, recipe, out))
+                self.trackers.append(_start(name, recipe, out))
             except WeftError:
                 raise
-            except Exception as error:  # each library has errors of its own
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
-                raise UsageError(f"--track {name} must be able to start; {reason} Or leave --track out.") from error
+            except Exception as error:  # each library has its own exception types
+                raise UsageError(
+                    f"--track {name} must be able to start; {reason_of(error)}. Or omit --track."
+                ) from error
 
     def step(self, step: int, **values: float) -> None:
-        """Numbers of one step, counted from 1."""
+        """Log the metrics of a step, counted from 1."""
         for tracker in self.trackers:
             tracker.log(values, step=step)
 
     def finish(self) -> None:
-        """Nothing more will come."""
+        """Close all trackers."""
         for tracker in self.trackers:
             tracker.finish()
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check the names and that their libraries are installed, before a run directory is made.
+    """Check tracker names and that their libraries are installed, before a run directory is created.
 
     Raises:
-        UsageError: a name that is not of `TRACKERS`, or a library that is not installed.
+        UsageError: a name is not in `TRACKERS`, or a library is not installed.
     """
     for name in names:
         if name not in TRACKERS:
@@ -63,7 +65,7 @@ def check_trackers(names: Sequence[str]) -> None:
         need("track", name)
 
 
-def _opened(name: str, recipe: Recipe, out: Path) -> Any:
+def _start(name: str, recipe: Recipe, out: Path) -> Any:
     from accelerate import tracking
 
     values = {key: json.dumps(value) for key, value in dataclasses.asdict(recipe).items() if key != "environment"}

@@ -60,7 +60,7 @@ class Header(NamedTuple):
 
     Attributes:
         size: (height, width) as stored; of a TIFF after rotation, since Pillow rotates TIFFs while loading.
-        is_deep: whether the file has 16 bits per channel, whatever the mode.
+        is_deep: whether the file has 16 bits per channel, in any mode.
         is_turned: whether loading rotates the image (TIFF).
     """
 
@@ -262,7 +262,7 @@ def _lab_to_srgb() -> ImageCms.ImageCmsTransform:
 
 
 def _probe(mode: str) -> Image.Image:
-    """Return an image of colours 16 levels apart over the RGB cube, to recognise sRGB profiles of any name."""
+    """Return an image of colours over the RGB cube in steps of 16, to recognise sRGB profiles of any name."""
     steps = np.append(np.arange(0, 255, 16), 255).astype(np.uint8)
     cube = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(len(steps), -1, 3)
     return Image.fromarray(cube).convert(mode)

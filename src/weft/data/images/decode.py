@@ -1,7 +1,7 @@
 """Decode an untrusted image file to upright 8-bit RGB, or raise `BadImage` with the reason.
 
 Training, evaluation, prediction, serving and `weft data check` all use this code path: they get the same pixels and
-agree on which images are usable. Only the decoders of six formats are enabled (`FORMATS`). Size, aspect ratio and
+agree on which images are usable. Only the decoders of eight formats are enabled (`FORMATS`). Size, aspect ratio and
 structure are checked before any pixel is decoded. A changed byte inside compressed data cannot always be detected: such
 an image decodes to wrong pixels.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
+import importlib
 import io
 import os
 import re
@@ -24,6 +26,7 @@ from typing import BinaryIO, NamedTuple
 from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 
 from weft.data.images.colour import Header, NoValueRange, describe, read_header, to_rgb, upright_size
+from weft.data.images.limits import MAX_PIXELS
 from weft.data.images.structure import StructureError, check_structure
 from weft.errors import DataError
 from weft.text import one_line, printable
@@ -31,9 +34,10 @@ from weft.text import one_line, printable
 with contextlib.suppress(OSError, AttributeError):  # else libtiff prints every damaged strip on stderr
     ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)  # a library that Pillow's own module links
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
-MAX_PIXELS = 100_000_000
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "HEIF")
+HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"}
 MAX_BYTES = 1 << 30
+MAX_BOXES = 1_000  # of an AVIF or HEIF file; encoders write 3 or 4
 MAX_ASPECT = 100  # ratio of longer to shorter side; resizing the shorter side to the model's size scales the longer
 HEAD_BYTES = 32  # enough for `sniff`
 WHITE = (255, 255, 255)
@@ -46,6 +50,7 @@ REASONS = {
     "zero-byte": "it is empty (0 bytes)",
     "too-many-bytes": f"it is larger than {MAX_BYTES >> 20} MiB",
     "not-an-image": f"its content is none of {', '.join(FORMATS)}",
+    "no-decoder": "HEIC and HEIF images need the package pillow-heif: pip install 'weft-vision[heic]'",
     "truncated": "the file is truncated",
     "damaged": "its content cannot be decoded",
     "too-many-pixels": "it has too many pixels",
@@ -125,7 +130,7 @@ def open_image(
 def _decoded(image: Image.Image, at_least: int | None, background: tuple[int, int, int]) -> tuple[Image.Image, Header]:
     """Decode to RGB and also return the header; shared by `open_image` and `image_info`, so that they agree."""
     header = read_header(image)  # before decoding: a TIFF's metadata is read once, and may raise
-    if at_least is not None:
+    if at_least is not None and image.format in ("JPEG", "MPO"):  # of HEIF it would take an embedded thumbnail
         image.draft(None, (at_least, at_least))
     image.load()
     return to_rgb(image, background), header
@@ -167,10 +172,30 @@ def sniff(head: bytes) -> str | None:
         return "GIF"
     if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return "TIFF"
+    if head[4:8] == b"ftyp":  # the major brand, the version, and compatible brands
+        brands = {head[8:12], *(head[place : place + 4] for place in range(16, min(len(head), _box_size(head)), 4))}
+        if brands & {b"avif", b"avis"}:
+            return "AVIF"
+        return "HEIF" if brands & HEIF_BRANDS else None
     # text may also begin with "BM"; the length of the second header identifies a bitmap
     if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in (12, 40, 52, 56, 64, 108, 124):
         return "BMP"
     return None
+
+
+def _box_size(head: bytes) -> int:
+    return int.from_bytes(head[:4], "big")
+
+
+@functools.cache
+def _has_heif() -> bool:
+    """Register the decoder of HEIF images; return whether it is installed."""
+    try:
+        pillow_heif = importlib.import_module("pillow_heif")
+    except ImportError:
+        return False
+    pillow_heif.register_heif_opener()
+    return True
 
 
 def open_regular(path: str | Path) -> io.BufferedReader:
@@ -212,11 +237,14 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
         format = sniff(head)
         if format is None:
             raise BadImage(name, "not-an-image")
+        if format == "HEIF" and not _has_heif():
+            raise BadImage(name, "no-decoder")
         try:
             check_structure(data, format)
-            with Image.open(file, formats=FORMATS) as image:
+            with Image.open(file, formats=(format,)) as image:
                 _check_size(name, image.size, max_pixels)
                 yield image
+                _check_size(name, image.size, max_pixels)  # HEIF: the size that was decoded
         except BadImage:
             raise
         except StructureError as err:
@@ -230,9 +258,10 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
         except MemoryError as err:
             raise BadImage(name, "out-of-memory") from err
         except UnidentifiedImageError as err:
-            raise BadImage(
-                name, "damaged", f"it begins like a {sniff(head)} file, but its header cannot be read"
-            ) from err
+            reason = _reason(err, head, file)
+            article = "an" if format == "AVIF" else "a"
+            detail = f"it begins like {article} {format} file, but its header cannot be read"
+            raise BadImage(name, reason, detail if reason == "damaged" else "") from err
         except (
             Exception
         ) as err:  # Pillow raises many types for malformed bytes: SyntaxError, KeyError, struct.error, ...
@@ -242,6 +271,23 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
 def _bytes_of(source: str | Path) -> bytes:
     with open_regular(source) as file:
         return file.read()
+
+
+def _is_cut(file: BinaryIO) -> bool:
+    """Return whether the last box of an AVIF or HEIF file is longer than the file."""
+    end, place = file.seek(0, os.SEEK_END), 0
+    for _ in range(MAX_BOXES):
+        if place + 8 > end:
+            break
+        file.seek(place)
+        head = file.read(16)
+        size = _box_size(head)
+        if size == 1:  # the size follows in 64 bits
+            size = int.from_bytes(head[8:], "big")
+        elif size == 0:  # to the end of the file
+            return False
+        place += max(size, 8)
+    return place > end
 
 
 def _check_size(name: str, size: tuple[int, int], max_pixels: int) -> None:
@@ -259,6 +305,8 @@ def _reason(err: Exception, head: bytes, file: BinaryIO) -> str:
     if sniff(head) == "WEBP":
         # libwebp gives no reason; the container states its length
         return "truncated" if file.seek(0, os.SEEK_END) < int.from_bytes(head[4:8], "little") + 8 else "damaged"
+    if sniff(head) in ("AVIF", "HEIF") and _is_cut(file):
+        return "truncated"
     return "truncated" if isinstance(err, EOFError) or "truncated" in text else "damaged"
 
 

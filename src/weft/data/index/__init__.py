@@ -1,1 +1,1 @@
-"""What a dataset contains: samples and splits, scan of a folder, checks, fingerprint."""
+"""Content of a dataset: samples and splits, scan of a folder, checks, fingerprint."""

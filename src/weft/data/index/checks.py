@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from weft.data.images.colour import NOTES
 from weft.data.index.inventory import ImageEntry, Inventory
 from weft.data.index.tree import SKIPPED
 from weft.errors import DataError, UsageError
-from weft.text import printable
-
-NUM_NAMED = 5  # names listed in a message
+from weft.text import NUM_NAMED, count, first_few, has_control_characters, printable
 
 
-def check_numbers(val_fraction: float, max_bad: float, limit: int | None, train_fraction: float) -> None:
+def check_numbers(
+    val_fraction: float, max_bad: float, limit: int | None, train_fraction: float, folds: int | None, fold: int
+) -> None:
     """Raise UsageError for an argument of `open_data` out of its range."""
     if not 0 < val_fraction < 1:
         raise UsageError(f"val_fraction must be between 0 and 1, exclusive; got {val_fraction}. The default is 0.2.")
@@ -26,6 +26,10 @@ def check_numbers(val_fraction: float, max_bad: float, limit: int | None, train_
         raise UsageError(f"limit must be at least 1 image; got {limit}.")
     if not 0 < train_fraction <= 1:
         raise UsageError(f"train_fraction must be above 0 and at most 1; got {train_fraction}. 1 uses all images.")
+    if folds is not None and folds < 2:
+        raise UsageError(f"folds must be at least 2; got {folds}. 5 is usual.")
+    if not 1 <= fold <= (folds or 1):
+        raise UsageError(f"fold must be from 1 to folds ({folds}); got {fold}.")
 
 
 def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence[str] | None) -> list[str]:
@@ -35,7 +39,7 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
         raise DataError(
             f"Folders of '{root}' must be inside it; {first_few(links)} "
             f"{'are links' if len(links) > 1 else 'is a link'} to the outside. "
-            f"Move the folders there, or pass follow_links."
+            f"Move the folders there, or follow links: --follow-links."
         )
     own = sorted({name for names in inventory.classes.values() for name in names})
     if not entries and not inventory.bad:
@@ -71,12 +75,19 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
     return names
 
 
+def check_names(classes: Sequence[str]) -> None:
+    """Raise DataError for a class name that a model directory cannot hold."""
+    if bad := [name for name in classes if has_control_characters(name)]:
+        raise DataError(f"Class names must have no control characters; got {bad[0]!r}. Rename the class.")
+
+
 def check_bad(inventory: Inventory, bad_rate: float, max_bad: float) -> None:
     """Raise DataError if `bad_rate` exceeds `max_bad`; both are fractions of the files."""
     if inventory.bad and bad_rate > max_bad:
         raise DataError(
             f"At most {max_bad:.3g} of the files may be bad; in '{_root(inventory)}' {bad_rate:.3g} are: "
-            f"{bad_files(inventory)}. List them all with `weft data check`, repair or remove them, or raise max_bad."
+            f"{bad_files(inventory)}. List them all with `weft data check`, repair or remove them, or raise"
+            " data.max_bad."
         )
 
 
@@ -87,7 +98,7 @@ def check_empty(names: list[str], entries: list[ImageEntry], inventory: Inventor
         where = " in train/" if inventory.val_name else ""
         raise DataError(
             f"Every class must have at least one usable image{where}; empty: {first_few(empty)}. "
-            f"Add images, remove the folder, or keep the empty class in the list with allow_empty_class."
+            f"Add images, or remove the folder."
         )
 
 
@@ -118,6 +129,18 @@ def survey_notes(inventory: Inventory, names: list[str], val: list[ImageEntry]) 
         notes.append(f"Skipped: {tally(inventory.skipped, SKIPPED)}.")
     if inventory.notes:
         notes.append(f"Converted: {tally(inventory.notes, NOTES)}.")
+    return notes
+
+
+def group_notes(group_of: Mapping[str, str], train: list[ImageEntry], val: list[ImageEntry]) -> list[str]:
+    """Return notes about groups of images: their number, and those on both sides of a given split."""
+    sides = [{group_of[entry.key] for entry in side} for side in (train, val)]
+    notes = [f"{count(len(sides[0]), 'group')} of images for training, {len(sides[1]):,} held out."]
+    if torn := sorted(sides[0] & sides[1]):
+        notes.append(
+            f"{count(len(torn), 'group is', 'groups are')} on both sides of the dataset's own split, which makes the"
+            f" validation accuracy too high: {first_few(torn)}."
+        )
     return notes
 
 
@@ -160,18 +183,6 @@ def tally(counts: Mapping[str, int], meaning: Mapping[str, str] | None = None) -
 def extensions(counts: Mapping[str, int]) -> dict[str, int]:
     """Return `Inventory.ignored` with readable keys: `.txt`, `without extension`."""
     return {f".{printable(name)}" if name else "without extension": n for name, n in counts.items()}
-
-
-def first_few(names: Iterable[str]) -> str:
-    """Join the first few names, printable, with the number of further ones."""
-    listed = [printable(name) for name in names]
-    more = f" and {len(listed) - NUM_NAMED:,} more" if len(listed) > NUM_NAMED else ""
-    return ", ".join(listed[:NUM_NAMED]) + more
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """Format a number with its noun: `1 image`, `2,000 images`."""
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def _root(inventory: Inventory) -> str:

@@ -15,14 +15,13 @@ from typing import Any
 
 from weft.data.images.decode import BadImage
 from weft.data.index.source import Source, Splits
-from weft.durable import write_whole
 from weft.errors import CheckpointError, DataError
+from weft.files import write_whole
 from weft.reading import read_bytes, unzipped
-from weft.text import printable
+from weft.text import first_few, printable, reason_of
 
 HASHED_BYTES = 2 << 30
 MAX_PACKED = 1 << 30  # hex digests in the lines bound the compression ratio
-NUM_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,9 @@ class Fingerprint:
         except CheckpointError:
             raise
         except ValueError as error:
-            raise CheckpointError(f"{path} must list the images of the run; it cannot be read ({error}).") from error
+            raise CheckpointError(
+                f"{path} must list the images of the run; it cannot be read ({reason_of(error)})."
+            ) from error
 
 
 def fingerprint(splits: Splits) -> Fingerprint:
@@ -100,10 +101,8 @@ def _by_key(one: Fingerprint) -> dict[str, str]:
 def _named(what: str, how: str, names: Any) -> str:
     if not names:
         return ""
-    listed = ", ".join(printable(name) for name in sorted(names)[:NUM_NAMED])
-    more = f" and {len(names) - NUM_NAMED:,} more" if len(names) > NUM_NAMED else ""
     plural = {"class": "classes", "image": "images"}[what] if len(names) > 1 else what
-    return f"{len(names):,} {plural} {how} ({listed}{more})"
+    return f"{len(names):,} {plural} {how} ({first_few(sorted(names))})"
 
 
 def _key(source: Source, i: int) -> str:

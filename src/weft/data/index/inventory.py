@@ -124,7 +124,7 @@ def scan_folder(path: str | Path, *, follow_links: bool = False) -> tuple[Invent
     Returns:
         The inventory with `good` empty, and the files that are images by their first bytes, sorted by key.
     """
-    root = _existing(path)
+    root = existing(path)
     val_name, places, unread = _layout(root)
     tree = walk(os.fspath(root), only=places or None, follow_links=follow_links)
     inventory = Inventory(root, val_name, {split: [] for split in places.values() or [""]})
@@ -181,7 +181,8 @@ def decode_entries(
     inventory.bad.sort()
 
 
-def _existing(path: str | Path) -> Path:
+def existing(path: str | Path) -> Path:
+    """Return the path of a folder of images; refuse one that does not exist or cannot be read."""
     name = printable(os.fspath(path))
     todo = "Pass a folder with one folder of images per class, or the name digits."
     if not os.path.lexists(path):

@@ -1,15 +1,7 @@
-"""Sources of encoded images, and deterministic splits and subsets.
-
-Splits and subsets rank every image by a hash of (seed, key). They do not depend on the order in which a file system
-lists files, a repaired or added file moves no other file (except one at the boundary of its class), and they use no
-random generator whose stream could change between versions.
-"""
+"""Sources of encoded images: a training and a validation split, whose images are read by index."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, Protocol
@@ -83,6 +75,7 @@ class Splits:
         notes: sentences for the user: origin of the split, excluded files, conversions.
         bad: excluded files of both splits, which cannot be used.
         is_given: whether the dataset defines the split itself.
+        groups: group of every training image; None if the images are not grouped.
     """
 
     train: Source
@@ -91,52 +84,13 @@ class Splits:
     notes: list[str] = field(default_factory=list)
     bad: tuple[BadFile, ...] = ()
     is_given: bool = False
+    groups: list[str] | None = None
 
 
 def lost_error(key: str, err: BadImage) -> DataError:
     """Return the error for an image that was usable when the data was opened and is not any more."""
     now = BadImage(printable(key), err.reason, err.detail)
     return DataError(f"{now} It could be read when the data was opened: restore it, or start again without it.")
-
-
-def rank(key: str, seed: int) -> bytes:
-    """Return the sort key of `key` under `seed`: a uniformly distributed hash that no version may change."""
-    return hashlib.blake2b(f"{seed}/{key}".encode(errors="surrogateescape"), digest_size=8).digest()
-
-
-def stratified_split(
-    keys: Sequence[str], labels: Sequence[int], val_fraction: float, seed: int
-) -> tuple[list[int], list[int]]:
-    """Return (train, val) indices, ascending: `val_fraction` of every class, rounded, at least one image in each split.
-
-    The only image of a class goes to train.
-    """
-    train, val = [], []
-    for members in _by_class(keys, labels, seed).values():
-        num_val = min(max(round(len(members) * val_fraction), 1), len(members) - 1)
-        val += members[:num_val]
-        train += members[num_val:]
-    return sorted(train), sorted(val)
-
-
-def stratified_subset(keys: Sequence[str], labels: Sequence[int], limit: int, seed: int) -> list[int]:
-    """Return at most `limit` indices, ascending, taken round-robin from the classes."""
-    turns = [(turn, i) for members in _by_class(keys, labels, seed).values() for turn, i in enumerate(members)]
-    return sorted(i for _, i in sorted(turns, key=lambda item: (item[0], labels[item[1]]))[:limit])
-
-
-def stratified_share(keys: Sequence[str], labels: Sequence[int], share: float, seed: int) -> list[int]:
-    """Return indices, ascending: the fraction `share` of every class, rounded, at least one image. A smaller share is a
-    subset of a larger one."""
-    members = _by_class(keys, labels, seed).values()
-    return sorted(i for group in members for i in group[: max(round(len(group) * share), 1)])
-
-
-def _by_class(keys: Sequence[str], labels: Sequence[int], seed: int) -> dict[int, list[int]]:
-    members = defaultdict(list)
-    for i, label in enumerate(labels):
-        members[label].append(i)
-    return {label: sorted(members[label], key=lambda i: rank(keys[i], seed)) for label in sorted(members)}
 
 
 def image_size_hint(source: Source) -> tuple[int, int]:

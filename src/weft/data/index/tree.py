@@ -21,13 +21,14 @@ JUNK = {"__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+
 EXTENSIONS = {  # format by file name; the content decides
     "jpg": "JPEG", "jpeg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "png": "PNG", "apng": "PNG", "webp": "WEBP",
     "bmp": "BMP", "dib": "BMP", "tif": "TIFF", "tiff": "TIFF", "gif": "GIF",
+    "avif": "AVIF", "heic": "HEIF", "heif": "HEIF", "hif": "HEIF",
 }  # fmt: skip
 SKIPPED = {  # reasons for skipped entries
     "hidden": "hidden, or a system file (.DS_Store, __MACOSX, Thumbs.db)",
     "special": "a pipe, socket or device",
     "broken-link": "a broken link",
     "link-to-listed": "a link to a file or folder that is listed already",
-    "link-out": "a link to a folder outside, not followed (follow_links enables it)",
+    "link-out": "a link to a folder outside, not followed without --follow-links",
 }
 
 

@@ -146,6 +146,7 @@ def make_loader(
     drop_last: bool = False,
     repeats: int = 1,
     share: Share = WHOLE,
+    is_balanced: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> ImageLoader:
     """Create a loader of (images, labels): float32 (b c h w) and int64 (b).
@@ -162,6 +163,7 @@ def make_loader(
         drop_last: omit an incomplete last batch.
         repeats: repeated augmentation, as in `Order`.
         share: part of every step that this process computes.
+        is_balanced: with `shuffle`, draw every class equally often, as `Order` does with labels.
         timeout_s: maximum time for a batch from the workers, in seconds.
 
     Raises:
@@ -170,7 +172,14 @@ def make_loader(
     if batch_size < 1 or workers < 0:
         raise UsageError(f"batch_size must be at least 1 and workers at least 0; got {batch_size} and {workers}.")
     order = Order(
-        len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, repeats=repeats, share=share
+        len(dataset),
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_last=drop_last,
+        repeats=repeats,
+        share=share,
+        labels=dataset.source.labels if is_balanced else None,
     )
     if workers:
         try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.data.loading.seeding import epoch_order
 from weft.errors import UsageError
 
+Draw = tuple[int, int]  # (index of the image, number of times that it was drawn before in the epoch)
 Key = tuple[int, int, int]  # (epoch, index of the image, number of its repetition)
 
 
@@ -47,6 +50,9 @@ class Order:
         repeats: repeated augmentation (arXiv 1902.05509): use each image this many times in a row; an epoch then covers
             1/repeats of the images.
         share: part of each step for this process.
+        labels: class index of every image, to draw every class equally often with `shuffle`: in each epoch, images of
+            small classes several times, with different augmentation, and of large ones a different part. None draws
+            every image once.
 
     Raises:
         UsageError: `batch_size` is not divisible into equal batches, or larger than the data with `drop_last`.
@@ -62,7 +68,9 @@ class Order:
         drop_last: bool = False,
         repeats: int = 1,
         share: Share = WHOLE,
+        labels: Sequence[int] | None = None,
     ):
+        self.labels = labels
         self.num_images, self.batch_size, self.seed, self.shuffle = num_images, batch_size, seed, shuffle
         self.repeats, self.share = repeats, share
         whole, rest = divmod(num_images, batch_size)
@@ -77,27 +85,44 @@ class Order:
                 f"batch_size must be divisible into equal batches; {batch_size} is not by {share.world} "
                 f"{'process' if share.world == 1 else 'processes'} x accumulate {share.accumulate}."
             )
-        self._drawn: tuple[int, list[int]] = (-1, [])
+        self._drawn: tuple[int, list[Draw]] = (-1, [])
 
     def keys(self, epoch: int, step: int) -> list[Key]:
         """Return the images of a step over all processes."""
         start = step * self.batch_size
         places = range(start, min(start + self.batch_size, self.num_images))
         order = self._order(epoch)
-        return [(epoch, order[place // self.repeats], place % self.repeats) for place in places]
+        drawn = [(*order[place // self.repeats], place % self.repeats) for place in places]
+        return [(epoch, index, earlier * self.repeats + repeat) for index, earlier, repeat in drawn]
 
     def parts(self, epoch: int, step: int) -> list[list[Key]]:
         """Return the images of a step for this process, one list per accumulated batch."""
         keys, first = self.keys(epoch, step), self.share.rank * self.share.accumulate
         return [_part(keys, first + number, self.share.parts) for number in range(self.share.accumulate)]
 
-    def _order(self, epoch: int) -> list[int]:
+    def _order(self, epoch: int) -> list[Draw]:
         if not self.shuffle:
             epoch = 0
         if self._drawn[0] != epoch:
-            drawn = epoch_order(self.num_images, self.seed, epoch) if self.shuffle else list(range(self.num_images))
-            self._drawn = (epoch, drawn)
+            self._drawn = (epoch, self._draw(epoch))
         return self._drawn[1]
+
+    def _draw(self, epoch: int) -> list[Draw]:
+        if not self.shuffle:
+            return [(index, 0) for index in range(self.num_images)]
+        order = epoch_order(self.num_images, self.seed, epoch)
+        if self.labels is None:
+            return [(index, 0) for index in order]
+        members = defaultdict(list)
+        for index in order:
+            members[self.labels[index]].append(index)
+        # in the order of their first images, so that another class gets the odd image in every epoch
+        draws: list[Draw] = []
+        total = math.ceil(self.num_images / self.repeats)
+        for place, indices in enumerate(members.values()):
+            number = total // len(members) + (place < total % len(members))
+            draws += [(indices[turn % len(indices)], turn // len(indices)) for turn in range(number)]
+        return [draws[place] for place in epoch_order(len(draws), self.seed, epoch)]
 
 
 def _part(keys: list[Key], number: int, count: int) -> list[Key]:

@@ -6,24 +6,20 @@ Both take the result of `open_image`, so that training, evaluation and predictio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
 from PIL import Image
-from timm.data import resolve_data_config
 from timm.data.auto_augment import RandAugment, posterize, rand_augment_transform
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_pil_interp
-from torch import Tensor
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as TF
 
-from weft.data.images.crop import EvalCrop
+from weft.data.loading.preprocessing import check_interpolation, eval_crop, evaluation, per_channel
 from weft.errors import UsageError
+from weft.text import reason_of
 
 SMALL_SIZE = 48  # pixels; `crop=auto` shifts up to this size
 CUT_MARGIN = 32  # pixels
@@ -74,8 +70,8 @@ def train_transform(
         UsageError: an invalid value.
     """
     height_width = (size, size) if isinstance(size, int) else size
-    mean, std = _per_channel(mean, in_chans), _per_channel(std, in_chans)
-    _check_interpolation(interpolation)
+    mean, std = per_channel(mean, in_chans), per_channel(std, in_chans)
+    check_interpolation(interpolation)
     if crop == "none":
         whole = dict(input_size=(in_chans, *height_width), interpolation=interpolation, mean=mean, std=std)
         steps: list[Any] = [eval_crop({**whole, "crop_pct": crop_pct, "crop_mode": crop_mode})]
@@ -107,36 +103,8 @@ def eval_transform(cfg: Mapping[str, Any] | Any) -> transforms.Compose:
     Raises:
         UsageError: an invalid value.
     """
-    crop, mean, std = _evaluation(cfg)
+    crop, mean, std = evaluation(cfg)
     return transforms.Compose([crop, transforms.ToTensor(), transforms.Normalize(mean, std)])
-
-
-def eval_crop(cfg: Mapping[str, Any] | Any) -> EvalCrop:
-    """Return the first step of `eval_transform`, from PIL image to PIL image; it needs no torch.
-
-    Args:
-        cfg: as in `eval_transform`.
-
-    Raises:
-        UsageError: an invalid value.
-    """
-    return _evaluation(cfg)[0]
-
-
-def normalize(pixels: UInt8[np.ndarray, "b h w *c"], cfg: Mapping[str, Any] | Any) -> Float[Tensor, "b c h w"]:
-    """Apply the other steps of `eval_transform` to a batch: uint8 pixels to normalised float32."""
-    _, mean, std = _evaluation(cfg)
-    images = torch.from_numpy(pixels)
-    images = images.permute(0, 3, 1, 2).contiguous() if images.ndim == 4 else images[:, None]
-    return TF.normalize(images.float().div_(255), list(mean), list(std), inplace=True)
-
-
-def _evaluation(cfg: Mapping[str, Any] | Any) -> tuple[EvalCrop, tuple[float, ...], tuple[float, ...]]:
-    resolved = resolve_data_config(pretrained_cfg=dict(cfg) if isinstance(cfg, Mapping) else asdict(cfg))
-    _check_interpolation(resolved["interpolation"])
-    in_chans = resolved["input_size"][0]
-    mean, std = _per_channel(resolved["mean"], in_chans), _per_channel(resolved["std"], in_chans)
-    return EvalCrop.of(resolved, mean), mean, std
 
 
 class _Channels:
@@ -203,7 +171,7 @@ def _rand_augment(policy: str, size: tuple[int, int], mean: Sequence[float], int
         augment = rand_augment_transform(policy, hparams)
     except (AssertionError, ValueError, KeyError) as err:
         raise UsageError(
-            f"rand_augment must be a policy such as rand-m9-mstd0.5-inc1; got '{policy}' ({err})."
+            f"rand_augment must be a policy such as rand-m9-mstd0.5-inc1; got '{policy}' ({reason_of(err)})."
         ) from err
     for op in augment.ops:
         if op.aug_fn is posterize:
@@ -214,27 +182,3 @@ def _rand_augment(policy: str, size: tuple[int, int], mean: Sequence[float], int
 def posterize_at_least_one_bit(image: Image.Image, bits_to_keep: int, **_: Any) -> Image.Image:
     """Posterize with at least 1 bit: timm passes 0 at the strongest level, which Pillow 13 refuses."""
     return posterize(image, max(bits_to_keep, 1))
-
-
-def _per_channel(values: Sequence[float], in_chans: int) -> tuple[float, ...]:
-    """Return one value per channel; for one channel of three values, their mean."""
-    if len(values) == 3 and in_chans == 1:
-        return (sum(values) / 3,)
-    if len(values) != in_chans:
-        raise UsageError(f"mean and std must have one value per channel ({in_chans}); got {tuple(values)}.")
-    return tuple(values)
-
-
-def visible(images: Float[Tensor, "*b c h w"], cfg: Mapping[str, Any]) -> Float[Tensor, "*b 3 h w"]:
-    """Undo the normalisation: RGB of 0 to 1, clamped. Gray images get three equal channels; of more than three
-    channels the first three are used. `cfg` as in `eval_transform`."""
-    resolved, channels = resolve_data_config(pretrained_cfg=dict(cfg)), images.shape[-3]
-    values = (resolved[key] if channels <= 3 else resolved[key][:1] * channels for key in ("mean", "std"))
-    mean, std = (torch.tensor(_per_channel(value, channels))[:, None, None] for value in values)
-    colours = (images.float() * std + mean).clamp(0, 1)
-    return colours.expand(*colours.shape[:-3], 3, -1, -1) if channels == 1 else colours[..., :3, :, :]
-
-
-def _check_interpolation(word: str) -> None:
-    if word not in ("bicubic", "bilinear", "lanczos", "nearest", "random"):
-        raise UsageError(f"interpolation must be bicubic, bilinear, lanczos, nearest or random; got '{word}'.")

@@ -1,6 +1,6 @@
 """scikit-learn's digits: 1,797 handwritten digits of 8x8 pixels in 17 gray levels, included in the package.
 
-The validation set is fixed: a fifth of each digit, whatever the seed, so that results are comparable.
+The validation set is fixed: a fifth of each digit, independent of the seed, so that results are comparable.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import numpy as np
 from PIL import Image
 
 from weft.data.index.inventory import ImageEntry
-from weft.data.index.source import stratified_split
+from weft.data.index.split import stratified_split
 from weft.data.sources.listing import Listing
 
+DIGITS = "digits"  # the name of this dataset wherever data is named
 VAL_FRACTION = 0.2
 SPLIT_SEED = 0
 WHITE = 16  # the largest value; 0 is the background
@@ -33,7 +34,7 @@ def open_digits() -> Listing:
         ImageEntry(key, classes[label], "val" if i in val else "train")
         for i, (key, label) in enumerate(zip(keys, digits.target, strict=True))
     ]
-    return Listing("digits", entries, files.__getitem__, classes)
+    return Listing(DIGITS, entries, files.__getitem__, classes)
 
 
 def _png(image: np.ndarray) -> bytes:

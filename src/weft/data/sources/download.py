@@ -12,17 +12,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from weft.errors import DataError, UsageError
+from weft.files import cache_dir
 from weft.text import printable
 
 MAX_DOWNLOAD_BYTES = 64 << 30
 TIMEOUT_S = 30
-
-
-def cache_dir() -> Path:
-    """Return the cache directory: WEFT_CACHE, or `weft` in the user's cache directory."""
-    if own := os.environ.get("WEFT_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):

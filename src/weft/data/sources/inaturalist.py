@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from weft.data.images.decode import open_regular
 from weft.data.index.inventory import VAL_NAMES
-from weft.durable import write_whole, writing
 from weft.errors import DataError, UsageError
-from weft.text import printable
+from weft.files import write_whole, writing
+from weft.text import printable, reason_of
 
 HEADER = ("image", "label", "split")
 
@@ -87,7 +87,7 @@ def _labelled(file: Path) -> list[tuple[str, int]]:
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"'{shown}' must have images (id, file_name) and annotations (image_id, category_id), as iNaturalist 2018"
-            f" and 2019 have; {type(error).__name__}: {printable(str(error))}."
+            f" and 2019 have; {type(error).__name__}: {reason_of(error)}."
         ) from error
     if missing := [name for number, name in names.items() if number not in labels]:
         raise DataError(
@@ -102,7 +102,7 @@ def _read(file: Path) -> dict[str, Any]:
         with open_regular(file) as opened:
             content = json.loads(opened.read())
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"'{printable(str(file))}' must be a JSON file; {printable(str(error))}.") from error
+        raise DataError(f"'{printable(str(file))}' must be a JSON file; {reason_of(error)}.") from error
     if not isinstance(content, dict):
         raise DataError(f"'{printable(str(file))}' must hold a JSON object; it holds a {type(content).__name__}.")
     return content

@@ -24,7 +24,7 @@ from weft.data.index.inventory import VAL_NAMES, ImageEntry
 from weft.data.sources.download import cache_dir
 from weft.data.sources.listing import Listing
 from weft.errors import DataError, need, unknown
-from weft.text import printable
+from weft.text import printable, reason_of
 
 # arguments of each torchvision class for its training and its validation set
 _TRAIN_FLAG = ({"train": True}, {"train": False})
@@ -75,7 +75,7 @@ def open_torchvision(address: str) -> Listing:
         parts = [getattr(library, name)(root, **kwargs, **more) for kwargs in wanted]
     except (RuntimeError, OSError, ImportError) as error:
         raise DataError(
-            f"{name} must be in '{printable(root)}' in torchvision's layout; {str(error).splitlines()[0]}"
+            f"{name} must be in '{printable(root)}' in torchvision's layout; {reason_of(error).partition('. ')[0]}."
             f" Pass another folder, torchvision:{name}?root=DIR, or download it, torchvision:{name}?download=1."
         ) from error
     labels = [_labels(part) for part in parts]
@@ -155,8 +155,10 @@ def open_hf(address: str) -> Listing:
     try:
         splits_by_name: Any = datasets.load_dataset(name, options.get("config"), **kwargs)
     except Exception as error:  # the library raises many types, also of other libraries
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"hf:{printable(name)} must be loadable by the library datasets; {first}") from error
+        raise DataError(
+            f"hf:{printable(name)} must be loadable by the library datasets; {reason_of(error)}. Check the name, and"
+            " that the hub can be reached."
+        ) from error
     train = options.get("split", "train")
     val = options.get("val") or next((word for word in ("validation", *VAL_NAMES) if word in splits_by_name), None)
     for word in (train, val):

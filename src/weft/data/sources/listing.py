@@ -39,6 +39,7 @@ class Listing:
         classes: class names, in the order of their labels.
         bad: images that cannot be used.
         notes: sentences for the user.
+        groups: group of every image by key, if a column of the table names it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Listing:
     classes: list[str]
     bad: list[BadFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    groups: dict[str, str] | None = None
 
     def inventory(self) -> Inventory:
         """Return the inventory that `weft.data.index.inventory.scan_folder` returns for a folder of the same images."""

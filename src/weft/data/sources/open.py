@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from weft.data.images.decode import BadImage
+from weft.data.images.limits import MAX_PIXELS
 from weft.data.index.checks import (
     check_bad,
     check_empty,
+    check_names,
     check_numbers,
     check_sides,
     class_list,
     copy_notes,
-    count,
+    group_notes,
     survey_notes,
 )
-from weft.data.index.inventory import ImageEntry, Inventory, Progress, decode_entries, scan_folder
-from weft.data.index.source import (
-    BadFile,
-    Sample,
-    Splits,
-    lost_error,
+from weft.data.index.inventory import ImageEntry, Inventory, Progress, decode_entries, existing, inspect, scan_folder
+from weft.data.index.source import BadFile, Sample, Splits, lost_error
+from weft.data.index.split import (
+    group_names,
+    grouped_parts,
+    grouped_split,
+    stratified_fold,
     stratified_share,
     stratified_split,
     stratified_subset,
@@ -35,6 +38,7 @@ from weft.data.sources.listing import Listing, Reader, sort_class_names
 from weft.data.sources.shards import is_shards, open_shards
 from weft.data.sources.table import SUFFIXES, FileReader, open_table
 from weft.errors import DataError
+from weft.text import count, printable
 
 
 class KeyedSource:
@@ -69,10 +73,15 @@ def open_data(
     max_bad: float = 0.1,
     limit: int | None = None,
     train_fraction: float = 1.0,
+    folds: int | None = None,
+    fold: int = 1,
+    group: str | None = None,
     allow_empty_class: bool = False,
     classes: Sequence[str] | None = None,
+    match: Callable[[Sequence[str]], Mapping[str, str]] | None = None,
     evaluate_only: bool = False,
     follow_links: bool = False,
+    checked: Inventory | None = None,
     progress: Progress | None = None,
 ) -> Splits:
     """Open a dataset for training or evaluation. Every image is decoded once to exclude bad files.
@@ -88,14 +97,22 @@ def open_data(
         max_bad: largest accepted fraction of bad files, 0 to 1.
         limit: maximum number of training images and of validation images, taken round-robin from the classes.
         train_fraction: fraction of each class to use for training, above 0; validation images are all used.
+        folds: number of folds of a cross-validation, at least 2, for a dataset without a split; `fold` is then the
+            validation set, in place of `val_fraction`.
+        fold: from 1 to `folds`.
+        group: images of the same group are on the same side of the split: a column of the table, or a regular
+            expression whose match in the image's key (the parenthesised part, if there is one) names the group.
         allow_empty_class: keep classes without a usable image in the list; by default they are an error.
         classes: class names in the order of the labels, e.g. a trained model's; by default the class folders (of
             `train/`), sorted.
+        match: function from the class names of the data to a mapping from each to a name of `classes`; None: they are
+            equal. It may raise DataError.
         evaluate_only: accept data without images in one of the splits, since nothing is trained on it. Class folders
             that are all numbers are then sorted by value (`2` before `10`), as the outputs of weights without class
             names are; for training, folders are sorted alphabetically. Numeric classes of tables and shards
             are always sorted by value.
         follow_links: also enter folders outside `data` through links.
+        checked: result of `inspect_data` for the same data: no image is decoded again.
         progress: called regularly with (number checked, total).
 
     Raises:
@@ -103,13 +120,17 @@ def open_data(
             class.
         UsageError: a number out of its range.
     """
-    check_numbers(val_fraction, max_bad, limit, train_fraction)
-    listing = _open_listing(data)
+    check_numbers(val_fraction, max_bad, limit, train_fraction, folds, fold)
+    listing = _open_listing(data, group)
     if listing is None:
         inventory, entries = scan_folder(data, follow_links=follow_links)
         reader: Reader = FileReader(inventory.root)
     else:
         inventory, entries, reader = listing.inventory(), listing.entries, listing.read
+    if match is not None:
+        own = match(sorted({name for names in inventory.classes.values() for name in names}))
+        entries = [entry._replace(class_name=own.get(entry.class_name, "")) for entry in entries]
+        inventory.classes = {split: sorted({own[name] for name in names}) for split, names in inventory.classes.items()}
     is_given = "val" in inventory.classes
     names = class_list(inventory, entries, classes)
     if listing is not None and classes is None:
@@ -117,37 +138,136 @@ def open_data(
     elif evaluate_only and classes is None:
         names = sort_class_names(set(names))
     inside = [entry for entry in entries if entry.class_name]
-    parts = _given(inside) if is_given else _made(inside, val_fraction, seed)
+    group_of = None if group is None else _groups(inside, group, listing)
+    if not is_given:
+        parts = _made(inside, val_fraction, folds, fold, seed, group_of)
+    elif folds is None:
+        parts = _given(inside)
+    else:
+        raise DataError(
+            f"Folds need a dataset without a split of its own; '{printable(os.fspath(data))}' has a validation set."
+            " Pass a folder with the class folders alone, or leave out --folds."
+        )
     if train_fraction < 1:
         parts[0] = _share_of(parts[0], train_fraction, seed)
     if limit is not None:
         parts = [_limited(part, limit, seed) for part in parts]
     bad_before, chosen = len(inventory.bad), parts[0] + parts[1]
-    read = None if listing is None else listing.read
-    decode_entries(inventory, sorted(chosen), progress=progress, read=read)
+    if checked is None:
+        read = None if listing is None else listing.read
+        decode_entries(inventory, sorted(chosen), progress=progress, read=read)
+    else:
+        _adopt(inventory, chosen, checked)
     # with a limit only some are decoded: extrapolate their rate
     rate_before = bad_before / (bad_before + len(entries))
     rate_decoded = (len(inventory.bad) - bad_before) / max(len(chosen), 1)
     check_bad(inventory, 1 - (1 - rate_before) * (1 - rate_decoded), max_bad)
     good = set(inventory.good)
     train, val = ([entry for entry in part if entry in good] for part in parts)
-    if not is_given:
+    if not is_given and group_of is None:
         train, val = _ensure_train_images(train, val)
+    if classes is None and not evaluate_only:
+        check_names(names)
     if not allow_empty_class and classes is None:
         check_empty(names, train if limit is None and train_fraction == 1 else inside, inventory)
     if not train + val or not (evaluate_only or (classes is not None and not is_given)):
         check_sides(inventory, len(train), len(val))
-    notes = [_split_note(train, val, names, val_fraction, seed, inventory), *survey_notes(inventory, names, val)]
+    how = f"{val_fraction:.0%}" if folds is None else f"fold {fold} of {folds}"
+    notes = [_split_note(train, val, names, f"{how} made with seed {seed}", inventory, is_folder=listing is None)]
+    if group_of is not None:
+        notes += group_notes(group_of, train, val)
+    notes += survey_notes(inventory, names, val)
     notes += copy_notes(inventory, train, val)
     if len(inside) < len(entries):
         notes.append(f"Not used, because outside all class folders: {count(len(entries) - len(inside), 'image')}.")
     notes += [] if listing is None else listing.notes
     train_source, val_source = (_source(reader, part, names) for part in (train, val))
-    return Splits(train_source, val_source, names, notes, _with_split(inventory.bad, parts), is_given)
+    groups = None if group_of is None else [group_of[entry.key] for entry in train]
+    return Splits(train_source, val_source, names, notes, _with_split(inventory.bad, parts), is_given, groups)
 
 
-def _open_listing(data: str | Path) -> Listing | None:
-    """Open the listing that `data` names; None for a folder of images."""
+def class_names(data: str | Path, *, follow_links: bool = False) -> list[str]:
+    """Return the class names of a dataset without reading its images; arguments as in `open_data`.
+
+    Raises:
+        DataError: the dataset does not exist or cannot be read.
+    """
+    listing = _open_listing(data, None)
+    if listing is not None:
+        return listing.classes
+    inventory, _ = scan_folder(data, follow_links=follow_links)
+    return sorted({name for names in inventory.classes.values() for name in names})
+
+
+def inspect_data(
+    data: str | Path,
+    *,
+    decode: bool = True,
+    max_pixels: int = MAX_PIXELS,
+    follow_links: bool = False,
+    progress: Progress | None = None,
+) -> Inventory:
+    """Check every image of a dataset; as `inspect` for a folder, also for the other sources of `open_data`.
+
+    Args:
+        data: as in `open_data`.
+        decode, max_pixels, follow_links, progress: as in `inspect`; without `decode`, the images of other sources than
+            a folder are not read.
+
+    Raises:
+        DataError: the dataset does not exist or cannot be read.
+    """
+    listing = _open_listing(data, None)
+    if listing is None:
+        return inspect(data, decode=decode, max_pixels=max_pixels, follow_links=follow_links, progress=progress)
+    inventory = listing.inventory()
+    if decode:
+        decode_entries(inventory, listing.entries, max_pixels=max_pixels, progress=progress, read=listing.read)
+    else:
+        inventory.good = list(listing.entries)
+    return inventory
+
+
+def problem_of(data: str | Path, checked: Inventory, *, follow_links: bool = False) -> str:
+    """Return the message with which training refuses a dataset; an empty text if it can be trained on.
+
+    Args:
+        data: as in `open_data`.
+        checked: result of `inspect_data`.
+        follow_links: as in `open_data`.
+    """
+    try:
+        open_data(data, follow_links=follow_links, checked=checked)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def _adopt(inventory: Inventory, entries: list[ImageEntry], checked: Inventory) -> None:
+    """Add images to `good` or `bad` of an inventory, as a check of the same data found them."""
+    bad = {file.key: file for file in checked.bad}
+    inventory.good += sorted(entry for entry in entries if entry.key not in bad)
+    inventory.bad += [bad[entry.key] for entry in entries if entry.key in bad]
+    inventory.bad.sort()
+    inventory.copies, inventory.notes = checked.copies, checked.notes
+
+
+def check_exists(data: str | Path) -> None:
+    """Refuse a folder or table that does not exist. Shards and datasets by name are not looked up.
+
+    Raises:
+        DataError: there is none.
+    """
+    text = os.fspath(data)
+    kind = text.partition(":")[0]
+    if data == "digits" or kind in ("torchvision", "hf") or text in CATALOG or text.endswith(SUFFIXES):
+        return
+    if not is_shards(text):
+        existing(text)
+
+
+def _open_listing(data: str | Path, group: str | None) -> Listing | None:
+    """Open the listing that `data` names; None for a folder of images. `group` may be a column of a table."""
     if data == "digits":
         return open_digits()
     text = os.fspath(data)
@@ -159,7 +279,7 @@ def _open_listing(data: str | Path) -> Listing | None:
     if kind == "hf":
         return open_hf(address)
     if text.endswith(SUFFIXES) and (Path(text).is_file() or not Path(text).exists()):
-        return open_table(Path(text))
+        return open_table(Path(text), group)
     if is_shards(text):
         return open_shards(text)
     if text in CATALOG:
@@ -171,7 +291,7 @@ def _known(name: str) -> Listing:
     """Open a dataset of the papers; add a note if its sizes differ from theirs."""
     known = CATALOG[name]
     if not known.source:
-        raise DataError(f"weft cannot open {name} by name; pass its files as DATA: {known.note}.")
+        raise DataError(f"weft cannot open {name} by name; pass its files as DATA: {known.note.rstrip('.')}.")
     listing = open_torchvision(known.source.partition(":")[2])
     counts = Counter(entry.split for entry in listing.entries)
     actual = (len(listing.classes), counts["train"], counts["val"])
@@ -188,9 +308,41 @@ def _given(entries: list[ImageEntry]) -> list[list[ImageEntry]]:
     return [[entry for entry in entries if entry.split == split] for split in ("train", "val")]
 
 
-def _made(entries: list[ImageEntry], val_fraction: float, seed: int) -> list[list[ImageEntry]]:
-    sides = stratified_split([p.key for p in entries], _numbers(entries), val_fraction, seed)
+def _made(
+    entries: list[ImageEntry],
+    val_fraction: float,
+    folds: int | None,
+    fold: int,
+    seed: int,
+    group_of: dict[str, str] | None,
+) -> list[list[ImageEntry]]:
+    """Return training and validation images: a share of each class, or a fold; whole groups if there are any."""
+    keys, labels = [entry.key for entry in entries], _numbers(entries)
+    if group_of is not None:
+        groups = [group_of[key] for key in keys]
+        shares = [1 - val_fraction, val_fraction] if folds is None else [1 / folds] * folds
+        held_out = grouped_parts(keys, labels, groups, shares, seed)[1 if folds is None else fold - 1]
+        sides = grouped_split(keys, labels, groups, held_out)
+    elif folds is not None:
+        sides = stratified_fold(keys, labels, folds, fold, seed)
+    else:
+        sides = stratified_split(keys, labels, val_fraction, seed)
     return [[entries[i] for i in side] for side in sides]
+
+
+def _groups(entries: list[ImageEntry], group: str, listing: Listing | None) -> dict[str, str]:
+    """Return the group of every image by key, from the column of a table or from the key."""
+    if listing is not None and listing.groups is not None:
+        names = listing.groups
+    else:
+        names = group_names([entry.key for entry in entries], group)
+    number = len({names[entry.key] for entry in entries})
+    if number < 2:
+        raise DataError(
+            f"The groups of --group must allow a split; with '{printable(group)}', all"
+            f" {count(len(entries), 'image')} are in one. Choose a column or a pattern that gives more groups."
+        )
+    return names
 
 
 def _limited(entries: list[ImageEntry], limit: int, seed: int) -> list[ImageEntry]:
@@ -230,11 +382,13 @@ def _split_note(
     train: list[ImageEntry],
     val: list[ImageEntry],
     names: list[str],
-    val_fraction: float,
-    seed: int,
+    how: str,
     inventory: Inventory,
+    *,
+    is_folder: bool,
 ) -> str:
     counts = f"{len(train):,} images in {len(names)} classes for training, {len(val):,} held out"
     if inventory.val_name:
-        return f"{counts}: the dataset's own split, train/ and {inventory.val_name}/."
-    return f"{counts}: a stratified split of {val_fraction:.0%} made with seed {seed}, because the dataset has none."
+        folders = f", train/ and {inventory.val_name}/" if is_folder else ""
+        return f"{counts}: the dataset's own split{folders}."
+    return f"{counts}: a stratified split of {how}, because the dataset has none."

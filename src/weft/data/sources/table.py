@@ -16,7 +16,7 @@ from weft.data.images.decode import open_regular
 from weft.data.index.inventory import VAL_NAMES, ImageEntry
 from weft.data.sources.listing import Listing, sort_class_names
 from weft.errors import DataError, need
-from weft.text import printable
+from weft.text import printable, reason_of
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 IMAGE = ("image", "path", "file", "filename", "filepath", "file_name")
@@ -40,8 +40,12 @@ class FileReader:
         return os.stat(os.path.join(self.folder, key)).st_size
 
 
-def open_table(path: Path) -> Listing:
+def open_table(path: Path, group: str | None = None) -> Listing:
     """List the images of a table.
+
+    Args:
+        path: of the table.
+        group: column that names the group of an image, if the table has it.
 
     Raises:
         DataError: the table cannot be read, lacks a column, or a row lacks a value.
@@ -51,11 +55,23 @@ def open_table(path: Path) -> Listing:
     try:
         header, rows = _parquet(path) if path.suffix == ".parquet" else _text(path)
         image, label, split = (_column(header, names, name) for names in (IMAGE, LABEL, SPLIT))
-        entries = list(_pictures(rows, image, label, split, name))
+        rows = list(_pictures(rows, image, label, split, name))
+        columns = [str(word) for word in header]
+        groups = None
+        if group is not None and group in columns:
+            groups = {entry.key: _group(row, columns.index(group), entry.key) for row, entry in rows}
+        entries = [entry for _, entry in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"A table of images must be readable; '{name}' is not ({reason}).") from error
-    return Listing(name, entries, FileReader(path.parent), sort_class_names({entry.class_name for entry in entries}))
+    classes = sort_class_names({entry.class_name for entry in entries})
+    return Listing(name, entries, FileReader(path.parent), classes, groups=groups)
+
+
+def _group(row: Sequence[Any], place: int, key: str) -> str:
+    """Return the group of an image; an image without one is a group of its own."""
+    value = row[place] if place < len(row) else None
+    return f"/{key}" if value in (None, "") else str(value)
 
 
 def _text(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
@@ -78,7 +94,7 @@ def _parquet(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
         file = parquet.ParquetFile(path)
     except ValueError as error:  # pyarrow's own errors are ValueErrors
         raise DataError(
-            f"A table of images that ends in .parquet must be a Parquet file; '{path}': {error}."
+            f"A table of images that ends in .parquet must be a Parquet file; '{path}': {reason_of(error)}."
         ) from error
     header = list(file.schema_arrow.names)
     return header, (tuple(row.values()) for batch in file.iter_batches() for row in batch.to_pylist())
@@ -98,7 +114,8 @@ def _column(header: Sequence[str], names: Sequence[str], name: str) -> int | Non
 
 def _pictures(
     rows: Iterator[Sequence[Any]], image: int | None, label: int | None, split: int | None, name: str
-) -> Iterator[ImageEntry]:
+) -> Iterator[tuple[Sequence[Any], ImageEntry]]:
+    """Yield every row with its image."""
     assert image is not None
     assert label is not None
     seen: set[str] = set()
@@ -113,7 +130,7 @@ def _pictures(
                 f"A table must list every image once; row {number} of '{name}' lists '{printable(key)}' again."
             )
         seen.add(key)
-        yield ImageEntry(key, str(row[label]), _split(row, split, number, name))
+        yield row, ImageEntry(key, str(row[label]), _split(row, split, number, name))
 
 
 def _split(row: Sequence[Any], place: int | None, number: int, name: str) -> str:

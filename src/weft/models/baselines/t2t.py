@@ -68,7 +68,7 @@ class Performer(nn.Module):
         return tokens + self.mlp(self.norm2(tokens))
 
     def _random_features(self, x: Float[Tensor, "b n dim"]) -> Float[Tensor, "b n features"]:
-        x = x.float()  # as released, in whatever precision the rest computes
+        x = x.float()  # float32, as released
         half_square = x.square().sum(dim=-1, keepdim=True) / 2
         return torch.exp(x @ self.w.float().t() - half_square) / math.sqrt(self.num_random)
 

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.attention import attend
+from weft.layers.mlp import DropPath, Mlp
 from weft.layers.tokens import PrependToken, ReplaceToken, join_heads, split_heads, to_map, to_tokens
 from weft.models.base import head_width
 from weft.models.token_backbone import TokenBackbone

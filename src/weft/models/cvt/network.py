@@ -19,13 +19,13 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Float
-from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.activation import QuickMlp
 from weft.layers.attention import attend
+from weft.layers.mlp import DropPath, Mlp
 from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
 from weft.models.base import Backbone, activation, head_width, per_stage
@@ -329,7 +329,7 @@ class CvT(Backbone):
         if grid.tokens == 0:
             raise UsageError(
                 f"img_size must leave at least one token in the last stage; got {img_size}, which leaves "
-                f"{', '.join(map(str, grids))}. Use larger images: one last token stands for "
+                f"{', '.join(map(str, grids))}. Use larger images: one last token covers "
                 f"{self.feature_info[-1]['reduction']} pixels per side."
             )
         return grids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.models.family import Candidate, Family, Peer, PublicWeights, Variant
+from weft.models.family import Candidate, Family, Peer, PublicWeights, SpeedProtocol, Variant
 
 _FILE = "https://dl.fbaipublicfiles.com/LeViT/LeViT-{}.pth"
 
@@ -95,6 +95,20 @@ FAMILY = Family(
     cam_target="weft.models.levit.attention:cam_target",
     fold_rules="weft.models.levit.inference:RULES",
     peers=_peers,
+    speed_protocol=SpeedProtocol(  # batches of the released timing script
+        table="3",
+        base="levit_128s",
+        cpu_batch=16,
+        gpu_batch=2048,
+        gpu_batches={
+            "levit_384": 1024,
+            "efficientnet_b0": 1024,
+            "efficientnet_b1": 1024,
+            "efficientnet_b2": 512,
+            "efficientnet_b3": 512,
+            "efficientnet_b4": 256,
+        },
+    ),
     candidates={
         "small": Candidate("LeViT", "levit_nano_32", {"model_args.distilled": False}),
         "large": Candidate("LeViT", "levit_256", {"model_args.distilled": False}),

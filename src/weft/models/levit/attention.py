@@ -1,4 +1,4 @@
-"""Where the attention of a LeViT and its last map are, for attention maps and Grad-CAM."""
+"""Locate the attention layers and the last feature map of a LeViT, for attention maps and Grad-CAM."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from timm.layers import DropPath
 from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.attention import recorded
+from weft.layers.mlp import DropPath
 from weft.layers.norm import ConvNorm, LinearNorm, NormLinear
 from weft.layers.position import guess_grid, offset_index, resize_embedding, resize_offsets
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
@@ -117,7 +117,7 @@ class BiasedAttention(nn.Module, ABC):
         v: Float[Tensor, "b heads m e"],
     ) -> Float[Tensor, "b heads n e"]:
         """softmax(q k / sqrt(d) + bias) v, written out: values are wider than keys, for which torch's fused attention
-        has no kernel, and its fallback looks at every score for rows that are masked altogether."""
+        has no kernel, and its fallback checks every score for rows that are masked completely."""
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         bias = self.bias()
         return recorded((scores if bias is None else scores + bias.to(scores.dtype)).softmax(dim=-1)) @ v
@@ -471,5 +471,5 @@ class LeViT(Backbone):
 
 
 def _key_level(name: str) -> int:
-    """The stage on whose grid the keys of this attention lie: shrinking attention looks at the stage before."""
+    """The stage on whose grid the keys of this attention lie: shrinking attention reads the stage before."""
     return int(name.split(".")[1]) - ("downsample" in name)

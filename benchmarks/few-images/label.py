@@ -1,0 +1,160 @@
+"""Measure nearest neighbours, active labelling and the extension of runs on a folder of photos with few images.
+
+    python benchmarks/few-images/label.py PHOTOS --tables knn,label,extend
+
+Writes knn.csv, label.csv and extend.csv next to this file. Features are those of tf_efficientnet_lite0 (extra
+`offline`); five seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from shutil import copytree
+
+import numpy as np
+import torch
+from scipy.special import softmax
+from sklearn.model_selection import StratifiedKFold
+from threadpoolctl import threadpool_limits
+
+from weft.checkpoints.hub import create_model
+from weft.data import open_data
+from weft.inference.features import read_features, unit_length
+from weft.inference.inputs import evaluation_batches
+from weft.inference.knn import KNNClassifier
+from weft.runtime import Runtime
+from weft.train import active, train
+from weft.train.linear_probe import fit
+
+HERE = Path(__file__).parent
+MODEL = "tf_efficientnet_lite0"
+SEEDS, FOLDS = range(5), 5
+NEIGHBOURS = (1, 5, 10, 20)
+START, STEP, END = 9, 9, 81  # labelled images: one per class, then more in each round
+FIRST, LAST = 6, 3  # classes of the first run, and of the extension
+
+
+def features_of(photos: Path) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return features (images views features), labels, and the number of classes."""
+    splits = open_data(photos)
+    network = create_model(MODEL, pretrained=True).eval()
+    parts = [
+        read_features(network, evaluation_batches(source, network, 32, 0), Runtime.of("cpu"))
+        for source in (splits.train, splits.val)
+    ]
+    views = np.concatenate([features[0] for features, _ in parts])
+    return views, np.concatenate([labels for _, labels in parts]), len(splits.classes)
+
+
+def write(name: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    with (HERE / name).open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])
+
+
+def knn(views: np.ndarray, labels: np.ndarray, classes: int) -> None:
+    """Accuracy by cross-validation of nearest neighbours and of the linear probe."""
+    rows = []
+    for seed in SEEDS:
+        right = dict.fromkeys(["probe", *(f"{k} neighbours" for k in NEIGHBOURS)], 0)
+        for train_on, test_on in StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(labels, labels):
+            probe = fit(views[train_on], labels[train_on], classes, seed)
+            scores = views[test_on, 0] @ probe.weight.T + probe.bias
+            right["probe"] += int((scores.argmax(1) == labels[test_on]).sum())
+            for k in NEIGHBOURS:
+                reader: Callable = lambda images: images.numpy()  # noqa: E731
+                classifier = KNNClassifier(reader, views[train_on, 0], labels[train_on], classes, k)
+                predicted = classifier(torch.from_numpy(views[test_on, 0])).argmax(1).numpy()
+                right[f"{k} neighbours"] += int((predicted == labels[test_on]).sum())
+        rows += [(name, seed, f"{100 * count / len(labels):.2f}") for name, count in right.items()]
+    write("knn.csv", ("classifier", "seed", "top1"), rows)
+
+
+def label(views: np.ndarray, labels: np.ndarray, classes: int) -> None:
+    """Accuracy by the number of labels, with images chosen by `weft label`, at random, by margin and by distance."""
+
+    def choose(method: str, pool: np.ndarray, known: np.ndarray, scores: np.ndarray, rng: np.random.Generator):
+        if method == "random":
+            return rng.choice(len(pool), STEP, replace=False)
+        probabilities = softmax(scores, axis=1)
+        if method == "margin":
+            first, second = np.sort(probabilities, axis=1)[:, :-3:-1].T
+            return np.argsort(first - second)[:STEP]
+        if method == "distance":
+            probabilities = np.full_like(probabilities, 1 / classes)
+            points, old = unit_length(views[pool, 0]), unit_length(views[known, 0])
+            nearest, chosen = (points @ old.T).max(1), []
+            for _ in range(STEP):
+                chosen.append(int(nearest.argmin()))
+                nearest = np.maximum(nearest, points @ points[chosen[-1]])
+            return np.array(chosen)
+        return np.array(active.choose(views[pool, 0], probabilities, views[known, 0], STEP))
+
+    rows = []
+    for seed in SEEDS:
+        folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(labels, labels)
+        right = {(method, n): 0 for method in METHODS for n in range(START, END + 1, STEP)}
+        for fold, (train_on, test_on) in enumerate(folds):
+            rng = np.random.default_rng([seed, fold])
+            start = [int(rng.choice(train_on[labels[train_on] == number])) for number in range(classes)]
+            for method in METHODS:
+                known, rng = np.array(start), np.random.default_rng([seed, fold, 1])
+                for n in range(START, END + 1, STEP):
+                    probe = fit(views[known], labels[known], classes, seed)
+                    scores = views[:, 0] @ probe.weight.T + probe.bias
+                    right[method, n] += int((scores[test_on].argmax(1) == labels[test_on]).sum())
+                    pool = np.setdiff1d(train_on, known)
+                    known = np.concatenate([known, pool[choose(method, pool, known, scores[pool], rng)]])
+        rows += [(method, n, seed, f"{100 * count / len(labels):.2f}") for (method, n), count in right.items()]
+        print(f"seed {seed}", flush=True)
+    write("label.csv", ("method", "labels", "seed", "top1"), rows)
+
+
+METHODS = ("label", "random", "margin", "distance")
+
+
+def extend(photos: Path) -> None:
+    """Accuracy of a run on six classes, extended by three, and of a run on all nine, on the same held-out images."""
+    names, rows = sorted(path.name for path in photos.iterdir() if path.is_dir()), []
+    for seed in SEEDS:
+        order = np.random.default_rng(seed).permutation(names)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            for part, classes in (("first", order[:FIRST]), ("last", order[FIRST : FIRST + LAST])):
+                for name in classes:
+                    copytree(photos / name, folder / part / name)
+            common = {"recipe": "probe", "model": MODEL, "seed": seed, "quiet": True}
+            train(folder / "first", out=folder / "run", **common)
+            result = train(folder / "last", extend=folder / "run", out=folder / "extended", quiet=True)
+            whole = train(photos, out=folder / "whole", **common)
+        assert result.extension is not None
+        added, seconds = result.extension, f"{result.seconds:.1f}"
+        rows.append((seed, *(f"{v:.2f}" for v in (added.before or 0, added.after or 0, added.new or 0, result.top1)),
+                     f"{whole.top1:.2f}", result.count, whole.count, seconds))  # fmt: skip
+        print(rows[-1], flush=True)
+    header = ("seed", "old_before", "old_after", "new", "all_extended", "all_at_once", "images", "images_at_once")
+    write("extend.csv", (*header, "seconds_extended"), rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("photos", type=Path)
+    parser.add_argument("--tables", default="knn,label,extend")
+    args = parser.parse_args()
+    tables = args.tables.split(",")
+    with threadpool_limits(1):
+        if {"knn", "label"} & set(tables):
+            views, labels, classes = features_of(args.photos)
+            if "knn" in tables:
+                knn(views, labels, classes)
+            if "label" in tables:
+                label(views, labels, classes)
+        if "extend" in tables:
+            extend(args.photos)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Write docs/settings.md, the reference of all settings, from the recipe schema: python docs/settings.py"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from weft.recipes import Recipe, settings
+from weft.recipes.describe import KEYS, options
+
+PAGE = Path(__file__).parent / "settings.md"
+INTRODUCTION = """# Settings
+
+All settings of a [recipe](recipes.md), with their values and defaults. A recipe file has a setting by its name;
+settings with a dot are in a section:
+
+```yaml
+epochs: 30
+optim:
+  lr: 5.0e-4
+```
+
+On the command line, `--set optim.lr=5e-4` changes one setting; some also have an option of their own.
+`weft recipes settings` prints the values and defaults. `null` is `None` in Python.
+"""
+
+
+def page() -> str:
+    """Return the page: one section per group of settings, one heading per setting."""
+    flags = {option.key: f"{option.flag} {option.metavar}" for option in options().values()}
+    parts, group = [INTRODUCTION, "## Run\n"], ""
+    for row in settings():
+        section = row.key.rpartition(".")[0]
+        if section != group:
+            group = section
+            parts.append(f"## {group}\n\n{_summary(group)}\n")
+        values = row.may_be
+        if get_origin(KEYS[row.key]) is Literal:
+            values = ", ".join(f"`{value}`" for value in get_args(KEYS[row.key]))
+        parts.append(f"### `{row.key}`\n\n{row.help}\n\n- Values: {values}\n- Default: `{_yaml(row.default)}`")
+        parts.append(f"- Option: `{flags[row.key]}`\n" if row.key in flags else "")
+    return "\n".join(parts)
+
+
+def _summary(group: str) -> str:
+    """Return the docstring of a section of the schema."""
+    kind = next(item.default_factory for item in dataclasses.fields(Recipe) if item.name == group)
+    return " ".join((inspect.getdoc(kind) or "").split())
+
+
+def _yaml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

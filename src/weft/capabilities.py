@@ -1,0 +1,191 @@
+"""Measured speed of this machine: matrix multiplications and convolutions in fp32 and bf16, the former also in int8.
+
+Measured once per processor, instruction set, version of PyTorch and number of threads; the result is a file in the
+cache directory. `--precision auto` chooses by it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from weft.errors import StorageError
+from weft.files import cache_dir, write_text
+from weft.processor import cpu_flags, cpu_name, has_bf16, processor_class
+
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
+ROUNDS, MIN_SECONDS = 5, 0.02  # timings per operation, and duration of one
+SIDE = 512  # of the square matrices
+IMAGES, CHANNELS, PIXELS = 2, 64, 56  # of the 3x3 convolution
+GAIN = 1.2  # of bf16 over fp32 in matrix multiplication, from which `auto` chooses bf16
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured speed of an operation.
+
+    Attributes:
+        operation: `matmul` or `conv`.
+        precision: fp32, bf16 or int8.
+        threads: number of CPU threads.
+        gflops: billions of additions and multiplications per second.
+    """
+
+    operation: str
+    precision: str
+    threads: int
+    gflops: float
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Measured speeds, and the machine that they are of.
+
+    Attributes:
+        processor: name of the processor; None where it is not known.
+        processor_class: see `weft.processor.processor_class`.
+        limits: environment variables that limit the instruction set.
+        torch: version.
+        speeds: a row per operation, precision and number of threads. int8 is of matrix multiplications alone, and
+            absent where PyTorch does not have it.
+    """
+
+    processor: str | None
+    processor_class: str
+    limits: dict[str, str]
+    torch: str
+    speeds: tuple[Speed, ...]
+
+    def gain(self, precision: str, operation: str = "matmul") -> float | None:
+        """Return the speed of a precision relative to fp32, on one thread; None if it was not measured."""
+        rows = {row.precision: row.gflops for row in self.speeds if (row.operation, row.threads) == (operation, 1)}
+        return rows[precision] / rows["fp32"] if precision in rows else None
+
+
+def capabilities(*, measure: bool = False) -> Capabilities:
+    """Return the stored measurement of this machine; measure now if there is none.
+
+    Args:
+        measure: measure in any case.
+    """
+    stored = None if measure else _read(_file())
+    return stored or _measured()
+
+
+@functools.cache
+def fastest_precision(device: str) -> str:
+    """Return the precision for training on a type of device: bf16 if it is faster than fp32 there, else fp32."""
+    if device == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if device != "cpu" or not has_bf16():
+        return "fp32"
+    gains = [capabilities().gain("bf16", operation) or 0.0 for operation in ("matmul", "conv")]
+    return "bf16" if gains[0] >= GAIN and gains[1] >= 1 else "fp32"
+
+
+def bf16_note(device: str, precision: str) -> str | None:
+    """Return a warning if bf16 is emulated on a type of device, with the measured factor; None otherwise."""
+    is_limited = bool(_limits())
+    if precision != "bf16" or device != "cpu" or (has_bf16() and not is_limited):
+        return None
+    gain = capabilities().gain("bf16")
+    if gain is None or gain >= 1:
+        return None
+    return (
+        f"This processor emulates bf16: a matrix multiplication takes {1 / gain:.3g} times as long as in fp32 (measured"
+        " as by `weft doctor --measure`). --precision fp32 is faster."
+    )
+
+
+def _measured() -> Capabilities:
+    """Measure every operation with one thread and with all, and store the result."""
+    threads, rows = torch.get_num_threads(), []
+    try:
+        for count in dict.fromkeys((1, threads)):
+            torch.set_num_threads(count)
+            for operation, operations in (("matmul", _matmuls()), ("conv", _convs())):
+                flops = 2.0 * SIDE**3 if operation == "matmul" else 2.0 * IMAGES * (PIXELS * CHANNELS * 3) ** 2
+                for precision, seconds in _seconds(operations).items():
+                    rows.append(Speed(operation, precision, count, round(flops / seconds / 1e9, 2)))
+    finally:
+        torch.set_num_threads(threads)
+    found = Capabilities(cpu_name(), processor_class(), _limits(), torch.__version__, tuple(rows))
+    file = _file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, _ADAPTER.dump_json(found, indent=1).decode() + "\n")
+    except (OSError, StorageError):  # measured again by the next process
+        pass
+    return found
+
+
+def _seconds(operations: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the shortest time of each operation, which other processes disturb least; the operations alternate.
+
+    An operation that PyTorch does not have is left out.
+    """
+    counts: dict[str, int] = {}
+    for name, operation in operations.items():
+        try:
+            operation()
+        except RuntimeError:  # NotImplementedError is one: PyTorch has no such kernel for this processor
+            continue
+        counts[name] = max(1, round(MIN_SECONDS / _time(operation, 1)))
+    times: dict[str, list[float]] = {name: [] for name in counts}
+    for _ in range(ROUNDS):
+        for name, count in counts.items():
+            times[name].append(_time(operations[name], count))
+    return {name: min(values) for name, values in times.items()}
+
+
+def _time(operation: Callable[[], object], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        operation()
+    return max((time.perf_counter() - start) / count, 1e-9)
+
+
+def _matmuls() -> dict[str, Callable[[], Tensor]]:
+    values = torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    half, whole = values.bfloat16(), (values * 20).to(torch.int8)
+    return {"fp32": lambda: values @ values, "bf16": lambda: half @ half, "int8": lambda: torch._int_mm(whole, whole)}
+
+
+def _convs() -> dict[str, Callable[[], Tensor]]:
+    random = torch.Generator().manual_seed(0)
+    images = torch.randn(IMAGES, CHANNELS, PIXELS, PIXELS, generator=random)
+    kernel = torch.randn(CHANNELS, CHANNELS, 3, 3, generator=random)
+    half = images.bfloat16(), kernel.bfloat16()
+    return {
+        "fp32": lambda: torch.conv2d(images, kernel, padding=1),
+        "bf16": lambda: torch.conv2d(*half, padding=1),
+    }
+
+
+def _limits() -> dict[str, str]:
+    return {name: os.environ[name] for name in LIMITS if os.environ.get(name)}
+
+
+def _file() -> Path:
+    """Return the file of a measurement on this machine, under these versions and limits."""
+    parts = (cpu_name(), cpu_flags(), _limits(), torch.__version__, torch.get_num_threads())
+    return cache_dir() / "machines" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.json"
+
+
+def _read(file: Path) -> Capabilities | None:
+    try:
+        return _ADAPTER.validate_json(file.read_bytes())
+    except (OSError, ValidationError):  # absent, or damaged: measured again
+        return None
+
+
+_ADAPTER = TypeAdapter(Capabilities)

@@ -1,0 +1,163 @@
+"""Deterministic splits and subsets of images.
+
+They rank every image by a hash of (seed, key). They do not depend on the order in which a file system lists files, a
+repaired or added file moves no other file (except one at the boundary of its class or fold), and they use no random
+generator whose stream could change between versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from weft.errors import DataError, UsageError
+from weft.text import printable
+
+
+def rank(key: str, seed: int) -> bytes:
+    """Return the sort key of `key` under `seed`: a uniformly distributed hash that no version may change."""
+    return hashlib.blake2b(f"{seed}/{key}".encode(errors="surrogateescape"), digest_size=8).digest()
+
+
+def stratified_split(
+    keys: Sequence[str], labels: Sequence[int], val_fraction: float, seed: int
+) -> tuple[list[int], list[int]]:
+    """Return (train, val) indices, ascending: `val_fraction` of every class, rounded, at least one image in each split.
+
+    The only image of a class goes to train.
+    """
+    train, val = [], []
+    for members in _by_class(keys, labels, seed).values():
+        num_val = min(max(round(len(members) * val_fraction), 1), len(members) - 1)
+        val += members[:num_val]
+        train += members[num_val:]
+    return sorted(train), sorted(val)
+
+
+def stratified_fold(
+    keys: Sequence[str], labels: Sequence[int], folds: int, fold: int, seed: int
+) -> tuple[list[int], list[int]]:
+    """Return (train, val) indices, ascending, of one fold of a cross-validation.
+
+    Every image is in the validation set of one fold, except the only image of a class, which is never held out. A class
+    has at least one image in the training set of every fold.
+
+    Args:
+        keys, labels: name and class index of every image.
+        folds: number of folds, at least 2.
+        fold: the fold that is held out, from 1.
+        seed: of the folds.
+    """
+    val = []
+    for place, members in enumerate(_by_class(keys, labels, seed).values()):
+        number = len(members)
+        # The first fold differs between classes, so that small classes do not all fall into the same folds.
+        val += [i for j, i in enumerate(members) if number > 1 and (j * folds // number + place) % folds == fold - 1]
+    return _rest(len(keys), val), sorted(val)
+
+
+def grouped_parts(
+    keys: Sequence[str], labels: Sequence[int], groups: Sequence[str], shares: Sequence[float], seed: int
+) -> list[list[int]]:
+    """Return parts (of indices, ascending) of about the given shares of every class; no group is in two parts.
+
+    The groups are dealt out from the largest to the smallest, each to the part that is then nearest to its share of
+    every class (by the sum of squared counts, each divided by its expected count).
+
+    Args:
+        keys, labels, groups: name, class index and group of every image.
+        shares: of each part, above 0; their sum is 1.
+        seed: of the order of groups of equal size.
+    """
+    members = defaultdict(list)
+    for i, group in enumerate(groups):
+        members[group].append(i)
+    num_classes = max(labels) + 1
+    expected = np.outer(shares, np.maximum(np.bincount(labels, minlength=num_classes), 1))
+    counts = np.zeros_like(expected)
+    parts: list[list[int]] = [[] for _ in shares]
+    for group in sorted(members, key=lambda name: (-len(members[name]), rank(name, seed))):
+        added = np.bincount([labels[i] for i in members[group]], minlength=num_classes)
+        cost = ((2 * counts + added) * added / expected).sum(1)
+        part = int(cost.argmin())
+        counts[part] += added
+        parts[part] += members[group]
+    return [sorted(part) for part in parts]
+
+
+def grouped_split(
+    keys: Sequence[str], labels: Sequence[int], groups: Sequence[str], held_out: list[int]
+) -> tuple[list[int], list[int]]:
+    """Return (train, val) indices, ascending: `held_out` without the groups that leave a class without training image.
+
+    A class whose images are all in one group, as the only image of a class, is never held out.
+    """
+    val = set(held_out)
+    while True:
+        trained = {label for i, label in enumerate(labels) if i not in val}
+        kept = {groups[i] for i in val if labels[i] not in trained}
+        if not kept:
+            return _rest(len(keys), val), sorted(val)
+        # One group per round is enough for its classes, and leaves others held out.
+        first = min(kept)
+        val -= {i for i in val if groups[i] == first}
+
+
+def stratified_subset(keys: Sequence[str], labels: Sequence[int], limit: int, seed: int) -> list[int]:
+    """Return at most `limit` indices, ascending, taken round-robin from the classes."""
+    turns = [(turn, i) for members in _by_class(keys, labels, seed).values() for turn, i in enumerate(members)]
+    return sorted(i for _, i in sorted(turns, key=lambda item: (item[0], labels[item[1]]))[:limit])
+
+
+def stratified_share(keys: Sequence[str], labels: Sequence[int], share: float, seed: int) -> list[int]:
+    """Return indices, ascending: the fraction `share` of every class, rounded, at least one image. A smaller share is a
+    subset of a larger one."""
+    members = _by_class(keys, labels, seed).values()
+    return sorted(i for group in members for i in group[: max(round(len(group) * share), 1)])
+
+
+def _by_class(keys: Sequence[str], labels: Sequence[int], seed: int) -> dict[int, list[int]]:
+    members = defaultdict(list)
+    for i, label in enumerate(labels):
+        members[label].append(i)
+    return {label: sorted(members[label], key=lambda i: rank(keys[i], seed)) for label in sorted(members)}
+
+
+def group_names(keys: Sequence[str], pattern: str) -> dict[str, str]:
+    """Return the group of every image by its key: where a pattern matches, else a group of its own.
+
+    Args:
+        keys: names of the images.
+        pattern: regular expression; its parenthesised parts, or the whole match without any, name the group.
+
+    Raises:
+        UsageError: the pattern is not a regular expression.
+        DataError: it matches no image.
+    """
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(
+            f"--group must be a column of the table, or a regular expression; '{printable(pattern)}' is neither"
+            f" ({error})."
+        ) from None
+    found = {key: expression.search(key) for key in keys}
+    if not any(found.values()):
+        raise DataError(
+            f"--group must be a column of the table, or match the names of images; '{printable(pattern)}' matches none"
+            f" of {len(keys):,}, such as '{printable(min(keys, default=''))}'."
+        )
+    # A key never begins with a slash, so no match has the name of a single image.
+    return {
+        key: f"/{key}" if match is None else "/".join(filter(None, match.groups())) or match[0]
+        for key, match in found.items()
+    }
+
+
+def _rest(number: int, indices: Iterable[int]) -> list[int]:
+    chosen = set(indices)
+    return [i for i in range(number) if i not in chosen]

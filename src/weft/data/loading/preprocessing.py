@@ -1,0 +1,71 @@
+"""Preprocessing for inference: the steps of `eval_transform` without torchvision, which takes seconds to import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from weft.data.images.crop import EvalCrop
+from weft.errors import UsageError
+from weft.models.contract import data_config
+
+
+def eval_crop(cfg: Mapping[str, Any] | Any) -> EvalCrop:
+    """Return the first step of `eval_transform`, from PIL image to PIL image; it needs no torch.
+
+    Args:
+        cfg: as in `weft.data.eval_transform`.
+
+    Raises:
+        UsageError: an invalid value.
+    """
+    return evaluation(cfg)[0]
+
+
+def normalize(pixels: UInt8[np.ndarray, "b h w *c"], cfg: Mapping[str, Any] | Any) -> Float[Tensor, "b c h w"]:
+    """Apply the other steps of `eval_transform` to a batch: uint8 pixels to normalised float32."""
+    _, mean, std = evaluation(cfg)
+    images = torch.from_numpy(pixels)
+    images = images.permute(0, 3, 1, 2).contiguous() if images.ndim == 4 else images[:, None]
+    shift, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))
+    return images.float().div_(255).sub_(shift).div_(scale)
+
+
+def evaluation(cfg: Mapping[str, Any] | Any) -> tuple[EvalCrop, tuple[float, ...], tuple[float, ...]]:
+    """Return the crop, the mean and the standard deviation of each channel; `cfg` as in `eval_crop`."""
+    resolved = data_config(cfg if isinstance(cfg, Mapping) else asdict(cfg))
+    check_interpolation(resolved["interpolation"])
+    in_chans = resolved["input_size"][0]
+    mean, std = per_channel(resolved["mean"], in_chans), per_channel(resolved["std"], in_chans)
+    return EvalCrop.of(resolved, mean), mean, std
+
+
+def per_channel(values: Sequence[float], in_chans: int) -> tuple[float, ...]:
+    """Return one value per channel; for one channel of three values, their mean."""
+    if len(values) == 3 and in_chans == 1:
+        return (sum(values) / 3,)
+    if len(values) != in_chans:
+        raise UsageError(f"mean and std must have one value per channel ({in_chans}); got {tuple(values)}.")
+    return tuple(values)
+
+
+def visible(images: Float[Tensor, "*b c h w"], cfg: Mapping[str, Any]) -> Float[Tensor, "*b 3 h w"]:
+    """Undo the normalisation: RGB of 0 to 1, clamped. Gray images get three equal channels; of more than three
+    channels the first three are used. `cfg` as in `eval_crop`."""
+    resolved, channels = data_config(cfg), images.shape[-3]
+    values = (resolved[key] if channels <= 3 else resolved[key][:1] * channels for key in ("mean", "std"))
+    mean, std = (torch.tensor(per_channel(value, channels))[:, None, None] for value in values)
+    colours = (images.float() * std + mean).clamp(0, 1)
+    return colours.expand(*colours.shape[:-3], 3, -1, -1) if channels == 1 else colours[..., :3, :, :]
+
+
+def check_interpolation(word: str) -> None:
+    """Raise a UsageError if the interpolation does not exist."""
+    if word not in ("bicubic", "bilinear", "lanczos", "nearest", "random"):
+        raise UsageError(f"interpolation must be bicubic, bilinear, lanczos, nearest or random; got '{word}'.")

@@ -1,0 +1,112 @@
+"""Select the exports of a model that can replace it: same weights, classes and preprocessing, fastest first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.checkpoints.model_dir import (
+    CONFIG,
+    PREPROCESSING,
+    WEIGHTS,
+    load_model_dir,
+    read_config,
+    weights_sha256,
+)
+from weft.checkpoints.public import PublicModel, find_model
+from weft.errors import CheckpointError, UsageError
+from weft.files import sha256_of
+from weft.text import printable
+
+FASTEST_FIRST = (
+    *(("openvino", precision) for precision in ("int8", "bf16", "fp32", "fp16")),
+    *(("onnx", precision) for precision in ("int8", "fp32", "fp16")),
+)
+
+
+def candidates(
+    run: str | Path, runtime: str = "auto", log: Callable[[str], None] = lambda text: None
+) -> Sequence[str | Path]:
+    """Return what a run can be served from: its exports, the fastest first, then its best model.
+
+    An export is taken if it is in the run, or in or next to the model directory, was made from the same weights, has
+    the same architecture, classes and preprocessing, and belongs to the same user.
+
+    Args:
+        run: a run directory, a model directory, an export, or the name of a public model, which has no exports.
+        runtime: `auto` for all; or `openvino` or `onnx`, of which there must be an export; or `torch` for the model.
+        log: called with a message for every export that is skipped.
+
+    Raises:
+        UsageError: there is no export for the runtime.
+        CheckpointError: `run` has no model.
+    """
+    model = find_model(run, quiet=True)
+    if isinstance(model, PublicModel):
+        if runtime in ("auto", "torch"):
+            return [run]
+        raise UsageError(
+            f"runtime {runtime} needs an export; {run} is a public model. Run: weft export {run} {run}-{runtime}"
+            f" --format {runtime}. Then pass {run}-{runtime}."
+        )
+    config = read_config(model)
+    if "artefact" in config:
+        format = config["artefact"]["format"]
+        if runtime not in ("auto", format):
+            raise UsageError(f"runtime must be that of the export, {format}; got {runtime}. Leave out --runtime.")
+        return [model]
+    if runtime == "torch":
+        return [model]
+    exports = _exports_of(model, config, log)
+    chosen = [exports[kind] for kind in FASTEST_FIRST if kind in exports and runtime in ("auto", kind[0])]
+    if runtime != "auto" and not chosen:
+        raise UsageError(
+            f"runtime {runtime} needs an export in or next to {model}; there is none that fits. Run: weft export {run}"
+            f" {Path(run) / runtime} --format {runtime}"
+        )
+    return [*chosen, model] if runtime == "auto" else chosen
+
+
+def _exports_of(model: Path, config: dict[str, Any], log: Callable[[str], None]) -> dict[tuple[str, str], Path]:
+    """Find the exports of a model, by format and precision."""
+    exports: dict[tuple[str, str], Path] = {}
+    weights: str | None = None
+    for folder in sorted({*model.glob("*/"), *model.parent.glob("*/"), *model.parent.glob("exports/*/")}):
+        try:
+            if not (folder / CONFIG).is_file():
+                continue
+            other = read_config(folder)
+            if "artefact" not in other or _identity(other) != _identity(config):
+                continue  # not an export, or of another model
+            if (folder / CONFIG).stat().st_uid != (model / CONFIG).stat().st_uid:
+                log(f"the export {printable(str(folder))} is skipped: it belongs to another user than the model.")
+                continue
+        except OSError:  # not readable, as /root next to /model in a container
+            continue
+        except CheckpointError as error:
+            log(f"the directory {printable(str(folder))} is skipped: {error}")
+            continue
+        weights = weights or _weights_hash(model, config)
+        if other["artefact"].get("weights_sha256") != weights:
+            log(
+                f"the export {printable(str(folder))} is skipped: it does not record that it was made from these"
+                " weights. Export the model again, or serve the export by its own path."
+            )
+            continue
+        exports[other["artefact"]["format"], other["artefact"]["precision"]] = folder
+    return exports
+
+
+def _weights_hash(model: Path, config: dict[str, Any]) -> str:
+    """Return the hash that an export of this model records for its weights."""
+    sha256 = sha256_of(model / WEIGHTS)
+    return sha256 if sha256 == config.get("weights_sha256") else weights_sha256(load_model_dir(model)[0])
+
+
+def _identity(config: dict[str, Any]) -> str:
+    """Return the settings that an export must share with its model, as text."""
+    cfg = {key: config["pretrained_cfg"].get(key) for key in PREPROCESSING}
+    parts = [config["architecture"], config["model_args"], config["num_classes"], config["label_names"], cfg]
+    return json.dumps(parts, sort_keys=True)

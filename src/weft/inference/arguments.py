@@ -1,0 +1,57 @@
+"""Check and expand arguments of inference: settings and image files. No torch is imported."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.data.index.tree import EXTENSIONS, extension, walk
+from weft.errors import UsageError
+from weft.recipes import Recipe, load_recipe
+from weft.recipes.load import arguments_of, overrides_of
+
+
+def settings_of(
+    batch_size: Any, img_size: Any, device: Any, precision: Any, workers: Any, limit: Any, follow_links: Any = None
+) -> Recipe:
+    """Validate the settings that training and inference share, and return them as a recipe.
+
+    Raises:
+        UsageError: an invalid value, or `batch_size` is auto.
+    """
+    settings = load_recipe(None, overrides_of(None, {}, arguments_of(locals())))
+    if settings.batch_size == "auto":
+        raise UsageError("batch_size auto is for training; pass a number of images, or leave it out.")
+    return settings
+
+
+def image_files(images: str | Path | Sequence[str | Path]) -> list[str]:
+    """Expand folders and patterns to image files, sorted. A name without a file, and a folder without images, stay, so
+    that they are reported.
+
+    Args:
+        images: files, folders (with all images below them) or patterns such as 'x/*.png'.
+    """
+    files: list[str] = []
+    for image in [images] if isinstance(images, (str, Path)) else images:
+        path = Path(image)
+        if path.is_dir():
+            inside = [str(path / name) for name in walk(str(path)).files if extension(name) in EXTENSIONS]
+        elif path.exists():
+            inside = [str(path)]
+        else:
+            inside = sorted(name for name in glob.glob(str(image), recursive=True) if Path(name).is_file())
+        files += inside or [str(image)]
+    return files
+
+
+def check_top_k(top_k: int) -> None:
+    """Check a number of classes.
+
+    Raises:
+        UsageError: it is less than 1.
+    """
+    if top_k < 1:
+        raise UsageError(f"top_k must be at least 1; got {top_k}.")

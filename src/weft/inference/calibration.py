@@ -1,0 +1,92 @@
+"""Calibration of probabilities on held-out images: temperature scaling, and errors by confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import fminbound
+from scipy.special import log_softmax, softmax
+from torch import Tensor, nn
+
+from weft.checkpoints.confidence import Confidence, Point
+from weft.data.loading.dataset import LOST
+from weft.inference.metrics import calibration_error
+from weft.inference.predictor import infer
+from weft.runtime import Runtime
+
+MAX_IMAGES = 5_000  # held-out images that the calibration uses
+MAX_POINTS = 1_000  # of the curve in config.json
+LIMITS = (0.05, 20.0)  # of the temperature
+PRIOR = 0.5  # standard deviation of the log temperature before any image is seen: few images move it little
+FOLDS = 5
+
+
+def held_out_logits(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], runtime: Runtime
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits (images classes) and class indices of images, without those that cannot be read."""
+    rows = [(infer(model, images, runtime), labels) for images, labels in batches]
+    logits, labels = torch.cat([row for row, _ in rows]).numpy(), torch.cat([label for _, label in rows]).numpy()
+    return logits[labels != LOST], labels[labels != LOST]
+
+
+def calibrate(logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n"]) -> Confidence:
+    """Measure the confidence of a model on held-out images.
+
+    Args:
+        logits: of at least one image.
+        labels: class indices.
+    """
+    logits = logits.astype(np.float64)
+    temperature = fit_temperature(logits, labels)
+    # by folds, so that the error is that of images which the temperature does not know
+    fold = np.arange(len(labels)) % FOLDS
+    cross = np.ones(len(labels))
+    for number in range(FOLDS):
+        known = fold != number
+        cross[~known] = fit_temperature(logits[known], labels[known])
+    sure, right = _predictions(softmax(logits / temperature, axis=1), labels)
+    return Confidence(
+        temperature=temperature,
+        count=len(labels),
+        ece_before=calibration_error(*_predictions(softmax(logits, axis=1), labels)),
+        ece_after=calibration_error(*_predictions(softmax(logits / cross[:, None], axis=1), labels)),
+        curve=_curve(sure, right),
+    )
+
+
+def fit_temperature(logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n"]) -> float:
+    """Return the temperature of the least cross-entropy, near 1 for very few images.
+
+    The temperature has a log-normal prior around 1, whose weight is that of a few images. Without images it is 1.
+    """
+    if len(labels) == 0:
+        return 1.0
+    rows = np.arange(len(labels))
+
+    def loss(log_temperature: float) -> float:
+        scores = log_softmax(logits / np.exp(log_temperature), axis=1)
+        return float(-scores[rows, labels].sum() + log_temperature**2 / (2 * PRIOR**2))
+
+    low, high = np.log(LIMITS)
+    return float(np.exp(fminbound(loss, low, high)))
+
+
+def _predictions(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the probability of each predicted class, and whether it is correct."""
+    predicted = probabilities.argmax(axis=1)
+    return probabilities[np.arange(len(labels)), predicted], predicted == labels
+
+
+def _curve(sure: np.ndarray, right: np.ndarray) -> list[Point]:
+    """Return accepted images and errors by threshold; images of equal probability are accepted together."""
+    order = np.argsort(-sure, kind="stable")
+    sure, errors = sure[order], np.cumsum(~right[order])
+    ends = np.flatnonzero(np.r_[sure[1:] != sure[:-1], True])
+    if len(ends) > MAX_POINTS:
+        ends = ends[np.linspace(0, len(ends) - 1, MAX_POINTS).round().astype(int)]
+    # A probability is rounded down, so that its own image is accepted.
+    return [(float(np.floor(sure[end] * 1e6) / 1e6), int(end + 1), int(errors[end])) for end in ends]

@@ -1,0 +1,124 @@
+"""Conclusions from an evaluation, in sentences: how good, how certain, what is confused, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.inference.metrics import Evaluation, Mistake
+from weft.intervals import too_few_text
+from weft.pages import Lead
+from weft.runs.directory import EpochRow
+
+MAX_NAMED = 3  # classes, pairs or images in a sentence
+SUSPICIOUS = 0.5  # smallest confidence of an error that points to a wrong label
+LATE = 0.9  # share of the epochs after which a best epoch is late
+LEARNED = 99.0  # training top-1 in percent from which longer training gains little
+OVERFITTED = 10.0  # points of top-1 between training and held-out images
+
+
+@dataclass(frozen=True)
+class Training:
+    """Training run of an evaluated model.
+
+    Attributes:
+        counts: number of training images of each class.
+        history: rows of `metrics.csv`.
+        best_epoch: epoch whose model is evaluated.
+    """
+
+    counts: Sequence[int]
+    history: Sequence[EpochRow]
+    best_epoch: int
+
+
+def conclusions(result: Evaluation, training: Training | None = None) -> Lead:
+    """Return what an evaluation shows, and what to do next.
+
+    Args:
+        result: an evaluation on held-out images.
+        training: the run of the model, if it is known.
+    """
+    correct = int(result.confusion.trace())
+    interval = result.interval
+    sentences = [
+        f"The model classifies {correct:,} of {result.count:,} images correctly: {result.top1:.1f} % (95 % interval"
+        f" {interval.low:.1f} to {interval.high:.1f} %)."
+    ]
+    frequent = int(result.confusion.sum(axis=1).argmax())
+    share = 100 * float(result.confusion[frequent].sum()) / result.count
+    if interval.low <= share:
+        sentences.append(
+            f"It is not shown to be better than predicting {result.classes[frequent]}, the most frequent class, for all"
+            f" images ({share:.1f} %)."
+        )
+    if warning := too_few_text(result.top1, result.count):
+        sentences.append(warning)
+    pairs = [
+        f"{result.classes[true]} as {result.classes[predicted]} ({count} of {total})"
+        for true, predicted, count, total in confused_pairs(result)[:MAX_NAMED]
+    ]
+    sentences.append(f"Most frequent errors: {', '.join(pairs)}." if pairs else "It makes no error on these images.")
+    return Lead(sentences, _next_steps(result, training))
+
+
+def confused_pairs(result: Evaluation) -> list[tuple[int, int, int, int]]:
+    """Return (true class, predicted class, images, images of the true class) of all errors, most frequent first."""
+    errors = result.confusion.copy()
+    np.fill_diagonal(errors, 0)
+    totals = result.confusion.sum(axis=1)
+    order = np.argsort(-errors, axis=None, kind="stable")[: np.count_nonzero(errors)]
+    pairs = (divmod(int(place), len(result.classes)) for place in order)
+    return [(true, predicted, int(errors[true, predicted]), int(totals[true])) for true, predicted in pairs]
+
+
+def suspicious(result: Evaluation) -> list[Mistake]:
+    """Return errors that the model predicts with more confidence than half of its correct predictions."""
+    sure = result.sure[result.right]
+    limit = max(SUSPICIOUS, float(np.median(sure)) if len(sure) else 1.0)
+    return [mistake for mistake in result.mistakes if mistake.probability > limit]
+
+
+def _next_steps(result: Evaluation, training: Training | None) -> list[str]:
+    steps = []
+    if result.interval.is_wide:
+        steps.append("Hold out more images, so that the accuracy is known better.")
+    weak = [
+        (score.images - int(result.confusion[place, place]), place, score)
+        for place, score in enumerate(result.per_class)
+        if score.recall is not None and score.recall < result.top1
+    ]
+    weak = sorted((row for row in weak if row[0] > 1), key=lambda row: (-row[0], row[1]))[:MAX_NAMED]
+    if weak:
+        named = [
+            f"{score.name} ({score.images - errors} of {score.images} correct"
+            + (f", {training.counts[place]:,} training images)" if training is not None else ")")
+            for errors, place, score in weak
+        ]
+        steps.append(f"Add training images of the weakest classes: {', '.join(named)}.")
+    if labels := suspicious(result):
+        named = [
+            f"{mistake.key} (labelled {mistake.true}, predicted {mistake.predicted}, {100 * mistake.probability:.0f} %)"
+            for mistake in labels[:MAX_NAMED]
+        ]
+        more = f" and {len(labels) - MAX_NAMED} more below" if len(labels) > MAX_NAMED else ""
+        steps.append(f"Check these labels, of confident errors: {', '.join(named)}{more}.")
+    if training is not None:
+        steps += _advice_on_length(training)
+    return steps or ["No weakness stands out. Try the model on images of its later use: weft predict RUN IMAGES."]
+
+
+def _advice_on_length(training: Training) -> list[str]:
+    """Return advice on the number of epochs, from the curves."""
+    last = training.history[-1].epoch
+    best = next(row for row in training.history if row.epoch == training.best_epoch)
+    if best.epoch > LATE * last and best.train_top1 < LEARNED:
+        return [f"Train longer: the best epoch, {best.epoch}, is among the last. For example --epochs {2 * last}."]
+    if best.train_top1 - best.val_top1 > OVERFITTED:
+        return [
+            f"Training accuracy is {best.train_top1 - best.val_top1:.0f} points above held-out accuracy: more images or"
+            " stronger augmentation help, more epochs do not."
+        ]
+    return []

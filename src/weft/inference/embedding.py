@@ -1,0 +1,286 @@
+"""`weft embed` and `weft similar`: features of image files, and the most similar images."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.data import BadImage
+from weft.errors import DataError, UsageError, need
+from weft.files import check_writable, refuse_taken, write_text, write_whole, writing
+from weft.inference.features import FeatureReader, classifiers, unit_length
+from weft.inference.inputs import image_files, settings_of
+from weft.inference.prediction import prepared_file
+from weft.inference.predictor import NonFiniteError, Predictor
+from weft.notebook import described
+from weft.progress import counting
+from weft.recipes import Recipe
+from weft.text import csv_cell, printable
+
+SUFFIXES = (".npy", ".parquet")
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Features of images.
+
+    Attributes:
+        images: paths, as they were given or found.
+        features: (images features), in float32.
+        errors: (path, message) of each file that cannot be read; it has no row.
+    """
+
+    images: list[str]
+    features: np.ndarray
+    errors: list[tuple[str, str]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the dictionary that `--json` prints: sizes and errors, without the features."""
+        return {
+            "images": len(self.images),
+            "features": self.features.shape[1],
+            "errors": [{"image": printable(path), "error": message} for path, message in self.errors],
+        }
+
+    def __repr__(self) -> str:
+        """Return the sizes in one line."""
+        values = [("images", len(self.images)), ("features", self.features.shape[1]), ("errors", len(self.errors))]
+        return described("Embedding", values)
+
+
+@dataclass(frozen=True)
+class SimilarImage:
+    """An image and the cosine similarity of its features to those of the query, from -1 to 1."""
+
+    image: str
+    similarity: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the dictionary that `--json` prints."""
+        return {"image": printable(self.image), "similarity": self.similarity}
+
+
+def embed(
+    run: str | Path,
+    images: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    normalize: bool = False,
+    batch_size: int | None = None,
+    img_size: int | tuple[int, int] | str | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    limit: int | None = None,
+    force: bool = False,
+    quiet: bool = False,
+) -> Embedding:
+    """Compute the features of image files: the inputs of the classifier, of several heads side by side.
+
+    Args:
+        run: a run directory, whose best model is loaded, a model directory, or the name of a public model.
+        images: files, folders (with all images below them) or patterns such as 'x/*.png'.
+        out: file for the features. `x.npy` has (images features) in float32, and the paths are in `x.csv`, one row per
+            row of features. `x.parquet` has the columns `image` and `features`. None to write no files.
+        normalize: scale the features of each image to unit L2 norm.
+        batch_size, img_size, device, precision, limit: as in `train`.
+        force: replace existing files.
+        quiet: print no progress.
+
+    Raises:
+        UsageError: a setting that is not supported, an export or a network without a linear classifier, or `out` is
+            taken.
+        DataError: no image can be read.
+        CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
+    """
+    settings = settings_of(batch_size, img_size, device, precision, None, limit)
+    files = [] if out is None else _files_of(Path(out), force)
+    predictor = feature_predictor(run, settings, quiet)
+    result = read_files(predictor, image_files(images)[: settings.data.limit], int(settings.batch_size), quiet=quiet)
+    if not result.images:
+        raise DataError(
+            f"At least one image must be readable; none of {len(result.errors):,} is. The first: {result.errors[0][1]}"
+        )
+    if normalize:
+        result = Embedding(result.images, unit_length(result.features), result.errors)
+    if files:
+        _write(files, result)
+    return result
+
+
+def similar(
+    run: str | Path,
+    query: str | Path,
+    images: str | Path | Sequence[str | Path],
+    *,
+    top_k: int = 10,
+    out: str | Path | None = None,
+    batch_size: int | None = None,
+    img_size: int | tuple[int, int] | str | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    limit: int | None = None,
+    force: bool = False,
+    quiet: bool = False,
+) -> tuple[list[SimilarImage], list[tuple[str, str]]]:
+    """Find the images whose features have the highest cosine similarity to those of a query image.
+
+    Args:
+        run, images, batch_size, img_size, device, precision, limit, quiet: as in `embed`. The query itself is left out
+            of `images`.
+        query: an image file.
+        top_k: number of images to return.
+        out: directory for a report with the images; None to write no files.
+        force: replace an existing report.
+
+    Returns:
+        The most similar images, most similar first, and (path, message) of each file that cannot be read.
+
+    Raises:
+        UsageError, CheckpointError: as in `embed`.
+        DataError: the query or all images cannot be read.
+    """
+    if top_k < 1:
+        raise UsageError(f"top_k must be at least 1; got {top_k}.")
+    settings = settings_of(batch_size, img_size, device, precision, None, limit)
+    if out is not None:
+        refuse_taken(Path(out), REPORT, force=force)
+        check_writable(Path(out))
+    predictor = feature_predictor(run, settings, quiet)
+    wanted = read_files(predictor, [str(query)], 1, quiet=True)
+    if wanted.errors:
+        raise DataError(f"The query must be an image. {wanted.errors[0][1]}")
+    others = [path for path in image_files(images) if not _is_same_file(path, query)][: settings.data.limit]
+    found = read_files(predictor, others, int(settings.batch_size), quiet=quiet)
+    if not found.images:
+        first = f" The first: {found.errors[0][1]}" if found.errors else ""
+        raise DataError(f"At least one image besides the query must be readable; got none.{first}")
+    others_unit, wanted_unit = (unit_length(item.features.astype(np.float64)) for item in (found, wanted))
+    similarity = others_unit @ wanted_unit[0]
+    order = np.argsort(-similarity, kind="stable")[:top_k]
+    result = [SimilarImage(found.images[i], float(np.clip(similarity[i], -1, 1))) for i in order]
+    if out is not None:
+        _write_report(Path(out), str(run), str(query), result)
+    return result, found.errors
+
+
+def feature_predictor(run: str | Path, settings: Recipe, quiet: bool) -> Predictor:
+    """Load a model that gives features.
+
+    Raises:
+        UsageError: `run` is an export, or the network has no linear classifier.
+        CheckpointError: the model is missing or cannot be read.
+    """
+    predictor = Predictor.load(
+        run,
+        img_size=settings.img_size,
+        device=settings.device,
+        precision=settings.precision,
+        fold=False,
+        quiet=quiet,
+    )
+    classifiers(predictor.source_model)
+    return predictor
+
+
+def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int, *, quiet: bool) -> Embedding:
+    """Return the features of image files.
+
+    Raises:
+        NonFiniteError: the features are not finite.
+    """
+    used, errors, rows = [], [], []
+    with (
+        FeatureReader(predictor.model, predictor.runtime) as reader,
+        counting(len(paths), quiet=quiet, task_name="features") as advance,
+    ):
+        for start in range(0, len(paths), batch_size):
+            batch, prepared = paths[start : start + batch_size], []
+            for path in batch:
+                item = prepared_file(predictor, path)
+                if isinstance(item, BadImage):
+                    errors.append((path, str(item)))
+                else:
+                    prepared.append(item)
+                    used.append(path)
+            if prepared:
+                rows.append(reader(predictor.tensor(prepared)))
+                if not np.isfinite(rows[-1]).all():
+                    raise NonFiniteError
+            advance(len(batch))
+    features = np.concatenate(rows) if rows else np.empty((0, sum(reader.widths)), np.float32)
+    return Embedding(used, features, errors)
+
+
+REPORT = ("report.md", "report.html", "similar.png")
+
+
+def _write_report(folder: Path, run: str, query: str, result: Sequence[SimilarImage]) -> None:
+    from weft.inference.image_grid import image_grid  # matplotlib
+    from weft.pages import Lead, Section, write_page
+
+    titles = ["query", *(f"{rank}: {row.similarity:.3f}" for rank, row in enumerate(result, 1))]
+    figure = image_grid([query, *(row.image for row in result)], titles)
+    rows = [(str(rank), printable(row.image), f"{row.similarity:.4f}") for rank, row in enumerate(result, 1)]
+    write_page(
+        folder,
+        f"Images similar to {Path(query).name}",
+        Lead([f"The {len(result)} images with the most similar features, by {run}."]),
+        [("model", run), ("query", query), ("similarity", "cosine of the features, from -1 to 1")],
+        [
+            Section(
+                "Most similar images",
+                figures={"similar.png": (figure, "The query and the most similar images")},
+                table=(("rank", "image", "similarity"), rows),
+            )
+        ],
+    )
+
+
+def _is_same_file(path: str | Path, other: str | Path) -> bool:
+    try:
+        return Path(path).samefile(other)
+    except OSError:
+        return False
+
+
+def _files_of(out: Path, force: bool) -> list[Path]:
+    """Return the files to write, and check that they can be written."""
+    if out.suffix not in SUFFIXES:
+        raise UsageError(f"The file of features must end in {' or '.join(SUFFIXES)}; got '{printable(str(out))}'.")
+    files = [out, out.with_suffix(".csv")] if out.suffix == ".npy" else [out]
+    if out.suffix == ".parquet":
+        need("data", "pyarrow")
+    taken = [path for path in files if path.exists() or path.is_symlink()]
+    if taken and (not force or any(path.is_dir() for path in taken)):
+        raise UsageError(f"{printable(str(taken[0]))} exists. Choose another --out, or pass --force to replace a file.")
+    check_writable(out.parent)
+    return files
+
+
+def _write(files: Sequence[Path], result: Embedding) -> None:
+    with writing(files[0].parent):
+        files[0].parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    if files[0].suffix == ".npy":
+        np.save(buffer, result.features)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([["image"], *([csv_cell(path)] for path in result.images)])
+        write_text(files[1], text.getvalue())
+    else:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        width = result.features.shape[1]
+        columns = {
+            "image": pa.array([printable(path) for path in result.images]),
+            "features": pa.FixedSizeListArray.from_arrays(pa.array(result.features.ravel()), width),
+        }
+        parquet.write_table(pa.table(columns), buffer)
+    write_whole(files[0], buffer.getvalue())

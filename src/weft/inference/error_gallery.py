@@ -1,0 +1,84 @@
+"""Error gallery: the most confident errors with their attention maps, as a figure and as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from torch import nn
+
+from weft import markup
+from weft.data import Source, eval_transform, open_image
+from weft.data.images.encode import encoded
+from weft.errors import DataError
+from weft.inference.metrics import Mistake
+from weft.interpret import explain
+from weft.interpret.overlay import overlaid
+from weft.models.contract import preprocessing
+from weft.pages import shown
+
+MAX_ERRORS = 12
+COLUMNS = 4  # errors per row of the figure
+WIDTH = 22  # characters of a class name in the figure
+
+
+class ExplainedError(NamedTuple):
+    """An error with its image (height width 3), uint8, and the same image under its attention map; None without one."""
+
+    mistake: Mistake
+    image: np.ndarray
+    overlay: np.ndarray | None
+
+
+def explained_errors(model: nn.Module, source: Source, mistakes: Sequence[Mistake]) -> list[ExplainedError]:
+    """Return the most confident errors with the image as the network saw it, and its attention map if there is one.
+
+    Args:
+        model: the model that made the errors; the mode of its modules is restored.
+        source: the images; `Mistake.place` is an index in it.
+        mistakes: errors, most confident first.
+    """
+    transform: Any = eval_transform(preprocessing(model))
+    errors = []
+    for mistake in mistakes[:MAX_ERRORS]:
+        try:
+            image = transform(open_image(source.read(mistake.place).data))
+        except DataError:  # no longer readable
+            continue
+        explanation = explain(model, image, grad_cam=False)
+        overlay = None if explanation.focus is None else overlaid(explanation.picture, explanation.focus)
+        errors.append(ExplainedError(mistake, explanation.picture, overlay))
+    return errors
+
+
+def gallery_figure(errors: Sequence[ExplainedError]) -> Figure:
+    """Draw errors, each as its image and the image under its attention map."""
+    columns = min(COLUMNS, len(errors))
+    rows = -(-len(errors) // columns)
+    figure = Figure(figsize=(3.6 * columns, 2.35 * rows), layout="constrained")
+    for group, error in zip(figure.subfigures(rows, columns, squeeze=False).ravel(), errors, strict=False):
+        mistake, images = error.mistake, [image for image in (error.image, error.overlay) if image is not None]
+        for axes, image in zip(group.subplots(1, len(images), squeeze=False)[0], images, strict=True):
+            axes.imshow(image)
+            axes.set_axis_off()
+        predicted = f"{shown(mistake.predicted, WIDTH)}, {100 * mistake.probability:.0f} %"
+        group.suptitle(f"true class: {shown(mistake.true, WIDTH)}\npredicted: {predicted}", fontsize="small")
+    return figure
+
+
+def gallery_html(errors: Sequence[ExplainedError]) -> str:
+    """Return a gallery of errors as HTML."""
+    cards = []
+    for error in errors:
+        mistake = error.mistake
+        images = [(*encoded(error.image), f"{mistake.key}, true class {mistake.true}")]
+        if error.overlay is not None:
+            images.append((*encoded(error.overlay), f"attention map, predicted class {mistake.predicted}"))
+        lines = [
+            f"true class: {mistake.true}",
+            f"predicted: {mistake.predicted}, {100 * mistake.probability:.0f} %",
+        ]
+        cards.append(markup.Card(images, lines, mistake.key, is_small=min(error.image.shape[:2]) <= markup.SMALL))
+    return markup.gallery(cards)

@@ -1,0 +1,247 @@
+"""`weft evaluate`: measure a model on labelled images."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from weft.checkpoints.unknown import detector_of
+from weft.data import Source
+from weft.data.loading.loader import ImageLoader
+from weft.errors import DataError, UsageError
+from weft.files import check_writable, make_dir, refuse_taken, write_text
+from weft.inference.arguments import image_files
+from weft.inference.error_gallery import explained_errors
+from weft.inference.feature_map import feature_map
+from weft.inference.features import FeatureReader
+from weft.inference.inputs import (
+    evaluation_batches,
+    name_of,
+    open_as_trained,
+    open_labelled,
+    recipe_of,
+    select_split,
+    settings_of,
+)
+from weft.inference.knn import KNNClassifier
+from weft.inference.metrics import Evaluation, UnknownResult, accuracy_lines, confidence_lines, measure
+from weft.inference.predictor import NO_DETECTOR, NonFiniteError, Predictor
+from weft.inference.real_labels import check_listed, read_real_labels, real_score
+from weft.inference.report import FIGURES, write_report
+from weft.inference.unknown import compare_scores, scores_of_batches, scores_of_files
+from weft.intervals import accuracy_text
+from weft.models.imagenet import recognized
+from weft.progress import counting, say
+from weft.recipes import Recipe
+from weft.text import printable
+
+SPLITS = ("auto", "train", "val", "all")
+SPLIT_NAMES = {"train": "the training images", "val": "the held-out images", "all": "all images"}
+CONTENTS = ("report.md", "report.html", *FIGURES, "evaluation.json")  # files that `evaluate` writes
+
+
+def evaluate(
+    run: str | Path,
+    data: str | Path,
+    *,
+    split: str = "auto",
+    batch_size: int | None = None,
+    img_size: int | tuple[int, int] | str | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    workers: int | None = None,
+    limit: int | None = None,
+    follow_links: bool | None = None,
+    tta: bool = False,
+    knn: int | None = None,
+    real_labels: str | Path | None = None,
+    reject_at_error: float | None = None,
+    other: str | Path | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    quiet: bool = False,
+) -> Evaluation:
+    """Measure a model on labelled images. Classes of data and model are matched by name.
+
+    The classes of a public model are those of ImageNet: class folders may be WordNet ids, ImageNet names or numbers. If
+    the data have some of these classes, the results are over them alone, as for ImageNet-R (arXiv 2006.16241), and
+    `all_classes` is the accuracy among all outputs.
+
+    Args:
+        run: a run directory, whose best model is loaded, a model directory, an export, or the name of a public model.
+        data: a folder of images, any other source that `weft.data.open_data` reads, or 'digits'.
+        split: `train`, `val`, `all` or `auto`: the validation set if the dataset defines one or the model was trained
+            on it, else all images.
+        batch_size, img_size, device, precision, workers, limit, follow_links: as in `train`.
+        tta: test-time augmentation: average the logits of each image and of its mirror image.
+        knn: classify by this number of nearest neighbours among the training images of `data`, by cosine similarity of
+            the features, instead of by the classifier of the model (see `weft.inference.knn`). The evaluated images
+            are the validation set, and the classes may be others than those of the model.
+        real_labels: also score by ReaL labels (arXiv 2006.07159), of which an image has several or none: `real.json`
+            for ImageNet's validation images, or a JSON object from image names to lists of class numbers.
+        reject_at_error: also score the images above the confidence at which this share of the held-out images of the
+            training was classified wrongly, from 0 to 1.
+        other: a folder of images that show none of the classes: also measure how well the detector of unknown images
+            separates them from the evaluated ones.
+        out: directory for the report and evaluation.json; None to write no files.
+        force: replace an existing evaluation.
+        quiet: print no progress and no notes.
+
+    Raises:
+        UsageError: a setting that is not supported, or `out` is taken.
+        DataError: the data cannot be read, or has classes that the model does not know.
+        CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
+    """
+    if split not in SPLITS:
+        raise UsageError(f"split must be one of {', '.join(SPLITS)}; got {split!r}.")
+    if knn is not None:
+        _check_knn(knn, split, tta, real_labels)
+    settings = settings_of(batch_size, img_size, device, precision, workers, limit, follow_links)
+    if out is not None:
+        refuse_taken(Path(out), CONTENTS, force=force)
+        check_writable(Path(out))
+    predictor = Predictor.load(
+        run,
+        img_size=settings.img_size,
+        device=settings.device,
+        precision=settings.precision,
+        fold=False,
+        mirror=tta,
+        quiet=quiet,
+    )
+    rejection = None if reject_at_error is None else predictor.reject_at(reject_at_error)
+    trained_with = recipe_of(Path(run))
+    num_classes = len(predictor.classes)
+    labels = None if real_labels is None else read_real_labels(real_labels, num_classes)
+    if knn is None:
+        splits = open_labelled(data, predictor.label_names, num_classes, settings, trained_with, quiet)
+    else:
+        splits, split = open_as_trained(data, settings, trained_with, quiet), "val"
+    split, source, excluded = select_split(splits, split, data, trained_with)
+    if labels is not None:
+        check_listed(labels, [name_of(source, place) for place in range(len(source))])
+    among = _classes_there(source, predictor.label_names) if knn is None else None
+    if not quiet:
+        if among is not None:
+            say(
+                f"The data have {len(among):,} of the model's {num_classes:,} classes; results are over these alone,"
+                " except the top-1 among all classes."
+            )
+        say(f"Evaluating {SPLIT_NAMES[split]}: {len(source):,} images.")
+
+    def batches(source: Source) -> ImageLoader:
+        return evaluation_batches(source, predictor.source_model, int(settings.batch_size), settings.workers)
+
+    with contextlib.ExitStack() as stack:
+        model = predictor.model
+        if knn is not None:
+            reader = stack.enter_context(FeatureReader(model, predictor.runtime))
+            with counting(len(splits.train), quiet=quiet, task_name="features") as count:
+                model = KNNClassifier.fit(reader, batches(splits.train), len(splits.classes), knn, count)
+        count = stack.enter_context(counting(len(source), quiet=quiet))
+        result = measure(
+            model,
+            batches(source),
+            splits.classes,
+            predictor.runtime,
+            among=among,
+            temperature=predictor.temperature,
+            key_of=lambda place: printable(source.read(place).key),
+            excluded=excluded,
+            on_batch=count,
+        )
+    if not math.isfinite(result.loss):
+        raise NonFiniteError
+    if rejection is not None:
+        result = dataclasses.replace(result, accepted=result.above(rejection.threshold))
+    if other is not None:
+        result = dataclasses.replace(result, unknown=_unknown(predictor, source, other, settings, quiet))
+    if labels is not None:
+        keys = [name_of(source, int(place)) for place in result.places]
+        predicted = result.predicted if among is None else np.asarray(among)[result.predicted]
+        result = dataclasses.replace(result, real=real_score(labels, keys, predicted))
+    if out is not None:
+        make_dir(Path(out), CONTENTS, force=force)
+        summary = [
+            ("model", str(run)),
+            ("data", f"{data}, {SPLIT_NAMES[split]}"),
+            ("images", f"{result.count}, {len(excluded)} excluded"),
+        ]
+        summary += accuracy_lines(result)
+        summary += confidence_lines(result)
+        if knn is not None:
+            summary += [("classifier", f"{knn} nearest neighbours among {len(splits.train):,} training images")]
+        if tta:
+            summary += [("test-time augmentation", "logits averaged with those of mirror images")]
+        if result.real is not None:
+            real = accuracy_text(result.real.top1, result.real.images, "images with a ReaL label")
+            summary += [("ReaL top-1", real)]
+        errors = explained_errors(predictor.source_model, source, result.mistakes)
+        features = feature_map(
+            predictor.source_model,
+            source,
+            result,
+            predictor.runtime,
+            int(settings.batch_size),
+            settings.workers,
+        )
+        title = f"{Path(run).resolve().name} on {data}"
+        write_report(Path(out), title, summary, result, errors=errors, features=features)
+        arguments = {"model": str(run), "data": str(data), "split": split, "tta": tta}
+        arguments |= {} if knn is None else {"knn": knn}
+        write_text(Path(out) / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
+    return result
+
+
+def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: Recipe, quiet: bool) -> UnknownResult:
+    """Compare the scores of the evaluated images with those of images that show none of the classes."""
+    if detector_of(predictor.source_model) is None:
+        raise UsageError(NO_DETECTOR)
+    folded = Predictor(predictor.source_model, runtime=predictor.runtime)
+    detector = folded.detector
+    assert detector is not None
+    assert detector.threshold is not None
+    batch_size = int(settings.batch_size)
+    batches = evaluation_batches(source, predictor.source_model, batch_size, settings.workers)
+    with counting(len(image_files(other)), quiet=quiet, task_name="other images") as count:
+        others = scores_of_files(folded, other, batch_size, count)
+    return compare_scores(scores_of_batches(folded, batches), others, detector.threshold.value)
+
+
+def _check_knn(knn: int, split: str, tta: bool, real_labels: str | Path | None) -> None:
+    """Check the arguments of `evaluate` with nearest neighbours.
+
+    Raises:
+        UsageError: they are not supported.
+    """
+    if knn < 1:
+        raise UsageError(f"knn must be at least 1; got {knn}.")
+    if split not in ("auto", "val"):
+        raise UsageError(
+            f"The neighbours are training images, so split must be val, the held-out images; got {split!r}. Omit it."
+        )
+    if tta or real_labels is not None:
+        raise UsageError("Nearest neighbours support neither tta nor real_labels. Omit them, or knn.")
+
+
+def _classes_there(source: Source, classes: Sequence[str] | None) -> list[int] | None:
+    """Return the outputs of a public model whose classes have images, ascending; None: all, or another model.
+
+    Raises:
+        DataError: all images are of one class.
+    """
+    there = sorted(set(source.labels))
+    if classes is None or recognized(classes) is None or len(there) in (0, len(classes)):
+        return None
+    if len(there) == 1:
+        raise DataError(
+            "Accuracy over the ImageNet classes of the data needs images of at least two classes; all are of"
+            f" '{printable(classes[there[0]])}'. Add a folder of images of another class."
+        )
+    return there

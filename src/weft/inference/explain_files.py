@@ -1,0 +1,165 @@
+"""`weft explain`: write a figure and an .npz file for each image."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from weft import markup
+from weft.data import BadImage
+from weft.data.images.encode import encoded
+from weft.files import make_dir, write_text, writing
+from weft.inference.inputs import class_number, image_files, settings_of
+from weft.inference.predictor import Predictor
+from weft.interpret import Explanation, explain
+from weft.interpret.explaining import check_explainable
+from weft.interpret.overlay import overlaid
+from weft.notebook import ImageList, described
+from weft.progress import counting
+from weft.text import printable
+
+INDEX = "explanations.json"
+MAPS = {"rollout": "attention rollout", "grad_cam": "Grad-CAM"}  # name in the .npz file -> caption
+
+
+@dataclass(frozen=True)
+class FileExplanation:
+    """Explanation of one image file: predicted class, its probability, the files written to `folder`; or an error."""
+
+    image: str
+    label: str | None = None
+    probability: float | None = None
+    panel: str | None = None
+    arrays: str | None = None
+    error: str | None = None
+    folder: Path = Path()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the dictionary that `--json` prints."""
+        return {name: value for name, value in vars(self).items() if name != "folder"}
+
+    def __repr__(self) -> str:
+        """Return the main values in one line."""
+        share = None if self.probability is None else f"{self.probability:.3f}"
+        values = [("image", repr(self.image)), ("label", self.label and repr(self.label)), ("probability", share)]
+        panel = None if self.panel is None else repr(str(self.folder / self.panel))
+        values += [("panel", panel), ("error", self.error and repr(self.error))]
+        return described("FileExplanation", values)
+
+    def _repr_html_(self) -> str:
+        return markup.fragment(markup.gallery([self.card()]))
+
+    def card(self) -> markup.Card:
+        """Return the image, and the image under its maps, for a gallery."""
+        if self.error is not None or self.arrays is None or self.probability is None:
+            return markup.Card([], [str(self.error)], self.image)
+        lines = [f"{self.label}, {100 * self.probability:.1f} %"]
+        try:
+            with np.load(self.folder / self.arrays) as arrays:
+                picture = arrays["picture"]
+                maps = {name: overlaid(picture, arrays[key]) for key, name in MAPS.items() if key in arrays}
+        except (EOFError, OSError, ValueError, KeyError, BadZipFile):  # deleted or damaged since
+            return markup.Card([], [*lines, f"{self.folder / self.arrays} can no longer be read"], self.image)
+        images = [(*encoded(image), name) for name, image in {"image": picture, **maps}.items()]
+        caption = ", ".join(["image", *maps])
+        return markup.Card(images, [*lines, caption], self.image, min(picture.shape[:2]) <= markup.SMALL)
+
+
+def explain_run(
+    run: str | Path,
+    images: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    label: str | None = None,
+    img_size: int | tuple[int, int] | str | None = None,
+    device: str | None = None,
+    grad_cam: bool = True,
+    limit: int | None = None,
+    force: bool = False,
+    quiet: bool = False,
+) -> list[FileExplanation]:
+    """Explain image files as `weft.explain` does, and write a figure and an .npz file for each.
+
+    Args:
+        run: a run directory, whose best model is loaded, a model directory, or the name of a public model; without
+            Grad-CAM also an export.
+        images: files, folders (with all images below them) or patterns such as 'x/*.png'.
+        out: directory for the files, and for explanations.json, which lists them.
+        label: name of the class to explain, for a public model also its WordNet id; None for the predicted class of
+            each image.
+        img_size, device, limit: as in `predict`.
+        grad_cam: compute Grad-CAM, with captum.
+        force: replace existing explanations.
+        quiet: print no progress.
+
+    Raises:
+        UsageError: Grad-CAM of an export, an unknown class, a directory that is taken, captum is not installed.
+        CheckpointError: the model is missing or cannot be read.
+    """
+    settings = settings_of(None, img_size, device, None, None, limit)
+    predictor = Predictor.load(run, img_size=settings.img_size, device=settings.device, fold=False, quiet=quiet)
+    model, names = predictor.source_model, predictor.classes
+    check_explainable(model, grad_cam)  # before anything is written
+    number = None if label is None else class_number(label, names)
+    paths = image_files(images)[: settings.data.limit]
+    folder = Path(out)
+    make_dir(folder, [INDEX, *_written_before(folder)], force=force)
+
+    results = ImageList[FileExplanation]()
+    used: set[str] = set()
+    with counting(len(paths), quiet=quiet, task_name="explaining") as advance:
+        for path in paths:
+            try:
+                tensor = predictor.tensor([predictor.prepare(Path(path))])[0]
+            except BadImage as error:
+                results.append(FileExplanation(printable(path), error=str(error)))
+                continue
+            explanation = explain(model, tensor, label=number, grad_cam=grad_cam)
+            stem = _unused_name(Path(path).stem, used)
+            _write(folder / stem, explanation, names, printable(Path(path).name))
+            share = float(explanation.probabilities[explanation.label])
+            files = f"{stem}.png", f"{stem}.npz"
+            results.append(FileExplanation(printable(path), names[explanation.label], share, *files, folder=folder))
+            advance(1)
+    write_text(folder / INDEX, json.dumps([row.as_dict() for row in results], indent=2) + "\n")
+    return results
+
+
+def _write(stem: Path, explanation: Explanation, names: Sequence[str], title: str) -> None:
+    from weft.interpret.panels import panels  # matplotlib
+
+    arrays: dict[str, Any] = {f"attention/{level}": fmap for level, fmap in explanation.attention.items()}
+    for name in ("rollout", "depth", "grad_cam"):
+        if (array := getattr(explanation, name)) is not None:
+            arrays[name] = array
+    arrays |= {"picture": explanation.picture, "probabilities": explanation.probabilities}
+    with writing(stem.parent):
+        figure = panels(explanation, names, title)
+        figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=130, metadata={"Software": None})
+        np.savez_compressed(stem.with_name(f"{stem.name}.npz"), **arrays)
+
+
+def _unused_name(stem: str, used: set[str]) -> str:
+    """Return a file name without a suffix that no other image uses, and add it to `used`."""
+    stem = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in stem)[:80] or "picture"
+    name, number = stem, 1
+    while name.lower() in used:
+        number += 1
+        name = f"{stem}-{number}"
+    used.add(name.lower())
+    return name
+
+
+def _written_before(folder: Path) -> list[str]:
+    """Return the names of the files that an earlier call wrote."""
+    try:
+        rows = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return [row[key] for row in rows for key in ("panel", "arrays") if row[key]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

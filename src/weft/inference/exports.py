@@ -1,0 +1,58 @@
+"""`weft export`: export the model of a run, verified on a dataset by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.checkpoints.public import load_model
+from weft.deploy import ExportReport, export
+from weft.errors import DataError
+from weft.inference.inputs import open_labelled, recipe_of, settings_of
+
+
+def export_run(
+    run: str | Path,
+    out: str | Path,
+    *,
+    format: str | None = None,
+    precision: str = "fp32",
+    data: str | Path | None = None,
+    max_drop: float = 0.5,
+    limit: int | None = None,
+    follow_links: bool | None = None,
+    force: bool = False,
+    quiet: bool = False,
+) -> ExportReport:
+    """Export the model of a run as `weft.export` does, with a dataset by name.
+
+    Args:
+        run: a run directory, whose best model is exported, a model directory, or the name of a public model.
+        out, format, precision, max_drop, force: as in `weft.export`.
+        data: a folder of images, any other source that `weft.data.open_data` reads, or 'digits'; split as in the run.
+        limit, follow_links: as in `train`.
+        quiet: print no progress and no notes.
+
+    Raises:
+        UsageError, DataError, CheckpointError, VerificationError: as `weft.export` and `evaluate`.
+    """
+    settings = settings_of(None, None, "cpu", None, None, limit, follow_links)
+    model, classes = load_model(run, quiet=quiet)
+    splits = None
+    if data is not None:
+        splits = open_labelled(data, classes, model.num_classes, settings, recipe_of(Path(run)), quiet)
+        if len(splits.val) == 0:
+            raise DataError(
+                f"An export is verified on held-out images; {data} has none. Give every class two images or more, or"
+                " leave out the data."
+            )
+    return export(
+        model,
+        out,
+        format=format,
+        precision=precision,
+        data=splits,
+        label_names=classes,
+        max_drop=max_drop,
+        force=force,
+        quiet=quiet,
+    )

@@ -1,0 +1,219 @@
+"""Features of images: the inputs of a network's classifier, cached on disk.
+
+A cached feature is found by the pixels that the network would receive and by its weights, so a changed file, crop,
+normalisation or network never meets an old feature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.data.loading.loader import ImageLoader
+from weft.deploy import ExportedModel
+from weft.errors import UsageError
+from weft.files import cache_dir, write_whole
+from weft.runtime import Runtime
+
+
+def cache_folder() -> Path:
+    """Return the directory of cached features."""
+    return cache_dir() / "features"
+
+
+def classifiers(network: nn.Module) -> list[nn.Linear]:
+    """Return the last linear layers of a network, one per head.
+
+    Raises:
+        UsageError: the network has no linear classifier, so that no features can be taken from it.
+    """
+    get_classifier = getattr(network, "get_classifier", None)
+    name = (getattr(network, "pretrained_cfg", None) or {}).get("classifier")
+    heads = get_classifier() if get_classifier else network.get_submodule(name) if isinstance(name, str) else ()
+    layers = [
+        [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
+        for head in (heads if isinstance(heads, (tuple, list)) else [heads])
+    ]
+    if isinstance(network, ExportedModel):
+        raise UsageError(
+            "Features are computed by a network; an export gives class scores only. Pass the run directory or the model"
+            " directory that it was made from."
+        )
+    if not layers or any(len(found) != 1 for found in layers):
+        raise UsageError(
+            f"A network must end in a linear classifier to give features; {type(network).__name__} does not. Choose"
+            " another --model, or train all layers with --set head_init=random."
+        )
+    return [found[0] for found in layers]
+
+
+class FeatureReader:
+    """Reader of the features of a network, with their cache; a context manager, which saves the cache at its end.
+
+    Inside, the network is in evaluation mode.
+
+    Args:
+        network: on its device.
+        runtime: device and precision.
+        is_cached: use the cache on disk.
+
+    Attributes:
+        widths: number of features of each classifier.
+
+    Raises:
+        UsageError: the network has no linear classifier.
+    """
+
+    def __init__(self, network: nn.Module, runtime: Runtime, *, is_cached: bool = True) -> None:
+        self.network, self.runtime = network, runtime
+        self.widths = [layer.in_features for layer in classifiers(network)]
+        path = cache_folder() / f"{fingerprint(network, runtime)}.npz" if is_cached else None
+        self._cache = None if path is None else _Cache(path, sum(self.widths))
+        self._mode = contextlib.ExitStack()
+
+    def __enter__(self) -> FeatureReader:
+        self._mode.enter_context(_evaluation(self.network))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._mode.close()
+        if self._cache is not None:
+            self._cache.save()
+
+    def __call__(self, images: Tensor) -> np.ndarray:
+        """Return the features of images (b c h w) as (b features) in float32; of several classifiers side by side."""
+        if self._cache is None:
+            return _features(self.network, images, self.runtime)
+        rows = self._cache.rows
+        keys = [hashlib.sha256(image.numpy().tobytes()).digest() for image in images]
+        missing = [place for place, key in enumerate(keys) if key not in rows]
+        if missing:
+            computed = _features(self.network, images[missing], self.runtime)
+            rows.update({keys[place]: row for place, row in zip(missing, computed, strict=True)})
+        return np.stack([rows[key] for key in keys])
+
+
+def read_features(
+    network: nn.Module,
+    batches: ImageLoader,
+    runtime: Runtime,
+    on_batch: Callable[[int], None] = lambda count: None,
+    *,
+    is_cached: bool = True,
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the features of images in evaluation mode, for each image as it is and mirrored.
+
+    Args:
+        network: on its device.
+        batches: images with the preprocessing of the network.
+        runtime: device and precision.
+        on_batch: called with the number of images of every batch.
+        is_cached: use the cache on disk.
+
+    Returns:
+        features: per head (images views features), in float32.
+        labels: (images) class indices.
+
+    Raises:
+        UsageError: the network has no linear classifier.
+    """
+    rows, labels = [], []
+    with FeatureReader(network, runtime, is_cached=is_cached) as reader:
+        for images, targets in batches:
+            rows.append(np.stack([reader(images), reader(images.flip(-1))], axis=1))
+            labels += targets.tolist()
+            on_batch(len(targets))
+    return split_heads(network, np.concatenate(rows)), np.array(labels)
+
+
+def split_heads(network: nn.Module, features: np.ndarray) -> list[np.ndarray]:
+    """Split features (..., features) of all classifiers side by side into those of each classifier."""
+    ends = np.cumsum([layer.in_features for layer in classifiers(network)])
+    return np.split(features, ends[:-1], axis=-1)
+
+
+def logits_of(network: nn.Module, features: np.ndarray) -> np.ndarray:
+    """Return the logits (images classes) of a network for features (images features); of several heads their mean."""
+    logits = []
+    for layer, own in zip(classifiers(network), split_heads(network, features), strict=True):
+        weight, bias = (
+            None if tensor is None else tensor.detach().float().cpu() for tensor in (layer.weight, layer.bias)
+        )
+        assert weight is not None
+        logits.append(nn.functional.linear(torch.from_numpy(np.ascontiguousarray(own)), weight, bias).numpy())
+    return np.mean(logits, axis=0)
+
+
+def unit_length(features: np.ndarray) -> np.ndarray:
+    """Scale features (images features) to unit L2 norm, so that a dot product of two is their cosine similarity."""
+    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+
+
+def _features(network: nn.Module, images: Tensor, runtime: Runtime) -> np.ndarray:
+    """Return the inputs of all classifiers (images features), side by side."""
+    inputs: list[Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].float().cpu()))
+        for layer in classifiers(network)
+    ]
+    try:
+        with torch.inference_mode(), runtime.autocast():
+            network(images.to(runtime.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.cat(inputs, dim=1).numpy()
+
+
+@contextlib.contextmanager
+def _evaluation(network: nn.Module) -> Iterator[None]:
+    mode = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(mode)
+
+
+def fingerprint(network: nn.Module, runtime: Runtime) -> str:
+    """Return a hash of all that determines the features of given pixels, except the weights of the classifiers."""
+    heads = {id(tensor) for layer in classifiers(network) for tensor in layer.parameters()}
+    digest = hashlib.sha256(f"{type(network).__qualname__} {runtime.precision} one view per row".encode())
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        if id(tensor) not in heads:
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+class _Cache:
+    """Features by the hash of the pixels, in one file per network. A file that cannot be read is replaced."""
+
+    def __init__(self, path: Path, width: int) -> None:
+        self.path, self.rows = path, dict[bytes, np.ndarray]()
+        with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                keys, features = file["keys"], file["features"]
+            if features.shape[1:] == (width,) and keys.shape == (len(features), 32):
+                self.rows = {key.tobytes(): row for key, row in zip(keys, features, strict=True)}
+        self.known = len(self.rows)
+
+    def save(self) -> None:
+        if len(self.rows) == self.known:
+            return
+        buffer = io.BytesIO()
+        keys = np.frombuffer(b"".join(self.rows), np.uint8).reshape(-1, 32)
+        content: dict[str, Any] = {"keys": keys, "features": np.stack(list(self.rows.values()))}
+        np.savez(buffer, **content)
+        with contextlib.suppress(OSError):  # a full or read-only disk costs only the cache
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path, buffer.getvalue())

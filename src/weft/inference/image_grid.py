@@ -1,0 +1,35 @@
+"""Grid of image files with titles, as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from weft.data import BadImage, open_image
+from weft.pages import shown
+
+SIDE = 2.2  # inches of an image
+PIXELS = 300  # of its longer side
+COLUMNS = 5
+TITLE_WIDTH = 28
+
+
+def image_grid(paths: Sequence[str | Path], titles: Sequence[str]) -> Figure:
+    """Draw image files in rows of five, each under its title. The place of a file that cannot be read stays empty."""
+    columns = max(min(COLUMNS, len(paths)), 1)
+    rows = max(-(-len(paths) // columns), 1)
+    figure = Figure(figsize=(SIDE * columns, (SIDE + 0.3) * rows), layout="constrained")
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in places:
+        axes.set_axis_off()
+    for axes, path, title in zip(places, paths, titles, strict=False):
+        axes.set_title(shown(title, TITLE_WIDTH), fontsize="small")
+        try:
+            image = open_image(Path(path))
+        except BadImage:
+            continue
+        image.thumbnail((PIXELS, PIXELS))
+        axes.imshow(image.convert("RGB"))
+    return figure

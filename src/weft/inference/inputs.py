@@ -1,0 +1,229 @@
+"""Inputs of inference: settings, image files, and datasets with the classes of a model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from weft.data import ImageDataset, Sample, Source, Splits, make_loader, open_data
+from weft.data.loading.loader import ImageLoader
+from weft.data.loading.order import WHOLE, Share
+from weft.data.sources.digits import DIGITS
+from weft.errors import DataError, UsageError, unknown
+from weft.inference.arguments import image_files as image_files
+from weft.inference.arguments import settings_of as settings_of
+from weft.models.contract import preprocessing
+from weft.models.imagenet import ImageNetClasses, recognized
+from weft.progress import reading, say
+from weft.recipes import Recipe, load_recipe
+from weft.text import first_few, printable
+
+OnLost = Literal["stop", "exclude"]
+
+
+def evaluation_batches(
+    source: Source, model: nn.Module, batch_size: int, workers: int, *, share: Share = WHOLE, on_lost: OnLost = "stop"
+) -> ImageLoader:
+    """Load all images in their order, with the preprocessing of a model; with several processes, the share of this one.
+
+    Raises:
+        DataError: `source` is empty.
+    """
+    if len(source) == 0:
+        raise DataError("An evaluation needs at least one image; got none. Give every class two images or more.")
+    from weft.data import eval_transform  # needs torchvision, which takes seconds to import
+
+    images = ImageDataset(source, eval_transform(preprocessing(model)), on_lost=on_lost)
+    return make_loader(images, batch_size, shuffle=False, workers=workers, share=share)
+
+
+def name_of(source: Source, index: int) -> str:
+    """Return the printable name of an image, even if its file no longer exists."""
+    return printable(source.keys[index])
+
+
+def recipe_of(run: Path) -> Recipe | None:
+    """Return the recipe that a model was trained with, if its run directory still exists."""
+    folder = run.resolve().parent if run.resolve().name in ("best", "last") else run
+    return load_recipe(folder / "recipe.yaml") if (folder / "recipe.yaml").is_file() else None
+
+
+def open_labelled(
+    data: str | Path,
+    classes: list[str] | None,
+    num_classes: int,
+    settings: Recipe,
+    trained_with: Recipe | None,
+    quiet: bool,
+) -> Splits:
+    """Open a dataset with the classes of a model, split as the training run split it.
+
+    The classes of a public model also match WordNet ids, and other ImageNet names than those that weft prints.
+
+    Raises:
+        DataError: the dataset cannot be read, or has other classes.
+    """
+    imagenet = recognized(classes)
+    splits = open_as_trained(
+        data,
+        settings,
+        trained_with,
+        quiet,
+        allow_empty_class=True,
+        classes=classes,
+        match=None if imagenet is None else functools.partial(match_imagenet, imagenet),
+        evaluate_only=True,
+    )
+    if classes is None and not quiet:
+        say(
+            "The weights have no class names: their outputs are matched with the folders in order, first"
+            f" '{printable(splits.classes[0])}', last '{printable(splits.classes[-1])}'."
+        )
+    if len(splits.classes) != num_classes:
+        raise DataError(
+            f"Data must have the model's classes; it has {len(splits.classes)}, the model {num_classes} without names."
+            " Evaluate a model directory that names its classes."
+        )
+    return splits
+
+
+def open_as_trained(
+    data: str | Path, settings: Recipe, trained_with: Recipe | None, quiet: bool, **arguments: Any
+) -> Splits:
+    """Open a dataset, split as the training run split it.
+
+    Args:
+        data, settings, trained_with, quiet: as in `open_labelled`.
+        arguments: more arguments of `open_data`.
+
+    Raises:
+        DataError: the dataset cannot be read.
+    """
+    as_trained = trained_with or settings
+    is_same = trained_with is None or _is_same(data, trained_with.data.source)  # else the folds and groups mean nothing
+    with reading(quiet=quiet) as progress:
+        return open_data(
+            data,
+            val_fraction=as_trained.data.val_fraction,
+            folds=as_trained.data.folds if is_same else None,
+            fold=(as_trained.data.fold or 1) if is_same else 1,
+            group=as_trained.data.group if is_same else None,
+            seed=as_trained.seed,
+            limit=settings.data.limit,
+            follow_links=as_trained.data.follow_links or settings.data.follow_links,
+            progress=progress,
+            **arguments,
+        )
+
+
+def class_number(name: str, classes: Sequence[str]) -> int:
+    """Return the index of a class by its name; of ImageNet's classes also by WordNet id or another of its names.
+
+    Raises:
+        UsageError: no class has this name, or several.
+    """
+    if name in classes:
+        return list(classes).index(name)
+    imagenet = recognized(classes)
+    places = imagenet.find(name) if imagenet else []
+    if imagenet and len(places) > 1:
+        raise UsageError(f"The name of a class must mean one class; {_meanings(name, imagenet, places)}. Pass an id.")
+    if not places:
+        raise unknown("class", name, classes, "config.json of the model, or timm.data.ImageNetInfo for a public model")
+    return places[0]
+
+
+def match_imagenet(imagenet: ImageNetClasses, names: Sequence[str]) -> dict[str, str]:
+    """Match the class names of a dataset with those of a model with ImageNet classes.
+
+    Args:
+        imagenet: the classes of the model.
+        names: class names of the dataset: WordNet ids, ImageNet names, or all of them numbers of outputs.
+
+    Returns:
+        Mapping from each name to the name of the model's class.
+
+    Raises:
+        DataError: a name means no class of the model, or several.
+    """
+    count = len(imagenet.names)
+    if all(name.isascii() and name.isdecimal() for name in names):
+        found = {name: [int(name)] if len(name) < 10 and int(name) < count else [] for name in names}
+    else:
+        found = {name: imagenet.find(name) for name in names}
+    if others := [name for name, places in found.items() if not places]:
+        raise DataError(
+            f"Every class of the data must be one of the model's {count:,} ImageNet classes, by WordNet id (n01440764),"
+            f" name (tench) or number; {len(others):,} of {len(names):,} are not: {first_few(others)}. Rename these"
+            " folders, or train a model on your own classes with weft train."
+        )
+    for name, places in found.items():
+        if len(places) > 1:
+            raise DataError(
+                f"Every class of the data must mean one ImageNet class; {_meanings(name, imagenet, places)}. Rename the"
+                " folder to one of these WordNet ids."
+            )
+    return {name: imagenet.names[places[0]] for name, places in found.items()}
+
+
+def _meanings(name: str, imagenet: ImageNetClasses, places: Sequence[int]) -> str:
+    meanings = (f"{imagenet.names[place].partition(' (')[0]} ({imagenet.ids[place]})" for place in places)
+    return f"'{printable(name)}' means {' or '.join(meanings)}"
+
+
+def select_split(
+    splits: Splits, split: str, data: str | Path, trained_with: Recipe | None
+) -> tuple[str, Source, list[tuple[str, str]]]:
+    """Return the name of the split to evaluate, its images, and (name, reason) of the unreadable ones.
+
+    `auto` selects the validation set if the dataset defines one or the model was trained on it, else all images.
+    """
+    is_trained_on = trained_with is not None and _is_same(data, trained_with.data.source)
+    if split == "auto":
+        split = "val" if splits.is_given or is_trained_on else "all"
+    bad = [(printable(item.key), item.reason) for item in splits.bad if split == "all" or item.split in ("", split)]
+    if split == "all":
+        return split, _Joined(splits.train, splits.val), bad
+    return split, splits.val if split == "val" else splits.train, bad
+
+
+def _is_same(data: str | Path, source: str | None) -> bool:
+    if source is None or DIGITS in (str(data), source):
+        return str(data) == source
+    return Path(data).resolve() == Path(source).resolve()
+
+
+class _Joined:
+    """Two sources with the same classes, one after the other."""
+
+    def __init__(self, first: Source, second: Source) -> None:
+        self.first, self.second = first, second
+        self.classes, self.labels = first.classes, [*first.labels, *second.labels]
+        self.keys = [*first.keys, *second.keys]
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def read(self, i: int) -> Sample:
+        """Read image `i`."""
+        return self.first.read(i) if i < len(self.first) else self.second.read(i - len(self.first))
+
+
+class SourcePart:
+    """Some images of a source, in the order of `places`."""
+
+    def __init__(self, source: Source, places: Sequence[int]) -> None:
+        self.source, self.places, self.classes = source, places, source.classes
+        self.labels = [source.labels[place] for place in places]
+        self.keys = [source.keys[place] for place in places]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def read(self, i: int) -> Sample:
+        """Read image `i`."""
+        return self.source.read(self.places[i])

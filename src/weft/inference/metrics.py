@@ -1,0 +1,498 @@
+"""Evaluation metrics: accuracy, per class, confusion matrix, calibration, most confident errors."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from weft import markup
+from weft.data.loading.dataset import LOST
+from weft.data.loading.loader import ImageLoader
+from weft.inference.predictor import infer, ranked
+from weft.inference.real_labels import RealScore
+from weft.intervals import Estimate, accuracy_text, interval_of, too_few_text
+from weft.notebook import described
+from weft.runtime import Runtime
+
+MOST_MISTAKES = 20
+COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
+MAX_CLASSES = 20  # in the tables of a notebook
+BINS = 15  # as in arXiv 1706.04599
+
+
+class ClassScore(NamedTuple):
+    """Scores of one class in percent; None where they are undefined. `images` is the number of images of the class.
+
+    A class without images has no scores; a class that is never predicted has no precision.
+    """
+
+    name: str
+    images: int
+    precision: float | None
+    recall: float | None
+    f1: float | None
+
+
+class Mistake(NamedTuple):
+    """One misclassified image; `place` is its index in the source."""
+
+    key: str
+    true: str
+    predicted: str
+    probability: float
+    place: int
+
+
+class Coverage(NamedTuple):
+    """The most confident predictions: their share of the images, their number, and their accuracy in percent."""
+
+    coverage: float
+    images: int
+    top1: float
+
+
+class Accepted(NamedTuple):
+    """Images that are not rejected: their smallest confidence, number and accuracy in percent; None without images."""
+
+    threshold: float
+    images: int
+    top1: float | None
+
+
+class Bin(NamedTuple):
+    """The images whose predicted class has a probability above `low` and up to `high`.
+
+    Attributes:
+        sure: mean probability of the predicted classes (confidence), 0 to 1.
+        right: accuracy, 0 to 1; equal to `sure` for a calibrated model.
+    """
+
+    low: float
+    high: float
+    images: int
+    sure: float
+    right: float
+
+
+class AllClasses(NamedTuple):
+    """Accuracy among all classes of a model, where a dataset has some of them.
+
+    Attributes:
+        classes: number of classes of the model.
+        top1: percent of the images whose most probable class among all of them is the true one.
+    """
+
+    classes: int
+    top1: float
+
+
+@dataclass(frozen=True)
+class UnknownResult:
+    """Separation of unknown images from those of the classes.
+
+    Attributes:
+        auroc: area under the ROC curve, from 0 to 1: 0.5 by chance.
+        known, known_unknown: number of images of the classes, and of those among them that count as unknown.
+        other, other_unknown: the same of images that show none of the classes.
+    """
+
+    auroc: float
+    known: int
+    known_unknown: int
+    other: int
+    other_unknown: int
+
+    def __str__(self) -> str:
+        """Describe the result in one line."""
+        return (
+            f"AUROC {self.auroc:.3f}; unknown are {self.other_unknown:,} of {self.other:,} other images and"
+            f" {self.known_unknown:,} of {self.known:,} images of the classes"
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results over `count` images; unreadable images are listed in `excluded` and count in no number.
+
+    Attributes:
+        classes: names of the classes that are compared, in the order of the model's outputs.
+        count: number of evaluated images.
+        excluded: (name, reason) of unreadable images.
+        loss: mean cross-entropy in nats.
+        top1: percent.
+        top5: percent; 100 with five classes or fewer.
+        confusion: (class, class) counts; rows are true classes, columns predicted ones.
+        per_class: scores of each class.
+        mistakes: the most confident errors, most confident first.
+        right: (count) whether each prediction is correct, in the order of the images.
+        sure: (count) probability of each predicted class.
+        predicted: (count) predicted classes.
+        places: (count) index of each image in the source.
+        real: accuracy by ReaL labels, if given.
+        accepted: results of the images above a threshold of confidence, if given.
+        all_classes: accuracy among all classes of the model, if `classes` are only some of them.
+        unknown: how well images that show none of the classes are detected, if given.
+    """
+
+    classes: list[str]
+    count: int
+    excluded: list[tuple[str, str]]
+    loss: float
+    top1: float
+    top5: float
+    confusion: np.ndarray
+    per_class: list[ClassScore]
+    mistakes: list[Mistake]
+    right: np.ndarray
+    sure: np.ndarray
+    predicted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    places: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    real: RealScore | None = None
+    accepted: Accepted | None = None
+    all_classes: AllClasses | None = None
+    unknown: UnknownResult | None = None
+
+    @property
+    def interval(self) -> Estimate:
+        """Top-1 accuracy in percent with its 95 % confidence interval."""
+        return interval_of(self.top1, self.count)
+
+    @property
+    def calibration(self) -> list[Bin]:
+        """Reliability diagram: confidence and accuracy in bins of equal width, without empty bins."""
+        edges, bins = np.linspace(0, 1, BINS + 1), _bins(self.sure)
+        return [
+            Bin(
+                float(edges[i]),
+                float(edges[i + 1]),
+                int(here.sum()),
+                float(self.sure[here].mean()),
+                float(right.mean()),
+            )
+            for i in range(BINS)
+            if (here := bins == i).any()
+            for right in (self.right[here],)
+        ]
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error in percentage points: mean distance of confidence and accuracy over the images."""
+        return calibration_error(self.sure, self.right)
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean recall of the classes with images (macro average), in percent: every class counts the same."""
+        return _mean(score.recall for score in self.per_class)
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean F1 score of the classes with images, in percent."""
+        return _mean(score.f1 for score in self.per_class)
+
+    @property
+    def coverage(self) -> list[Coverage]:
+        """Accuracy of the most confident predictions, for each share of the images in COVERAGES."""
+        right = self.right[np.argsort(-self.sure, kind="stable")]
+        numbers = [max(round(share * self.count), 1) for share in COVERAGES]
+        return [
+            Coverage(share, number, 100 * float(right[:number].mean()))
+            for share, number in zip(COVERAGES, numbers, strict=True)
+        ]
+
+    @property
+    def aurc(self) -> float:
+        """Area under the risk-coverage curve in percent: mean error over all numbers of accepted images."""
+        errors = np.cumsum(~self.right[np.argsort(-self.sure, kind="stable")])
+        return 100 * float((errors / np.arange(1, self.count + 1)).mean())
+
+    def above(self, threshold: float) -> Accepted:
+        """Return the results of the images whose predicted class has at least this probability."""
+        right = self.right[self.sure >= threshold]
+        return Accepted(threshold, len(right), 100 * float(right.mean()) if len(right) else None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the dictionary that `--json` prints."""
+        return {
+            "n": self.count,
+            "excluded": [{"image": key, "reason": reason} for key, reason in self.excluded],
+            "top1": self.top1,
+            "top1_interval": list(self.interval[1:]),
+            "too_few_images": self.interval.is_wide,
+            "top5": self.top5,
+            "top5_interval": list(interval_of(self.top5, self.count)[1:]),
+            "balanced_accuracy": self.balanced_accuracy,
+            "macro_f1": self.macro_f1,
+            "loss": self.loss,
+            "ece": self.ece,
+            "calibration": [row._asdict() for row in self.calibration],
+            "coverage": [row._asdict() for row in self.coverage],
+            "aurc": self.aurc,
+            "classes": [score._asdict() for score in self.per_class],
+            "confusion": self.confusion.tolist(),
+            "mistakes": [mistake._asdict() for mistake in self.mistakes],
+            **({} if self.real is None else {"real": self.real._asdict()}),
+            **({} if self.accepted is None else {"accepted": self.accepted._asdict()}),
+            **({} if self.all_classes is None else {"all_classes": self.all_classes._asdict()}),
+            **({} if self.unknown is None else {"unknown": asdict(self.unknown)}),
+        }
+
+    def __repr__(self) -> str:
+        """Return the main values in one line."""
+        values = [("count", self.count), ("classes", len(self.classes)), ("top1", self.interval)]
+        return described("Evaluation", [*values, ("loss", f"{self.loss:.4f}"), ("excluded", len(self.excluded))])
+
+    def _repr_html_(self) -> str:
+        """Return tables: accuracy, scores of each class, and with few classes the confusion matrix."""
+        rows = [*accuracy_lines(self), ("loss", f"{self.loss:.4f}"), *confidence_lines(self)]
+        parts = [markup.table(("evaluation", ""), rows)]
+        if warning := too_few_text(self.top1, self.count):
+            parts.append(markup.element("p", warning))
+        scores = sorted(self.per_class, key=lambda score: math.inf if score.recall is None else score.recall)
+        is_cut = len(scores) > MAX_CLASSES
+        if is_cut:
+            parts.append(markup.element("p", f"The {MAX_CLASSES} of {len(scores):,} classes with the lowest recall:"))
+        header = ("class", "images", "recall %", "precision %", "F1 %")
+        cells = [
+            (score.name, f"{score.images:,}", *map(percent_text, (score.recall, score.precision, score.f1)))
+            for score in (scores[:MAX_CLASSES] if is_cut else self.per_class)
+        ]
+        parts.append(markup.table(header, cells))
+        if not is_cut:
+            parts.append(markup.matrix(self.classes, self.confusion.tolist()))
+        return markup.fragment("".join(parts))
+
+
+def calibration_error(sure: np.ndarray, right: np.ndarray) -> float:
+    """Return the expected calibration error in percentage points: mean distance of confidence and accuracy over images.
+
+    Args:
+        sure: (images) probability of each predicted class.
+        right: (images) whether it is correct.
+    """
+    bins = _bins(sure)
+    distances = [(bins == i).sum() * abs(sure[bins == i].mean() - right[bins == i].mean()) for i in np.unique(bins)]
+    return float(100 * sum(distances) / max(len(sure), 1))
+
+
+def _bins(sure: np.ndarray) -> np.ndarray:
+    """Return the bin of every confidence, of BINS bins of equal width."""
+    return np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
+
+
+class Outputs(NamedTuple):
+    """Results per image: index, true class, predicted class, its probability, loss in nats, true class in the top 5,
+    and true class on top of all outputs."""
+
+    place: np.ndarray
+    true: np.ndarray
+    predicted: np.ndarray
+    sure: np.ndarray
+    loss: np.ndarray
+    in_top5: np.ndarray
+    is_top_of_all: np.ndarray
+
+    @classmethod
+    def empty(cls) -> Outputs:
+        """Return the results of no images."""
+        whole, real = np.empty(0, np.int64), np.empty(0, np.float64)
+        return cls(whole, whole, whole, real.astype(np.float32), real, whole.astype(bool), whole.astype(bool))
+
+
+def measure(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    classes: Sequence[str],
+    runtime: Runtime,
+    *,
+    among: Sequence[int] | None = None,
+    temperature: float = 1.0,
+    key_of: Callable[[int], str] = str,
+    excluded: Sequence[tuple[str, str]] = (),
+    on_batch: Callable[[int], None] = lambda count: None,
+) -> Evaluation:
+    """Run a model over images. With several processes each runs its share, and every image counts once.
+
+    Args:
+        model: evaluated in evaluation mode; the mode of its modules is restored afterwards.
+        batches: (images (b c h w), labels (b)) pairs; with several processes an `ImageLoader`, which knows its share.
+        classes: names of the model's outputs.
+        runtime: device, precision and processes.
+        among: outputs to compare, ascending, which include all labels; the results are over these classes alone. None:
+            all outputs.
+        temperature: divisor of the logits in probabilities; the loss is without it.
+        key_of: function from the index of an image in `batches` to its name.
+        excluded: (name, reason) of images that are not in `batches`; copied to the result.
+        on_batch: called with the number of images of every batch; it may raise to stop.
+
+    Returns:
+        The results; `loss` is nan if an output is not finite.
+    """
+    was_training = [module.training for module in model.modules()]
+    model.eval()
+    mine, start = [Outputs.empty()], 0
+    for images, labels in batches:
+        mine.append(_outputs(infer(model, images, runtime), labels, start, among, temperature))
+        start += len(labels)
+        on_batch(len(labels))
+    for module, mode in zip(model.modules(), was_training, strict=True):
+        module.training = mode
+    outputs = Outputs(*(np.concatenate(column) for column in zip(*mine, strict=True)))
+    if isinstance(batches, ImageLoader):
+        places = batches.places()
+        lost = [(key_of(int(place)), "lost") for place in np.delete(places, outputs.place)]
+        excluded = [*excluded, *(item for items in runtime.gather(lost) for item in items)]
+        outputs = outputs._replace(place=places[outputs.place])
+    gathered = Outputs(*(np.concatenate(column) for column in zip(*runtime.gather(outputs), strict=True)))
+    order = np.argsort(gathered.place)
+    compared = classes if among is None else [classes[number] for number in among]
+    result = _summary(Outputs(*(column[order] for column in gathered)), compared, key_of, excluded)
+    if len(compared) == len(classes):
+        return result
+    return replace(result, all_classes=AllClasses(len(classes), 100 * float(gathered.is_top_of_all.mean())))
+
+
+def _outputs(logits: Tensor, labels: Tensor, start: int, among: Sequence[int] | None, temperature: float) -> Outputs:
+    is_top_of_all = torch.from_numpy(ranked(logits.numpy())[:, 0].copy()) == labels
+    if among is not None:
+        place_of = torch.full((logits.shape[1],), LOST)
+        place_of[list(among)] = torch.arange(len(among))
+        labels = torch.where(labels == LOST, LOST, place_of[labels.clamp(min=0)])
+        logits = logits[:, list(among)]
+    probabilities = logits.softmax(dim=1)
+    top = torch.from_numpy(ranked(probabilities.numpy())[:, :5].copy())
+    predicted = top[:, 0]
+    probability = (logits / temperature).softmax(dim=1).gather(1, predicted[:, None])[:, 0]
+    loss = F.cross_entropy(logits, labels.clamp(min=0), reduction="none").double()
+    loss[~logits.isfinite().all(dim=1)] = math.nan  # also where the loss itself would be finite
+    is_read = labels != LOST
+    columns = (labels, predicted, probability, loss, (top == labels[:, None]).any(dim=1), is_top_of_all)
+    place = np.arange(start, start + len(labels))
+    return Outputs(place[is_read.numpy()], *(column[is_read].numpy() for column in columns))
+
+
+def _summary(
+    outputs: Outputs,
+    classes: Sequence[str],
+    key_of: Callable[[int], str],
+    excluded: Sequence[tuple[str, str]],
+) -> Evaluation:
+    place, true, predicted, sure, loss, in_top5, _ = outputs
+    count = len(true)
+    names: Any = np.array(classes, dtype=object)
+    confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
+    np.add.at(confusion, (true, predicted), 1)
+    wrong = heapq.nlargest(MOST_MISTAKES, np.flatnonzero(true != predicted), key=lambda at: (sure[at], -at))
+    return Evaluation(
+        classes=list(classes),
+        count=count,
+        excluded=list(excluded),
+        loss=float(loss.sum()) / count,
+        top1=100 * float((true == predicted).mean()),
+        top5=100 * float(in_top5.mean()),
+        confusion=confusion,
+        per_class=class_scores(classes, confusion),
+        mistakes=[
+            Mistake(key_of(int(place[i])), names[true[i]], names[predicted[i]], float(sure[i]), int(place[i]))
+            for i in wrong
+        ],
+        right=true == predicted,
+        sure=sure,
+        predicted=predicted,
+        places=place,
+    )
+
+
+def class_scores(classes: Sequence[str], confusion: np.ndarray) -> list[ClassScore]:
+    """Compute precision, recall and F1 of each class from `Evaluation.confusion`."""
+    columns = (confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0))
+    return [
+        ClassScore(
+            name,
+            images,
+            100 * right / taken if images and taken else None,
+            100 * right / images if images else None,
+            200 * right / (images + taken) if images else None,
+        )
+        for name, right, images, taken in zip(classes, *(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def _mean(scores: Iterable[float | None]) -> float:
+    defined = [score for score in scores if score is not None]
+    return sum(defined) / max(len(defined), 1)
+
+
+def pooled(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Join evaluations on different images of the same classes. Images keep their names, but not their places."""
+    counts = [evaluation.count for evaluation in evaluations]
+    first, confusion = evaluations[0], sum(evaluation.confusion for evaluation in evaluations)
+    assert isinstance(confusion, np.ndarray)
+    mistakes = sorted((m for evaluation in evaluations for m in evaluation.mistakes), key=lambda m: -m.probability)
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(count * value for count, value in zip(counts, values, strict=True)) / sum(counts)
+
+    return Evaluation(
+        classes=first.classes,
+        count=sum(counts),
+        excluded=sorted({item for evaluation in evaluations for item in evaluation.excluded}),
+        loss=mean(evaluation.loss for evaluation in evaluations),
+        top1=100 * float(confusion.trace()) / sum(counts),
+        top5=mean(evaluation.top5 for evaluation in evaluations),
+        confusion=confusion,
+        per_class=class_scores(first.classes, confusion),
+        mistakes=mistakes[:MOST_MISTAKES],
+        right=np.concatenate([evaluation.right for evaluation in evaluations]),
+        sure=np.concatenate([evaluation.sure for evaluation in evaluations]),
+        predicted=np.concatenate([evaluation.predicted for evaluation in evaluations]),
+    )
+
+
+def percent_text(value: float | None) -> str:
+    """Return a score in percent as text; `-` where it is undefined."""
+    return "-" if value is None else f"{value:.1f}"
+
+
+def accuracy_lines(result: Evaluation, images: str = "images") -> list[tuple[str, str]]:
+    """Return (name, value) lines of the accuracies, each with its number of images and its interval.
+
+    Top-5 needs at least six classes: with five it is always 100 %. The balanced accuracy and the mean F1 score are left
+    out where every class has the same number of images, since the former is then the accuracy. If only some of the
+    model's classes are compared, the names of the lines say so.
+    """
+    among = "" if result.all_classes is None else f" among the {len(result.classes):,} classes of the data"
+    lines = [(f"top-1{among}", accuracy_text(result.top1, result.count, images))]
+    if len(result.classes) > 5:
+        lines.append((f"top-5{among}", accuracy_text(result.top5, result.count, images)))
+    if result.all_classes is not None:
+        name = f"top-1 among all {result.all_classes.classes:,} classes of the model"
+        lines.append((name, accuracy_text(result.all_classes.top1, result.count, images)))
+    if len({score.images for score in result.per_class}) > 1:
+        lines.append(("balanced accuracy", f"{result.balanced_accuracy:.2f} % (mean recall of the classes)"))
+        lines.append(("macro F1", f"{result.macro_f1:.2f} % (mean F1 score of the classes)"))
+    return lines
+
+
+def confidence_lines(result: Evaluation) -> list[tuple[str, str]]:
+    """Return (name, value) lines about confidence: calibration error, accuracy of the most confident images."""
+    shown = [row for row in result.coverage if row.coverage in (0.9, 0.7)]
+    most = "; ".join(f"{row.top1:.2f} % of the most confident {100 * row.coverage:.0f} %" for row in shown)
+    lines = [("expected calibration error", f"{result.ece:.1f} points"), ("top-1 by confidence", most)]
+    if result.accepted is not None:
+        threshold, number, top1 = result.accepted
+        accuracy = "" if top1 is None else f"; top-1 {accuracy_text(top1, number, 'accepted images')}"
+        share = 100 * number / max(result.count, 1)
+        lines.append(
+            ("accepted", f"{number:,} of {result.count:,} images ({share:.1f} %), from {threshold:.3f}{accuracy}")
+        )
+    if result.unknown is not None:
+        lines.append(("images of no class", str(result.unknown)))
+    return lines

@@ -1,0 +1,141 @@
+"""`weft predict`: classify image files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft import markup
+from weft.data import BadImage
+from weft.data.images.crop import Pixels
+from weft.data.images.encode import image_card
+from weft.inference.arguments import check_top_k, image_files, settings_of
+from weft.inference.predictor import Predictor
+from weft.notebook import ImageList, described
+from weft.progress import counting, say
+from weft.text import printable
+
+
+@dataclass(frozen=True)
+class FilePrediction:
+    """Prediction for one image file: the most probable classes, or the reason why there is none.
+
+    Attributes:
+        image: path of the file, printable.
+        top: (class, probability), most probable first.
+        error: message, if the file cannot be read.
+        reason: short code of the error, such as `truncated`.
+        rejected: whether the most probable class is below the threshold of `reject_at_error`; None without one.
+        unknown: whether the image resembles no training image; None if the model cannot tell.
+    """
+
+    image: str
+    top: list[tuple[str, float]]
+    error: str | None = None
+    reason: str | None = None
+    rejected: bool | None = None
+    unknown: bool | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the dictionary that `--json` prints."""
+        if self.error is not None:
+            return {"image": self.image, "error": self.error, "reason": self.reason}
+        top = [{"class": name, "probability": share} for name, share in self.top]
+        rejected = {} if self.rejected is None else {"rejected": self.rejected}
+        unknown = {} if self.unknown is None else {"unknown": self.unknown}
+        return {"image": self.image, "top": top, **rejected, **unknown}
+
+    def __repr__(self) -> str:
+        """Return the image and its classes in one line."""
+        top = ", ".join(f"{name!r} {100 * share:.1f} %" for name, share in self.top)
+        values = [("image", repr(self.image)), ("top", None if self.error is not None else f"[{top}]")]
+        values += [("error", self.error and repr(self.error)), ("rejected", self.rejected), ("unknown", self.unknown)]
+        return described("FilePrediction", values)
+
+    def _repr_html_(self) -> str:
+        return markup.fragment(markup.gallery([self.card()]))
+
+    def card(self) -> markup.Card:
+        """Return the image and its classes, for a gallery."""
+        if self.error is not None:
+            return markup.Card([], [self.error], self.image)
+        lines = [f"{name}, {100 * share:.1f} %" for name, share in self.top]
+        lines += ["rejected: the confidence is below the threshold"] if self.rejected else []
+        lines += ["unknown: the image resembles no training image"] if self.unknown else []
+        return image_card(self.image, lines)
+
+
+def predict(
+    run: str | Path,
+    images: str | Path | Sequence[str | Path],
+    *,
+    top_k: int = 5,
+    batch_size: int | None = None,
+    img_size: int | tuple[int, int] | str | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    limit: int | None = None,
+    tta: bool = False,
+    reject_at_error: float | None = None,
+    quiet: bool = False,
+) -> list[FilePrediction]:
+    """Classify image files.
+
+    Args:
+        run: a run directory, whose best model is loaded, a model directory, an export, or the name of a public model.
+        images: files, folders (with all images below them) or patterns such as 'x/*.png'.
+        top_k: number of classes per image; at most the number that the model has.
+        batch_size, img_size, device, precision, limit: as in `train`.
+        tta: test-time augmentation: average the logits of each image and of its mirror image.
+        reject_at_error: reject predictions below the confidence at which this share of the held-out images was
+            classified wrongly, from 0 to 1; None rejects none.
+        quiet: print no progress and no notes.
+
+    Returns:
+        One prediction per image, in the order given; with `error` for a file that cannot be read. A notebook shows the
+        list, and a slice of it, as a gallery.
+
+    Raises:
+        UsageError: a setting that is not supported, or no threshold for `reject_at_error`.
+        CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
+    """
+    check_top_k(top_k)
+    settings = settings_of(batch_size, img_size, device, precision, None, limit)
+    predictor = Predictor.load(
+        run, img_size=settings.img_size, device=settings.device, precision=settings.precision, mirror=tta, quiet=quiet
+    )
+    threshold = None
+    if reject_at_error is not None:
+        rejection = predictor.reject_at(reject_at_error)
+        threshold = rejection.threshold
+        if not quiet:
+            say(str(rejection))
+    paths = image_files(images)[: settings.data.limit]
+    predictions = ImageList[FilePrediction]()
+    size = int(settings.batch_size)
+    with counting(len(paths), quiet=quiet, task_name="classifying") as advance:
+        for start in range(0, len(paths), size):
+            batch = paths[start : start + size]
+            prepared = [prepared_file(predictor, path) for path in batch]
+            usable = [item for item in prepared if isinstance(item, Pixels)]
+            rows = iter(predictor.predict(usable) if usable else ())
+            for path, item in zip(batch, prepared, strict=True):
+                if isinstance(item, BadImage):
+                    predictions.append(FilePrediction(printable(path), [], str(item), item.reason))
+                else:
+                    row = next(rows)
+                    top = row.top(predictor.classes, top_k)
+                    is_rejected = None if threshold is None else top[0][1] < threshold
+                    predictions.append(FilePrediction(printable(path), top, None, None, is_rejected, row.unknown))
+            advance(len(batch))
+    return predictions
+
+
+def prepared_file(predictor: Predictor, path: str) -> Pixels | BadImage:
+    """Read and resize an image file, or return why it cannot be used."""
+    try:
+        return predictor.prepare(Path(path))
+    except BadImage as error:
+        return BadImage(error.name, error.reason, "it is a folder without images") if Path(path).is_dir() else error

@@ -1,0 +1,344 @@
+"""Predictor: the one way from images to predictions, for `predict`, `evaluate`, `explain`, `serve` and Python."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+
+from weft.capabilities import bf16_note
+from weft.checkpoints.confidence import Rejection, confidence_of
+from weft.checkpoints.unknown import detector_of
+from weft.data import open_image
+from weft.data.images.crop import Pixels
+from weft.data.images.limits import MAX_PIXELS
+from weft.data.loading.preprocessing import eval_crop, normalize
+from weft.deploy import ExportedModel, fold, open_model
+from weft.deploy.select import candidates
+from weft.errors import CheckpointError, UsageError, WeftError
+from weft.grid import Grid
+from weft.inference.features import classifiers
+from weft.interpret.maps import AttentionMaps, attention_maps, has_attention, run_with_attention
+from weft.models.base import Backbone
+from weft.models.contract import mean_logits, preprocessing, resized
+from weft.progress import say
+from weft.runtime import Runtime
+from weft.text import printable
+
+NO_DETECTOR = (
+    "Unknown images are detected by a model that stored features of its training images; this one has none, or no"
+    " linear classifier. Train it again with this version of weft, and omit --tta."
+)
+
+
+class NonFiniteError(CheckpointError):
+    """The outputs of a model are not finite: its weights are damaged."""
+
+    def __init__(self) -> None:
+        super().__init__("The outputs of the model must be finite; they are not. Its weights are damaged: train again.")
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Attention map of one image.
+
+    Attributes:
+        grid: (height, width) values from 0 to 1.
+        region: (left, top, width, height) of the part of the image that the model received, as fractions of its sides.
+    """
+
+    grid: np.ndarray
+    region: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class ImagePrediction:
+    """Prediction for one image.
+
+    Attributes:
+        probabilities: (classes).
+        overlay: the attention map, if requested.
+        unknown: whether the image resembles no training image; None if the model cannot tell.
+    """
+
+    probabilities: np.ndarray
+    overlay: Overlay | None = None
+    unknown: bool | None = None
+
+    def top(self, classes: Sequence[str], k: int) -> list[tuple[str, float]]:
+        """Return the `k` most probable classes with their probabilities; ties in the order of the classes."""
+        return [(classes[int(i)], float(self.probabilities[int(i)])) for i in ranked(self.probabilities)[:k]]
+
+
+class Predictor:
+    """A model, its preprocessing and its device.
+
+    Any number of threads may prepare images; one thread at a time may call `predict` or `logits`.
+
+    For equal batches, threads, precision, `fold` and `overlay`, all verbs compute the same bits. Across batch sizes,
+    and between a folded and an unfolded network, logits differ by rounding, by at most 1e-5 of the largest logit in
+    float32 (tests/inference/test_predictor.py).
+
+    Args:
+        model: any classifier under timm's contract, or an export.
+        classes: one name per output; None for their numbers.
+        runtime: device and precision; an export runs on the CPU in its own precision.
+        fold: merge BatchNorm into the weights of weft's networks. `predict` and `serve` fold; `evaluate` and `explain`
+            do not.
+        mirror: average the logits of each image and of its mirror image (test-time augmentation).
+
+    Attributes:
+        model: the module that runs: folded, mirrored or `source_model` itself.
+        source_model: the model as it was given.
+        network: the network that the attention maps are read from; None for an export of an unknown network.
+        label_names: the class names of the model, or None if it has none.
+        classes: names of the outputs; their numbers if the model has no names.
+        cfg: preprocessing, under timm's keys.
+        confidence: calibration of the model on held-out images; None if it has none. Probabilities use its temperature.
+        detector: of unknown images, by the features of the folded network; None if the model has none.
+        crop: first step of the preprocessing, from PIL image to pixels.
+        metadata: description of the model for clients of a service.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        classes: list[str] | None = None,
+        *,
+        runtime: Runtime | None = None,
+        fold: bool = True,
+        mirror: bool = False,
+    ) -> None:
+        is_export = isinstance(model, ExportedModel)
+        self.runtime = Runtime.of("cpu") if runtime is None or is_export else runtime
+        self.label_names = classes
+        self.source_model: Any = model
+        self.classes = classes or [str(number) for number in range(model.num_classes)]
+        self.cfg: dict[str, Any] = preprocessing(model)
+        self.confidence = confidence_of(model)
+        self.temperature = 1.0 if self.confidence is None else self.confidence.temperature
+        self.detector = detector_of(model) if (fold or not isinstance(model, Backbone)) and not mirror else None
+        self.crop = eval_crop(self.cfg)
+        # attention maps are described by the network as it was trained, and computed by the one that runs
+        self.network: nn.Module | None = model.network if is_export else model
+        running = _folded(model) if fold else model
+        self.model: Any = (Mirrored(running) if mirror else running).to(self.runtime.device).eval()
+        self.metadata = {
+            "classes": self.classes,
+            "architecture": type(self.network or model).__name__,
+            "input": dict(zip(("channels", "height", "width"), self.cfg["input_size"], strict=True)),
+            "runtime": model.format if is_export else "torch",
+            "precision": model.precision if is_export else self.runtime.precision,
+            "overlay": has_attention(self.network) and not mirror,
+        }
+
+    @classmethod
+    def load(
+        cls,
+        run: str | Path,
+        *,
+        img_size: int | tuple[int, int] | None = None,
+        device: str = "auto",
+        precision: str = "fp32",
+        fold: bool = True,
+        mirror: bool = False,
+        quiet: bool = False,
+    ) -> Predictor:
+        """Load the best model of a run, a model directory, an export or a public model.
+
+        Args:
+            run: a run directory, a model directory, an export, `hf-hub:OWNER/NAME`, or the name of a public model.
+            img_size: input size in pixels, or (height, width); None for that of the model.
+            device: auto, cpu, cuda or mps.
+            precision: auto, fp32 or bf16.
+            fold, mirror: as in the constructor.
+            quiet: print no notes.
+
+        Raises:
+            UsageError: an unsupported device, precision or image size.
+            CheckpointError: the model is missing or cannot be read.
+        """
+        runtime = Runtime.of(device, precision)
+        if not quiet and (emulated := bf16_note(runtime.device.type, runtime.precision)) is not None:
+            say(emulated)
+        model, classes = open_model(run, quiet=quiet)
+        if img_size is not None:
+            model = resized(model, img_size)
+        return cls(model, classes, runtime=runtime, fold=fold, mirror=mirror)
+
+    @classmethod
+    def open(
+        cls,
+        run: str | Path,
+        *,
+        runtime: str = "auto",
+        device: str = "auto",
+        precision: str = "fp32",
+        batch_size: int = 1,
+        log: Callable[[str], None] = lambda text: None,
+    ) -> Predictor:
+        """Load the fastest export of a run that works, or else its best model, and warm it up.
+
+        Args:
+            run: a run directory, a model directory, an export, `hf-hub:OWNER/NAME`, or the name of a public model.
+            runtime: `auto`, `torch`, `openvino` or `onnx`; see `weft.deploy.select.candidates`.
+            device, precision: for torch.
+            batch_size: largest batch to warm up.
+            log: called with a message for every export that is skipped.
+
+        Raises:
+            UsageError: there is no export for `runtime`, or `runtime` is not installed.
+            CheckpointError: the model is missing or cannot be read.
+        """
+        *exports, last = candidates(run, runtime, log)
+        for path in exports:
+            try:
+                return cls.load(path).warmed_up(batch_size)
+            except WeftError as error:  # damaged, or its runtime is not installed: try the next one
+                log(f"the export {printable(str(path))} is skipped: {error}")
+        return cls.load(last, device=device, precision=precision).warmed_up(batch_size)
+
+    def reject_at(self, error: float) -> Rejection:
+        """Return the threshold below which predictions are rejected.
+
+        Args:
+            error: share of errors among the accepted held-out images, from 0 to below 1.
+
+        Raises:
+            UsageError: the model was not calibrated, or its held-out images show no such threshold.
+        """
+        if self.confidence is None:
+            raise UsageError(
+                "--reject-at-error needs a model that was calibrated on held-out images; this one was not. Train it"
+                " again with this version of weft; exports made after that keep the calibration."
+            )
+        if not 0 <= error < 1:
+            raise UsageError(f"--reject-at-error must be at least 0 and below 100 %; got {100 * error:g} %.")
+        return self.confidence.rejection(error)
+
+    def warmed_up(self, batch_size: int) -> Predictor:
+        """Run the most frequent batch sizes up to `batch_size` once, and return the predictor."""
+        blank = self.crop.pixels(Image.new("RGB", (1, 1)))
+        sizes = {1, batch_size, max(batch_size // 2, 1), max(batch_size // 4, 1)}
+        for count in sorted(sizes, reverse=True):
+            self.predict([blank] * count)
+        if self.metadata["overlay"]:
+            self.predict([blank], overlay=True)
+        return self
+
+    def prepare(self, image: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Pixels:
+        """Decode, resize and crop one image.
+
+        Raises:
+            BadImage: the file is not an image, or exceeds a limit.
+        """
+        return self.crop.pixels(open_image(image, max_pixels=max_pixels))
+
+    def tensor(self, images: Sequence[Pixels]) -> Float[Tensor, "b c h w"]:
+        """Stack and normalise prepared images; equal to `eval_transform` bit by bit."""
+        return normalize(np.stack([image.values for image in images]), self.cfg)
+
+    def predict(self, images: Sequence[Pixels], *, overlay: bool = False) -> list[ImagePrediction]:
+        """Predict one batch of prepared images in one forward pass.
+
+        Args:
+            images: results of `prepare`.
+            overlay: also return attention maps, where the network has them.
+
+        Raises:
+            NonFiniteError: the outputs are not finite.
+        """
+        logits, maps, features = self._forward(self.tensor(images), overlay=overlay and self.metadata["overlay"])
+        if not bool(logits.isfinite().all()):
+            raise NonFiniteError
+        probabilities = (logits / self.temperature).softmax(dim=1).numpy()
+        unknown: list[bool | None] = [None] * len(images)
+        if self.detector is not None and features is not None:
+            unknown = self.detector.is_unknown(features, probabilities).tolist()
+        return [
+            ImagePrediction(row, None if maps is None else self._overlay(maps, i, images[i].size), unknown[i])
+            for i, row in enumerate(probabilities)
+        ]
+
+    def scores(self, images: Float[Tensor, "b c h w"]) -> Float[np.ndarray, " b"]:
+        """Return the scores of one batch of images by the detector of unknown images.
+
+        Raises:
+            UsageError: the model has no detector.
+            NonFiniteError: the outputs are not finite.
+        """
+        if self.detector is None:
+            raise UsageError(NO_DETECTOR)
+        logits, _, features = self._forward(images, overlay=False)
+        if not bool(logits.isfinite().all()):
+            raise NonFiniteError
+        assert features is not None
+        return self.detector.scores(features, (logits / self.temperature).softmax(dim=1).numpy())
+
+    def _forward(
+        self, batch: Float[Tensor, "b c h w"], *, overlay: bool
+    ) -> tuple[Float[Tensor, "b classes"], AttentionMaps | None, np.ndarray | None]:
+        """Return logits, attention maps if requested, and the features (b features) if there is a detector."""
+        maps = None
+        if self.detector is not None and isinstance(self.model, ExportedModel):
+            logits, features = self.model.run_with_features(batch)
+            if overlay:
+                logits, maps = self._with_attention(batch)
+            return logits, maps, features
+        inputs: list[np.ndarray] = []
+        with contextlib.ExitStack() as hooks:
+            for layer in classifiers(self.model) if self.detector is not None else ():
+                hook = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].float().cpu().numpy()))
+                hooks.callback(hook.remove)
+            if overlay:
+                logits, maps = self._with_attention(batch)
+            else:
+                logits = infer(self.model, batch, self.runtime)
+        return logits, maps, np.concatenate(inputs, axis=1) if inputs else None
+
+    def _with_attention(self, batch: Tensor) -> tuple[Float[Tensor, "b classes"], AttentionMaps]:
+        assert self.network is not None
+        with torch.inference_mode(), self.runtime.autocast():
+            outputs, weights = run_with_attention(self.model, self.runtime.put(batch))
+            maps = attention_maps(self.network, weights, Grid(*batch.shape[-2:]))
+            return mean_logits(outputs).float().cpu(), maps
+
+    def _overlay(self, maps: AttentionMaps, i: int, size: tuple[int, int]) -> Overlay:
+        grid = maps.focus[i].float().cpu().numpy()
+        low, high = float(grid.min()), float(grid.max())
+        return Overlay((grid - low) / max(high - low, 1e-12), self.crop.region(*size))
+
+
+class Mirrored(nn.Module):
+    """A model that also receives the mirror image of each image, and returns the mean of the two logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+        """Return (b classes), also for a model with two heads."""
+        return (mean_logits(self.model(images)) + mean_logits(self.model(images.flip(-1)))) / 2
+
+
+def infer(model: nn.Module, images: Float[Tensor, "b c h w"], runtime: Runtime) -> Float[Tensor, "b classes"]:
+    """Run a forward pass without gradients; return float32 logits on the CPU, of several heads their mean."""
+    with torch.inference_mode(), runtime.autocast():
+        return mean_logits(model(runtime.put(images))).float().cpu()
+
+
+def ranked(probabilities: np.ndarray) -> np.ndarray:
+    """Return class numbers along the last axis, most probable first; ties in the order of the classes."""
+    return np.argsort(-probabilities, axis=-1, kind="stable")
+
+
+def _folded(model: nn.Module) -> nn.Module:
+    return fold(model) if isinstance(model, Backbone) else model

@@ -1,0 +1,179 @@
+"""Report of an evaluation: conclusions, curves, confusion matrix, calibration, errors, as Markdown and one HTML file.
+
+Lines differ in dash and marker as well as in colour, so that the figures can be read without colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from weft import markup
+from weft.inference.conclusions import Training, conclusions, confused_pairs
+from weft.inference.error_gallery import ExplainedError, gallery_figure, gallery_html
+from weft.inference.feature_map import FeatureMap
+from weft.inference.metrics import Evaluation, percent_text
+from weft.intervals import accuracy_of
+from weft.pages import COLOURS, Fields, Section, shown, write_page
+
+BLUE = COLOURS[0]
+FIGURES = ("curves.png", "loss.png", "confusion.png", "reliability.png", "map.png", "mistakes.png")
+MAX_VALUES = 20  # with more classes, the cells of the confusion matrix are too small for their values
+MAX_NAMES = 50  # with more classes, there is no room for class names at the ticks
+MAX_PAIRS = 10
+NAME_WIDTH = 24
+
+
+def write_report(
+    folder: Path,
+    title: str,
+    summary: Fields,
+    result: Evaluation,
+    errors: Sequence[ExplainedError] = (),
+    curves: Mapping[str, tuple[Figure, str]] | None = None,
+    training: Training | None = None,
+    features: FeatureMap | None = None,
+) -> None:
+    """Write `report.md`, `report.html` and the figures in FIGURES.
+
+    Args:
+        folder: output folder; created if missing, and existing files are replaced.
+        title: heading of the report.
+        summary: (name, value) lines below the conclusions.
+        result: an evaluation on held-out images.
+        errors: the most confident errors with their images.
+        curves: figures of accuracy and loss by epoch, with their alternative texts, by file name.
+        features: map of the features.
+        training: the run, for conclusions about it.
+    """
+    sections = []
+    if curves:
+        text = "Training loss includes label smoothing and augmentation; held-out loss includes neither."
+        sections.append(Section("Accuracy and loss by epoch", text, curves))
+    confusion = {"confusion.png": (confusion_figure(result), "Confusion matrix: true classes by predicted classes")}
+    is_table = len(result.classes) <= MAX_VALUES
+    sections.append(
+        Section(
+            "Confusion matrix",
+            "Rows are true classes, columns are predicted classes. Colours show the share of the row.",
+            confusion,
+            markup.matrix(result.classes, result.confusion.tolist()) if is_table else "",
+            is_wide=True,
+        )
+    )
+    if errors:
+        sections.append(
+            Section(
+                "Most confident errors",
+                "Each image as the network saw it"
+                + (", and under its attention map." if errors[0].overlay is not None else "."),
+                {"mistakes.png": (gallery_figure(errors), "Most confident errors, with attention maps")},
+                gallery_html(errors),
+            )
+        )
+    if pairs := _pair_rows(result):
+        header = ("true class", "predicted", "images", "share of class %")
+        sections.append(Section("Most confused pairs", table=(header, pairs)))
+    header = ("class", "images", "recall %", "95 % interval", "precision %", "F1 %")
+    text = (
+        "Recall: share of the images of the class that are predicted correctly. Precision: share of the predictions of"
+        " the class that are correct."
+    )
+    sections.append(Section("Per class", text, table=(header, _class_rows(result))))
+    if result.mistakes:
+        header = ("image", "true class", "predicted", "confidence")
+        sections.append(Section("List of the most confident errors", table=(header, _error_rows(result))))
+    if features is not None:
+        sections.append(
+            Section("Map of the features", features.caption, {"map.png": (features.figure, features.caption)})
+        )
+    calibration = {"reliability.png": (reliability_figure(result), "Accuracy by confidence (reliability diagram)")}
+    text = f"Expected calibration error {result.ece:.1f} points; {_confidence_text(result)}."
+    sections.append(Section("Confidence", text, calibration))
+    write_page(folder, title, conclusions(result, training), summary, sections)
+
+
+def confusion_figure(result: Evaluation) -> Figure:
+    """Draw the confusion matrix: rows are true classes, columns predicted ones; colour is the share of the row."""
+    counts = result.confusion
+    num_classes = len(result.classes)
+    share = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    side = min(4.5 + 0.38 * num_classes, 16)
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100)
+    figure.colorbar(image, ax=axes, label="share of the true class (%)", shrink=0.8)
+    if num_classes <= MAX_NAMES:
+        names = [shown(name, NAME_WIDTH) for name in result.classes]
+        is_narrow = max(map(len, names)) <= 2
+        rotation, alignment = (0, "center") if is_narrow else (45, "right")
+        axes.set_xticks(range(num_classes), names, rotation=rotation, ha=alignment)
+        axes.set_yticks(range(num_classes), names)
+    if num_classes <= MAX_VALUES:
+        for row, column in np.ndindex(counts.shape):
+            if counts[row, column]:
+                shade = "white" if share[row, column] > 55 else "black"
+                axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", color=shade, fontsize=9)
+    axes.set_xticks(np.arange(num_classes - 1) + 0.5, minor=True)
+    axes.set_yticks(np.arange(num_classes - 1) + 0.5, minor=True)
+    axes.grid(which="minor", color="0.85", linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    return figure
+
+
+def reliability_figure(result: Evaluation) -> Figure:
+    """Draw the reliability diagram: accuracy by confidence, and below it the number of images by confidence."""
+    bins = result.calibration
+    figure = Figure(figsize=(4.8, 5.2), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    upper.plot([0, 100], [0, 100], ":", color="0.4", label="perfect calibration")
+    confidence, accuracy = ([100 * getattr(row, name) for row in bins] for name in ("sure", "right"))
+    upper.plot(confidence, accuracy, "-o", color=BLUE, markersize=5, label="this model")
+    upper.set(ylabel="accuracy (%)", ylim=(0, 102), xlim=(0, 102))
+    figure.legend(frameon=False, loc="outside upper center", ncols=2)
+    widths = [100 * (row.high - row.low) for row in bins]
+    lower.bar(
+        [100 * row.low for row in bins], [row.images for row in bins], widths, align="edge", color=BLUE, ec="white"
+    )
+    lower.set(xlabel="confidence (%)", ylabel="images")
+    lower.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    for axes in (upper, lower):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _confidence_text(result: Evaluation) -> str:
+    """Compare mean confidence with accuracy, in a few words."""
+    difference = 100 * float(result.sure.mean()) - result.top1
+    if abs(difference) < 1:
+        return "mean confidence equals accuracy within 1 point"
+    bias = "above accuracy (overconfident)" if difference > 0 else "below accuracy (underconfident)"
+    return f"mean confidence {abs(difference):.1f} points {bias}"
+
+
+def _class_rows(result: Evaluation) -> list[tuple[str, ...]]:
+    rows = []
+    for place, score in enumerate(result.per_class):
+        interval = accuracy_of(int(result.confusion[place, place]), score.images) if score.images else None
+        bounds = "-" if interval is None else f"{interval.low:.1f} to {interval.high:.1f}"
+        recall, precision, f1 = map(percent_text, (score.recall, score.precision, score.f1))
+        rows.append((score.name, f"{score.images:,}", recall, bounds, precision, f1))
+    return rows
+
+
+def _pair_rows(result: Evaluation) -> list[tuple[str, ...]]:
+    return [
+        (result.classes[true], result.classes[predicted], f"{count}", f"{100 * count / total:.1f}")
+        for true, predicted, count, total in confused_pairs(result)[:MAX_PAIRS]
+    ]
+
+
+def _error_rows(result: Evaluation) -> list[tuple[str, ...]]:
+    return [(error.key, error.true, error.predicted, f"{error.probability:.3f}") for error in result.mistakes]

@@ -1,0 +1,85 @@
+"""Scores of images by the detector of unknown images, and its threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from sklearn.metrics import roc_auc_score, roc_curve
+from torch import Tensor
+
+from weft.checkpoints.unknown import Threshold
+from weft.data.images.crop import Pixels
+from weft.data.loading.dataset import LOST
+from weft.errors import DataError
+from weft.inference.arguments import image_files
+from weft.inference.metrics import UnknownResult
+from weft.inference.prediction import prepared_file
+from weft.inference.predictor import Predictor
+from weft.text import printable
+
+KNOWN_SHARE = 0.95  # of the held-out images are not unknown, unless images of no class set the threshold
+
+
+def scores_of_files(
+    predictor: Predictor, images: str | Path, batch_size: int, on_batch: Callable[[int], None] = lambda count: None
+) -> Float[np.ndarray, " images"]:
+    """Return the scores of image files; those that cannot be read are left out.
+
+    Raises:
+        DataError: no image can be read.
+        UsageError: the model has no detector.
+    """
+    paths, scores = image_files(images), []
+    for start in range(0, len(paths), batch_size):
+        prepared = [prepared_file(predictor, path) for path in paths[start : start + batch_size]]
+        if usable := [item for item in prepared if isinstance(item, Pixels)]:
+            scores.append(predictor.scores(predictor.tensor(usable)))
+        on_batch(len(prepared))
+    if not scores:
+        raise DataError(
+            f"--other must name images that show none of the classes; {printable(str(images))} has none that can be"
+            " read. Name a folder of images."
+        )
+    return np.concatenate(scores)
+
+
+def scores_of_batches(predictor: Predictor, batches: Iterable[tuple[Tensor, Tensor]]) -> Float[np.ndarray, " images"]:
+    """Return the scores of images (b c h w) with labels, without those that cannot be read."""
+    return np.concatenate(
+        [predictor.scores(images[labels != LOST]) for images, labels in batches if bool((labels != LOST).any())]
+        or [np.empty(0)]
+    )
+
+
+def compare_scores(known: np.ndarray, other: np.ndarray, threshold: float) -> UnknownResult:
+    """Compare the scores of images of the classes, and of images that show none of them; at least one each."""
+    is_known = np.r_[np.ones(len(known)), np.zeros(len(other))]
+    return UnknownResult(
+        auroc=float(roc_auc_score(is_known, np.r_[known, other])),
+        known=len(known),
+        known_unknown=int((known < threshold).sum()),
+        other=len(other),
+        other_unknown=int((other < threshold).sum()),
+    )
+
+
+def set_threshold(known: Float[np.ndarray, " images"], other: Float[np.ndarray, " images"] | None = None) -> Threshold:
+    """Set the threshold by the scores of held-out images and of images that show none of the classes.
+
+    With the latter, the threshold has the highest sum of the share of held-out images at or above it and of the share
+    of other images below it (Youden's index). Without them, at most 5 % of the held-out images are below it.
+
+    Args:
+        known, other: scores of at least one image each, or None.
+    """
+    value = float(np.quantile(known, 1 - KNOWN_SHARE, method="lower"))
+    if other is None:
+        return Threshold(value, len(known), int((known < value).sum()))
+    is_known = np.r_[np.ones(len(known)), np.zeros(len(other))]
+    false, true, thresholds = roc_curve(is_known, np.r_[known, other])
+    value = float(thresholds[1:][int(np.argmax((true - false)[1:]))])  # the first is infinite
+    result = compare_scores(known, other, value)
+    return Threshold(value, result.known, result.known_unknown, result.other, result.other_unknown, result.auroc)

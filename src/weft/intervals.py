@@ -1,0 +1,97 @@
+"""95 % confidence intervals of accuracies, in percent, and of differences of two accuracies, in percentage points."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+LEVEL = 0.95
+Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+MAX_HALF_WIDTH = 10.0  # percentage points; with a wider interval, the images are too few for a conclusion
+ENOUGH_IMAGES = 100  # with so many images, the interval of every accuracy is narrower
+
+
+class Estimate(NamedTuple):
+    """Value with its confidence interval, in the same unit."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the interval is too wide for a conclusion: more than 10 points to each side."""
+        return self.high - self.low > 2 * MAX_HALF_WIDTH
+
+
+def accuracy_of(correct: int, count: int) -> Estimate:
+    """Estimate an accuracy in percent, with Wilson's score interval (1927).
+
+    Args:
+        correct: number of correct predictions.
+        count: number of images, at least 1.
+    """
+    share = correct / count
+    center = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
+    low, high = (min(max(100 * bound, 0.0), 100.0) for bound in (center - half, center + half))
+    return Estimate(100 * share, min(low, 100 * share), max(high, 100 * share))
+
+
+def interval_of(percent: float, count: int) -> Estimate:
+    """Estimate an accuracy from its value in percent, as `accuracy_of` does."""
+    return accuracy_of(round(percent * count / 100), count)
+
+
+def difference_of(won: int, lost: int, count: int) -> Estimate:
+    """Estimate the accuracy of a model minus that of another on the same images, in percentage points.
+
+    The interval is that of Agresti and Min (2005): half an image is added to each of the four outcomes. So it also has
+    a width if both models are correct on the same images.
+
+    Args:
+        won: number of images on which only the first model is correct.
+        lost: number of images on which only the second model is correct.
+        count: number of images, at least 1.
+    """
+    center = (won - lost) / (count + 2)
+    half = Z * math.sqrt((won + lost + 1) / (count + 2) - center**2) / math.sqrt(count + 2)
+    low, high = max(100 * (center - half), -100.0), min(100 * (center + half), 100.0)
+    value = 100 * (won - lost) / count
+    return Estimate(value, min(low, value), max(high, value))
+
+
+def accuracy_text(percent: float, count: int, images: str = "images") -> str:
+    """Return an accuracy with its number of images and interval, as `90.00 % of 50 images (95 % CI 78.6 to 95.7 %)`.
+
+    Args:
+        percent: the accuracy.
+        count: number of images, at least 1.
+        images: noun for the images.
+    """
+    estimate = interval_of(percent, count)
+    return f"{percent:.2f} % of {count:,} {images} (95 % CI {estimate.low:.1f} to {estimate.high:.1f} %)"
+
+
+def interval_text(estimate: Estimate | None, *, signed: bool = False) -> str:
+    """Format an estimate with its interval; without one, where it is not finite. None is an empty text."""
+    if estimate is None:
+        return ""
+    sign = "+" if signed else ""
+    if not math.isfinite(estimate.high):
+        return f"{estimate.value:{sign}.2f}"
+    return f"{estimate.value:{sign}.2f} ({estimate.low:{sign}.2f} to {estimate.high:{sign}.2f})"
+
+
+def too_few_text(percent: float, count: int) -> str:
+    """Return a warning if the images are too few for a conclusion about an accuracy; else an empty text."""
+    if not interval_of(percent, count).is_wide:
+        return ""
+    return (
+        f"Too few images for a conclusion: with {count:,}, the 95 % interval of the accuracy is wider than"
+        f" {MAX_HALF_WIDTH:g} points to each side. {ENOUGH_IMAGES} images are always enough for that."
+    )

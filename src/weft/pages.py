@@ -1,0 +1,157 @@
+"""Write reports as Markdown and as a single HTML file: conclusions, figures, tables.
+
+The colours of figures are the Okabe-Ito palette, which is safe for colour-blind readers. The page has figures as SVG:
+their text uses the fonts of the browser, and black and white follow the light or dark mode. Markdown has PNG files.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from weft import markup
+from weft.files import write_text, writing
+from weft.text import markdown
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", "-.", ":")
+MAX_HEADLINE = 160  # characters of a first sentence in large type
+SVG_STYLE = """<style>
+text { font-family: system-ui, sans-serif !important; }
+@media (prefers-color-scheme: dark) {
+  text:not([style*="fill:"]) { fill: #e8e6e1; }
+  [style*="stroke: #000000"] { stroke: #e8e6e1 !important; }
+  [style*="fill: #000000"] { fill: #e8e6e1 !important; }
+  [style*="fill: #ffffff"] { fill: #14181a !important; }
+  [style*="stroke: #ffffff"] { stroke: #14181a !important; }
+}
+</style>"""
+
+Fields = Sequence[tuple[str, str]]  # (name, value)
+Table = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]  # header, rows
+
+
+@dataclass(frozen=True)
+class Section:
+    """Part of a report: a heading, a paragraph, figures, a table.
+
+    Attributes:
+        figures: (figure, alternative text) by file name.
+        html: shown in the page in place of the figures, such as a table of the same values.
+        is_wide: figures are scrolled on narrow screens, not made smaller.
+    """
+
+    heading: str
+    text: str = ""
+    figures: Mapping[str, tuple[Figure, str]] = field(default_factory=dict)
+    html: str = ""
+    table: Table | None = None
+    is_wide: bool = False
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Conclusions at the top of a report: sentences, and a list of what to do next."""
+
+    sentences: Sequence[str]
+    next_steps: Sequence[str] = ()
+
+
+def write_page(folder: Path, title: str, lead: Lead, summary: Fields, sections: Sequence[Section]) -> None:
+    """Write `report.md`, `report.html` and the figures as image files.
+
+    Args:
+        folder: output folder; created if missing, and existing files are replaced.
+        title: heading of the report.
+        lead: conclusions.
+        summary: (name, value) lines below the conclusions.
+        sections: parts of the report.
+    """
+    with writing(folder), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # the page has the names in any script
+        folder.mkdir(parents=True, exist_ok=True)
+        for section in sections:
+            for name, (figure, _) in section.figures.items():
+                figure.savefig(folder / name, dpi=130, metadata={"Software": None})
+        page = _html(title, lead, summary, sections)
+    write_text(folder / "report.md", _markdown(title, lead, summary, sections))
+    write_text(folder / "report.html", page)
+
+
+def shown(name: str, width: int) -> str:
+    """Format a name for a matplotlib figure: printable, at most `width` characters, without mathtext."""
+    text = "".join(char if char.isprintable() else "?" for char in name)
+    text = (text if len(text) <= width else f"{text[: width - 1]}…").replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text  # matplotlib omits labels with a leading _ from legends
+
+
+def svg(figure: Figure) -> bytes:
+    """Return a figure as SVG that follows the light or dark mode; its text uses the fonts of the browser."""
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "weft"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return re.sub(r"(<svg[^>]*>)", lambda tag: tag[1] + SVG_STYLE, buffer.getvalue(), count=1).encode()
+
+
+def _markdown(title: str, lead: Lead, summary: Fields, sections: Sequence[Section]) -> str:
+    def row(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(map(markdown, cells))} |"
+
+    lines = [f"# {markdown(title)}", ""]
+    for sentence in lead.sentences:
+        lines += [_paragraph(sentence), ""]
+    if lead.next_steps:
+        lines += ["Next:", "", *(f"- {_paragraph(step)}" for step in lead.next_steps), ""]
+    if summary:
+        lines += ["## Summary", "", *(f"- {markdown(name)}: {markdown(value)}" for name, value in summary), ""]
+    for section in sections:
+        lines += [f"## {markdown(section.heading)}", ""]
+        if section.text:
+            lines += [_paragraph(section.text), ""]
+        for name, (_, alt) in section.figures.items():
+            lines += [f"![{markdown(alt)}]({name})", ""]
+        if section.table is not None:
+            header, rows = section.table
+            lines += [row(header), f"|{' --- |' * len(header)}", *map(row, rows), ""]
+    return "\n".join(lines)
+
+
+def _paragraph(text: str) -> str:
+    """Escape a paragraph for Markdown, which may begin with a name that looks like a list or a heading."""
+    return re.sub(r"^(\d*)([-+#.)=])", r"\1\\\2", markdown(text))
+
+
+def _html(title: str, lead: Lead, summary: Fields, sections: Sequence[Section]) -> str:
+    """Return a self-contained HTML page."""
+    headline, *others = lead.sentences
+    kind = {"class": "headline"} if len(headline) <= MAX_HEADLINE else {}
+    conclusions = markup.element("p", headline, dir="auto", **kind)
+    conclusions += "".join(markup.element("p", sentence, dir="auto") for sentence in others)
+    if lead.next_steps:
+        steps = "".join(markup.element("li", step, dir="auto") for step in lead.next_steps)
+        conclusions += f"<h2>What to do next</h2><ul>{steps}</ul>"
+    body = [markup.element("h1", title, dir="auto"), f'<div class="lead">{conclusions}</div>']
+    if summary:
+        body.append(f"<section><h2>Summary</h2>{markup.fields(summary)}</section>")
+    for section in sections:
+        parts = [markup.element("h2", section.heading)]
+        if section.text:
+            parts.append(markup.element("p", section.text, dir="auto"))
+        if section.html:
+            parts.append(section.html)
+        elif section.figures:
+            images = [markup.image("image/svg+xml", svg(figure), alt) for figure, alt in section.figures.values()]
+            kind = "scroll wide" if section.is_wide else "figures"
+            parts.append(f'<div class="{kind}">{"".join(images)}</div>')
+        if section.table is not None:
+            parts.append(markup.table(*section.table))
+        body.append(f"<section>{''.join(parts)}</section>")
+    return markup.page(title, "\n".join(body))

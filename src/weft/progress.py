@@ -1,0 +1,229 @@
+"""Notes and progress: a bar on a terminal, an output of the cell in a notebook, elsewhere lines at intervals."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.text import Text
+
+from weft import notebook
+from weft.text import one_line
+
+LINE_SECONDS = 10.0  # without a terminal, print a line at least this often
+TICK_SECONDS = 1.0
+Clock = Callable[[], float]
+_shown: list[Console] = []  # console of the bar on display
+_muted = False
+
+
+class TimeLeft(ProgressColumn):
+    """Estimated time until the end of the run."""
+
+    def render(self, task: Task) -> Text:
+        return Text(clock(task.time_remaining) + " left", style="cyan")
+
+
+class Work:
+    """Progress of a task that takes a while: a bar on a terminal or in a notebook, else a line every `LINE_SECONDS`.
+
+    Bar and lines state the elapsed time, and, where the total is known, the time left and the rate. A task that ends
+    within `LINE_SECONDS` prints no line; in a notebook, one that ends within `notebook.UPDATE_SECONDS` shows no bar.
+
+    Args:
+        name: what is done, such as "evaluating".
+        total: number of units; None while it is unknown.
+        unit: plural noun of the units; empty for a task that has no units to show.
+        quiet: print nothing.
+        console: output; stderr by default.
+        now: clock in seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        total: float | None = None,
+        *,
+        unit: str = "images",
+        quiet: bool = False,
+        console: Console | None = None,
+        now: Clock = time.monotonic,
+    ) -> None:
+        self.name, self.total, self.unit, self.quiet, self.now = name, total, unit, quiet or _muted, now
+        self.console = console or stderr_console()
+        self.done = self._done_at_start = 0.0
+        self._began = self._printed_at = now()
+        self._whole = name, self._began
+        self._output = notebook.LiveOutput() if self._is_in_cell(console) else None
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            _State(self),
+            console=self.console,
+            transient=True,
+            disable=self.quiet or not self.console.is_terminal or bool(_shown),  # one bar at a time
+        )
+        self._task = self._bar.add_task(one_line(name), total=total)
+
+    def _is_in_cell(self, console: Console | None) -> bool:
+        return console is None and not self.quiet and not _shown and notebook.in_notebook()
+
+    def __enter__(self) -> Work:
+        self._bar.start()
+        if self._is_on_display:
+            _shown.append(self.console)
+        return self
+
+    @property
+    def _is_on_display(self) -> bool:
+        return not self._bar.disable or self._output is not None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+        if self._is_on_display:
+            _shown.remove(self.console)
+        if self._output is not None and self._output.is_shown:
+            name, began = self._whole
+            text = self.text(is_end=True) if self.name == name else f"{clock(self.now() - began)} elapsed"
+            self._output.show(*notebook.line(one_line(f"{name}: {text}")))
+
+    def advance(self, count: float = 1) -> None:
+        """Add finished units."""
+        self.update(self.done + count)
+
+    def update(self, done: float, total: float | None = None, *, name: str | None = None) -> None:
+        """Set the number of finished units, and the total and the name if they have changed."""
+        self.done, self.total, self.name = done, total or self.total, name or self.name
+        self._bar.update(self._task, description=one_line(self.name), completed=done, total=self.total)
+        self.tick()
+
+    def begin(self, name: str, total: float | None = None) -> None:
+        """Begin the next part of the task: its units and its time count from 0."""
+        self.name, self.total, self.done, self._done_at_start, self._began = name, total, 0.0, 0.0, self.now()
+        self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(one_line(name), total=total)
+
+    def begin_at(self, done: float) -> None:
+        """Set the number of units that an earlier process has finished; they do not count for the rate."""
+        self._done_at_start = done
+        self.update(done)
+
+    def tick(self) -> None:
+        """Print a line if one is due; to be called at intervals where no units are finished for some time."""
+        if self._output is not None:
+            if self.now() - self._printed_at >= notebook.UPDATE_SECONDS:
+                self._printed_at = self.now()
+                text = one_line(f"{self.name}: {self.text()}")
+                self._output.show(*notebook.line(text, self.done, self.total))
+        elif not (self.quiet or self.console.is_terminal) and self.now() - self._printed_at >= LINE_SECONDS:
+            self._printed_at = self.now()
+            self.console.print(one_line(f"{self.name}: {self.text()}"), markup=False)
+
+    def text(self, *, is_end: bool = False) -> str:
+        """Return the state: units, elapsed time, time left and rate, as far as they are known."""
+        elapsed, gained = self.now() - self._began, self.done - self._done_at_start
+        parts = []
+        if self.unit and (self.total or self.done):
+            of = f" of {self.total:,.0f}" if self.total else ""
+            parts.append(f"{self.done:,.0f}{of} {self.unit}")
+        parts.append(f"{clock(elapsed)} elapsed")
+        if gained > 0 and elapsed > 0:
+            if self.total and not is_end:
+                parts.append(f"{clock(max(self.total - self.done, 0) * elapsed / gained)} left")
+            if self.unit:
+                parts.append(rate(gained / elapsed, self.unit))
+        return ", ".join(parts)
+
+
+class _State(ProgressColumn):
+    """State of a task, as in the lines of a log."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.work = work
+
+    def render(self, task: Task) -> Text:
+        return Text(self.work.text(), style="cyan")
+
+
+def say(text: str) -> None:
+    """Print one line to stderr, above a bar that is on display; in a notebook, show it below."""
+    if notebook.in_notebook():
+        notebook.note(one_line(text))
+        return
+    (_shown[-1] if _shown else stderr_console()).print(one_line(text), markup=False)
+
+
+@contextlib.contextmanager
+def muted() -> Iterator[None]:
+    """Show no progress, also of what takes no `quiet`, such as a download."""
+    global _muted
+    before, _muted = _muted, True
+    try:
+        yield
+    finally:
+        _muted = before
+
+
+def stderr_console() -> Console:
+    """Return a console on stderr that prints text as it is."""
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+@contextlib.contextmanager
+def counting(
+    total: int, *, quiet: bool, task_name: str = "evaluating", unit: str = "images"
+) -> Iterator[Callable[[int], None]]:
+    """Show the progress of a task; yields a function that advances it by a number of units."""
+    with Work(task_name, total, unit=unit, quiet=quiet) as work:
+        yield work.advance
+
+
+@contextlib.contextmanager
+def reading(
+    *, quiet: bool, task_name: str = "reading", unit: str = "images"
+) -> Iterator[Callable[[int, int | None], None]]:
+    """Show the progress of a task; yields a function that sets it to (units finished, total)."""
+    with working(task_name, unit=unit, quiet=quiet) as work:
+        yield work.update
+
+
+@contextlib.contextmanager
+def working(name: str, total: float | None = None, *, unit: str = "images", quiet: bool) -> Iterator[Work]:
+    """Show the progress of a task with long steps, such as a conversion: lines are also printed within a step."""
+    work, ended = Work(name, total, unit=unit, quiet=quiet), threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(TICK_SECONDS):
+            work.tick()
+
+    thread = threading.Thread(target=tick, daemon=True)
+    with work:
+        thread.start()
+        try:
+            yield work
+        finally:
+            ended.set()
+            thread.join()
+
+
+def rate(per_second: float, unit: str) -> str:
+    """Format a rate; a slow one in units per minute, so that it is never 0."""
+    if per_second >= 10:
+        return f"{per_second:,.0f} {unit}/s"
+    return f"{per_second:.1f} {unit}/s" if per_second >= 0.1 else f"{60 * per_second:.2g} {unit}/min"
+
+
+def clock(seconds: float | None) -> str:
+    """Format seconds as m:ss, or h:mm:ss from one hour."""
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

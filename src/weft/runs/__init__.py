@@ -1,0 +1,1 @@
+"""Run directories: layout, lock, metrics, and upload to the Hugging Face hub."""

@@ -1,0 +1,375 @@
+"""Run directory: reserve and lock it, read and write its files.
+
+recipe.yaml    all settings and the machine; repeats the run
+metrics.csv    one row per epoch
+steps.csv      one row per step
+best/ last/    model directories
+state/         training states, from which an interrupted run resumes
+images.tsv.gz  fingerprint of the dataset: class, split, size and hash of every image
+report/        figures and tables
+public_classifier.safetensors  of the public weights that the run started from, for the detector of unknown images
+features.npz   features of all images, if the kept model is a linear classifier on frozen features
+extension.json of a run that extends another: accuracies before and after
+folds/         with a cross-validation: a run directory for each fold but the first, and a report over all folds
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import itertools
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TextIO, get_type_hints
+
+from weft.data.index.inventory import VAL_NAMES
+from weft.errors import CheckpointError, UsageError
+from weft.files import (
+    LOCK,
+    TakenError,
+    clear,
+    entries_of,
+    is_alive,
+    no_follow,
+    refuse_taken,
+    remove,
+    write_text,
+    write_whole,
+    writing,
+    written,
+)
+from weft.text import reason_of
+
+try:
+    import fcntl
+except ImportError:  # Windows: run directories are not locked
+    fcntl = None
+
+CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", "images.tsv.gz", "report")
+FINGERPRINT = "images.tsv.gz"
+FEATURES = "features.npz"
+PUBLIC_CLASSIFIER = "public_classifier.safetensors"
+EXTENSION = "extension.json"
+FOLDS, CROSS_VALIDATION = "folds", "cross_validation.json"
+REPLACEABLE = (
+    *CONTENTS,
+    FEATURES,
+    PUBLIC_CLASSIFIER,
+    EXTENSION,
+    FOLDS,
+    CROSS_VALIDATION,
+    "tensorboard",
+    "wandb",
+)  # entries that --force may replace
+SPLITS = ("train", *VAL_NAMES)
+PROBE = LOCK.with_name("step-0000000000.safetensors")  # the longest path in a run directory
+RETRY_S = 0.5  # time to wait for another process that is creating or removing the lock file, or writing to it
+_LOCKED: set[Path] = set()  # run directories that this process has locked
+
+
+class EpochRow(NamedTuple):
+    """One row of `metrics.csv`; validation results are nan for an epoch without evaluation.
+
+    Attributes:
+        epoch: number of the epoch, from 1; 0 for an evaluation before training.
+        step: steps since the start of the run.
+        lr: learning rate of the first step of the epoch.
+        train_loss, val_loss: cross-entropy in nats.
+        train_top1, val_top1, val_top5: accuracies in percent.
+        images_per_second: throughput of training, without evaluation.
+        data_wait: percentage of the training time spent waiting for data.
+        seconds: duration of the epoch, including evaluation.
+    """
+
+    epoch: int
+    step: int
+    lr: float
+    train_loss: float
+    train_top1: float
+    val_loss: float
+    val_top1: float
+    val_top5: float
+    images_per_second: float
+    data_wait: float
+    seconds: float
+
+
+def best_of(history: Sequence[EpochRow]) -> EpochRow | None:
+    """Return the epoch whose model is in best/; None if no epoch was evaluated.
+
+    It has the highest top-1 on the validation set; at equal top-1 the lowest loss, and at equal loss it is the first.
+    Training, report and model card share this rule. Values are compared as `metrics.csv` has them.
+    """
+    evaluated = [row for row in history if not math.isnan(row.val_top1)]
+    return max(
+        evaluated, key=lambda row: (float(_text(row.val_top1)), -_finite(float(_text(row.val_loss)))), default=None
+    )
+
+
+def _finite(loss: float) -> float:
+    return math.inf if math.isnan(loss) else loss
+
+
+def check_run_dir(path: Path, source: str) -> None:
+    """Check that a run directory can be created at a path.
+
+    Args:
+        path: path of the run directory.
+        source: the dataset.
+
+    Raises:
+        UsageError: the path is not UTF-8, or is in the dataset, where a later run would read it as a class. Next to
+            folders `train` and `val` it is allowed.
+    """
+    try:
+        is_text = "\0" not in str(path) and bool(str(path).encode())
+    except UnicodeEncodeError:  # safetensors only opens files with UTF-8 names
+        is_text = False
+    if not is_text:
+        raise UsageError(f"--out must be a path in UTF-8 without NUL; got {str(path)!r}. Choose another --out.")
+    root, resolved = Path(source).resolve(), path.resolve()
+    if not root.is_dir() or not resolved.is_relative_to(root):
+        return
+    first = (*resolved.relative_to(root).parts, "train")[0]
+    if first in SPLITS or not (root / "train").is_dir():
+        raise UsageError(
+            f"A run directory must be outside the data folder, where it would be read as a class; {path} is in"
+            f" {source}. Choose another --out."
+        )
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a run directory for this process; create it if needed. The lock ends with the process.
+
+    Raises:
+        UsageError: another run has locked it.
+        StorageError: it cannot be created or written to.
+    """
+    resolved = path.resolve()
+    if resolved in _LOCKED:  # by another thread: a file lock does not exclude threads of the same process
+        raise _in_use(path, str(os.getpid()))
+    _LOCKED.add(resolved)
+    try:
+        with _open_lock(path) as file:
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            with writing(path):
+                file.flush()
+            yield
+    finally:
+        _LOCKED.discard(resolved)
+
+
+def _in_use(path: Path, holder: str) -> TakenError:
+    return TakenError(
+        f"Only one process at a time can use a run directory; {path} is in use by process {holder}."
+        " Wait for it, stop it, or choose another --out."
+    )
+
+
+def _open_lock(path: Path) -> TextIO:
+    """Open and lock the lock file of a run directory, and create both if needed. Closing the file unlocks it."""
+    deadline = time.monotonic() + RETRY_S
+    while True:
+        with writing(path):
+            try:
+                (path / LOCK).parent.mkdir(parents=True, exist_ok=True)
+                file = open(path / LOCK, "a+", opener=no_follow)
+            except FileNotFoundError:  # another process has just removed the directory, after its run was refused
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+                continue
+        if fcntl is None:
+            return file
+        try:
+            # lockf, not flock: forked data loader workers would inherit a flock and keep it after the run is killed
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            with file:
+                holder = _holder_of(file)
+            raise _in_use(path, holder) from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), (path / LOCK).stat()):
+                return file
+        file.close()  # the lock file was removed between opening and locking: try again
+
+
+def _holder_of(file: TextIO) -> str:
+    """Return the process number in a lock file, or `unknown` if there is none for `RETRY_S`.
+
+    The process that holds the lock writes its number after locking the file. Until then, the file is empty, or has the
+    number of a process that was killed.
+    """
+    deadline = time.monotonic() + RETRY_S
+    while True:
+        file.seek(0)
+        holder = file.read().strip()
+        if holder.isdecimal() and is_alive(int(holder)):
+            return holder
+        if time.monotonic() > deadline:
+            return "unknown"
+        time.sleep(0.01)
+
+
+class Reservation:
+    """A locked directory for a run that is about to start.
+
+    Attributes:
+        path: the run directory.
+        is_kept: whether the files of the run stay when the reservation ends.
+    """
+
+    def __init__(self, path: Path, *, force: bool) -> None:
+        self.path, self.force, self.is_kept, self._is_replacing = path, force, False, False
+        self._replaced = path / f".replaced.{os.getpid()}.part"  # a temporary name, which `sweep` removes after a kill
+
+    def move_aside(self) -> None:
+        """Move the existing run, which `force` allows to replace, to a temporary folder.
+
+        Raises:
+            UsageError: the directory holds other files by now.
+        """
+        refuse_taken(self.path, REPLACEABLE, force=self.force)
+        with writing(self.path):
+            (self._replaced / LOCK.parent).mkdir(parents=True)
+            self._is_replacing = True
+            _move(self.path, self._replaced)
+
+    def discard_replaced(self) -> None:
+        """Remove the run that was moved aside, once the new run has started."""
+        remove(self._replaced)
+
+    def roll_back(self) -> None:
+        """Remove the files of the new run, and restore the run that was moved aside."""
+        with contextlib.suppress(OSError):
+            if self._is_replacing:
+                clear(self.path, REPLACEABLE)
+                _move(self._replaced, self.path)
+                remove(self._replaced)
+            if not entries_of(self.path):
+                remove(self.path / LOCK.parent)
+
+
+@contextlib.contextmanager
+def reserved(path: Path, *, force: bool) -> Iterator[Reservation]:
+    """Lock the directory of a new run. Unless `is_kept` is set in the block, all changes are undone at its end.
+
+    Args:
+        path: the run directory; parents are created.
+        force: allow an existing run to be replaced. It stays in place until `Reservation.move_aside`.
+
+    Raises:
+        UsageError: the directory is taken or in use.
+        StorageError: it cannot be created or written to.
+    """
+    refuse_taken(path, REPLACEABLE, force=force)
+    reservation = Reservation(path, force=force)
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        with locked(path):
+            try:
+                write_whole(path / PROBE, b"")  # fail before hours of work if the directory is not writable
+                (path / PROBE).unlink()
+                yield reservation
+            finally:
+                if not reservation.is_kept:
+                    reservation.roll_back()
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # not empty: the run is kept, or another run uses the folder
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def reserved_numbered(path: Path) -> Iterator[Reservation]:
+    """Lock the directory of a new run as `reserved` does; if it is taken or in use, NAME-2, NAME-3 and so on.
+
+    Raises:
+        StorageError: it cannot be created or written to.
+    """
+    for number in itertools.count(1):
+        with contextlib.ExitStack() as stack:
+            folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
+            try:
+                reservation = stack.enter_context(reserved(folder, force=False))
+            except TakenError:
+                continue
+            yield reservation
+            return
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move the files of a run, except the lock, from one directory to another."""
+    for path in written(source, REPLACEABLE):
+        os.replace(path, target / path.relative_to(source))
+
+
+def write_metrics(path: Path, history: Sequence[EpochRow]) -> None:
+    """Write metrics as CSV, atomically."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(EpochRow._fields)
+    writer.writerows([_text(value) if isinstance(value, float) else value for value in row] for row in history)
+    write_text(path, buffer.getvalue())
+
+
+def _text(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def read_metrics(path: Path) -> list[EpochRow]:
+    """Read the metrics that `write_metrics` wrote.
+
+    Raises:
+        CheckpointError: the file has been edited and is not valid.
+    """
+    types = get_type_hints(EpochRow)
+    with path.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    try:
+        return [EpochRow(**{name: types[name](value) for name, value in row.items()}) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} must have the columns and values that the run wrote; it was edited ({reason_of(error)})."
+            " Restore it."
+        ) from error
+
+
+class StepLog:
+    """Writer of `steps.csv`: one row per step, each step once, also if the run is resumed.
+
+    Args:
+        path: the file.
+        step: number of completed steps; rows of later steps are removed, since these steps will be repeated.
+    """
+
+    FIELDS = ("step", "epoch", "lr", "loss", "grad_norm")
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        lines = path.read_text().splitlines() if step and path.exists() else []
+        kept = [line for line in lines[1:] if line.count(",") == 4 and int(line.split(",", 1)[0]) <= step]
+        write_text(path, "\n".join([",".join(self.FIELDS), *kept]) + "\n")
+        with writing(path):
+            self.file = path.open("a")
+
+    def add(self, step: int, epoch: int, lr: float, loss: float, grad_norm: float) -> None:
+        """Add the row of a step; `step` and `epoch` count from 1."""
+        self.file.write(f"{step},{epoch},{lr!r},{loss!r},{grad_norm!r}\n")
+
+    def flush(self) -> None:
+        """Flush all rows to the disk; called before each saved state, so that no completed step lacks a row."""
+        with writing(self.path):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """Write the remaining rows, and close the file."""
+        with contextlib.suppress(OSError):  # the run may be ending because the disk is full
+            self.file.close()

@@ -1,0 +1,193 @@
+"""`push`: upload a trained model to the Hugging Face hub, with a model card."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData
+from huggingface_hub.utils import validate_repo_id
+
+from weft.checkpoints import load_model_dir
+from weft.checkpoints.hub import PREFIX, hub_errors
+from weft.checkpoints.model_dir import CONFIG, WEIGHTS, read_config
+from weft.checkpoints.public import PublicModel, find_model
+from weft.checkpoints.unknown import FILE as DETECTOR
+from weft.errors import UsageError
+from weft.intervals import accuracy_text
+from weft.models.contract import preprocessing
+from weft.recipes import Recipe, dump, load_recipe
+from weft.recipes.load import recorded_environment
+from weft.runs.directory import EpochRow, best_of, read_metrics
+from weft.text import fenced, markdown, printable
+
+MAX_CLASSES = 100  # class names listed in a model card
+
+
+def push(run: str | Path, repo: str, *, license: str | None = None, private: bool = False, force: bool = False) -> str:
+    """Upload the weights and the model card of a run to the Hugging Face hub, in one commit.
+
+    Args:
+        run: a run directory (its best model) or a model directory.
+        repo: repository as OWNER/NAME; created if it does not exist.
+        license: license identifier of the hub for the weights, such as `apache-2.0`.
+        private: create a private repository; an existing one keeps its visibility.
+        force: replace the model of a repository that already has one; its commit history is kept.
+
+    Returns:
+        The URL of the repository.
+
+    Raises:
+        UsageError: the repository has a model and `force` is not set, or `run` is an export or a public model.
+        CheckpointError: there is no model, or the hub refuses the upload.
+    """
+    folder, card = _own_model(run), model_card(run, repo, license=license)
+    hub = HfApi()
+    with hub_errors(repo):
+        page = hub.create_repo(repo, private=private, exist_ok=True)
+        if not force and hub.file_exists(repo, CONFIG):
+            raise UsageError(
+                f"The repository must not have a model yet; {repo} has one. Pass --force to replace it; its commit"
+                " history is kept."
+            )
+        files = [
+            CommitOperationAdd(name, folder / name) for name in (WEIGHTS, CONFIG, DETECTOR) if (folder / name).is_file()
+        ]
+        files.append(CommitOperationAdd("README.md", card.encode()))
+        hub.create_commit(repo, files, commit_message="Upload a model trained with weft")
+    return str(page)
+
+
+def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str:
+    """Return the model card of a run: YAML metadata for the hub's search, and Markdown.
+
+    It contains no paths of this machine: of the dataset only the last part of its path.
+
+    Args:
+        run, repo, license: as in `push`.
+
+    Raises:
+        UsageError: `run` is an export or a public model.
+        CheckpointError: there is no model, or `repo` is not a valid repository name.
+    """
+    with hub_errors(repo):
+        validate_repo_id(repo)
+    folder, title = _own_model(run).resolve(), repo.rpartition("/")[2]
+    config = read_config(folder)
+    if "artefact" in config:
+        raise UsageError(f"push uploads trained weights; {run} is an export. Push the run that it was exported from.")
+    model, names = load_model_dir(folder)
+    channels, height, width = preprocessing(model)["input_size"]
+    num_params = sum(weight.numel() for weight in model.parameters())
+    rows = [
+        ("network", f"`{config['architecture']}`, {num_params:,} parameters"),
+        ("input", f"{height}x{width} pixels, {'gray' if channels == 1 else 'RGB'}"),
+        ("classes", markdown(_classes(names, model.num_classes))),
+    ]
+    run_dir, data, training, best = folder.parent, "", "", None
+    if folder.name in ("best", "last") and (run_dir / "recipe.yaml").is_file():
+        recipe = load_recipe(run_dir / "recipe.yaml")
+        data = printable(Path(recipe.data.source or "").name)
+        train, val = _image_counts(run_dir / "recipe.yaml")
+        counts = f": {train:,} images for training, {val:,} held out" if train and val else ""
+        rows.append(("data", markdown(data) + counts))
+        training = TRAINING.format(recipe=fenced(dump(_without_paths(recipe, data)), "yaml"))
+    if folder.name == "best" and (run_dir / "metrics.csv").is_file():
+        best = best_of(read_metrics(run_dir / "metrics.csv"))
+    if best is not None:
+        _, num_images = _image_counts(run_dir / "recipe.yaml")
+        for name, value in (("top-1", best.val_top1), ("top-5", best.val_top5))[: 2 if model.num_classes > 5 else 1]:
+            rows.append((f"held-out {name}", accuracy_text(value, num_images) if num_images else f"{value:.2f} %"))
+        rows.append(("best epoch", f"{best.epoch}, selected on the same images; its accuracy is slightly optimistic"))
+    metadata = ModelCardData(
+        license=license,
+        library_name="timm",
+        tags=["weft", "image-classification"],
+        pipeline_tag="image-classification",
+        model_name=title,
+        eval_results=None if best is None else [_eval_result(best, data or "unknown")],
+    )
+    table = "\n".join(f"| {name} | {text} |" for name, text in rows)
+    return CARD.format(metadata=metadata.to_yaml(), title=title, table=table, name=f"{PREFIX}{repo}") + training
+
+
+def _own_model(run: str | Path) -> Path:
+    """Return the model directory to upload."""
+    found = find_model(run)
+    if isinstance(found, PublicModel):
+        raise UsageError(
+            f"push uploads weights that you trained; {run} is the name of a public model, whose weights are public"
+            " already. Pass a run directory or a model directory."
+        )
+    return found
+
+
+CARD = """---
+{metadata}
+---
+
+# {title}
+
+| | |
+|---|---|
+{table}
+
+## Use
+
+```sh
+weft predict {name} image.jpg
+weft serve {name}
+```
+
+```python
+import timm
+import weft.models.registry  # registers weft's networks with timm
+
+model = timm.create_model("{name}", pretrained=True).eval()
+```
+"""
+
+TRAINING = """
+## Training
+
+To repeat the training, save this recipe as FILE and run `weft train DATA --recipe FILE`:
+
+{recipe}"""
+
+
+def _without_paths(recipe: Recipe, data: str) -> Recipe:
+    """Return a recipe in which paths of this machine are reduced to their last part."""
+
+    def name_of(path: str | None) -> str | None:
+        return path if path is None or path.startswith(PREFIX) else Path(path).name
+
+    return dataclasses.replace(
+        recipe,
+        start_from=name_of(recipe.start_from),
+        data=dataclasses.replace(recipe.data, source=data),
+        distill=dataclasses.replace(recipe.distill, teacher=name_of(recipe.distill.teacher)),
+    )
+
+
+def _eval_result(best: EpochRow, data: str) -> EvalResult:
+    return EvalResult(
+        task_type="image-classification",
+        dataset_type=data,
+        dataset_name=f"{data}, held out",
+        metric_type="accuracy",
+        metric_value=round(best.val_top1 / 100, 6),
+    )
+
+
+def _image_counts(recipe: Path) -> tuple[int, int]:
+    """Return the numbers of training and validation images that a run's recipe records; 0 if unknown."""
+    environment = recorded_environment(recipe)
+    train, val = (environment.get(name) for name in ("train_images", "val_images"))
+    return train if isinstance(train, int) else 0, val if isinstance(val, int) else 0
+
+
+def _classes(names: list[str] | None, count: int) -> str:
+    if not names:
+        return str(count)
+    more = f" and {len(names) - MAX_CLASSES} more" if len(names) > MAX_CLASSES else ""
+    return f"{count}: {', '.join(names[:MAX_CLASSES])}{more}"

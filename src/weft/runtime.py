@@ -1,0 +1,160 @@
+"""Device, processes and precision of a computation.
+
+The only module that uses Hugging Face Accelerate, which selects the device, joins the processes that torchrun or SLURM
+started, and wraps a model for data-parallel training. The data loader is never passed to it: Accelerate would
+distribute the batches in an order of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import InitProcessGroupKwargs, broadcast, gather_object
+from torch import Tensor, nn
+
+from weft.capabilities import fastest_precision
+from weft.errors import UsageError
+from weft.memory import keep_memory
+from weft.slurm import join_slurm
+
+TIMEOUT = datetime.timedelta(minutes=30)  # for processes that wait for each other, as for an evaluation by the first
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Device, processes and precision that a model runs with.
+
+    Attributes:
+        accelerator: of Hugging Face Accelerate.
+        precision: 'fp32', or 'bf16' for autocast of matrix multiplications and convolutions.
+    """
+
+    accelerator: Accelerator
+    precision: str
+
+    @classmethod
+    def of(cls, device: str = "auto", precision: str = "fp32", *, deterministic: bool = False) -> Runtime:
+        """Create the runtime for the options of the command line, and join the other processes of a run.
+
+        Raises:
+            UsageError: an unknown value, or `cuda` or `mps` on a machine without such a GPU.
+        """
+        if device not in ("auto", "cpu", "cuda", "mps"):
+            raise UsageError(f"device must be auto, cpu, cuda or mps; got {device!r}.")
+        if precision not in ("auto", "fp32", "bf16"):
+            raise UsageError(f"precision must be auto, fp32 or bf16; got {precision!r}.")
+        has_gpu = torch.cuda.is_available()
+        if device == "cuda" and not has_gpu:
+            raise UsageError("device cuda needs a GPU that PyTorch can use; there is none. Pass --device cpu.")
+        if device == "mps":
+            _check_mps(precision)
+        on_cpu = device == "cpu" or (device != "mps" and not has_gpu)
+        join_slurm(num_gpus=0 if on_cpu else torch.cuda.device_count())
+        if on_cpu:
+            keep_memory()
+        if deterministic and not on_cpu:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        accelerator = _accelerator(on_cpu)
+        if precision == "auto":
+            precision = gather_object([fastest_precision(accelerator.device.type)])[0]  # all processes use the same
+        return cls(accelerator, precision)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this process."""
+        return self.accelerator.device
+
+    @property
+    def rank(self) -> int:
+        """Index of this process, from 0."""
+        return self.accelerator.process_index
+
+    @property
+    def world(self) -> int:
+        """Number of processes."""
+        return self.accelerator.num_processes
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the files."""
+        return self.accelerator.is_main_process
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context that computes in `precision`."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor to the device; asynchronous from pinned memory."""
+        return tensor.to(self.device, non_blocking=True)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Wrap a model for training; with several processes it averages their gradients."""
+        if self.world == 1:
+            return model
+        # depth-wise kernels, whose two memory layouts are the same; harmless
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
+        return self.accelerator.prepare_model(model)
+
+    def without_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Return a context without gradient averaging, for all micro-batches of a step except the last."""
+        return self.accelerator.no_sync(model)
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Sum numbers over all processes."""
+        if self.world == 1:
+            return values
+        device = self.device if self.device.type == "cuda" else "cpu"
+        total = self.accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=device), "sum")
+        assert isinstance(total, Tensor)
+        return total.tolist()
+
+    def max(self, values: list[float]) -> list[float]:
+        """Return the maximum of each number over all processes."""
+        return [max(column) for column in zip(*self.gather(values), strict=True)]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return one object from every process, in the order of ranks."""
+        return [value] if self.world == 1 else gather_object([value])
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Copy the buffers of the first process to all: each process has updated BatchNorm with images of its own."""
+        for buffer in model.buffers() if self.world > 1 else ():
+            shared = broadcast(buffer)
+            assert isinstance(shared, Tensor)
+            buffer.copy_(shared)
+
+    def wait(self) -> None:
+        """Wait until every process has reached this call."""
+        self.accelerator.wait_for_everyone()
+
+
+def _check_mps(precision: str) -> None:
+    if not torch.backends.mps.is_available():
+        raise UsageError(
+            "device mps needs the GPU of a Mac with Apple silicon, and a PyTorch that can use it; there is none."
+            " Pass --device cpu."
+        )
+    if "WORLD_SIZE" in os.environ:
+        raise UsageError(
+            "device mps runs in one process; torchrun or SLURM started several. Start one, or use the CPU."
+        )
+    if precision == "bf16":
+        raise UsageError("precision must be fp32 on device mps; got bf16. Pass --precision fp32.")
+
+
+def _accelerator(on_cpu: bool) -> Accelerator:
+    # Accelerate keeps one state per Python process and refuses a second device; a notebook may use one
+    if "WORLD_SIZE" not in os.environ and AcceleratorState._shared_state:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    return Accelerator(
+        cpu=on_cpu, step_scheduler_with_optimizer=False, kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)]
+    )

@@ -1,0 +1,278 @@
+"""`weft label`: images to label next, and proposed labels for those that a model is certain of."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import softmax
+
+from weft.errors import CheckpointError, DataError, UsageError
+from weft.files import check_writable, make_dir, refuse_taken, sha256_of, write_text
+from weft.inference.arguments import image_files, settings_of
+from weft.inference.embedding import feature_predictor, read_files
+from weft.inference.features import fingerprint, logits_of, unit_length
+from weft.inference.predictor import ranked
+from weft.intervals import accuracy_text
+from weft.runs.directory import FEATURES
+from weft.text import printable
+from weft.train.stored_features import StoredFeatures
+
+BUDGET = 20
+CERTAIN = 0.95
+UNCERTAIN_SHARE = 0.5  # of the images, by margin: the candidates (benchmarks/few-images/label.csv)
+NEXT, PROPOSED = "next.csv", "proposed.csv"
+CONTENTS = (NEXT, PROPOSED, "report.md", "report.html", "next.png")
+SHOWN = 50  # images in the report
+HEADER = ("path", "label", "probability", "action")
+
+
+@dataclass(frozen=True)
+class LabelProposal:
+    """An image without a label.
+
+    Attributes:
+        image: absolute path.
+        label: the most probable class.
+        probability: of this class.
+        action: `label` (by a person, next), `accept` (the model is certain), or empty.
+    """
+
+    image: str
+    label: str
+    probability: float
+    action: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the dictionary that `--json` prints."""
+        return {**vars(self), "image": printable(self.image)}
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """Result of `label`.
+
+    Attributes:
+        next: images to label, most useful first.
+        proposed: images that the model is certain of, most certain first.
+        rest: all other images.
+        errors: (path, message) of each file that cannot be read.
+        check: accuracy on the held-out images that the model is as certain of, as a sentence; empty if the run stored
+            no features.
+        labelled: number of images that are left out, because their files are among the labelled images of the run.
+    """
+
+    next: list[LabelProposal]
+    proposed: list[LabelProposal]
+    rest: list[LabelProposal]
+    errors: list[tuple[str, str]]
+    check: str
+    labelled: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the dictionary that `--json` prints."""
+        return {
+            **{name: [row.as_dict() for row in getattr(self, name)] for name in ("next", "proposed", "rest")},
+            "errors": [{"image": printable(path), "error": message} for path, message in self.errors],
+            "check": self.check,
+            "labelled": self.labelled,
+        }
+
+
+def label(
+    run: str | Path,
+    images: str | Path | Sequence[str | Path],
+    *,
+    budget: int = BUDGET,
+    certain: float = CERTAIN,
+    out: str | Path | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    limit: int | None = None,
+    force: bool = False,
+    quiet: bool = False,
+) -> Labelling:
+    """Choose the images to label next, and propose labels for those that the model is certain of.
+
+    Next are images that the model is uncertain of and that differ from each other and from the labelled images: of the
+    half with the smallest margin between the two most probable classes, each time the one with the least cosine
+    similarity to all labelled and chosen images (greedy k-center, arXiv 1708.00489). The labelled images are known if
+    the run stored their features.
+
+    Args:
+        run: a run directory, or a model directory with class names.
+        images: files, folders (with all images below them) or patterns such as 'x/*.png'. They are only read.
+        budget: number of images to label next.
+        certain: smallest probability of a proposed label, above 0 and at most 1.
+        out: directory for `next.csv`, `proposed.csv` and a report with the images; None to write no files. Both tables
+            are data for `weft train`; in `next.csv` the labels are empty, for a person to write.
+        batch_size, device, precision, limit: as in `train`.
+        force: replace existing files in `out`.
+        quiet: print no progress.
+
+    Raises:
+        UsageError: a number out of its range, an export or a network without a linear classifier, or `out` is taken.
+        DataError: no image can be read.
+        CheckpointError: the model is missing, cannot be read, or has no class names.
+    """
+    if budget < 1:
+        raise UsageError(f"budget must be at least 1; got {budget}.")
+    if not 0 < certain <= 1:
+        raise UsageError(f"certain must be above 0 and at most 1; got {certain:g}.")
+    settings = settings_of(batch_size, None, device, precision, None, limit)
+    if out is not None:
+        refuse_taken(Path(out), CONTENTS, force=force)
+        check_writable(Path(out))
+    predictor = feature_predictor(run, settings, quiet)
+    if predictor.label_names is None:
+        raise CheckpointError(f"Labels are class names; the model {printable(str(run))} has none. Pass a run.")
+    network = predictor.source_model
+    stored = _stored(Path(run), fingerprint(network, predictor.runtime))
+    files = list(dict.fromkeys(str(Path(path).absolute()) for path in image_files(images)))
+    labelled = set() if stored is None else {bytes(row) for row in stored.hashes}
+    is_labelled = [_is_among(path, labelled) for path in files]
+    if files and all(is_labelled):
+        raise DataError(
+            f"An image without a label is needed; all {len(files):,} are among the images of the run. Pass others."
+        )
+    files = [path for path, is_in_run in zip(files, is_labelled, strict=True) if not is_in_run]
+    files = files[: settings.data.limit]
+    found = read_files(predictor, files, int(settings.batch_size), quiet=quiet)
+    if not found.images:
+        raise DataError(
+            f"At least one image must be readable; none of {len(found.errors):,} is. The first: {found.errors[0][1]}"
+        )
+    logits = logits_of(network, found.features).astype(np.float64)
+    probabilities = softmax(logits / predictor.temperature, axis=1)
+    known = np.empty((0, found.features.shape[1])) if stored is None else stored.features[~stored.is_held_out, 0]
+    chosen = choose(found.features, probabilities, known, budget)
+    order = ranked(probabilities)[:, 0]
+    highest = probabilities.max(axis=1)
+    is_certain = highest >= certain
+    is_certain[chosen] = False
+
+    def rows(places: Sequence[int], action: str) -> list[LabelProposal]:
+        names = predictor.classes
+        return [LabelProposal(found.images[i], names[order[i]], float(highest[i]), action) for i in places]
+
+    def by_certainty(places: np.ndarray) -> list[int]:
+        return sorted(places.tolist(), key=lambda i: -highest[i])
+
+    others = ~is_certain
+    others[chosen] = False
+    result = Labelling(
+        rows(chosen, "label"),
+        rows(by_certainty(np.flatnonzero(is_certain)), "accept"),
+        rows(by_certainty(np.flatnonzero(others)), ""),
+        found.errors,
+        "" if stored is None else _check(network, stored, predictor.temperature, certain),
+        sum(is_labelled),
+    )
+    if out is not None:
+        _write(Path(out), str(run), result, certain, force=force)
+    return result
+
+
+def choose(features: np.ndarray, probabilities: np.ndarray, known: np.ndarray, budget: int) -> list[int]:
+    """Return the indices of the images to label next, in the order of choice.
+
+    Args:
+        features: (images features) of the images without labels.
+        probabilities: (images classes) of the same images.
+        known: (labelled features) of the labelled images.
+        budget: number of images to choose; all if there are fewer.
+    """
+    number = min(budget, len(features))
+    second, first = np.sort(probabilities, axis=1)[:, -2:].T
+    candidates = np.argsort(first - second, kind="stable")[: max(int(UNCERTAIN_SHARE * len(features)), number)]
+    points = unit_length(features[candidates].astype(np.float64))
+    nearest = np.full(len(points), -1.0)  # largest similarity to a labelled or chosen image
+    if len(known):
+        nearest = (points @ unit_length(known.astype(np.float64)).T).max(axis=1)
+    chosen: list[int] = []
+    for _ in range(number):
+        place = int(
+            nearest.argmin()
+        )  # at equal similarity, as for the first without labelled images, the least certain
+        chosen.append(int(candidates[place]))
+        nearest = np.maximum(nearest, points @ points[place])
+        nearest[place] = np.inf
+    return chosen
+
+
+def _is_among(path: str, hashes: set[bytes]) -> bool:
+    """Return whether the sha256 of a file is among hashes; False for a file that cannot be read."""
+    try:
+        return bool(hashes) and Path(path).is_file() and bytes.fromhex(sha256_of(Path(path))) in hashes
+    except OSError:
+        return False
+
+
+def _stored(run: Path, network: str) -> StoredFeatures | None:
+    """Return the features that a run stored for its kept model; None if there are none."""
+    if not (run / FEATURES).is_file():
+        return None
+    stored = StoredFeatures.read(run / FEATURES)
+    return stored if stored.network == network else None
+
+
+def _check(network: Any, stored: StoredFeatures, temperature: float, certain: float) -> str:
+    """Return the accuracy of the labels that would be proposed for the held-out images, as a sentence."""
+    held_out = stored.chosen(stored.is_held_out)
+    probabilities = softmax(logits_of(network, held_out.features[:, 0]) / temperature, axis=1)
+    is_certain = probabilities.max(axis=1) >= certain
+    if not is_certain.any():
+        return f"None of {len(held_out.labels):,} held-out images has a probability of at least {certain:g}."
+    right = probabilities.argmax(axis=1)[is_certain] == held_out.labels[is_certain]
+    accuracy = accuracy_text(100 * float(right.mean()), len(right), f"of {len(held_out.labels):,} held-out images")
+    return f"Labels with a probability of at least {certain:g} are right for {accuracy}."
+
+
+def _write(folder: Path, run: str, result: Labelling, certain: float, *, force: bool) -> None:
+    from weft.inference.image_grid import image_grid  # matplotlib
+    from weft.pages import Lead, Section, write_page
+
+    make_dir(folder, CONTENTS, force=force)
+    guesses = [(row.image, "", f"{row.probability:.4f}", row.action, row.label) for row in result.next]
+    proposed = [(row.image, row.label, f"{row.probability:.4f}", row.action) for row in result.proposed]
+    write_text(folder / NEXT, _csv((*HEADER, "guess"), guesses))
+    write_text(folder / PROPOSED, _csv(HEADER, proposed))
+    shown = result.next[:SHOWN]
+    titles = [f"{rank}: {row.label}, {100 * row.probability:.0f} %" for rank, row in enumerate(shown, 1)]
+    summary = [
+        ("model", run),
+        ("to label next", f"{len(result.next):,} images, in {NEXT}"),
+        (
+            "proposed labels",
+            f"{len(result.proposed):,} images with a probability of at least {certain:g}, in {PROPOSED}",
+        ),
+        ("other images", f"{len(result.rest):,}"),
+    ]
+    if result.check:
+        summary.append(("check", result.check))
+    header = ("image", "most probable class", "probability")
+    figure = image_grid([row.image for row in shown], titles)
+    text = f"Uncertain images that differ from each other, most useful first. Write their labels into {NEXT}."
+    figures = {"next.png": (figure, "Images to label next, with the most probable class")}
+    sections = [Section("To label next", text, figures, table=(header, _cells(result.next)))]
+    if result.proposed:
+        sections.append(Section("Proposed labels", table=(header, _cells(result.proposed))))
+    sentence = f"{len(result.next):,} images to label next, and {len(result.proposed):,} with a proposed label."
+    write_page(folder, "Images to label", Lead([sentence]), summary, sections)
+
+
+def _cells(rows: Sequence[LabelProposal]) -> list[tuple[str, ...]]:
+    return [(printable(row.image), row.label, f"{row.probability:.3f}") for row in rows]
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([header, *rows])
+    return text.getvalue()

@@ -1,0 +1,122 @@
+"""Draw a preview of augmented training images (`weft train --preview`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from weft.data import Splits, open_image
+from weft.data.index.split import stratified_subset
+from weft.data.loading.preprocessing import visible
+from weft.errors import UsageError
+from weft.files import check_writable, writing
+from weft.models.contract import preprocessing
+from weft.pages import shown
+from weft.recipes import Recipe
+from weft.runtime import Runtime
+from weft.train.batches import training_images
+from weft.train.objective import Mixing
+from weft.train.plan import load_plan_recipe, make_plan
+
+IMAGES = 6  # rows; an even number, since images are mixed in pairs
+EPOCHS = 6  # columns, after that of the original images
+SIDE = 1.7  # inches of an image
+WIDTH = 14  # characters of a class name
+MIN_SHARE = 0.005  # smaller shares of a class are left out
+
+
+def preview(
+    data: str | Path | None = None,
+    model: str | None = None,
+    *,
+    out: str | Path,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    force: bool = False,
+    quiet: bool = False,
+    **given: Any,
+) -> Path:
+    """Draw training images as the network receives them in the first epochs: cropped, augmented and mixed.
+
+    Args:
+        data, model, recipe, settings, quiet: as in `train`.
+        out: file to write; `.png`, `.pdf`, `.svg` or another format of matplotlib.
+        force: overwrite an existing file.
+        given: other arguments of `train` that are settings, such as `img_size`.
+
+    Raises:
+        UsageError: `out` exists or has an unsupported format; and as in `train`.
+        DataError: as in `train`.
+        StorageError: the file cannot be written.
+    """
+    path = Path(out)
+    if path.exists() and not (force and path.is_file()):
+        raise UsageError(f"--preview must name a new file; {path} exists already. Pass --force or another name.")
+    if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
+        raise UsageError(f"--preview must name an image file, such as preview.png; got {path.name}.")
+    check_writable(path.parent)
+    loaded = load_plan_recipe(data, recipe, settings, {"model": model, **given}, "--preview FILE")
+    loaded = dataclasses.replace(loaded, pretrained=False)  # the weights are not used
+    plan = make_plan(loaded, Runtime.of(loaded.device, loaded.precision), quiet=quiet, tune_batch_size=False)
+    figure = augmented_figure(plan.recipe, plan.splits, plan.network)
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    return path
+
+
+def augmented_figure(recipe: Recipe, splits: Splits, model: nn.Module) -> Figure:
+    """Draw one row per image, from every class in turn: the original, and its augmented versions in the first epochs.
+
+    The augmentations are those that training will draw. The partners of mixup and cutmix are not: here, the images of
+    a column are mixed with each other. The label below an image has its target classes.
+
+    Args:
+        recipe: with every decision made.
+        splits: the dataset; training images are drawn.
+        model: its input size and normalisation are used.
+    """
+    source, count = splits.train, min(IMAGES, len(splits.train) // 2 * 2)
+    indices = stratified_subset([str(i) for i in range(len(source))], source.labels, count, recipe.seed)
+    figure = Figure(figsize=(SIDE * (EPOCHS + 1), (SIDE + 0.25) * len(indices)), layout="constrained")
+    grid = figure.subplots(len(indices), EPOCHS + 1, squeeze=False)
+    for axes, index in zip(grid[:, 0], indices, strict=True):
+        axes.imshow(open_image(source.read(index).data))
+        axes.set_xlabel(shown(splits.classes[source.labels[index]], WIDTH), fontsize="x-small")
+    images, mixing = training_images(recipe, source, model), Mixing(recipe, len(splits.classes))
+    for epoch in range(EPOCHS):
+        augmented, labels = zip(*(images[epoch, index] for index in indices), strict=True)
+        mixed, targets = mixing(torch.stack(augmented), torch.tensor(labels), epoch)
+        column = grid[:, epoch + 1]
+        for axes, image, target in zip(column, visible(mixed, preprocessing(model)), targets, strict=True):
+            axes.imshow(image.permute(1, 2, 0).numpy(), interpolation="nearest")
+            if mixing.mixup is not None:
+                axes.set_xlabel(_target_text(target, splits.classes, recipe.loss.label_smoothing), fontsize="x-small")
+    for title, axes in zip(["original", *(f"epoch {1 + epoch}" for epoch in range(EPOCHS))], grid[0], strict=True):
+        axes.set_title(title, fontsize="small")
+    for axes in grid.ravel():
+        _remove_axes(axes)
+    return figure
+
+
+def _target_text(target: Float[Tensor, " classes"], classes: Sequence[str], smoothing: float) -> str:
+    """Return the target as text, such as `dog 70 %, cat 30 %`, without label smoothing."""
+    shares = ((target - smoothing / len(classes)) / (1 - smoothing)).tolist()
+    order = sorted(range(len(classes)), key=lambda number: -shares[number])
+    kept = [number for number in order if shares[number] > MIN_SHARE]
+    return "\n".join(f"{shown(classes[number], WIDTH)} {shares[number]:.0%}".replace("%", " %") for number in kept)
+
+
+def _remove_axes(axes: Axes) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_frame_on(False)

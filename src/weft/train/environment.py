@@ -1,0 +1,49 @@
+"""Record of the software and hardware that a run depends on."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from weft.data import Splits
+from weft.models.families import plugins
+from weft.runtime import Runtime
+from weft.version import __version__
+
+RECORDED = ("torch", "torchvision", "timm", "numpy", "pillow")
+VARIABLES = (  # of the environment; they select algorithms whose last bits differ
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
+    *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG"),
+)
+
+
+def machine(runtime: Runtime) -> dict[str, Any]:
+    """Return everything that the bits of a run depend on, except recipe and data."""
+    return {
+        "weft": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in RECORDED},
+        "device": torch.cuda.get_device_name() if runtime.device.type == "cuda" else platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "processes": runtime.world,
+        **{name: os.environ.get(name, "unset") for name in VARIABLES},
+    }
+
+
+def environment(runtime: Runtime, splits: Splits) -> dict[str, Any]:
+    """Return the record of a run for its recipe: start time, machine, number of images, classes, plugins."""
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **machine(runtime),
+        "train_images": len(splits.train),
+        "val_images": len(splits.val),
+        "excluded_images": len(splits.bad),
+        "classes": list(splits.classes),
+        **({"plugins": plugins()} if plugins() else {}),
+    }

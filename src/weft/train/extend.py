@@ -1,0 +1,416 @@
+"""`weft train DATA --extend RUN`: add classes and images to a run, with the features of its images.
+
+The layers stay frozen; the classifier is fitted again, to the features of old and new images together. The old images
+are not needed where the run stored their features (`weft.train.stored_features`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.checkpoints import load_model_dir, save_model_dir
+from weft.checkpoints.confidence import Confidence
+from weft.checkpoints.model_dir import write_confidence
+from weft.data import Splits, open_data
+from weft.data.sources.open import class_names
+from weft.errors import CheckpointError, DataError, UsageError
+from weft.files import write_text
+from weft.inference.calibration import calibrate
+from weft.inference.feature_map import map_of
+from weft.inference.features import classifiers, fingerprint, logits_of, split_heads
+from weft.inference.metrics import Evaluation, accuracy_lines, confidence_lines, measure
+from weft.inference.report import write_report
+from weft.intervals import accuracy_text
+from weft.progress import clock, counting, reading, say
+from weft.recipes import Recipe, dump, load_recipe
+from weft.recipes.load import overrides_of
+from weft.runs.directory import EXTENSION, FEATURES, EpochRow, Reservation, write_metrics
+from weft.runtime import Runtime
+from weft.text import printable
+from weft.train.environment import environment
+from weft.train.linear_probe import LinearProbe, balance_of, fit_features, set_heads
+from weft.train.plan import open_splits
+from weft.train.resume import record_data
+from weft.train.stored_features import StoredFeatures, collect
+
+KEPT = ("model", "model_args", "img_size")  # settings of the old run that the new one keeps
+NAMED = 6  # class names in a note
+
+
+@dataclass(frozen=True)
+class Extension:
+    """Result of an extension. Accuracies are in percent; None without held-out images.
+
+    Attributes:
+        run: the extended run.
+        classes: names of the new classes.
+        old_count: number of held-out images of the old run.
+        before: their accuracy by the old run, among its classes.
+        after: their accuracy by the new run, among all classes.
+        new_count: number of held-out images of the new data.
+        new: their accuracy by the new run.
+    """
+
+    run: str
+    classes: list[str]
+    old_count: int
+    before: float | None
+    after: float | None
+    new_count: int
+    new: float | None
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return (name, value) lines for the report and the terminal."""
+        lines = [("new classes", ", ".join(map(printable, self.classes)) or "none")]
+        if self.before is not None and self.after is not None:
+            lines += [
+                ("old held-out images before", accuracy_text(self.before, self.old_count)),
+                ("old held-out images after", accuracy_text(self.after, self.old_count)),
+            ]
+        if self.new is not None:
+            lines.append(("new held-out images", accuracy_text(self.new, self.new_count)))
+        return lines
+
+
+@dataclass(frozen=True)
+class ExtendedRun:
+    """Result of `extend`: recipe, evaluation of all held-out images, comparison, calibration, duration in seconds."""
+
+    recipe: Recipe
+    evaluation: Evaluation
+    extension: Extension
+    confidence: Confidence
+    seconds: float
+
+
+def extended_recipe(
+    loaded: Recipe, data: str | Path | None, settings: Mapping[str, Any], given: Mapping[str, Any]
+) -> Recipe:
+    """Return the recipe of a run that extends another: that of the old run, on the new data.
+
+    Args:
+        loaded: the recipe that the arguments of `train` describe, with `extend`.
+        data, settings, given: the arguments of `train`.
+
+    Raises:
+        CheckpointError: the run to extend is not a run directory.
+        UsageError: a setting that an extension does not support.
+    """
+    run = Path(str(loaded.extend))
+    if not (run / "recipe.yaml").is_file():
+        raise CheckpointError(
+            f"--extend must name a run directory; {printable(str(run))} has no recipe.yaml. For weights alone: weft"
+            f" train {loaded.data.source} --from {printable(str(run))}."
+        )
+    old = load_recipe(run / "recipe.yaml")
+    for key in KEPT:
+        value, default = getattr(loaded, key), getattr(Recipe(), key)
+        if value not in (default, getattr(old, key)):
+            raise UsageError(
+                f"An extended run keeps its {key}, which the features of its images depend on; it is"
+                f" {getattr(old, key)}, got {value}. Omit it, or train a new run."
+            )
+    refused = {
+        "epochs": loaded.epochs not in (None, 0),
+        "folds": loaded.data.folds is not None,
+        "start_from": loaded.start_from is not None,
+    }
+    if names := [name for name, is_given in refused.items() if is_given]:
+        raise UsageError(
+            f"--extend fits the classifier on frozen features, so it does not support {names[0]}. Omit it; to train all"
+            f" layers on all images, join the folders: weft train FOLDER --from {printable(str(run))}."
+        )
+    recipe = load_recipe(run / "recipe.yaml", overrides_of(data or loaded.data.source, settings, given))
+    only_new = {"limit": loaded.data.limit, "folds": None, "fold": None, "train_fraction": loaded.data.train_fraction}
+    return dataclasses.replace(
+        recipe,
+        name=loaded.name,
+        extend=str(run),
+        start_from=None,
+        pretrained=False,
+        head_init="probe",
+        epochs=0,
+        steps=None,
+        data=dataclasses.replace(recipe.data, **only_new),
+    )
+
+
+def extend(recipe: Recipe, reservation: Reservation, runtime: Runtime, *, quiet: bool) -> ExtendedRun:
+    """Fit the classifier of a run to its old images and new ones, and write a run directory.
+
+    Args:
+        recipe: result of `extended_recipe`.
+        reservation: of the new run directory.
+        runtime: device and precision.
+        quiet: print no progress and no notes.
+
+    Raises:
+        UsageError: the network has no linear classifier.
+        DataError: the new data cannot be used, have no new image, or the features of the old images are missing.
+        CheckpointError: the model or the features of the old run cannot be read.
+    """
+    start, run, out = time.perf_counter(), Path(str(recipe.extend)), reservation.path
+
+    def note(text: str) -> None:
+        if not quiet:
+            say(text)
+
+    network, names = load_model_dir(run / "best")
+    if names is None:
+        raise CheckpointError(f"A run must name its classes to be extended; {run / 'best'} does not. Train it again.")
+    network = network.to(runtime.device)
+    classifiers(network)
+    if not hasattr(network, "reset_classifier"):
+        raise UsageError(
+            f"A network needs the method reset_classifier to be extended; {type(network).__name__} has none."
+        )
+    old = _old_features(run, network, names, runtime, recipe.workers, quiet)
+    splits, classes = _open_new(recipe, names, quiet)
+    note(f"{len(splits.train):,} new images for training, {len(splits.val):,} held out.")
+    for text in splits.notes[1:]:  # the first one counts old classes also
+        if not text.startswith("No validation image"):
+            note(text)
+    number = len(splits.train) + len(splits.val)
+    with counting(number, quiet=quiet, task_name="features") as count:
+        new = collect(network, splits, runtime, recipe.workers, count)
+    new = _without_copies(old, new, classes, str(recipe.data.source), note)
+    for text in _class_notes(new, names, classes):
+        note(text)
+
+    before = logits_of(network, old.features[:, 0]).argmax(1) == old.labels
+    everything = old.joined(new)
+    train = everything.chosen(~everything.is_held_out)
+    features = split_heads(network, train.features)
+    has_groups = recipe.data.group is not None and all(train.groups)
+    probes = fit_features(
+        features,
+        train.labels,
+        len(classes),
+        balance=balance_of(recipe),
+        groups=[str(group) for group in train.groups] if has_groups else None,
+        seed=recipe.seed,
+    )
+    network = _with_classes(network, len(classes), probes)
+    for probe in probes:
+        note(str(probe))
+
+    is_old = np.arange(len(everything.labels)) < len(old.labels)
+    held_out = everything.is_held_out
+    right = logits_of(network, everything.features[:, 0]).argmax(1) == everything.labels
+    extension = Extension(
+        str(run),
+        classes[len(names) :],
+        int((is_old & held_out).sum()),
+        _percent(before[old.is_held_out]),
+        _percent(right[is_old & held_out]),
+        int((~is_old & held_out).sum()),
+        _percent(right[~is_old & held_out]),
+    )
+    images = everything.chosen(held_out)
+    confidence = calibrate(logits_of(network, images.features[:, 0]), images.labels)
+    evaluation = _evaluate(network, images, classes, runtime, confidence.temperature)
+    result = ExtendedRun(recipe, evaluation, extension, confidence, time.perf_counter() - start)
+    _write(result, network, everything, splits, classes, reservation, runtime)
+    note(f"{out / FEATURES}: features of {len(everything.labels):,} images, {_size(out / FEATURES)}.")
+    return result
+
+
+def _percent(right: np.ndarray) -> float | None:
+    return 100 * float(right.mean()) if right.size else None
+
+
+def _size(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:.1f} MB"
+
+
+def _old_features(
+    run: Path, network: nn.Module, names: Sequence[str], runtime: Runtime, workers: int, quiet: bool
+) -> StoredFeatures:
+    """Return the features of the images of a run: as it stored them, else computed from its images.
+
+    Raises:
+        DataError: they are not stored for the kept model, and the images cannot be read.
+    """
+    reason = "it has no features.npz"
+    if (run / FEATURES).is_file():
+        stored = StoredFeatures.read(run / FEATURES)
+        if stored.network == fingerprint(network, runtime):
+            return stored
+        reason = "its features.npz belongs to other weights or another precision"
+    recipe = load_recipe(run / "recipe.yaml")
+    if recipe.extend is not None:
+        raise DataError(f"To extend a run, the features of its images must be stored; {run}: {reason}.")
+    try:
+        splits = open_splits(recipe, quiet)
+    except DataError as error:
+        raise DataError(
+            f"To extend a run, the features of its images must be stored, or its images must exist; {run}: {reason},"
+            f" and {recipe.data.source} cannot be used. {error}"
+        ) from error
+    if list(splits.classes) != list(names):
+        raise DataError(
+            f"The classes of {recipe.data.source} must be those of the run {run}; they have changed since. Restore the"
+            " data, or train a new run."
+        )
+    with counting(len(splits.train) + len(splits.val), quiet=quiet, task_name="features") as count:
+        return collect(network, splits, runtime, workers, count)
+
+
+def _open_new(recipe: Recipe, names: Sequence[str], quiet: bool) -> tuple[Splits, list[str]]:
+    """Open the new images; return them, and the old class names followed by the new ones."""
+    source, data = str(recipe.data.source), recipe.data
+    own = class_names(source, follow_links=data.follow_links)
+    classes = [*names, *(name for name in own if name not in set(names))]
+    with reading(quiet=quiet) as progress:
+        splits = open_data(
+            source,
+            val_fraction=data.val_fraction,
+            train_fraction=data.train_fraction,
+            group=data.group,
+            seed=recipe.seed,
+            max_bad=data.max_bad,
+            limit=data.limit,
+            follow_links=data.follow_links,
+            classes=classes,
+            allow_empty_class=True,
+            progress=progress,
+        )
+    trained = {splits.classes[label] for label in splits.train.labels}
+    if missing := [name for name in classes[len(names) :] if name not in trained]:
+        raise DataError(
+            f"Every new class must have a training image; '{printable(missing[0])}' of {source} has none that can be"
+            " read. Add images, or remove its folder."
+        )
+    return splits, classes
+
+
+def _without_copies(
+    old: StoredFeatures, new: StoredFeatures, classes: Sequence[str], source: str, note: Callable[[str], None]
+) -> StoredFeatures:
+    """Return the new images whose files are not among the old ones; copies could be on both sides of the split."""
+    label_of = {bytes(row): int(label) for row, label in zip(old.hashes, old.labels, strict=True)}
+    known: list[int | None] = [label_of.get(bytes(row)) for row in new.hashes]
+    is_new = np.array([label is None for label in known])
+    if is_new.all():
+        return new
+    if not is_new.any():
+        raise DataError(
+            f"The new data must have a new image; all {len(new.labels):,} of {source} are already in the run. Pass a"
+            " folder with more images."
+        )
+    text = f"Left out: {(~is_new).sum():,} of {len(new.labels):,} images are already in the run"
+    other = [
+        f"{printable(str(key))} ({printable(classes[before])}, now {printable(classes[int(now)])})"
+        for key, before, now in zip(new.keys, known, new.labels, strict=True)
+        if before is not None and before != now
+    ]
+    note(f"{text}{f', {len(other)} of them in another class, such as {other[0]}' if other else ''}.")
+    return new.chosen(is_new)
+
+
+def _class_notes(new: StoredFeatures, names: Sequence[str], classes: Sequence[str]) -> list[str]:
+    """Return sentences about the new classes and those that get more images."""
+    counts = np.bincount(new.labels, minlength=len(classes))
+    added = [f"{printable(name)} {count}" for name, count in zip(names, counts, strict=False) if count]
+    fresh = [
+        f"{printable(name)} {count}" for name, count in zip(classes[len(names) :], counts[len(names) :], strict=True)
+    ]
+    return [f"New classes: {_listed(fresh)}." if fresh else "No new class."] + (
+        [f"More images of classes of the run: {_listed(added)}."] if added else []
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
+def _with_classes(network: Any, num_classes: int, probes: Sequence[LinearProbe]) -> nn.Module:
+    """Return the network with classifiers of `num_classes`; all other weights stay, also those of layers in a head."""
+    state = network.state_dict()
+    network.reset_classifier(num_classes)
+    fresh = network.state_dict()
+    kept = {name: value for name, value in state.items() if name in fresh and fresh[name].shape == value.shape}
+    network.load_state_dict(kept, strict=False)
+    set_heads(network, probes)
+    return network.eval()
+
+
+class _Heads(nn.Module):
+    """The classifiers of a network as a module: features (b features) to logits (b classes)."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.of = [network]  # not a child: it stays in its mode
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.from_numpy(logits_of(self.of[0], features.cpu().numpy()))
+
+
+def _evaluate(
+    network: nn.Module, images: StoredFeatures, classes: Sequence[str], runtime: Runtime, temperature: float
+) -> Evaluation:
+    features, labels = torch.from_numpy(images.features[:, 0]), torch.from_numpy(images.labels)
+    keys = [printable(str(key)) for key in images.keys]
+    return measure(
+        _Heads(network),
+        [(features, labels)],
+        classes,
+        runtime,
+        temperature=temperature,
+        key_of=lambda place: keys[place],
+    )
+
+
+def _write(
+    result: ExtendedRun,
+    network: nn.Module,
+    everything: StoredFeatures,
+    splits: Splits,
+    classes: Sequence[str],
+    reservation: Reservation,
+    runtime: Runtime,
+) -> None:
+    """Write the files of a run that exist without epochs."""
+    recipe, evaluation, out = result.recipe, result.evaluation, reservation.path
+    reservation.move_aside()
+    record = environment(runtime, splits) | {
+        "train_images": int((~everything.is_held_out).sum()),
+        "val_images": int(everything.is_held_out.sum()),
+        "classes": list(classes),
+    }
+    write_text(out / "recipe.yaml", dump(dataclasses.replace(recipe, environment=record)))
+    record_data(out, splits)
+    for name in ("best", "last"):
+        save_model_dir(network, out / name, label_names=classes, force=True)
+        write_confidence(out / name, result.confidence, None)
+    everything.write(out / FEATURES)
+    none = math.nan
+    accuracies = evaluation.loss, evaluation.top1, evaluation.top5
+    write_metrics(out / "metrics.csv", [EpochRow(0, 0, 0.0, none, none, *accuracies, 0.0, 0.0, result.seconds)])
+    write_text(out / EXTENSION, json.dumps(dataclasses.asdict(result.extension), indent=2) + "\n")
+    summary = [
+        ("extends", result.extension.run),
+        *result.extension.lines(),
+        ("held-out images", f"{evaluation.count}"),
+        *accuracy_lines(evaluation, "held-out images"),
+        *confidence_lines(evaluation),
+        ("training images", f"{int((~everything.is_held_out).sum())}"),
+        ("training and evaluation", f"{clock(result.seconds)} on {runtime.device.type}"),
+        ("repeat with", f"weft train --config {out / 'recipe.yaml'} --out DIR"),
+    ]
+    held_out = everything.chosen(everything.is_held_out)
+    drawn = map_of(held_out.features[:, 0], held_out.labels, evaluation)
+    write_report(out / "report", f"{recipe.model} on {recipe.data.source}", summary, evaluation, features=drawn)
+    reservation.discard_replaced()
+    reservation.is_kept = True

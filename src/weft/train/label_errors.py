@@ -1,0 +1,183 @@
+"""Likely label errors, ambiguous classes, outliers and near-duplicates among labelled images, from their features.
+
+Label errors are found by confident learning (Northcutt et al., arXiv 1911.00068): the probabilities of every image come
+from a classifier that was fitted without it, and each class has a threshold of its own. The classifiers are fitted
+twice, the second time without the likely errors of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from threadpoolctl import threadpool_limits
+
+from weft.inference.features import unit_length
+from weft.train.linear_probe import FOLDS, held_out_probabilities
+
+NEIGHBOURS = 10  # of the outlier score
+OUTLIER_DEVIATIONS = 4.0  # robust standard deviations above the median distance
+MIN_SIMILARITY = 0.7  # cosine of the centred features of near-duplicates; of other images of few9 at most 0.57
+MIN_CENTRED = 20  # images; of fewer, the mean of the features says little, and every pair is compared
+MAX_BITS = 10  # of 64, in which the hashes of near-duplicates differ
+ROWS = 1_024  # of the similarity matrix at a time
+
+
+@dataclass(frozen=True)
+class LabelErrors:
+    """Result of `find_label_errors`.
+
+    Attributes:
+        probabilities: (images classes), each row by a classifier that was fitted without the image and its group.
+        is_judged: (images) whether the class of the label had an image in the other folds; others have no result.
+        proposed: (images) the most probable class, by its index; the label itself for images that are not judged.
+        quality: (images) probability of the label, from 0 to 1. The lower it is, the more likely the label is wrong. 1
+            for images that are not judged.
+        is_error: (images) whether confident learning counts the label as wrong.
+        confusions: (classes classes) number of images with label i (row) that confident learning counts as class j.
+    """
+
+    probabilities: np.ndarray
+    is_judged: np.ndarray
+    proposed: np.ndarray
+    quality: np.ndarray
+    is_error: np.ndarray
+    confusions: np.ndarray
+
+    def order(self) -> np.ndarray:
+        """Return the indices of the likely label errors, most likely first."""
+        places = np.flatnonzero(self.is_error)
+        return places[np.argsort(self.quality[places], kind="stable")]
+
+
+def find_label_errors(
+    features: np.ndarray, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None, seed: int = 0
+) -> LabelErrors:
+    """Find likely label errors.
+
+    Args:
+        features: (images features).
+        labels: (images) class indices.
+        num_classes: number of classes.
+        groups: (images) group of every image, such as its copies; a group is in one fold. None without groups.
+        seed: of the folds.
+    """
+    fold_of = folds_of(labels, groups, seed)
+    classes = labels[:, None] == np.arange(num_classes)
+    others = np.stack([classes[fold_of != fold].any(axis=0) for fold in range(FOLDS)])  # classes in the other folds
+    is_judged = others[fold_of, labels]
+    with threadpool_limits(1):
+        probabilities = held_out_probabilities(features[:, None], labels, num_classes, fold_of)
+        is_used = ~judge(probabilities, labels, is_judged).is_error
+        is_lost: np.ndarray = (
+            np.stack([~classes[is_used & (fold_of != fold)].any(axis=0) for fold in range(FOLDS)]) & others
+        )
+        is_used |= np.asarray(is_lost.any(axis=0))[labels]  # no class loses all its images
+        probabilities = held_out_probabilities(features[:, None], labels, num_classes, fold_of, is_used)
+    return judge(probabilities, labels, is_judged)
+
+
+def judge(probabilities: np.ndarray, labels: np.ndarray, is_judged: np.ndarray) -> LabelErrors:
+    """Find likely label errors from held-out probabilities (images classes); arguments as in `LabelErrors`.
+
+    An image is confidently of class j if its probability of j is at least the mean probability of j among the images
+    with label j. It is a likely error if the most probable of these classes is not its label.
+    """
+    rows, num_classes = np.arange(len(labels)), probabilities.shape[1]
+    own = probabilities[rows, labels]
+    counts = np.bincount(labels[is_judged], minlength=num_classes)
+    sums = np.bincount(labels[is_judged], weights=own[is_judged], minlength=num_classes)
+    thresholds = np.where(counts > 0, sums / np.maximum(counts, 1), np.inf)
+    confident = np.where(probabilities >= thresholds, probabilities, -1.0)
+    is_confident = is_judged & (confident.max(axis=1) >= 0)
+    likely = confident.argmax(axis=1)
+    confusions = np.zeros((num_classes, num_classes), int)
+    np.add.at(confusions, (labels[is_confident], likely[is_confident]), 1)
+    others = probabilities.copy()
+    others[rows, labels] = 0
+    is_error = is_confident & (likely != labels) & (own < others.max(axis=1))
+    quality = np.where(is_judged, own, 1.0)
+    proposed = np.where(is_judged, probabilities.argmax(axis=1), labels)
+    return LabelErrors(probabilities, is_judged, proposed, quality, is_error, confusions)
+
+
+def folds_of(labels: np.ndarray, groups: np.ndarray | None = None, seed: int = 0) -> np.ndarray:
+    """Return the fold of every image, 0 to 4; each class is spread over the folds, and a group is in one fold."""
+    names = np.arange(len(labels)) if groups is None else groups
+    _, first, group_of = np.unique(names, return_index=True, return_inverse=True)
+    shuffled = np.random.default_rng(seed).permutation(len(first))
+    order = shuffled[np.argsort(labels[first[shuffled]], kind="stable")]  # groups by the class of their first image
+    fold_of_group = np.empty(len(first), int)
+    fold_of_group[order] = np.arange(len(first)) % FOLDS
+    return fold_of_group[group_of]
+
+
+def neighbour_distances(features: np.ndarray, k: int = NEIGHBOURS) -> np.ndarray:
+    """Return the mean cosine distance (images), from 0 to 2, of each image to its `k` nearest other images."""
+    k = min(k, len(features) - 1)
+    if k < 1:
+        return np.zeros(len(features))
+    parts = [1 - np.partition(block, -k, axis=1)[:, -k:].mean(axis=1) for _, block in _similarities(features)]
+    return np.concatenate(parts).clip(0)
+
+
+def outliers(distances: np.ndarray) -> np.ndarray:
+    """Return the indices of images far from all others, farthest first.
+
+    Their distance is more than four robust standard deviations (of the median absolute deviation) above the median.
+    """
+    median = np.median(distances)
+    deviation = 1.4826 * np.median(np.abs(distances - median))
+    places = np.flatnonzero(distances > median + OUTLIER_DEVIATIONS * deviation + 1e-9)
+    return places[np.argsort(-distances[places], kind="stable")]
+
+
+def near_duplicates(features: np.ndarray, open_image: Callable[[int], Image.Image]) -> list[list[int]]:
+    """Return groups of indices of near-duplicates: similar features and similar brightness gradients, also mirrored.
+
+    Args:
+        features: (images features).
+        open_image: function from the index of an image to the image; only of images with similar features.
+    """
+    is_few = len(features) < MIN_CENTRED
+    hashes, is_hashed = np.zeros((len(features), 2), np.uint64), np.zeros(len(features), bool)
+    pairs = []
+    for start, block in _similarities(features - features.mean(axis=0)):
+        places, columns = np.nonzero(block >= (-np.inf if is_few else MIN_SIMILARITY))
+        rows = places + start
+        rows, columns = rows[rows < columns], columns[rows < columns]
+        for i in np.unique(np.concatenate([rows, columns])):
+            if not is_hashed[i]:
+                hashes[i], is_hashed[i] = _hashes(open_image(int(i))), True
+        bits = np.bitwise_count(hashes[rows, :1] ^ hashes[columns]).min(axis=1)  # of the closer orientation
+        pairs.append(np.stack([rows, columns])[:, bits <= MAX_BITS])
+    rows, columns = np.concatenate(pairs, axis=1)
+    if not len(rows):
+        return []
+    graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(len(features), len(features)))
+    _, component = connected_components(graph, directed=False)
+    groups: dict[int, list[int]] = {}
+    for i in sorted({*rows.tolist(), *columns.tolist()}):
+        groups.setdefault(int(component[i]), []).append(i)
+    return list(groups.values())
+
+
+def _similarities(features: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (first row, cosine similarities) of blocks of rows; the similarity of an image to itself is -1."""
+    unit = unit_length(features.astype(np.float32))
+    for start in range(0, len(unit), ROWS):
+        block = unit[start : start + ROWS] @ unit.T
+        rows = np.arange(len(block))
+        block[rows, start + rows] = -1
+        yield start, block
+
+
+def _hashes(image: Image.Image) -> tuple[int, int]:
+    """Return the difference hash of 64 bits of an image, and of its mirror image."""
+    grey = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.LANCZOS), int)
+    bits = [grey[:, 1:] > grey[:, :-1], grey[:, -2::-1] > grey[:, :0:-1]]
+    return tuple(int.from_bytes(np.packbits(one).tobytes(), "big") for one in bits)  # type: ignore[return-value]

@@ -1,0 +1,138 @@
+"""Features of the images of a run, in its directory, so that classes can be added without the images.
+
+A run stores them if the kept model is a linear classifier on frozen features. `weft.train.extend` reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from weft.data import Source, Splits
+from weft.errors import CheckpointError
+from weft.files import write_whole
+from weft.inference.features import fingerprint, read_features
+from weft.inference.inputs import evaluation_batches
+from weft.runtime import Runtime
+
+BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class StoredFeatures:
+    """Features of labelled images, training and held-out images.
+
+    Attributes:
+        network: hash of the network that computed them (`weft.inference.features.fingerprint`).
+        features: (images views features), of several classifiers side by side.
+        labels: (images) class indices of the run.
+        is_held_out: (images) whether each image is in the validation set.
+        keys: (images) names of the images.
+        groups: (images) groups of the training images; all empty without groups.
+        hashes: (images 32) sha256 of each file as bytes.
+    """
+
+    network: str
+    features: np.ndarray
+    labels: np.ndarray
+    is_held_out: np.ndarray
+    keys: np.ndarray
+    groups: np.ndarray
+    hashes: np.ndarray
+
+    def chosen(self, places: np.ndarray) -> StoredFeatures:
+        """Return the images at `places` (indices, or one truth value per image)."""
+        columns = {item.name: getattr(self, item.name) for item in fields(self)}
+        return StoredFeatures(**{name: v if name == "network" else v[places] for name, v in columns.items()})
+
+    def joined(self, other: StoredFeatures) -> StoredFeatures:
+        """Return these images followed by others of the same network."""
+        columns = [item.name for item in fields(self) if item.name != "network"]
+        joined = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in columns}
+        return StoredFeatures(self.network, **joined)
+
+    def write(self, path: Path) -> int:
+        """Write the features in float16 to an .npz file, atomically; return its size in bytes."""
+        columns = {item.name: np.asarray(getattr(self, item.name)) for item in fields(self)}
+        columns["features"] = columns["features"].astype(np.float16)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **columns)  # type: ignore[arg-type]
+        write_whole(path, buffer.getvalue())
+        return buffer.tell()
+
+    @classmethod
+    def read(cls, path: Path) -> StoredFeatures:
+        """Read features.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        try:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                columns = {item.name: file[item.name] for item in fields(cls)}
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise _damaged(path) from error
+        network, features = str(columns.pop("network")), columns.pop("features").astype(np.float32)
+        if features.ndim != 3 or {len(column) for column in columns.values()} != {len(features)}:
+            raise _damaged(path)
+        return cls(network, features, **columns)
+
+
+def _damaged(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} must have the features that the run wrote; it is damaged. Remove it: the features are then computed"
+        " from the images of the run, if they still exist."
+    )
+
+
+def collect(
+    network: nn.Module,
+    splits: Splits,
+    runtime: Runtime,
+    workers: int,
+    on_batch: Callable[[int], None] = lambda count: None,
+) -> StoredFeatures:
+    """Compute the features of the training and the held-out images of a dataset, with the cache.
+
+    Raises:
+        UsageError: the network has no linear classifier.
+        DataError: an image can no longer be read.
+    """
+    digest = fingerprint(network, runtime)
+    parts = [
+        _collect(network, digest, source, runtime, workers, is_held_out, groups, on_batch)
+        for source, is_held_out, groups in ((splits.train, False, splits.groups), (splits.val, True, None))
+        if len(source)
+    ]
+    return parts[0] if len(parts) == 1 else parts[0].joined(parts[1])
+
+
+def _collect(
+    network: nn.Module,
+    digest: str,
+    source: Source,
+    runtime: Runtime,
+    workers: int,
+    is_held_out: bool,
+    groups: Sequence[str] | None,
+    on_batch: Callable[[int], None],
+) -> StoredFeatures:
+    batches = evaluation_batches(source, network, BATCH_SIZE, workers)
+    features, labels = read_features(network, batches, runtime, on_batch)
+    hashes = b"".join(hashlib.sha256(source.read(i).data).digest() for i in range(len(source)))
+    return StoredFeatures(
+        digest,
+        np.concatenate(features, axis=2),
+        labels,
+        np.full(len(labels), is_held_out),
+        np.array(source.keys, dtype=np.str_),
+        np.array(groups or [""] * len(labels), dtype=np.str_),
+        np.frombuffer(hashes, np.uint8).reshape(-1, 32),
+    )

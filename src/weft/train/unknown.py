@@ -1,0 +1,134 @@
+"""Fit the detector of unknown images at the end of training."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+from torch import nn
+
+from weft.checkpoints.confidence import Confidence
+from weft.checkpoints.hub import create_model
+from weft.checkpoints.unknown import OriginalClassifier, UnknownDetector, class_probabilities, unit
+from weft.data import Source
+from weft.data.index.split import stratified_subset
+from weft.data.loading.dataset import LOST
+from weft.deploy import fold
+from weft.errors import CheckpointError, WeftError
+from weft.files import write_whole
+from weft.inference.features import FeatureReader, classifiers
+from weft.inference.inputs import SourcePart, evaluation_batches
+from weft.inference.predictor import Predictor
+from weft.inference.unknown import scores_of_batches, scores_of_files, set_threshold
+from weft.models.base import Backbone
+from weft.models.building import build_described
+from weft.recipes import Recipe
+from weft.runs.directory import PUBLIC_CLASSIFIER
+from weft.runtime import Runtime
+
+MAX_IMAGES = 2_000  # training images that the detector keeps, and held-out images that set its threshold
+MIN_CLASSES = 100  # of the public weights, so that some of them resemble no training image
+
+
+def fit_detector(
+    model: Any,
+    train: Source,
+    held_out: Source,
+    recipe: Recipe,
+    batch_size: int,
+    confidence: Confidence,
+    runtime: Runtime,
+    out: Path,
+) -> UnknownDetector | None:
+    """Return a detector of unknown images with its threshold; None if the network has no linear classifier.
+
+    Args:
+        model: the trained network, on its device.
+        train, held_out: images of the classes.
+        recipe: of the training; `data.other` names images that show none of the classes.
+        batch_size: number of images per forward pass.
+        confidence: calibration of the model.
+        runtime: device and precision.
+        out: the run directory, which may have the classifier of the public weights.
+
+    Raises:
+        DataError: none of the images of `data.other` can be read.
+    """
+
+    def batches(source: Source) -> Any:
+        if len(source) > MAX_IMAGES:
+            source = SourcePart(source, stratified_subset(source.keys, source.labels, MAX_IMAGES, recipe.seed))
+        return evaluation_batches(source, model, batch_size, recipe.workers, on_lost=recipe.data.on_lost)
+
+    network: nn.Module = model
+    folded: Any = fold(network) if isinstance(network, Backbone) else network
+    try:
+        reader = FeatureReader(folded, runtime, is_cached=recipe.head_init == "probe")
+    except WeftError:
+        return None
+    with reader:
+        rows = [reader(images[labels != LOST]) for images, labels in batches(train) if bool((labels != LOST).any())]
+    if not rows or not np.isfinite(features := np.concatenate(rows)).all():
+        return None
+    mean = features.mean(axis=0)
+    fitted = UnknownDetector(mean, unit(features - mean), _original_classifier(out, features))
+    detector = UnknownDetector.deserialized(fitted.serialized())  # the threshold is that of the rounded values
+    model.unknown, model.confidence = detector, confidence
+    predictor = Predictor(model, runtime=runtime)
+    known = scores_of_batches(predictor, batches(held_out))
+    if not len(known):
+        return None
+    other = None if recipe.data.other is None else scores_of_files(predictor, recipe.data.other, batch_size)
+    return dataclasses.replace(detector, threshold=set_threshold(known, other))
+
+
+def store_public_classifier(recipe: Recipe, out: Path) -> None:
+    """Store the classifier of the public weights that a run starts from, so that resuming it needs no cache of them."""
+    if not recipe.pretrained or recipe.start_from is not None or recipe.model is None:
+        return
+    try:
+        public: Any = build_described(recipe.model, dict(recipe.model_args), create_model, pretrained=True).eval()
+        layers: list[nn.Linear] = classifiers(fold(public) if isinstance(public, Backbone) else public)
+    except WeftError:  # the weights have no classifier
+        return
+    if len(layers) == 1 and layers[0].out_features >= MIN_CLASSES:
+        with torch.inference_mode():
+            weight = layers[0].weight.half().numpy()
+            bias = np.zeros(len(weight), np.float32) if layers[0].bias is None else layers[0].bias.float().numpy()
+        write_whole(out / PUBLIC_CLASSIFIER, save({"weight": weight, "bias": bias}))
+
+
+def read_public_classifier(out: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return weight (classes features) and bias (classes) that `store_public_classifier` stored; None without a file.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    file = out / PUBLIC_CLASSIFIER
+    if not file.is_file():
+        return None
+    try:
+        stored = load_file(file)
+        return stored["weight"].astype(np.float32), stored["bias"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise CheckpointError(
+            f"{file} must be the file that the run wrote; it cannot be read ({error}). Copy it again, or delete it: then"
+            " unknown images are detected without the public classifier."
+        ) from error
+
+
+def _original_classifier(out: Path, features: np.ndarray) -> OriginalClassifier | None:
+    """Return the classifier of the public weights that the run started from; None for other initial weights."""
+    stored = read_public_classifier(out)
+    if stored is None or stored[0].shape[1] != features.shape[1]:
+        return None
+    weight, bias = stored
+    shown = np.minimum(class_probabilities(features, weight, bias).sum(axis=0), 1)
+    directions = unit(weight - weight.mean(axis=0))
+    known = np.clip((directions @ directions.T * shown).max(axis=1), 0, 1)
+    return OriginalClassifier(weight, bias, known)

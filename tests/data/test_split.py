@@ -1,0 +1,148 @@
+"""Folds and groups: every image is held out once, no group is on both sides, every class is trained on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data.pictures import jpeg
+from weft.data import open_data
+from weft.data.index.split import group_names, grouped_parts, grouped_split, stratified_fold
+from weft.errors import DataError, UsageError
+
+labels_of_classes = st.lists(st.integers(1, 12), min_size=2, max_size=6).map(
+    lambda sizes: [label for label, size in enumerate(sizes) for _ in range(size)]
+)
+
+
+def keys_of(labels: list[int]) -> list[str]:
+    return [f"{label}/{i}.jpg" for i, label in enumerate(labels)]
+
+
+@given(labels_of_classes, st.integers(2, 7), st.integers(0, 9))
+def test_folds_hold_every_image_out_once(labels: list[int], folds: int, seed: int) -> None:
+    sizes = Counter(labels)
+    held_out: Counter[int] = Counter()
+    for fold in range(1, folds + 1):
+        train, val = stratified_fold(keys_of(labels), labels, folds, fold, seed)
+        assert sorted(train + val) == list(range(len(labels)))
+        assert {labels[i] for i in train} == set(labels)
+        per_class = Counter(labels[i] for i in val)
+        assert all(count <= -(-sizes[label] // folds) for label, count in per_class.items())
+        held_out.update(val)
+    assert held_out == Counter(i for i, label in enumerate(labels) if sizes[label] > 1)
+
+
+@given(labels_of_classes, st.integers(2, 5), st.integers(1, 9), st.integers(0, 9))
+def test_no_group_is_on_both_sides(labels: list[int], folds: int, per_group: int, seed: int) -> None:
+    keys = keys_of(labels)
+    groups = [str(hash((seed, i // per_group)) % 7) for i in range(len(labels))]
+    parts = grouped_parts(keys, labels, groups, [1 / folds] * folds, seed)
+    assert sorted(i for part in parts for i in part) == list(range(len(labels)))
+    for part in parts:
+        train, val = grouped_split(keys, labels, groups, part)
+        assert sorted(train + val) == list(range(len(labels)))
+        assert not {groups[i] for i in train} & {groups[i] for i in val}
+        assert set(val) <= set(part)
+        assert {labels[i] for i in train} == set(labels)
+
+
+def test_groups_keep_the_share_of_every_class() -> None:
+    labels = [number % 3 for number in range(300)]
+    groups = [str(number // 3 // 2) for number in range(300)]  # 50 groups of two images per class
+    train, val = grouped_parts(keys_of(labels), labels, groups, [0.8, 0.2], 0)
+    assert Counter(labels[i] for i in val) == {0: 20, 1: 20, 2: 20}
+    assert len(train) == 240
+
+
+def test_a_group_is_the_parenthesised_part_or_the_match() -> None:
+    keys = ["cat/p7_1.jpg", "dog/p7_2.jpg", "dog/other.jpg"]
+    assert group_names(keys, r"p(\d+)_") == {keys[0]: "7", keys[1]: "7", keys[2]: f"/{keys[2]}"}
+    assert group_names(keys, r"p\d+") == {keys[0]: "p7", keys[1]: "p7", keys[2]: f"/{keys[2]}"}
+    assert group_names(keys, r"^(cat|dog)/(p)?")[keys[1]] == "dog/p"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes; the images of a patient are in both."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    for number in range(24):
+        path = folder / ("ill", "well")[number % 2] / f"patient{number // 4}-{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(number))
+    return folder
+
+
+def patients(keys: list[str]) -> set[str]:
+    return {key.split("/")[1].split("-")[0] for key in keys}
+
+
+@pytest.mark.parametrize("folds", [None, 3])
+def test_a_pattern_groups_a_folder(photos: Path, folds: int | None) -> None:
+    held_out = []
+    for fold in range(1, (folds or 1) + 1):
+        splits = open_data(photos, group=r"patient\d+", folds=folds, fold=fold)
+        assert not patients(splits.train.keys) & patients(splits.val.keys)
+        assert splits.groups is not None
+        assert set(splits.groups) == patients(splits.train.keys)
+        held_out += splits.val.keys
+    assert any("groups of images for training" in note for note in splits.notes)
+    if folds:
+        assert sorted(held_out) == sorted(open_data(photos).train.keys + open_data(photos).val.keys)
+
+
+def test_a_column_groups_a_table(photos: Path) -> None:
+    rows = [(path.relative_to(photos.parent), path.parent.name) for path in sorted(photos.rglob("*.jpg"))]
+    table = photos.parent / "table.csv"
+    lines = [f"{path},{label},{number % 6 or ''}" for number, (path, label) in enumerate(rows)]
+    table.write_text("\n".join(["image,label,patient", *lines]) + "\n")
+    splits = open_data(table, group="patient")
+    group_of = {str(path): number % 6 or str(path) for number, (path, _) in enumerate(rows)}
+    assert not {group_of[key] for key in splits.train.keys} & {group_of[key] for key in splits.val.keys}
+    with pytest.raises(DataError, match=r"'doctor' matches none of 24, such as 'photos/ill/"):
+        open_data(table, group="doctor")
+
+
+def test_a_given_split_tells_of_torn_groups(photos: Path, tmp_path: Path) -> None:
+    for number, path in enumerate(sorted(photos.rglob("*.jpg"))):
+        copy = tmp_path / ("train", "val")[number % 3 == 0] / path.relative_to(photos)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    notes = open_data(tmp_path, group=r"patient\d+").notes
+    assert any("groups are on both sides of the dataset's own split" in note for note in notes)
+    with pytest.raises(DataError, match="Folds need a dataset without a split of its own"):
+        open_data(tmp_path, folds=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"group": "("},
+            UsageError,
+            "--group must be a column of the table, or a regular expression; '\\(' is neither",
+        ),
+        ({"group": "kennel"}, DataError, "matches none of 24"),
+        ({"group": "patient"}, DataError, "all 24 images are in one"),
+        ({"folds": 1}, UsageError, "folds must be at least 2; got 1"),
+        ({"folds": 3, "fold": 4}, UsageError, r"fold must be from 1 to folds \(3\); got 4"),
+        ({"folds": 50, "fold": 49}, DataError, "Training needs usable images in both splits"),
+    ],
+)
+def test_impossible_splits_are_refused(
+    photos: Path, arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        open_data(photos, **arguments)
+
+
+def test_a_class_in_one_group_is_never_held_out(photos: Path) -> None:
+    """Its only group would leave nothing to train on."""
+    for fold in (1, 2, 3):
+        splits = open_data(photos, group=r"^(ill)/|patient\d+", folds=3, fold=fold)
+        assert set(splits.train.labels) == {0, 1}
+        assert "ill" not in {key.split("/")[0] for key in splits.val.keys}

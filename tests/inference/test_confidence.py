@@ -1,0 +1,186 @@
+"""Calibrated probabilities and rejected images, from training to export and service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import softmax
+
+from tests.train import tiny
+from weft.checkpoints import load_model_dir
+from weft.checkpoints.confidence import Confidence
+from weft.cli import main
+from weft.data import open_data
+from weft.errors import CheckpointError, UsageError
+from weft.inference import predict
+from weft.inference.calibration import calibrate, fit_temperature
+from weft.inference.exports import export_run
+from weft.inference.predictor import Predictor
+from weft.train import evaluate, train
+
+
+def drawn(count: int, temperature: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Logits whose probabilities are right if they are divided by the temperature, and labels drawn from these."""
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(count, 5))
+    probabilities = softmax(logits, axis=1)
+    labels = np.array([rng.choice(5, p=row) for row in probabilities])
+    return temperature * logits, labels
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_the_temperature_is_found(temperature: float) -> None:
+    logits, labels = drawn(4_000, temperature)
+    found = calibrate(logits, labels)
+    assert found.temperature == pytest.approx(temperature, rel=0.08)
+    assert found.ece_after < 3
+    if temperature != 1:
+        assert found.ece_before > 2 * found.ece_after
+
+
+def test_few_images_move_the_temperature_little() -> None:
+    logits, labels = drawn(4_000, 3.0)
+    few = [abs(np.log(fit_temperature(logits[:count], labels[:count]))) for count in (0, 2, 20, 4_000)]
+    assert few[0] == 0
+    assert few[1] < 0.5
+    assert few[-1] == pytest.approx(np.log(3), rel=0.1)
+
+
+@given(st.lists(st.tuples(st.floats(0.2, 1), st.booleans()), min_size=1, max_size=60), st.floats(0, 0.5))
+def test_the_threshold_keeps_the_error_on_the_held_out_images(rows: list[tuple[float, bool]], error: float) -> None:
+    sure, right = (np.array(column) for column in zip(*rows, strict=True))
+    probabilities = np.stack([sure, *([(1 - sure) / 5] * 5)], axis=1)
+    probabilities = probabilities[sure > 0.2]
+    right = right[sure > 0.2]
+    if not len(right):
+        return
+    found = calibrate(np.log(np.maximum(probabilities, 1e-12)), np.where(right, 0, 1))
+    if all(errors > error * accepted for _, accepted, errors in found.curve):
+        with pytest.raises(UsageError, match="the most confident part has"):
+            found.rejection(error)
+        return
+    rejection = found.rejection(error)
+    scaled = softmax(np.log(np.maximum(probabilities, 1e-12)) / found.temperature, axis=1).max(axis=1)
+    kept = scaled >= rejection.threshold
+    assert kept.sum() == rejection.accepted
+    assert (~right[kept]).sum() == rejection.errors <= error * rejection.accepted
+
+
+def test_no_errors_among_few_images_prove_little() -> None:
+    rejection = Confidence(1.0, 43, 0.0, 0.0, [(0.9, 34, 0), (0.4, 43, 3)]).rejection(0.01)
+    assert (rejection.threshold, rejection.accepted) == (0.9, 34)
+    assert rejection.error.high == pytest.approx(10.2, abs=0.1)
+    assert "at most 10.2 % by the 95 % interval" in str(rejection)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.paint(tmp_path_factory.mktemp("data") / "noise", per_class=20)
+
+
+@pytest.fixture(scope="module")
+def run(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "run"
+    train(pictures, "levit_nano_32", epochs=3, batch_size=12, settings={"optim.lr": 3e-3}, out=out, quiet=True)
+    return out
+
+
+def test_probabilities_use_the_temperature_everywhere(run: Path, pictures: Path, tmp_path: Path) -> None:
+    model, classes = load_model_dir(run / "best")
+    confidence = model.confidence
+    assert confidence.count == 12
+    assert confidence.temperature != 1
+    predictor = Predictor(model, classes, fold=False)
+    image = predictor.prepare(pictures / "class1" / "003.png")
+    logits = model(predictor.tensor([image])).mean(0) if not isinstance(model, tuple) else None
+    with torch.inference_mode():
+        logits = model(predictor.tensor([image]))
+    expected = (logits / confidence.temperature).softmax(1).numpy()[0]
+    assert predictor.predict([image])[0].probabilities == pytest.approx(expected, abs=1e-6)
+
+    export_run(run, tmp_path / "export", quiet=True)
+    file = pictures / "class1" / "003.png"
+    of_run, of_export = (dict(predict(place, [file], quiet=True)[0].top) for place in (run, tmp_path / "export"))
+    assert of_run == pytest.approx(of_export, abs=1e-5)
+    assert of_run[classes[int(expected.argmax())]] == pytest.approx(expected.max(), abs=1e-5)
+    assert Predictor.load(tmp_path / "export").reject_at(0.9) == predictor.reject_at(0.9)
+
+
+def test_evaluation_has_calibrated_confidences(run: Path, pictures: Path) -> None:
+    confidence = load_model_dir(run / "best")[0].confidence
+    result = evaluate(run, pictures, quiet=True, reject_at_error=0.99)
+    rejection = confidence.rejection(0.99)
+    assert (result.accepted.images, result.count) == (rejection.accepted, 12)
+    assert sorted(result.sure)[0] >= rejection.threshold  # all are accepted at this error
+    record = json.loads(json.dumps(result.as_dict()))
+    assert record["accepted"]["images"] == 12
+    assert [row["coverage"] for row in record["coverage"]] == [1.0, 0.95, 0.9, 0.8, 0.7, 0.5]
+    assert record["coverage"][0]["top1"] == pytest.approx(result.top1)
+    order = np.argsort(-result.sure, kind="stable")
+    errors = np.cumsum(~result.right[order]) / np.arange(1, 13)
+    assert record["aurc"] == pytest.approx(100 * errors.mean())
+
+
+def test_the_command_line_rejects(run: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, classes = load_model_dir(run / "best")
+    images = [str(path) for path in sorted(pictures.rglob("*.png"))[:10]]
+    threshold = model.confidence.curve[0][0]
+    assert main(["predict", str(run), *images, "--json", "--reject-at-error", "99%"]) == 0
+    printed = capsys.readouterr()
+    assert "Predictions with a probability below" in printed.err
+    assert all(row["rejected"] in (True, False) for row in json.loads(printed.out))
+    assert main(["predict", str(run), *images, "--csv", "--reject-at-error", "99"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "image,rank,class,probability,rejected"
+    assert main(["evaluate", str(run), str(pictures), "--reject-at-error", "99%"]) == 0
+    assert "accepted: 12 of 12 images (100.0 %)" in capsys.readouterr().out
+    assert 0 < threshold <= 1
+    assert classes
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("one", "must be a percentage, such as 1%; got 'one'"), ("-1%", "at least 0"), ("100%", "below 100 %")],
+)
+def test_percentages_that_make_no_sense(
+    run: Path, pictures: Path, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(run), str(pictures), "--quiet", f"--reject-at-error={value}"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_without_calibration_says_so(run: Path, pictures: Path, tmp_path: Path) -> None:
+    config = json.loads((run / "best" / "config.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes((run / "best" / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "confidence"}))
+    assert Predictor.load(tmp_path).temperature == 1
+    with pytest.raises(UsageError, match="needs a model that was calibrated on held-out images"):
+        predict(tmp_path, [pictures / "class0" / "000.png"], reject_at_error=0.01, quiet=True)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "confidence": {"temperature": 0}}))
+    with pytest.raises(CheckpointError, match=r"config\.json must have the format that weft writes; confidence"):
+        Predictor.load(tmp_path)
+
+
+def test_a_resumed_run_has_the_same_calibration(run: Path, pictures: Path, tmp_path: Path) -> None:
+    before = (run / "best" / "config.json").read_text()
+    train(resume=run, quiet=True)
+    assert (run / "best" / "config.json").read_text() == before
+    assert len(open_data(pictures).val) == 12
+
+
+def test_the_service_rejects(run: Path, pictures: Path) -> None:
+    from weft.serve.app import _image_json, load_predictor
+    from weft.serve.settings import Settings
+
+    predictor = load_predictor(Settings(run=str(run), reject_at_error=0.99))
+    image = predictor.predict([predictor.prepare(pictures / "class0" / "000.png")])[0]
+    fields = _image_json(predictor, "x", image, 3, 0.99)
+    assert fields["rejected"] == (fields["top"][0]["probability"] < predictor.reject_at(0.99).threshold)
+    assert "rejected" not in _image_json(predictor, "x", image, 3, None)
+    with pytest.raises(UsageError, match="--reject-at-error must be at least 0"):
+        load_predictor(Settings(run=str(run), reject_at_error=1.5))

@@ -1,0 +1,249 @@
+"""Features of image files, the most similar images, nearest neighbours, and the map of a report."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import weft
+from tests.helpers import enliven
+from tests.train.conftest import paint
+from weft.checkpoints import save_model_dir
+from weft.cli import main
+from weft.data import eval_transform, open_image
+from weft.errors import DataError, UsageError
+from weft.inference import Predictor, embed, evaluate, similar
+from weft.inference import feature_map as maps
+from weft.inference.features import FeatureReader, classifiers, logits_of
+from weft.inference.knn import KNNClassifier
+from weft.models.contract import preprocessing
+from weft.pages import Lead, Section, write_page
+from weft.runtime import Runtime
+
+CPU = Runtime.of("cpu")
+COLOURS = ("blue", "green", "red")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return paint(tmp_path_factory.mktemp("data") / "colours", per_class=8)
+
+
+@pytest.fixture(scope="module", params=["cvt_nano_32", "levit_nano_32"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model directory of a network that was not trained; its classes are not those of the images."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / request.param
+    save_model_dir(enliven(weft.create_model(request.param, num_classes=4)), folder, label_names=list("abcd"))
+    return folder
+
+
+def test_features_are_the_inputs_of_the_classifiers(model: Path, colours: Path) -> None:
+    """The classifiers of the network, applied to the features, return its logits."""
+    result = embed(model, colours, batch_size=5, quiet=True)
+    assert result.images == sorted(str(path) for path in colours.rglob("*.png"))
+    predictor = Predictor.load(model, fold=False, quiet=True)
+    network = predictor.source_model
+    tensors = torch.stack([eval_transform(preprocessing(network))(open_image(Path(p))) for p in result.images])
+    with torch.inference_mode():
+        expected = network(tensors)
+    torch.testing.assert_close(torch.from_numpy(logits_of(network, result.features)), expected, rtol=1e-4, atol=1e-5)
+    assert result.features.shape[1] == sum(layer.in_features for layer in classifiers(network))
+
+
+def test_the_second_time_they_come_from_the_cache(model: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = embed(model, colours, quiet=True)
+    monkeypatch.setattr("weft.inference.features._features", None)  # the network cannot run
+    second = embed(model, colours, batch_size=3, quiet=True)
+    np.testing.assert_array_equal(first.features, second.features)
+    with pytest.raises(TypeError):
+        embed(model, colours, img_size=48, quiet=True)
+
+
+def test_files_of_features(model: Path, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a" / "features.npy"
+    assert main(["embed", str(model), str(colours), "--out", str(out), "--normalize", "--json", "--quiet"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    features = np.load(out, allow_pickle=False)
+    assert (printed["images"], printed["features"]) == features.shape
+    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1, rtol=1e-6)
+    rows = list(csv.DictReader(out.with_suffix(".csv").read_text().splitlines()))
+    assert [row["image"] for row in rows] == embed(model, colours, quiet=True).images
+    assert main(["embed", str(model), str(colours), "--out", str(out), "--quiet"]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert main(["embed", str(model), str(colours), "--out", str(out), "--quiet", "--force"]) == 0
+    assert np.linalg.norm(np.load(out), axis=1).max() != pytest.approx(1)
+
+
+def test_features_as_parquet(model: Path, colours: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    result = embed(model, colours, out=tmp_path / "features.parquet", quiet=True)
+    table = parquet.read_table(tmp_path / "features.parquet").to_pydict()
+    assert table["image"] == result.images
+    np.testing.assert_array_equal(np.array(table["features"], np.float32), result.features)
+    assert [path.name for path in tmp_path.iterdir()] == ["features.parquet"]
+
+
+def test_unreadable_images_have_no_row(
+    model: Path, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    good = next(colours.rglob("*.png"))
+    assert main(["embed", str(model), str(bad), str(good), "--out", str(tmp_path / "f.npy"), "--quiet"]) == 3
+    assert "bad.png" in capsys.readouterr().err
+    assert len(np.load(tmp_path / "f.npy")) == 1
+    assert "bad.png" not in (tmp_path / "f.csv").read_text()
+    with pytest.raises(DataError, match=r"At least one image must be readable; none of 1 is\..*bad\.png"):
+        embed(model, bad, quiet=True)
+    with pytest.raises(DataError, match=r"The query must be an image\..*bad\.png"):
+        similar(model, bad, colours, quiet=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="it is a folder without images"):
+        embed(model, tmp_path / "empty", quiet=True)
+    result, errors = similar(model, good, [bad, colours], top_k=3, quiet=True)
+    assert len(result) == 3
+    assert [Path(path).name for path, _ in errors] == ["bad.png"]
+
+
+@pytest.mark.parametrize("name", ["features.txt", "features", "features.npz"])
+def test_other_formats_are_refused(name: str, model: Path, colours: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"must end in \.npy or \.parquet"):
+        embed(model, colours, out=tmp_path / name, quiet=True)
+
+
+def test_networks_without_features_are_refused() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Conv2d(3, 2, 1))
+    with pytest.raises(UsageError, match="must end in a linear classifier to give features; Sequential does not"):
+        FeatureReader(network, CPU)
+
+
+@pytest.mark.slow
+def test_exports_are_refused(tmp_path: Path, colours: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    weft.export(weft.create_model("cvt_nano_32", num_classes=3).eval(), tmp_path / "export", format="onnx", quiet=True)
+    for call in (
+        lambda: embed(tmp_path / "export", colours, quiet=True),
+        lambda: evaluate(tmp_path / "export", colours, knn=3, quiet=True),
+    ):
+        with pytest.raises(UsageError, match=r"an export gives class scores only\. Pass the run directory"):
+            call()
+
+
+def test_similar_images_are_ranked_by_cosine(model: Path, colours: Path, tmp_path: Path, capsys) -> None:
+    query = colours / "red" / "00.png"
+    features = embed(model, colours, normalize=True, quiet=True)
+    unit = features.features.astype(np.float64)
+    cosine = unit @ unit[features.images.index(str(query))]
+    best = [features.images[i] for i in np.argsort(-cosine) if features.images[i] != str(query)]
+    arguments = [str(query), str(colours), "--top-k", "5", "--json", "--quiet", "--out", str(tmp_path / "report")]
+    assert main(["similar", str(model), *arguments]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["image"] for row in rows[:4]} <= set(best[:6])
+    np.testing.assert_allclose([row["similarity"] for row in rows], np.sort(cosine)[::-1][1:6], atol=1e-6)
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert all(Path(path).name in page for path in (row["image"] for row in rows))
+
+
+def test_a_copy_of_the_query_is_the_most_similar(model: Path, colours: Path, tmp_path: Path) -> None:
+    query = colours / "green" / "03.png"
+    (tmp_path / "copy.png").write_bytes(query.read_bytes())
+    [first, *_], _ = similar(model, query, [colours, tmp_path], quiet=True)
+    assert first.image == str(tmp_path / "copy.png")
+    assert first.similarity == pytest.approx(1)
+
+
+class Points(FeatureReader):
+    """Reader whose features are the images themselves."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __call__(self, images: torch.Tensor) -> np.ndarray:
+        return images.flatten(1).numpy()
+
+
+@pytest.mark.parametrize("k", [1, 5, 40])
+def test_votes_of_the_nearest_neighbours(k: int) -> None:
+    rng = np.random.default_rng(0)
+    references, queries = rng.normal(size=(30, 6)).astype(np.float32), rng.normal(size=(7, 6)).astype(np.float32)
+    labels = rng.integers(0, 4, 30)
+    shares = KNNClassifier(Points(), references, labels, 4, k)(torch.from_numpy(queries)).exp().numpy()
+    np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
+    for query, share in zip(queries, shares, strict=True):
+        cosine = references @ query / np.linalg.norm(references, axis=1) / np.linalg.norm(query)
+        nearest = np.argsort(-cosine)[:k]
+        votes = np.bincount(labels[nearest], np.exp(cosine[nearest] / 0.07), 4)
+        np.testing.assert_allclose(share, votes / votes.sum(), atol=2e-4)
+
+
+def test_evaluation_by_nearest_neighbours(model: Path, colours: Path, tmp_path: Path, capsys) -> None:
+    """The classes of the data need not be those of the model."""
+    assert main(["evaluate", str(model), str(colours), "--knn", "3", "--out", str(tmp_path / "e"), "--quiet"]) == 0
+    assert "top-1: " in capsys.readouterr().out
+    record = json.loads((tmp_path / "e" / "evaluation.json").read_text())
+    assert (record["knn"], record["split"]) == (3, "val")
+    assert [row["name"] for row in record["classes"]] == list(COLOURS)
+    assert record["n"] == 6  # a fifth of eight images per class
+    assert record["top1"] == 100  # colours are separable also with random weights
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"knn": 0}, "knn must be at least 1; got 0"),
+        ({"knn": 3, "split": "all"}, "split must be val"),
+        ({"knn": 3, "tta": True}, "support neither tta nor real_labels"),
+    ],
+)
+def test_refused_arguments_of_nearest_neighbours(arguments: dict, message: str, model: Path, colours: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        evaluate(model, colours, quiet=True, **arguments)
+
+
+@pytest.mark.figures
+def test_the_report_has_a_map_of_the_features(model: Path, tmp_path: Path) -> None:
+    data = paint(tmp_path / "data", per_class=20)
+    result = evaluate(model, data, knn=1, out=tmp_path / "out", quiet=True)
+    assert result.count >= maps.FEWEST
+    with Image.open(tmp_path / "out" / "map.png") as image:
+        assert image.width > 500
+    assert "two dimensions (t-SNE)" in (tmp_path / "out" / "report.md").read_text()
+
+
+@pytest.mark.figures
+def test_neighbours_stay_neighbours_on_the_map() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2], 20)
+    points = maps.two_dimensions(5 * rng.normal(size=(3, 64))[labels] + rng.normal(size=(60, 64)))
+    distances = np.linalg.norm(points[:, None] - points, axis=2) + 1e9 * np.eye(60)
+    assert (labels[distances.argmin(1)] == labels).all()
+    assert np.isfinite(maps.two_dimensions(np.ones((12, 8)))).all()
+
+
+@pytest.mark.figures
+def test_names_and_rings_of_misclassified_images(tmp_path: Path) -> None:
+    points, labels = np.random.default_rng(0).normal(size=(12, 2)), np.arange(12) % 3
+    right, names = labels != 1, ["", "$a_1$.jpg: dog", *[""] * 10]
+    figure = maps.draw(points, labels, right, ["a", "$b$", "_c"], names)
+    rings = figure.axes[0].collections[-1].get_offsets()
+    np.testing.assert_array_equal(np.asarray(rings), points[~right])
+    assert [text.get_text() for text in figure.axes[0].texts] == [names[1]]
+    write_page(tmp_path, "t", Lead(["c"]), [], [Section("map", figures={"map.png": (figure, "c")})])
+
+
+def test_few_images_have_no_map(model: Path, colours: Path, tmp_path: Path) -> None:
+    evaluate(model, colours, knn=1, out=tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out" / "map.png").exists()

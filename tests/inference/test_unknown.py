@@ -1,0 +1,172 @@
+"""Images that show none of the classes are detected, by runs and their exports, in every verb."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+
+from tests.train.conftest import paint
+from weft.checkpoints import load_model_dir, save_model_dir
+from weft.checkpoints.unknown import FILE, OriginalClassifier, UnknownDetector, read_detector, unit
+from weft.cli import main
+from weft.deploy import export
+from weft.errors import CheckpointError, DataError, UsageError
+from weft.inference import Predictor, evaluate, predict
+from weft.inference.unknown import compare_scores, scores_of_files, set_threshold
+from weft.train import train
+from weft.train.linear_probe import fit
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images that show no colour of the classes: noise and stripes."""
+    folder, rng = tmp_path_factory.mktemp("noise"), np.random.default_rng(0)
+
+    for number in range(12):
+        values = (
+            rng.integers(0, 256, (40, 40, 3))
+            if number % 2
+            else np.indices((40, 40)).sum(0)[..., None] % 2 * [[[255] * 3]]
+        )
+        Image.fromarray(values.astype(np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module", params=["levit_nano_32", "ceit_nano_32"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, noise: Path) -> Path:
+    folder = tmp_path_factory.mktemp("colours")
+    paint(folder / "data", 12)
+    train(
+        folder / "data",
+        model=request.param,
+        epochs=2,
+        batch_size=12,
+        out=folder / "run",
+        other=str(noise),
+        settings={"data.val_fraction": 0.34},
+        quiet=True,
+    )
+    return folder / "run"
+
+
+def blobs(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features of three classes, their labels, and features of a fourth class."""
+    rng = np.random.default_rng(seed)
+    centres = 4 * np.eye(4, 16)
+    labels = np.arange(90) % 3
+    return (
+        (centres[labels] + rng.normal(size=(90, 16))).astype(np.float32),
+        labels,
+        (centres[3] + rng.normal(size=(60, 16))).astype(np.float32),
+    )
+
+
+def test_scores_tell_another_class_from_those_of_the_training_images() -> None:
+    features, labels, other = blobs()
+    seen, held_out = features[:60], features[60:]
+    probe = fit(np.stack([seen, seen], 1), labels[:60], 3)
+
+    def probabilities(rows: np.ndarray) -> np.ndarray:
+        shares = np.exp(rows @ probe.weight.T + probe.bias)
+        return shares / shares.sum(1, keepdims=True)
+
+    mean = seen.mean(0)
+    plain = UnknownDetector(mean, unit(seen - mean))
+    # a classifier of 4 classes, of which the fourth resembles no training image
+    original = OriginalClassifier(np.eye(4, 16, dtype=np.float32), np.zeros(4, np.float32), np.array([1, 1, 1, 0.0]))
+    for detector in (plain, UnknownDetector(mean, unit(seen - mean), original)):
+        known, unknown = (detector.scores(rows, probabilities(rows)) for rows in (held_out, other))
+        assert roc_auc_score(np.r_[np.ones(30), np.zeros(60)], np.r_[known, unknown]) > 0.95
+
+
+def test_the_threshold_without_other_images_keeps_95_percent() -> None:
+    known = np.random.default_rng(0).normal(size=200)
+    threshold = set_threshold(known)
+    assert threshold.unknown <= 10
+    assert threshold.count == 200
+    assert threshold.auroc is None
+    assert set_threshold(known[:1]).unknown == 0
+
+
+def test_other_images_set_the_threshold() -> None:
+    rng = np.random.default_rng(0)
+    known, other = rng.normal(2, 1, 500), rng.normal(-2, 1, 300)
+    threshold = set_threshold(known, other)
+    assert -1 < threshold.value < 1
+    assert (threshold.unknown, threshold.other_unknown) == (
+        int((known < threshold.value).sum()),
+        int((other < threshold.value).sum()),
+    )
+    assert threshold.auroc == compare_scores(known, other, threshold.value).auroc > 0.99
+    assert set_threshold(known, known).auroc == 0.5
+
+
+def test_a_detector_is_read_as_it_was_written(tmp_path: Path) -> None:
+    features, *_ = blobs()
+    original = OriginalClassifier(*(np.ones(shape, np.float32) for shape in ((5, 16), (5,), (5,))))
+    fitted = UnknownDetector(features.mean(0), unit(features), original, set_threshold(features[:, 0]))
+    (tmp_path / FILE).write_bytes(fitted.serialized())
+    found = read_detector(tmp_path, fitted.record())
+    assert found is not None
+    assert found.threshold == fitted.threshold
+    assert found.serialized() == fitted.serialized()
+    assert read_detector(tmp_path, None) is None
+    (tmp_path / FILE).write_bytes(fitted.serialized()[:-1])
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_detector(tmp_path, fitted.record())
+
+
+def test_a_run_has_a_threshold_of_its_other_images(run: Path, noise: Path) -> None:
+    record = json.loads((run / "best" / "config.json").read_text())["unknown"]
+    assert record["other_count"] == 12
+    predictor = Predictor.load(run, quiet=True)
+    scores = scores_of_files(predictor, noise, 5)
+    assert int((scores < record["value"]).sum()) == record["other_unknown"]
+    rows = predict(run, noise, quiet=True)
+    assert sum(bool(row.unknown) for row in rows) == record["other_unknown"]
+    assert rows[0].as_dict()["unknown"] in (True, False)
+
+
+def test_evaluate_measures_other_images(run: Path, noise: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads((run / "best" / "config.json").read_text())["unknown"]
+    data = run.parent / "data"
+    result = evaluate(run, data, other=noise, quiet=True).unknown
+    assert result is not None
+    assert result.auroc == pytest.approx(record["auroc"])
+    assert (result.known_unknown, result.other_unknown) == (record["unknown"], record["other_unknown"])
+    assert main(["evaluate", str(run), str(data), "--other", str(noise), "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unknown"]["other"] == 12
+    (run.parent / "empty").mkdir(exist_ok=True)
+    with pytest.raises(DataError, match="--other must name images"):
+        evaluate(run, data, other=run.parent / "empty", quiet=True)
+
+
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_exports_detect_the_same_images(run: Path, noise: Path, format: str, tmp_path: Path) -> None:
+    model, names = load_model_dir(run / "best")
+    export(model, tmp_path / "x", format=format, label_names=names, quiet=True)
+    ours, exported = Predictor.load(run, quiet=True), Predictor.load(tmp_path / "x", quiet=True)
+    assert exported.detector is not None
+    np.testing.assert_allclose(scores_of_files(exported, noise, 5), scores_of_files(ours, noise, 5), atol=1e-3)
+    pixels = [exported.prepare(path) for path in sorted(noise.iterdir())[:2]]
+    with_maps = exported.predict(pixels, overlay=True)
+    assert [row.unknown for row in with_maps] == [row.unknown for row in exported.predict(pixels)]
+
+
+def test_the_detector_stays_with_a_saved_model(run: Path, noise: Path, tmp_path: Path) -> None:
+    model, names = load_model_dir(run / "best")
+    save_model_dir(model, tmp_path / "copy", label_names=names)
+    rows = [row.as_dict() for row in predict(tmp_path / "copy", noise, quiet=True)]
+    assert rows == [row.as_dict() for row in predict(run, noise, quiet=True)]
+    (tmp_path / "copy" / FILE).unlink()  # as in a repository of the hub
+    assert all(row.unknown is None for row in predict(tmp_path / "copy", noise, quiet=True))
+    with pytest.raises(UsageError, match="Unknown images are detected by a model"):
+        evaluate(tmp_path / "copy", run.parent / "data", other=noise, quiet=True)
+    (tmp_path / "copy" / FILE).write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match="sha256"):
+        predict(tmp_path / "copy", noise, quiet=True)

@@ -1,0 +1,132 @@
+"""Measured speed of the machine, and the precision that it decides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft import capabilities as module
+from weft.capabilities import Capabilities, Speed, bf16_note, capabilities, fastest_precision
+from weft.cli import main
+from weft.errors import UsageError
+from weft.processor import has_bf16
+from weft.recipes import load_recipe
+from weft.runtime import Runtime
+from weft.train import train
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    for name in module.LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    fastest_precision.cache_clear()
+    return tmp_path / "cache"
+
+
+def speeds(matmul: float, conv: float) -> Capabilities:
+    rows = [Speed("matmul", "fp32", 1, 100.0), Speed("matmul", "bf16", 1, 100 * matmul), Speed("conv", "fp32", 1, 50.0)]
+    return Capabilities("a processor", "avx2", {}, "2.15", (*rows, Speed("conv", "bf16", 1, 50 * conv)))
+
+
+def stored(found: Capabilities, monkeypatch: pytest.MonkeyPatch, *, bf16: bool = True) -> None:
+    monkeypatch.setattr(module, "_read", lambda file: found)
+    monkeypatch.setattr(module, "has_bf16", lambda: bf16)
+    fastest_precision.cache_clear()
+
+
+def test_the_machine_is_measured_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    first = capabilities()
+    assert torch.get_num_threads() == threads
+    assert {(row.operation, row.precision) for row in first.speeds} >= {
+        (operation, precision) for operation in ("matmul", "conv") for precision in ("fp32", "bf16")
+    }
+    assert all(row.gflops > 0 for row in first.speeds)
+    (file,) = (cache / "machines").iterdir()
+    measured: list[int] = []
+    monkeypatch.setattr(module, "_measured", lambda: measured.append(1))
+    assert capabilities() == first
+    assert not measured
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # another machine, as far as speed is concerned
+    capabilities()
+    file.write_text("{}")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    capabilities()
+    capabilities(measure=True)
+    assert measured == [1, 1, 1]
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(cache: Path) -> None:
+    cache.write_text("a file in place of the directory")
+    assert capabilities().speeds
+
+
+@pytest.mark.parametrize(
+    ("matmul", "conv", "bf16", "expected"),
+    [(2.0, 1.5, True, "bf16"), (1.1, 1.5, True, "fp32"), (2.0, 0.9, True, "fp32"), (2.0, 1.5, False, "fp32")],
+)
+def test_auto_is_the_faster_precision(
+    matmul: float, conv: float, bf16: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(speeds(matmul, conv), monkeypatch, bf16=bf16)
+    assert Runtime.of("cpu", "auto").precision == expected
+
+
+def test_a_gpu_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "capabilities", None)
+    for has, expected in ((True, "bf16"), (False, "fp32")):
+        fastest_precision.cache_clear()
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has, **kwargs: has)
+        assert fastest_precision("cuda") == expected
+    assert fastest_precision("mps") == "fp32"
+
+
+def test_emulated_bf16_is_named_with_its_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(speeds(0.01, 0.01), monkeypatch, bf16=False)
+    note = bf16_note("cpu", "bf16")
+    assert note is not None
+    assert "takes 100 times as long as in fp32" in note
+    assert "--precision fp32" in note
+    assert bf16_note("cpu", "fp32") is bf16_note("cuda", "bf16") is None
+    stored(speeds(2.0, 2.0), monkeypatch, bf16=False)
+    assert bf16_note("cpu", "bf16") is None
+    monkeypatch.setattr(module, "_read", None)  # not measured where the processor has bf16
+    stored(speeds(2.0, 2.0), monkeypatch)
+    assert bf16_note("cpu", "bf16") is None
+
+
+@pytest.mark.parametrize("gain", [2.0, 0.01])
+def test_a_run_records_what_auto_chose(
+    gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    stored(speeds(gain, gain), monkeypatch)
+    settings = {"data.limit": 60, "model_args.depth": [1, 1, 1], "batch_size": 16, "data.folds": None}
+    train("digits", model="levit_nano_32", epochs=1, precision="auto", settings=settings, out=tmp_path / "run")
+    expected = "bf16" if gain > 1 else "fp32"
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").precision == expected
+    assert f"Precision: {expected}, chosen for this machine." in capsys.readouterr().err
+
+
+def test_training_warns_of_emulated_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    stored(speeds(0.01, 0.01), monkeypatch, bf16=False)
+    settings = {"data.limit": 60, "model_args.depth": [1, 1, 1], "batch_size": 16}
+    train("digits", model="levit_nano_32", epochs=1, precision="bf16", settings=settings, out=tmp_path / "run")
+    assert "This processor emulates bf16" in capsys.readouterr().err
+
+
+def test_doctor_measures(capsys: Capture) -> None:
+    assert main(["doctor", "--measure", "--json"]) in (0, 1)
+    measured = json.loads(capsys.readouterr().out)["measured"]
+    assert measured["auto"] in (("fp32", "bf16") if has_bf16() else ("fp32",))
+    assert {row["operation"] for row in measured["speeds"]} == {"matmul", "conv"}
+
+
+def test_an_unknown_precision() -> None:
+    with pytest.raises(UsageError, match="precision must be auto, fp32 or bf16; got 'fp16'"):
+        Runtime.of("cpu", "fp16")

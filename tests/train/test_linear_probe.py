@@ -1,0 +1,226 @@
+"""The linear probe: the classifier of scikit-learn, folded into the network; features from a cache that cannot lie."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+from tests.train import tiny
+from weft.data import open_data
+from weft.errors import StoppedError, UsageError
+from weft.inference import features
+from weft.inference.features import classifiers, read_features
+from weft.inference.inputs import evaluation_batches
+from weft.models.contract import resized
+from weft.models.registry import create_model
+from weft.runtime import Runtime
+from weft.train import evaluate, train
+from weft.train.linear_probe import Balance, fit, fit_heads
+
+CPU = Runtime.of("cpu")
+SETTINGS = {"head_init": "probe", "epochs": 2, "batch_size": 8, "optim.lr": 1e-4, "schedule.warmup_epochs": 0}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
+
+
+def batches(pictures: Path, network: nn.Module, size: int = 5):
+    return evaluation_batches(open_data(str(pictures)).train, network, size, 0)
+
+
+def clouds(classes: int, images: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Overlapping clouds of points, one per class: (images 2 width), and labels."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(images) % classes
+    views = rng.normal(size=(classes, 1, width))[labels] + rng.normal(size=(images, 2, width))
+    return (5 + 3 * views).astype(np.float32), labels
+
+
+@pytest.mark.parametrize(("images", "width"), [(30, 200), (300, 8)], ids=["more features", "more images"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_it_is_logistic_regression_on_standardised_features(classes: int, images: int, width: int) -> None:
+    """Folding and rotation change no prediction."""
+    views, labels = clouds(classes, images, width)
+    probe = fit(views, labels, classes)
+    flat, repeated = views.reshape(-1, width), np.repeat(labels, 2)
+    scaler = StandardScaler().fit(flat)
+    model = LogisticRegression(C=probe.strength / 2, max_iter=5_000, tol=1e-6).fit(scaler.transform(flat), repeated)
+    expected = model.predict_proba(scaler.transform(views[:, 0]))
+    ours = softmax(views[:, 0] @ probe.weight.T + probe.bias, axis=1)
+    assert ours == pytest.approx(expected, abs=0.02)
+    assert probe.right.size == images
+
+
+def test_the_penalty_follows_the_data() -> None:
+    """Noise needs a strong penalty, and separable classes a weak one; the accuracy is of images that were held out."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    noise = fit(rng.normal(size=(60, 2, 50)).astype(np.float32), labels, 3)
+    easy = fit(*clouds(3, 60, 50), 3)
+    assert noise.strength < easy.strength
+    assert noise.right.mean() < 0.6 < easy.right.mean()
+
+
+def test_features_without_variation_have_no_say() -> None:
+    views, labels = clouds(3, 30, 8)
+    views[..., 3] = 7
+    probe = fit(views, labels, 3)
+    assert not probe.weight[:, 3].any()
+    assert np.isfinite(probe.weight).all()
+
+
+def test_a_class_with_one_image_leaves_no_cross_validation() -> None:
+    views, labels = clouds(3, 30, 8)
+    labels = np.where(labels == 2, 1, labels)
+    labels[0] = 2
+    probe = fit(views, labels, 3)
+    assert probe.right.size == 0
+    assert "without cross-validation: a class has one image" in str(probe)
+
+
+@pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32", "resnet10t", "vit_tiny_patch16_224"])
+def test_every_head_of_every_network_gets_its_classifier(name: str, pictures: Path) -> None:
+    """The network then predicts what the regression predicts; LeViT has two heads, each behind its own BatchNorm."""
+    network = resized(create_model(name, num_classes=3), 32).eval()
+    loader = batches(pictures, network)
+    probes = fit_heads(network, loader, 3, CPU)
+    assert len(probes) == len(classifiers(network)) == (2 if name.startswith("levit") else 1)
+    views, labels = read_features(network, loader, CPU)
+    expected = np.mean([v[:, 0] @ p.weight.T + p.bias for v, p in zip(views, probes, strict=True)], axis=0)
+    with torch.no_grad():
+        ours = torch.cat([network(images) for images, _ in loader]).numpy()
+    assert ours == pytest.approx(expected, abs=1e-3 * float(np.abs(expected).max()))
+    assert labels.tolist() == [int(label) for _, targets in loader for label in targets]
+
+
+def test_features_come_from_the_cache_only_for_the_same_pixels_and_weights(pictures: Path) -> None:
+    network = create_model("ceit_nano_32", num_classes=3).eval()
+    calls = []
+    network.register_forward_hook(lambda *_: calls.append(1))
+    first, _ = read_features(network, batches(pictures, network), CPU)
+    assert calls
+    calls.clear()
+    again, _ = read_features(network, batches(pictures, network, size=3), CPU)  # other batches
+    assert calls == []
+    assert np.array_equal(first[0], again[0])
+
+    with torch.no_grad():
+        classifiers(network)[0].weight.zero_()  # has no part in the features
+    read_features(network, batches(pictures, network), CPU)
+    assert calls == []
+    with torch.no_grad():
+        next(network.parameters()).add_(0.01)
+    other, _ = read_features(network, batches(pictures, network), CPU)
+    assert calls
+    assert not np.array_equal(first[0], other[0])
+
+
+@pytest.mark.parametrize("damage", [b"", b"no zip", "half"])
+def test_a_damaged_cache_is_replaced(damage: bytes | str, pictures: Path) -> None:
+    network = create_model("ceit_nano_32", num_classes=3).eval()
+    first, _ = read_features(network, batches(pictures, network), CPU)
+    (path,) = features.cache_folder().iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if isinstance(damage, str) else damage)
+    again, _ = read_features(network, batches(pictures, network), CPU)
+    assert np.array_equal(first[0], again[0])
+    assert path.read_bytes() == whole
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "file"))
+    network = create_model("ceit_nano_32", num_classes=3).eval()
+    views, _ = read_features(network, batches(pictures, network), CPU)
+    assert np.isfinite(views[0]).all()
+
+
+def test_a_network_without_a_linear_classifier_is_refused() -> None:
+    network = create_model("ceit_nano_32", num_classes=0).eval()
+    with pytest.raises(UsageError, match=r"must end in a linear classifier to give features; CeiT does not"):
+        classifiers(network)
+
+
+def rows(out: Path) -> list[dict[str, str]]:
+    with (out / "metrics.csv").open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_a_probe_alone_is_a_run(pictures: Path, tmp_path: Path) -> None:
+    """Evaluated, saved, reported, and finished: there is nothing to resume."""
+    result = train(pictures, "levit_nano_32", settings={**SETTINGS, "epochs": 0}, out=tmp_path / "run", quiet=True)
+    assert (result.epochs, result.best_epoch) == (0, 0)
+    assert [row["epoch"] for row in rows(tmp_path / "run")] == ["0"]
+    assert evaluate(tmp_path / "run", pictures, quiet=True).top1 == pytest.approx(result.top1)
+    assert (tmp_path / "run" / "report" / "report.html").exists()
+    again = train(resume=tmp_path / "run", quiet=True)
+    assert again.top1 == result.top1
+
+
+def test_the_best_model_may_be_the_one_before_training(pictures: Path, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "optim.lr": 10.0, "optim.clip_grad": 0.0, "skip_nonfinite": 1000}
+    result = train(pictures, "ceit_nano_32", settings=settings, out=tmp_path / "run", quiet=True)
+    accuracies = [float(row["val_top1"]) for row in rows(tmp_path / "run")]
+    assert len(accuracies) == 3
+    assert result.top1 == max(accuracies)
+    assert result.best_epoch == accuracies.index(max(accuracies))
+
+
+def test_a_stopped_run_ends_with_the_same_bits(pictures: Path, tmp_path: Path) -> None:
+    whole = train(pictures, "levit_nano_32", settings=SETTINGS, out=tmp_path / "whole", quiet=True)
+    with pytest.raises(StoppedError):
+        train(pictures, "levit_nano_32", settings=SETTINGS, out=tmp_path / "run", stop_after=1, quiet=True)
+    result = train(resume=tmp_path / "run", quiet=True)
+    assert (result.top1, result.best_epoch) == (whole.top1, whole.best_epoch)
+    for name in ("best", "last"):
+        file = f"{name}/model.safetensors"
+        assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_no_epochs_need_a_probe(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"epochs must be at least 1, or 0 with --set head_init=probe; got 0\."):
+        train(pictures, "ceit_nano_32", settings={"epochs": 0}, out=tmp_path / "run", quiet=True)
+
+
+def test_a_probe_corrects_class_frequencies() -> None:
+    """With rare classes, weights and logit adjustment raise the mean recall of the classes."""
+    views, labels = clouds(3, 900, 6, seed=1)
+    kept = np.flatnonzero((labels == 0) | (np.arange(900) % 15 == 1) | (np.arange(900) % 15 == 2))
+    test_views, test_labels = clouds(3, 900, 6, seed=1)
+
+    def mean_recall(balance: Balance) -> float:
+        probe = fit(views[kept], labels[kept], 3, balance=balance)
+        predicted = (test_views[:, 0] @ probe.weight.T + probe.bias).argmax(1)
+        return float(np.mean([(predicted[test_labels == label] == label).mean() for label in range(3)]))
+
+    plain = mean_recall(Balance())
+    assert mean_recall(Balance(is_weighted=True)) > plain + 0.02
+    assert mean_recall(Balance(logit_adjustment=1.0)) > plain + 0.02
+
+
+def test_groups_are_in_one_fold_of_the_probe() -> None:
+    """Ten images each of the same object: what the other folds know of it must not count."""
+    rng = np.random.default_rng(0)
+    objects = rng.normal(size=(20, 1, 50))
+    views = np.repeat(objects, 10, axis=0) + 0.01 * rng.normal(size=(200, 2, 50))
+    labels, groups = np.repeat(np.arange(20) % 2, 10), [str(number // 10) for number in range(200)]
+    assert fit(views, labels, 2).right.mean() > 0.99
+    assert fit(views, labels, 2, groups=groups).right.mean() < 0.8
+    assert fit(views, labels, 2, groups=[f"{label}" for label in labels]).right.size == 0, "a group per class"

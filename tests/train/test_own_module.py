@@ -1,0 +1,140 @@
+"""Any module that returns logits is a model: trained, resumed, evaluated, exported and loaded again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from tests.train import tiny
+from weft.checkpoints import load_model_dir
+from weft.errors import CheckpointError, StoppedError, UsageError
+from weft.inference import predict
+from weft.inference.exports import export_run
+from weft.train import evaluate, train
+
+SETTINGS = {"optim.layer_decay": 0.9, "save.every_steps": 1}
+
+
+class Own(nn.Module):
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.Linear(8, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.norm(self.conv(images)).relu().mean((2, 3)))
+
+
+class FixedSize(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(3 * 24 * 24, 3))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
+
+
+def test_a_module_is_a_model(pictures: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = Own()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    arguments = dict(img_size=24, epochs=2, batch_size=12, settings=SETTINGS, quiet=True)
+    result = train(pictures, network, out=tmp_path / "run", **arguments)
+    assert result.model == "Own"
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items()), "a copy is trained"
+    assert not hasattr(network, "pretrained_cfg")
+
+    model, classes = load_model_dir(result.out / "best")
+    assert isinstance(model, Own)
+    assert classes == ["class0", "class1", "class2"]
+    assert evaluate(result.out, pictures, quiet=True).top1 == result.top1
+    report = export_run(result.out, tmp_path / "export", data=pictures, quiet=True)
+    assert report.top1 == pytest.approx(result.top1)
+    image = pictures / "class0" / "000.png"
+    top = predict(result.out, [image], quiet=True)[0].top
+    assert top[0][1] == pytest.approx(predict(tmp_path / "export", [image], quiet=True)[0].top[0][1], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Own, FixedSize])
+def test_a_run_resumes_with_the_module(kind: type[nn.Module], pictures: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = kind()
+    arguments = dict(img_size="24", epochs=2, batch_size=12, settings=SETTINGS, quiet=True)
+    whole = train(pictures, network, out=tmp_path / "whole", **arguments)
+    with pytest.raises(StoppedError):
+        train(pictures, network, out=tmp_path / "run", stop_after=1, **arguments)
+    result = train(resume=tmp_path / "run", model=kind(), quiet=True)  # the weights are those of the saved state
+    assert (tmp_path / "run" / "steps.csv").read_text() == (tmp_path / "whole" / "steps.csv").read_text()
+    assert result.loss == whole.loss
+
+
+def test_a_linear_probe_finds_the_last_layer(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    settings = {"head_init": "probe", "epochs": 0, "batch_size": 8}
+    result = train(pictures, Own(), img_size=24, settings=settings, out=tmp_path / "run", quiet=True)
+    assert result.top1 > 60  # the classes differ in brightness
+
+
+def test_a_module_of_timm_adapts_to_the_classes(pictures: Path, tmp_path: Path) -> None:
+    import timm
+
+    network = timm.create_model("test_resnet.r160_in1k", num_classes=7)
+    result = train(pictures, network, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
+    assert load_model_dir(result.out / "best")[0].num_classes == 3
+
+
+class Broken(nn.Module):
+    def __init__(self, output: object) -> None:
+        super().__init__()
+        self.output, self.weight = output, nn.Parameter(torch.zeros(1))
+
+    def forward(self, images: Tensor) -> object:
+        if isinstance(self.output, Exception):
+            raise self.output
+        return self.output
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Own(4), "Own must have an output per class; the dataset has 3 classes, the module 4 outputs"),
+        (nn.Sequential(nn.Flatten()), "A module must have parameters to train; Sequential has none"),
+        (Broken(torch.zeros(2, 3, 4, 4)), r"for 2 images Broken returns \(2, 3, 4, 4\)"),
+        (Broken({"logits": 0}), "for 2 images Broken returns dict"),
+        (Broken(torch.zeros(2, 1)), "with two classes or more"),
+        (Broken(ValueError("no such size. Sorry.")), "Broken fails with ValueError: no such size. Sorry. For another"),
+        (FixedSize(), r"A module must take images \(3x32x32\) and return logits; FixedSize fails with RuntimeError"),
+        (torch.nn.Linear, "model must be a name or a torch.nn.Module; got a type"),
+        (["levit_128s"], "got a list"),
+    ],
+)
+def test_a_module_that_is_no_classifier_is_refused(model: object, message: str, pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        train(pictures, model, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
+    assert len(str(caught.value)) < 400, "it does not print the network"
+    assert not (tmp_path / "run").exists()
+
+
+def test_names_of_modules() -> None:
+    assert weft.register_module(Own(5), name="my-own_5", img_size=16) == "my-own_5"
+    assert weft.create_model("my-own_5").num_classes == 5
+    weft.register_module(Own(6), name="my-own_5", img_size=16)
+    assert weft.create_model("my-own_5").num_classes == 6
+    with pytest.raises(UsageError, match="must be free; resnet18 is a model"):
+        weft.register_module(Own(), name="resnet18")
+    with pytest.raises(UsageError, match="letters, digits"):
+        weft.register_module(Own(), name="../own")
+
+
+def test_another_process_says_what_is_missing(pictures: Path, tmp_path: Path) -> None:
+    train(pictures, Own(), img_size=24, epochs=1, batch_size=12, out=tmp_path / "run", quiet=True)
+    code = "import sys; from weft.checkpoints import load_model_dir; load_model_dir(sys.argv[1])"
+    ended = subprocess.run([sys.executable, "-c", code, tmp_path / "run" / "best"], capture_output=True, text=True)
+    assert "register it first, in Python: weft.register_module(MODULE)" in ended.stderr
+    assert CheckpointError.__name__ in ended.stderr

@@ -195,14 +195,14 @@ def test_a_list_of_predictions_is_a_gallery() -> None:
 def test_an_explanation_has_overlays(tmp_path: Path) -> None:
     picture, fmap = np.zeros((32, 32, 3), np.uint8), np.arange(16.0).reshape(4, 4)
     probabilities = np.full(1000, 0.001)
-    maps = {"rollout": fmap, "focus": fmap[:2, :2], "grad_cam": fmap}
+    maps = {"rollout": fmap, "saliency": fmap[:2, :2], "grad_cam": fmap}
     one = Explanation(picture, 3, probabilities, {"stages.2": fmap}, **maps)
     page = read(one, ("class 3, 0.1 %", "attention", "attention rollout", "Grad-CAM"))
     assert len(set(page.places)) == 3  # the two maps of equal values look the same
     assert repr(one) == (
         "Explanation(label=3, probability=0.001, size=32x32, maps=['stages.2', 'rollout', 'grad_cam'])"
     )
-    assert len(read(dataclasses.replace(one, focus=fmap, rollout=fmap, grad_cam=None)).places) == 2
+    assert len(read(dataclasses.replace(one, saliency=fmap, rollout=fmap, grad_cam=None)).places) == 2
     np.savez(tmp_path / "a.npz", picture=picture, rollout=fmap)
     file = FileExplanation("a.png", NAMES[0], 0.5, "a.png", "a.npz", folder=tmp_path)
     assert len(read(file, (f"{NAMES[0]}, 50.0 %", "image, attention rollout")).places) == 2

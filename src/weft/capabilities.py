@@ -118,14 +118,14 @@ def _measured() -> Capabilities:
                     rows.append(Speed(operation, precision, count, round(flops / seconds / 1e9, 2)))
     finally:
         torch.set_num_threads(threads)
-    found = Capabilities(cpu_name(), processor_class(), _limits(), torch.__version__, tuple(rows))
+    measured = Capabilities(cpu_name(), processor_class(), _limits(), torch.__version__, tuple(rows))
     file = _file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, _ADAPTER.dump_json(found, indent=1).decode() + "\n")
+        write_text(file, _ADAPTER.dump_json(measured, indent=1).decode() + "\n")
     except (OSError, StorageError):  # measured again by the next process
         pass
-    return found
+    return measured
 
 
 def _seconds(operations: Mapping[str, Callable[[], object]]) -> dict[str, float]:

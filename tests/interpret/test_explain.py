@@ -53,12 +53,12 @@ def test_maps_of_every_family(name):
     assert (found.depth is None) == (name != "ceit_nano_32")
     assert found.probabilities.sum() == pytest.approx(1, abs=1e-5)
     assert found.label == found.probabilities.argmax()
-    assert found.picture.shape == (32, 32, 3)
+    assert found.image.shape == (32, 32, 3)
     assert found.grad_cam is not None
     assert found.grad_cam.min() >= 0
     last = list(found.attention.values())[-1]
-    assert found.focus is not None
-    np.testing.assert_array_equal(found.focus, found.rollout if name == "levit_nano_32" else last)
+    assert found.saliency is not None
+    np.testing.assert_array_equal(found.saliency, found.rollout if name == "levit_nano_32" else last)
 
 
 @pytest.mark.parametrize("name", NANO)
@@ -254,7 +254,7 @@ def test_an_export_looks_where_its_model_looked(name, format, tmp_path):
     for level, fmap in want.attention.items():
         np.testing.assert_allclose(found.attention[level], fmap, atol=1e-4)
     np.testing.assert_allclose(found.rollout, want.rollout, atol=1e-4)
-    np.testing.assert_allclose(found.focus, want.focus, atol=1e-4)
+    np.testing.assert_allclose(found.saliency, want.saliency, atol=1e-4)
     if want.depth is not None:
         np.testing.assert_allclose(found.depth, want.depth, atol=1e-4)
 

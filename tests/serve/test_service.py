@@ -422,14 +422,14 @@ def test_a_model_that_fails_is_no_fault_of_the_picture(model_dir: Path, capsys: 
 def test_the_overlay_is_what_explain_shows(name: str, tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", model=name)
     network, _ = open_model(folder)
-    focus = explain(network, Image.open(io.BytesIO(picture(1))).convert("RGB"), grad_cam=False).focus
+    saliency = explain(network, Image.open(io.BytesIO(picture(1))).convert("RGB"), grad_cam=False).saliency
 
     async def body(client: httpx2.AsyncClient) -> None:
         answer = (await client.post("/predict?overlay=true", content=picture(1))).json()["answers"][0]
         grid = np.array(answer["overlay"]["grid"])
         assert grid.min() == 0
         assert grid.max() == 1
-        np.testing.assert_allclose(grid, (focus - focus.min()) / (focus.max() - focus.min()), atol=2e-3)
+        np.testing.assert_allclose(grid, (saliency - saliency.min()) / (saliency.max() - saliency.min()), atol=2e-3)
         plain = (await client.post("/predict", content=picture(1))).json()["answers"][0]
         assert "overlay" not in plain
         assert answer["top"][0]["probability"] == pytest.approx(plain["top"][0]["probability"], abs=1e-5)

@@ -175,10 +175,10 @@ def model_dir(run: str | Path) -> Path:
         if (folder / CONFIG).is_file() and read_config(folder).get("unknown"):
             fetch_files(f"{str(run).partition('@')[0]}@{folder.name}", (DETECTOR,))  # of the same commit
         return folder
-    found = local_model_dir(run)
-    if found is None:
+    directory = local_model_dir(run)
+    if directory is None:
         raise CheckpointError(without_model(Path(run)))
-    return found
+    return directory
 
 
 def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:

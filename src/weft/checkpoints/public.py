@@ -113,10 +113,10 @@ def load_model(run: str | Path, *, quiet: bool = False) -> tuple[Any, list[str] 
     Raises:
         CheckpointError: it is not a model, cannot be read, or is an export.
     """
-    found = find_model(run, quiet=quiet)
-    if isinstance(found, PublicModel):
-        return load_public(found, quiet=quiet)
-    model, names = load_model_dir(found)
+    model_source = find_model(run, quiet=quiet)
+    if isinstance(model_source, PublicModel):
+        return load_public(model_source, quiet=quiet)
+    model, names = load_model_dir(model_source)
     return model, names or names_on_hub(run, model.num_classes)
 
 

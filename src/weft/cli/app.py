@@ -94,14 +94,14 @@ def verb_parser(verb: str) -> Parser:
     return parser
 
 
-def _run(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
-        return 0 if words else UsageError.exit_code
-    if words[0] in ("-V", "--version"):
+        return 0 if argv else UsageError.exit_code
+    if argv[0] in ("-V", "--version"):
         print(f"weft {__version__}")
         return 0
-    verb, *rest = words
+    verb, *rest = argv
     if verb not in VERBS:
         kind, names = ("option", ("--help", "--version")) if verb.startswith("-") else ("verb", VERBS)
         raise unknown(kind, verb, names, "weft --help")

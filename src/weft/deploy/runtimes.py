@@ -165,14 +165,14 @@ def open_model(run: str | Path, threads: int | None = None, *, quiet: bool = Fal
         CheckpointError: there is no such model, or a file is missing, damaged, or of another version of weft.
         UsageError: the runtime of the export is not installed.
     """
-    found = find_model(run, quiet=quiet)
-    if isinstance(found, PublicModel):
-        return load_public(found, quiet=quiet)
-    config = read_config(found)
+    model_source = find_model(run, quiet=quiet)
+    if isinstance(model_source, PublicModel):
+        return load_public(model_source, quiet=quiet)
+    config = read_config(model_source)
     if "artefact" not in config:
-        model, names = load_model_dir(found)
+        model, names = load_model_dir(model_source)
         return model, names or names_on_hub(run, model.num_classes)
-    return _open_export(found, config, threads)
+    return _open_export(model_source, config, threads)
 
 
 def _open_export(path: Path, config: dict[str, Any], threads: int | None) -> tuple[ExportedModel, list[str] | None]:

@@ -156,17 +156,17 @@ def similar(
     if wanted.errors:
         raise DataError(f"The query must be an image. {wanted.errors[0][1]}")
     others = [path for path in image_files(images) if not _is_same_file(path, query)][: settings.data.limit]
-    found = read_files(predictor, others, int(settings.batch_size), quiet=quiet)
-    if not found.images:
-        first = f" The first: {found.errors[0][1]}" if found.errors else ""
+    searched = read_files(predictor, others, int(settings.batch_size), quiet=quiet)
+    if not searched.images:
+        first = f" The first: {searched.errors[0][1]}" if searched.errors else ""
         raise DataError(f"At least one image besides the query must be readable; got none.{first}")
-    others_unit, wanted_unit = (unit_length(item.features.astype(np.float64)) for item in (found, wanted))
+    others_unit, wanted_unit = (unit_length(item.features.astype(np.float64)) for item in (searched, wanted))
     similarity = others_unit @ wanted_unit[0]
     order = np.argsort(-similarity, kind="stable")[:top_k]
-    result = [SimilarImage(found.images[i], float(np.clip(similarity[i], -1, 1))) for i in order]
+    result = [SimilarImage(searched.images[i], float(np.clip(similarity[i], -1, 1))) for i in order]
     if out is not None:
         _write_report(Path(out), str(run), str(query), result)
-    return result, found.errors
+    return result, searched.errors
 
 
 def feature_predictor(run: str | Path, settings: Recipe, quiet: bool) -> Predictor:

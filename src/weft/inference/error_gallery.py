@@ -48,8 +48,8 @@ def explained_errors(model: nn.Module, source: Source, mistakes: Sequence[Mistak
         except DataError:  # no longer readable
             continue
         explanation = explain(model, image, grad_cam=False)
-        overlay = None if explanation.focus is None else overlaid(explanation.picture, explanation.focus)
-        errors.append(ExplainedError(mistake, explanation.picture, overlay))
+        overlay = None if explanation.saliency is None else overlaid(explanation.image, explanation.saliency)
+        errors.append(ExplainedError(mistake, explanation.image, overlay))
     return errors
 
 

@@ -62,13 +62,13 @@ class FileExplanation:
         lines = [f"{self.label}, {100 * self.probability:.1f} %"]
         try:
             with np.load(self.folder / self.arrays) as arrays:
-                picture = arrays["picture"]
-                maps = {name: overlaid(picture, arrays[key]) for key, name in MAPS.items() if key in arrays}
+                image = arrays["picture"]
+                maps = {name: overlaid(image, arrays[key]) for key, name in MAPS.items() if key in arrays}
         except (EOFError, OSError, ValueError, KeyError, BadZipFile):  # deleted or damaged since
             return markup.Card([], [*lines, f"{self.folder / self.arrays} can no longer be read"], self.image)
-        images = [(*encoded(image), name) for name, image in {"image": picture, **maps}.items()]
+        images = [(*encoded(pixels), name) for name, pixels in {"image": image, **maps}.items()]
         caption = ", ".join(["image", *maps])
-        return markup.Card(images, [*lines, caption], self.image, min(picture.shape[:2]) <= markup.SMALL)
+        return markup.Card(images, [*lines, caption], self.image, min(image.shape[:2]) <= markup.SMALL)
 
 
 def explain_run(
@@ -138,7 +138,7 @@ def _write(stem: Path, explanation: Explanation, names: Sequence[str], title: st
     for name in ("rollout", "depth", "grad_cam"):
         if (array := getattr(explanation, name)) is not None:
             arrays[name] = array
-    arrays |= {"picture": explanation.picture, "probabilities": explanation.probabilities}
+    arrays |= {"picture": explanation.image, "probabilities": explanation.probabilities}
     with writing(stem.parent):
         figure = panels(explanation, names, title)
         figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=130, metadata={"Software": None})

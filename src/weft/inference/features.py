@@ -48,12 +48,12 @@ def classifiers(network: nn.Module) -> list[nn.Linear]:
             "Features are computed by a network; an export gives class scores only. Pass the run directory or the model"
             " directory that it was made from."
         )
-    if not layers or any(len(found) != 1 for found in layers):
+    if not layers or any(len(numbers) != 1 for numbers in layers):
         raise UsageError(
             f"A network must end in a linear classifier to give features; {type(network).__name__} does not. Choose"
             " another --model, or train all layers with --set head_init=random."
         )
-    return [found[0] for found in layers]
+    return [numbers[0] for numbers in layers]
 
 
 class FeatureReader:

@@ -152,22 +152,22 @@ def match_imagenet(imagenet: ImageNetClasses, names: Sequence[str]) -> dict[str,
     """
     count = len(imagenet.names)
     if all(name.isascii() and name.isdecimal() for name in names):
-        found = {name: [int(name)] if len(name) < 10 and int(name) < count else [] for name in names}
+        places_of = {name: [int(name)] if len(name) < 10 and int(name) < count else [] for name in names}
     else:
-        found = {name: imagenet.find(name) for name in names}
-    if others := [name for name, places in found.items() if not places]:
+        places_of = {name: imagenet.find(name) for name in names}
+    if others := [name for name, places in places_of.items() if not places]:
         raise DataError(
             f"Every class of the data must be one of the model's {count:,} ImageNet classes, by WordNet id (n01440764),"
             f" name (tench) or number; {len(others):,} of {len(names):,} are not: {first_few(others)}. Rename these"
             " folders, or train a model on your own classes with weft train."
         )
-    for name, places in found.items():
+    for name, places in places_of.items():
         if len(places) > 1:
             raise DataError(
                 f"Every class of the data must mean one ImageNet class; {_meanings(name, imagenet, places)}. Rename the"
                 " folder to one of these WordNet ids."
             )
-    return {name: imagenet.names[places[0]] for name, places in found.items()}
+    return {name: imagenet.names[places[0]] for name, places in places_of.items()}
 
 
 def _meanings(name: str, imagenet: ImageNetClasses, places: Sequence[int]) -> str:

@@ -312,7 +312,7 @@ class Predictor:
             return mean_logits(outputs).float().cpu(), maps
 
     def _overlay(self, maps: AttentionMaps, i: int, size: tuple[int, int]) -> Overlay:
-        grid = maps.focus[i].float().cpu().numpy()
+        grid = maps.saliency[i].float().cpu().numpy()
         low, high = float(grid.min()), float(grid.max())
         return Overlay((grid - low) / max(high - low, 1e-12), self.crop.region(*size))
 

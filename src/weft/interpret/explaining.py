@@ -32,31 +32,31 @@ class Explanation:
     """A prediction and its explanation.
 
     Attributes:
-        picture: image as the network saw it, after resizing and cropping (height width 3), uint8.
+        image: as the network saw it, after resizing and cropping (height width 3), uint8.
         label: index of the class that is explained.
         probabilities: of all classes; calibrated if the model is, as in `weft predict`.
         attention: feature level (`blocks.11`, `stages.2`) -> attention of its last layer (h w), which sums to 1: from
             the class token if there is one (CeiT, last stage of CvT), else the mean over all queries. Empty for
             networks of other families.
         rollout: attention rollout through all layers (h w); None if `attention` is empty.
-        focus: the map to show if there is room for one: the last attention of the class token; without a class token
+        saliency: the map to show if there is room for one: the last attention of the class token; without a class token
             (LeViT) the rollout.
         depth: CeiT: share of each layer's class token in the prediction (LCA), which sums to 1; else None.
         grad_cam: Grad-CAM map of the class (h w), at least 0; None if not computed.
     """
 
-    picture: np.ndarray
+    image: np.ndarray
     label: int
     probabilities: np.ndarray
     attention: dict[str, np.ndarray] = field(default_factory=dict)
     rollout: np.ndarray | None = None
-    focus: np.ndarray | None = None
+    saliency: np.ndarray | None = None
     depth: np.ndarray | None = None
     grad_cam: np.ndarray | None = None
 
     def __repr__(self) -> str:
         """Return the class, its probability, and the names of the maps in one line."""
-        height, width = self.picture.shape[:2]
+        height, width = self.image.shape[:2]
         maps = [
             *self.attention,
             *(name for name in ("rollout", "depth", "grad_cam") if getattr(self, name) is not None),
@@ -68,13 +68,14 @@ class Explanation:
     def _repr_html_(self) -> str:
         """Return the image, and the image under its maps."""
         caption = f"class {self.label}, {100 * self.probabilities[self.label]:.1f} %"
-        images = [(caption, self.picture)]
-        is_rollout = self.focus is not None and self.rollout is not None and np.array_equal(self.focus, self.rollout)
-        focus = None if is_rollout else self.focus  # without a class token they are the same map
-        for name, fmap in (("attention", focus), ("attention rollout", self.rollout), ("Grad-CAM", self.grad_cam)):
+        images = [(caption, self.image)]
+        saliency, rollout = self.saliency, self.rollout
+        if saliency is not None and rollout is not None and np.array_equal(saliency, rollout):
+            saliency = None  # without a class token they are the same map
+        for name, fmap in (("attention", saliency), ("attention rollout", rollout), ("Grad-CAM", self.grad_cam)):
             if fmap is not None:
-                images.append((name, overlaid(self.picture, fmap)))
-        is_small = min(self.picture.shape[:2]) <= markup.SMALL
+                images.append((name, overlaid(self.image, fmap)))
+        is_small = min(self.image.shape[:2]) <= markup.SMALL
         cards = [markup.Card([(*encoded(image), name)], [name], is_small=is_small) for name, image in images]
         return markup.fragment(markup.gallery(cards))
 
@@ -124,7 +125,7 @@ def explain(
         _array((logits / temperature).softmax(dim=0)),
         {} if maps is None else {name: _array(fmap[0]) for name, fmap in maps.levels.items()},
         None if maps is None else _array(maps.rollout[0]),
-        None if maps is None else _array(maps.focus[0]),
+        None if maps is None else _array(maps.saliency[0]),
         None if maps is None or maps.depth is None else _array(maps.depth[0]),
         None if cam is None else _array(cam),
     )

@@ -30,14 +30,14 @@ class AttentionMaps(NamedTuple):
         rollout: attention rollout (b h w), residuals weighted by one half (arXiv 2005.00928). For CvT within the last
             stage, because convolutions join its stages.
         depth: share of each layer's class token in the prediction (b layers), if the network has LCA; else None.
-        focus: the map to show if there is room for one (b h w): the last attention of the class token; without a class
-            token the rollout.
+        saliency: the map to show if there is room for one (b h w): the last attention of the class token; without a
+            class token the rollout.
     """
 
     levels: dict[str, Tensor]
     rollout: Tensor
     depth: Tensor | None
-    focus: Tensor
+    saliency: Tensor
 
 
 def run_with_attention(model: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:

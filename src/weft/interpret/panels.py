@@ -33,11 +33,11 @@ def panels(explanation: Explanation, names: Sequence[str] | None = None, title: 
     figure = Figure(figsize=(SIDE * columns, (SIDE + 0.3) * rows + 0.3), layout="constrained")
     places = iter(np.ravel(figure.subplots(rows, columns, squeeze=False)))
     name = str(explanation.label) if names is None else names[explanation.label]
-    picture(next(places), explanation, f"{_short(name)}, {100 * explanation.probabilities[explanation.label]:.1f} %")
+    draw_image(next(places), explanation, f"{_short(name)}, {100 * explanation.probabilities[explanation.label]:.1f} %")
     for what, fmap in maps:
         axes = next(places)
-        picture(axes, explanation, what)
-        over(axes, explanation, fmap)
+        draw_image(axes, explanation, what)
+        draw_map(axes, explanation, fmap)
     if explanation.depth is not None:
         _depth(next(places), explanation.depth)
     for axes in places:
@@ -47,16 +47,16 @@ def panels(explanation: Explanation, names: Sequence[str] | None = None, title: 
     return figure
 
 
-def picture(axes: Axes, explanation: Explanation, title: str) -> None:
+def draw_image(axes: Axes, explanation: Explanation, title: str) -> None:
     """Draw the image as the network saw it."""
-    axes.imshow(explanation.picture)
+    axes.imshow(explanation.image)
     axes.set_title(title, fontsize="small")
     axes.set_axis_off()
 
 
-def over(axes: Axes, explanation: Explanation, fmap: np.ndarray) -> None:
-    """Draw a map over it, from its lowest value (dark) to its highest (bright)."""
-    height, width = explanation.picture.shape[:2]
+def draw_map(axes: Axes, explanation: Explanation, fmap: np.ndarray) -> None:
+    """Draw a map over the image, from its lowest value (dark) to its highest (bright)."""
+    height, width = explanation.image.shape[:2]
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     axes.imshow(fmap, cmap="inferno", alpha=0.6, interpolation="bilinear", extent=extent)
 

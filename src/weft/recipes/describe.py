@@ -88,14 +88,14 @@ def settings() -> list[SettingInfo]:
 @functools.cache
 def options() -> dict[str, Option]:
     """Return the settings with an option of their own, by the name of the argument."""
-    found: dict[str, Option] = {}
+    listed: dict[str, Option] = {}
     for key, hint, item, text in _fields(Recipe):
         if "metavar" in item.metadata:
             flag = item.metadata["flag"] or "--" + item.name.replace("_", "-")
             choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
             first = text.split(". ")[0].rstrip(".")
-            found[item.name] = Option(item.name, key, flag, item.metadata["metavar"], choices, first)
-    return found
+            listed[item.name] = Option(item.name, key, flag, item.metadata["metavar"], choices, first)
+    return listed
 
 
 def in_words(hint: Any) -> str:

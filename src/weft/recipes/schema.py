@@ -27,9 +27,9 @@ class Within:
         return math.isfinite(value) and (value > self.low if self.above else value >= self.low) and value <= self.high
 
     def __str__(self) -> str:
-        words = [f"{'above' if self.above else 'at least'} {self.low:.10g}"]
-        words += [f"at most {self.high:.10g}"] if math.isfinite(self.high) else []
-        return "a number " + " and ".join(words)
+        parts = [f"{'above' if self.above else 'at least'} {self.low:.10g}"]
+        parts += [f"at most {self.high:.10g}"] if math.isfinite(self.high) else []
+        return "a number " + " and ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Matching:
     """Text that `pattern` matches completely."""
 
     pattern: str
-    words: str
+    description: str
 
     def allows(self, value: str) -> bool:
         """Return whether the text matches."""
         return re.fullmatch(self.pattern, value) is not None
 
     def __str__(self) -> str:
-        return self.words
+        return self.description
 
 
 Side = Annotated[int, Within(8, 4096)]

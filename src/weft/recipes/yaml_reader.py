@@ -194,15 +194,15 @@ def entries(node: yaml.Node, origin: str, what: str) -> dict[str, tuple[str, yam
     """
     if not isinstance(node, yaml.MappingNode):
         raise UsageError(f"{line_of(node, origin)}: {what} must hold `key: value` lines; got {shown(node)}.")
-    found: dict[str, tuple[str, yaml.Node]] = {}
+    nodes: dict[str, tuple[str, yaml.Node]] = {}
     for key, value in node.value:
         line = line_of(key, origin)
         if not isinstance(key, yaml.ScalarNode):
             raise UsageError(f"{line}: a key must be a plain word; got {shown(key)}.")
-        if key.value in found:
+        if key.value in nodes:
             raise UsageError(f"{line}: a key must occur once; got '{cut(key.value)}' again.")
-        found[key.value] = line, value
-    return found
+        nodes[key.value] = line, value
+    return nodes
 
 
 def record(node: yaml.Node, schema: type[R], origin: str, what: str) -> R:

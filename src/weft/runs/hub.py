@@ -113,13 +113,13 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
 
 def _own_model(run: str | Path) -> Path:
     """Return the model directory to upload."""
-    found = find_model(run)
-    if isinstance(found, PublicModel):
+    model_source = find_model(run)
+    if isinstance(model_source, PublicModel):
         raise UsageError(
             f"push uploads weights that you trained; {run} is the name of a public model, whose weights are public"
             " already. Pass a run directory or a model directory."
         )
-    return found
+    return model_source
 
 
 CARD = """---

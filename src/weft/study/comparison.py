@@ -244,12 +244,12 @@ class _Plan:
         """
         wants_them = load_recipe(self.base, list(self.settings.items())).pretrained
         is_free = self.base is None and "pretrained" not in self.settings
-        found: dict[str, str] = {}
+        sources: dict[str, str] = {}
         for candidate in self.candidates if wants_them or is_free else ():
-            found[candidate.name], reason = public_weights(candidate.model)
+            sources[candidate.name], reason = public_weights(candidate.model)
             if reason:
                 self.tell(f"{candidate.name} is trained from scratch: {reason}")
-        return found
+        return sources
 
     def start_from(self, weights: Mapping[str, str]) -> None:
         """Set the public weights of each candidate."""
@@ -321,17 +321,17 @@ class _Plan:
                 progress.update(progress.done, name=f"estimating the cost of {name}")
                 arguments = (recipes[name], macs[name], splits, self.threads)
                 try:
-                    probes[name] = found = call(probe, *arguments, engine=self.engine, threads=self.threads)
+                    probes[name] = cost = call(probe, *arguments, engine=self.engine, threads=self.threads)
                 except (WeftError, RuntimeError) as error:
                     self.tell(f"{name} cannot be trained: {str(error).splitlines()[0]}")
                     macs[name] = 0.0
                     continue
                 finally:
                     progress.advance()
-                epoch, speed = _time(found.image * images / seeds), rate(1 / found.image, "images")
+                epoch, speed = _time(cost.image * images / seeds), rate(1 / cost.image, "images")
                 self.tell(
                     f"{name}: about {epoch} per epoch ({speed}),"
-                    f" {found.memory / 1e9:.1f} GB of memory at batch size {found.batch_size}."
+                    f" {cost.memory / 1e9:.1f} GB of memory at batch size {cost.batch_size}."
                 )
                 pace = min(known.image / macs[other] for other, known in probes.items())
                 costs = {
@@ -349,21 +349,21 @@ class _Plan:
         """
         evaluated = EVALUATION * len(self.splits.val)
         overhead = 0.0
-        for name, found in probes.items():
+        for name, cost in probes.items():
             candidate = next(candidate for candidate in self.candidates if candidate.name == name)
-            few = max(2 * found.batch_size, len(self.splits.classes))
+            few = max(2 * cost.batch_size, len(self.splits.classes))
             settings = {**self._settings(candidate, 0), "epochs": 1, "data.limit": few}
             job = Job(self.folder / "probes" / slug(name), self._recipe_of(candidate), self.data, settings)
             with working("estimating the time to start a run", unit="", quiet=self.quiet):
                 (result,) = run_jobs([job], engine=self.engine, threads=self.threads).values()
             if result.error is None:
-                overhead = max(result.overhead - EVALUATION * min(few, len(self.splits.val)) * found.image, 0.0)
+                overhead = max(result.overhead - EVALUATION * min(few, len(self.splits.val)) * cost.image, 0.0)
                 self.tell(f"Starting and finishing a run takes about {_time(overhead)}.")
                 break
             self.tell(f"{name} cannot be trained: {result.error}")
         return {
-            name: Price((len(self.splits.train) + evaluated) * found.image, overhead + evaluated * found.image)
-            for name, found in probes.items()
+            name: Price((len(self.splits.train) + evaluated) * cost.image, overhead + evaluated * cost.image)
+            for name, cost in probes.items()
         }
 
     def _reserve(self, paces: Mapping[str, float], budget: float) -> float:

@@ -143,15 +143,16 @@ def label(
         )
     files = [path for path, is_in_run in zip(files, is_labelled, strict=True) if not is_in_run]
     files = files[: settings.data.limit]
-    found = read_files(predictor, files, int(settings.batch_size), quiet=quiet)
-    if not found.images:
+    read_images = read_files(predictor, files, int(settings.batch_size), quiet=quiet)
+    if not read_images.images:
         raise DataError(
-            f"At least one image must be readable; none of {len(found.errors):,} is. The first: {found.errors[0][1]}"
+            f"At least one image must be readable; none of {len(read_images.errors):,} is."
+            f" The first: {read_images.errors[0][1]}"
         )
-    logits = logits_of(network, found.features).astype(np.float64)
+    logits = logits_of(network, read_images.features).astype(np.float64)
     probabilities = softmax(logits / predictor.temperature, axis=1)
-    known = np.empty((0, found.features.shape[1])) if stored is None else stored.features[~stored.is_held_out, 0]
-    chosen = choose(found.features, probabilities, known, budget)
+    known = np.empty((0, read_images.features.shape[1])) if stored is None else stored.features[~stored.is_held_out, 0]
+    chosen = choose(read_images.features, probabilities, known, budget)
     order = ranked(probabilities)[:, 0]
     highest = probabilities.max(axis=1)
     is_certain = highest >= certain
@@ -159,7 +160,7 @@ def label(
 
     def rows(places: Sequence[int], action: str) -> list[LabelProposal]:
         names = predictor.classes
-        return [LabelProposal(found.images[i], names[order[i]], float(highest[i]), action) for i in places]
+        return [LabelProposal(read_images.images[i], names[order[i]], float(highest[i]), action) for i in places]
 
     def by_certainty(places: np.ndarray) -> list[int]:
         return sorted(places.tolist(), key=lambda i: -highest[i])
@@ -170,7 +171,7 @@ def label(
         rows(chosen, "label"),
         rows(by_certainty(np.flatnonzero(is_certain)), "accept"),
         rows(by_certainty(np.flatnonzero(others)), ""),
-        found.errors,
+        read_images.errors,
         "" if stored is None else _check(network, stored, predictor.temperature, certain),
         sum(is_labelled),
     )

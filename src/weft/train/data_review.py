@@ -161,10 +161,10 @@ def review(
     labels = np.array([*splits.train.labels, *splits.val.labels], int)
     sides = np.array(["train"] * len(splits.train) + ["val"] * len(splits.val))
     predictor = feature_predictor(model, settings, quiet)
-    found = read_files(predictor, paths, int(settings.batch_size), quiet=quiet)
-    is_read = np.isin(paths, found.images)
-    unreadable = [(str(bad.key), bad.message) for bad in splits.bad] + found.errors
-    result = _review(model, found, labels[is_read], sides[is_read], splits, unreadable)
+    features = read_files(predictor, paths, int(settings.batch_size), quiet=quiet)
+    is_read = np.isin(paths, features.images)
+    unreadable = [(str(bad.key), bad.message) for bad in splits.bad] + features.errors
+    result = _review(model, features, labels[is_read], sides[is_read], splits, unreadable)
     if out is not None:
         _write(Path(out), str(data), result, force=force)
     return result
@@ -307,7 +307,7 @@ def _paths(source: Source) -> list[str]:
 
 def _review(
     model: str,
-    found: Embedding,
+    features: Embedding,
     labels: np.ndarray,
     sides: np.ndarray,
     splits: Splits,
@@ -320,15 +320,15 @@ def _review(
             f"A review needs readable images of at least two classes; got {count(num_images, 'image')} of"
             f" {count(len(np.unique(labels)), 'class', 'classes')}. Add a folder of images of another class."
         )
-    duplicates = near_duplicates(found.features, lambda i: open_image(Path(found.images[i])))
+    duplicates = near_duplicates(features.features, lambda i: open_image(Path(features.images[i])))
     group_of = np.arange(num_images)
     for group in duplicates:
         group_of[group] = group[0]
-    result = find_label_errors(found.features, labels, len(names), group_of)
-    far = outliers(neighbour_distances(found.features))
+    result = find_label_errors(features.features, labels, len(names), group_of)
+    far = outliers(neighbour_distances(features.features))
     problems: dict[int, list[str]] = {int(i): [LABEL] for i in result.order()}
     proposed, action, group_name = result.proposed.copy(), dict.fromkeys(problems, "relabel"), dict[int, str]()
-    hashes = {i: sha256_of(Path(found.images[i])) for group in duplicates for i in group}
+    hashes = {i: sha256_of(Path(features.images[i])) for group in duplicates for i in group}
     copies_in_classes = leaks = 0
     for number, group in enumerate(duplicates, start=1):
         group_name |= dict.fromkeys(group, f"copies-{number}")
@@ -359,7 +359,7 @@ def _review(
         probability = float(result.probabilities[i, guess]) if result.is_judged[i] else None
         findings.append(
             Finding(
-                found.images[i],
+                features.images[i],
                 names[labels[i]],
                 names[guess],
                 probability,
@@ -375,7 +375,7 @@ def _review(
         findings,
         int(result.is_error.sum()),
         _confused(result, names),
-        [[found.images[i] for i in group] for group in duplicates],
+        [[features.images[i] for i in group] for group in duplicates],
         copies_in_classes,
         leaks,
         len(far),

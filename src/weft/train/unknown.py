@@ -117,8 +117,8 @@ def read_public_classifier(out: Path) -> tuple[np.ndarray, np.ndarray] | None:
         return stored["weight"].astype(np.float32), stored["bias"]
     except (OSError, SafetensorError, KeyError) as error:
         raise CheckpointError(
-            f"{file} must be the file that the run wrote; it cannot be read ({error}). Copy it again, or delete it: then"
-            " unknown images are detected without the public classifier."
+            f"{file} must be the file that the run wrote; it cannot be read ({error}). Copy it again, or delete it:"
+            " then unknown images are detected without the public classifier."
         ) from error
 
 

@@ -145,8 +145,8 @@ def group_names(keys: Sequence[str], pattern: str) -> dict[str, str]:
             f"--group must be a column of the table, or a regular expression; '{printable(pattern)}' is neither"
             f" ({error})."
         ) from None
-    found = {key: expression.search(key) for key in keys}
-    if not any(found.values()):
+    matches = {key: expression.search(key) for key in keys}
+    if not any(matches.values()):
         raise DataError(
             f"--group must be a column of the table, or match the names of images; '{printable(pattern)}' matches none"
             f" of {len(keys):,}, such as '{printable(min(keys, default=''))}'."
@@ -154,7 +154,7 @@ def group_names(keys: Sequence[str], pattern: str) -> dict[str, str]:
     # A key never begins with a slash, so no match has the name of a single image.
     return {
         key: f"/{key}" if match is None else "/".join(filter(None, match.groups())) or match[0]
-        for key, match in found.items()
+        for key, match in matches.items()
     }
 
 

@@ -55,7 +55,7 @@ def open_table(path: Path, group: str | None = None) -> Listing:
     try:
         header, rows = _parquet(path) if path.suffix == ".parquet" else _text(path)
         image, label, split = (_column(header, names, name) for names in (IMAGE, LABEL, SPLIT))
-        rows = list(_pictures(rows, image, label, split, name))
+        rows = list(_entries(rows, image, label, split, name))
         columns = [str(word) for word in header]
         groups = None
         if group is not None and group in columns:
@@ -112,7 +112,7 @@ def _column(header: Sequence[str], names: Sequence[str], name: str) -> int | Non
     return place
 
 
-def _pictures(
+def _entries(
     rows: Iterator[Sequence[Any]], image: int | None, label: int | None, split: int | None, name: str
 ) -> Iterator[tuple[Sequence[Any], ImageEntry]]:
     """Yield every row with its image."""

@@ -216,7 +216,7 @@ def _release(device: str) -> None:
 def main() -> None:
     """Build the model, then run turns until the standard input is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the worker
-    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    channel = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # text that libraries print must not get into the channel
 
     def reply(**fields: Any) -> None:

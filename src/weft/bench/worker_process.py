@@ -56,7 +56,7 @@ class WorkerProcess:
 
     def build(self) -> None:
         """Start the process, and wait until it has built its model."""
-        pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", bufsize=1)
         # torch.compile's pool of compiler processes would keep polling, and slow all workers down by a fifth
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
         self.process = subprocess.Popen([sys.executable, "-m", "weft.bench.worker"], env=environment, **pipes)
@@ -107,7 +107,7 @@ class WorkerProcess:
     def _request(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
-        except BrokenPipeError:
+        except OSError:  # a broken pipe, which Windows also reports as an invalid argument
             self._fail()
         line = self.process.stdout.readline()
         reply = json.loads(line) if line else self._fail()

@@ -135,7 +135,7 @@ def save_model_dir(
         (folder / WEIGHTS).write_bytes(weights)
         config = describe(model, folder, label_names, {"weights_sha256": hashlib.sha256(weights).hexdigest()})
         _check_rebuilds(model, config)
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
     return path
 
 
@@ -283,7 +283,7 @@ def describe(model: Any, folder: Path, label_names: Sequence[str] | None, extra:
     read_from_model = ("num_classes", "in_chans", "global_pool")  # timm reads these from the model itself
     given = {k: v for k, v in getattr(model, "model_args", {}).items() if k not in read_from_model}
     timm.models._hub.save_config_for_hf(model, str(file), model_config=dict(extra), model_args=given)
-    config = json.loads(file.read_text())
+    config = json.loads(file.read_text(encoding="utf-8"))
     not_switches = ("num_classes", "in_chans", "features_only", "cache_dir")
     config["model_args"] = {k: v for k, v in config.get("model_args", {}).items() if k not in not_switches}
     if len(getattr(model, "pretrained_cfg", {})):

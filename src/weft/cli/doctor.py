@@ -15,6 +15,7 @@ from packaging.version import Version
 from weft.cli.options import add_common, example, print_json, table
 from weft.errors import DISTRIBUTION
 from weft.processor import cpu_flags, cpu_name, processor_class
+from weft.system import total_memory
 from weft.version import __version__
 
 HELP = "check installed versions, and describe this machine"
@@ -93,7 +94,7 @@ def describe_machine() -> dict[str, Any]:
         "processor_class": processor_class(),
         "cpu_flags": list(cpu_flags()),
         "torch_cpu_kernels": torch.backends.cpu.get_cpu_capability(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(total_memory() / 2**30, 1),
         "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
         "cuda": torch.version.cuda if gpus else None,
         "bf16_on_gpu": torch.cuda.is_bf16_supported() if gpus else None,
@@ -106,12 +107,6 @@ def _measured() -> dict[str, Any]:
 
     found = capabilities(measure=True)
     return {"speeds": [vars(row) for row in found.speeds], "limits": found.limits, "auto": fastest_precision("cpu")}
-
-
-def _memory_gib() -> float | None:
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
-        return None
-    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
 def _text(value: Any) -> str:

@@ -13,7 +13,6 @@ import copy
 import itertools
 import json
 import math
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +37,7 @@ from weft.files import flush_folder, new_directory, sha256_of, writing
 from weft.intervals import Estimate, difference_of
 from weft.models.base import Backbone
 from weft.progress import Work, working
+from weft.system import rename
 from weft.version import __version__
 
 REPORT = "report.json"
@@ -177,12 +177,13 @@ def export(
             **({"opset": OPSET} if format == "onnx" else {}),
         }
         config = describe(model, folder, label_names, {"artefact": artefact})
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
         _check_config(folder, model, label_names, data)
         size = sum((folder / name).stat().st_size for name in names)
         report = _compare(model, infer, path, format, precision, data, height_width, size, progress)
         _verify(report, max_drop)
-        (folder / REPORT).write_text(json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n")
+        text = json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n"
+        (folder / REPORT).write_text(text, encoding="utf-8", newline="\n")
     return report
 
 
@@ -198,7 +199,7 @@ def _export_file(model: nn.Module, path: Path, format: str, force: bool, options
             inside = Path(folder) / "export"
             report = export(model, inside, format=format, **options)
             for name, target in zip([*FILES[format], CONFIG], targets, strict=True):
-                os.replace(inside / name, target)
+                rename(inside / name, target)
         flush_folder(path.parent)
     return replace(report, out=str(path))
 

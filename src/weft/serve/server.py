@@ -84,7 +84,7 @@ def _end_with_parent(settings: Settings) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # os.kill would end the process at once on Windows
         time.sleep(settings.drain + settings.grace + 1)
         os._exit(143)
 
@@ -192,7 +192,8 @@ def _listening_socket(settings: Settings) -> Iterator[socket.socket]:
             f"--host must be a name or address of this machine; {address_text}: {error.strerror}."
         ) from error
     with sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # on Windows SO_REUSEADDR lets another process take over the port
+        sock.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
         try:
             sock.bind(address)
         except OSError as error:

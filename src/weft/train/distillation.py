@@ -115,7 +115,7 @@ def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], run
         )
     if name.startswith(PREFIX) or any((folder / CONFIG).is_file() for folder in (Path(name) / "best", Path(name))):
         model, names = load_model_dir(model_dir(name))
-    elif Path(name).exists() or os.sep in name:
+    elif Path(name).exists() or os.sep in name or "/" in name:
         raise CheckpointError(
             f"A teacher must be a model name or a model directory; {name} is neither. Create a model directory with"
             " weft convert."

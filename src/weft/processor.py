@@ -44,6 +44,18 @@ def has_bf16() -> bool:
     return "avx512_bf16" in cpu_flags() or "amx_bf16" in cpu_flags()
 
 
+def limit_spinning() -> None:
+    """Let OpenMP threads that wait for each other sleep after about 50 us, so that other processes can use their cores.
+
+    Call it before torch is imported, which reads the setting once. By default, GNU's OpenMP waits in a busy loop for
+    milliseconds. Where a decoder takes the core of one thread, all others then burn theirs until it is back. An
+    environment that already configures the waiting (OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME) is not changed.
+    """
+    if not any(name in os.environ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")):
+        os.environ["GOMP_SPINCOUNT"] = "1000"  # GNU's own value where there are more threads than processors
+        os.environ["KMP_BLOCKTIME"] = "1"  # ms; LLVM's OpenMP, on macOS, waits for 200
+
+
 def busy_note(threads: int) -> str | None:
     """Return a sentence if other processes use the cores that a computation needs; None if they do not.
 

@@ -7,8 +7,8 @@ import os
 
 from weft.cli.options import RUN, add_common, example, percentage, whole
 from weft.errors import UsageError, need
-from weft.processor import MAX_THREADS
-from weft.serve.settings import RUNTIMES, TOKEN, Settings
+from weft.processor import MAX_THREADS, limit_spinning
+from weft.serve.settings import MAX_BATCH, RUNTIMES, TOKEN, Settings
 
 HELP = "serve a model over HTTP: a web page, and /predict for programs"
 
@@ -52,8 +52,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--decoders", metavar="N", help="image decoder processes (default: one per core, at most 4)")
     add_common(parser, "--device", "--precision", "--threads", "--reject-at-error")
+    parser.add_argument(
+        "--max-batch",
+        metavar="N",
+        help=f"maximum images per forward pass (default: measured at the start, at most {MAX_BATCH})",
+    )
+    parser.add_argument(
+        "--max-latency-ms",
+        metavar="N",
+        help="limit batches so that a forward pass takes at most half of this time, in ms (default: no limit)",
+    )
     for option, text in (
-        ("--max-batch", "maximum images per forward pass"),
         ("--max-wait-ms", "maximum time to wait for a batch to fill, in ms"),
         ("--max-queue", "maximum number of waiting images; more are refused with status 429"),
         ("--max-images", "maximum images per request"),
@@ -83,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
         reject_at_error=percentage("--reject-at-error", args.reject_at_error),
         threads=None if args.threads is None else whole("--threads", args.threads, MAX_THREADS),
         workers=whole("--workers", args.workers, 1024),
-        max_batch=whole("--max-batch", args.max_batch),
+        max_batch=None if args.max_batch is None else whole("--max-batch", args.max_batch),
+        max_latency_ms=None if args.max_latency_ms is None else _number("--max-latency-ms", args.max_latency_ms),
         max_wait_ms=_number("--max-wait-ms", args.max_wait_ms),
         max_queue=whole("--max-queue", args.max_queue),
         max_bytes=whole("--max-bytes", args.max_bytes),
@@ -103,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
     from weft.checkpoints.finding import check_model
 
     check_model(args.run)
+    limit_spinning()
     from weft.serve import serve
 
     serve(settings)

@@ -1,4 +1,4 @@
-"""Differences of int8 with and without VNNI, of 8-bit exports and of weft's, whose products do not saturate.
+"""Differences of int8 with and without VNNI, of 8-bit exports and of weft's, whose sums do not saturate.
 
     python benchmarks/speed/saturation.py FOLDER --out benchmarks/speed    # a quarter of an hour on one core
 
@@ -63,17 +63,15 @@ def write(name: str, photos: Path, count: int, folder: Path) -> None:
     torch.manual_seed(0)
     model = _with_random_statistics(weft.create_model(name)).eval()
     transform = eval_transform(model.pretrained_cfg)
-    images = torch.stack([transform(open_image(path)) for path in sorted(photos.iterdir())[:count]])
+    images = torch.stack([torch.as_tensor(transform(open_image(path))) for path in sorted(photos.iterdir())[:count]])
     with torch.inference_mode():
         np.savez(folder / "images.npz", images=images[:COMPARED].numpy(), logits=model(images[:COMPARED]).numpy())
     calibration = [image[None].numpy() for image in images]
     for format, file in FILES.items():
         for bits in (32, 7, 8):
             (folder / f"{format}-{bits}").mkdir()
-            changes = {"quantized": graphs.quantized, "quantize_onnx": graphs.quantize_onnx}
-            with mock.patch.multiple(
-                graphs, **{key: functools.partial(way, bits=bits) for key, way in changes.items()}
-            ):
+            openvino, onnx = (functools.partial(way, bits=bits) for way in (graphs.quantized, graphs.quantize_onnx))
+            with mock.patch.object(graphs, "quantized", openvino), mock.patch.object(graphs, "quantize_onnx", onnx):
                 precision = "fp32" if bits == 32 else "int8"
                 target = folder / f"{format}-{bits}" / file
                 graphs.write_graph(fold(model), target, format, precision, images.shape[1:], calibration)

@@ -151,7 +151,7 @@ def quantize_onnx(file: Path, calibration: Iterable[np.ndarray], bits: int = WEI
     Args:
         file: the ONNX file; replaced.
         calibration: images (1 c h w) that determine the ranges of activations.
-        bits: of weights and activations. With 7, no sum of two products saturates on an x86 processor without VNNI.
+        bits: of weights and activations. With 7, no sum saturates on an x86 processor without VNNI.
     """
     tools = importlib.import_module("onnxruntime.quantization")
     shape_inference = importlib.import_module("onnxruntime.quantization.shape_inference")
@@ -185,8 +185,8 @@ class _CalibrationReader:
 def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = False, bits: int = WEIGHT_BITS) -> Any:
     """Quantise the matrix multiplications and convolutions of a graph with NNCF, after training.
 
-    x86 processors without VNNI add two products of 8-bit numbers in 16 bits, which saturate. So one factor of every
-    product has 7 bits: the weights, and the keys and values of attention. This costs no speed
+    x86 processors without VNNI multiply 8-bit numbers and add pairs of results in 16 bits, which saturate. So one
+    factor of every multiplication has 7 bits: the weights, and the keys and values of attention. This costs no speed
     (benchmarks/speed/saturation.csv).
 
     Args:
@@ -194,7 +194,7 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
         calibration: images (1 c h w) that determine the ranges of activations.
         smooth: apply SmoothQuant (arXiv 2211.10438), which moves outliers of activations into weights. With it, the
             logits of LeViT are less accurate, and no network has a higher top-1 (benchmarks/speed/int8.csv).
-        bits: of one factor of every product, 7 or 8.
+        bits: of one factor of every multiplication, 7 or 8.
 
     Returns:
         The quantised OpenVINO model.
@@ -221,7 +221,7 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
 
 
 def _second_factors(graph: Any) -> list[Any]:
-    """Return the FakeQuantize nodes of the second factors of products without weights: keys and values of attention."""
+    """Return the FakeQuantize nodes of second factors where neither factor is a weight: keys and values of attention."""
     is_constant: dict[str, bool] = {}
     nodes: dict[str, Any] = {}
     for node in graph.get_ordered_ops():

@@ -17,7 +17,7 @@ from tests.deploy.test_export import CLASSES, model
 from weft.checkpoints import save_model_dir
 from weft.cli.app import main
 from weft.deploy import choosing, export, exporting, open_model
-from weft.deploy.choosing import Candidate, Choice, Machine, expected_order, fastest, time_calls
+from weft.deploy.choosing import Choice, ConsideredExport, Machine, expected_order, fastest, time_calls
 from weft.errors import CheckpointError, UsageError, VerificationError
 from weft.inference.predictor import Predictor
 
@@ -198,7 +198,7 @@ def test_a_pipe_in_place_of_the_record_is_refused(out: Path) -> None:
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    row = Candidate("onnx", "int8", None, {"1": 0.5}, 0.01, 98.5)
+    row = ConsideredExport("onnx", "int8", None, {"1": 0.5}, 0.01, 98.5)
     choice = Choice(1, OTHER, (row, dataclasses.replace(row, refused="too inaccurate", seconds={})), "onnx-int8")
     choosing.write_choice(tmp_path, choice)
     assert choosing.read_choice(tmp_path) == choice

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from weft.cli.options import MODEL, add_common, example, print_json, table, whole
 
 if TYPE_CHECKING:
-    from weft.deploy.choosing import Candidate
+    from weft.deploy.choosing import ConsideredExport
 
 HELP = "export a model to ONNX, OpenVINO or torch, and verify its outputs"
 
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _table(candidates: Sequence[Candidate], batch_sizes: Sequence[int]) -> str:
+def _table(candidates: Sequence[ConsideredExport], batch_sizes: Sequence[int]) -> str:
     """Return the candidates of format auto with images per second by batch size, and why others were refused."""
     rows = [
         (

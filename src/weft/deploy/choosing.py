@@ -2,8 +2,8 @@
 
 A directory of `weft export --format auto` holds the chosen export, the other exports that passed their verification in
 `candidates/`, and `chosen.json`: the machine, and the time of every candidate on it. Another machine measures again
-and stores its choice in the cache directory, since the directory may be read-only. `weft serve RUN` stores the fastest
-way to run a model and its exports there, too.
+and stores its choice in the cache directory, since the directory may be read-only. `weft serve RUN` also
+stores there which of a model and its exports is the fastest.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ BatchSize = Annotated[str, Field(pattern="^[1-9][0-9]{0,4}$")]
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides which candidate is the fastest.
+    """Properties of a machine that decide which candidate is the fastest.
 
     Attributes:
         processor: name of the processor; None where it is not known.
@@ -74,7 +74,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ConsideredExport:
     """An export that was considered.
 
     Attributes:
@@ -111,7 +111,7 @@ class Choice:
 
     version: Literal[1]
     machine: Machine
-    candidates: Annotated[tuple[Candidate, ...], Field(max_length=len(KINDS))]
+    candidates: Annotated[tuple[ConsideredExport, ...], Field(max_length=len(KINDS))]
     chosen: Short
 
 
@@ -240,7 +240,7 @@ def speeds_text(seconds: Mapping[str, Mapping[int, float]]) -> str:
 
 
 def read_choice(folder: Path) -> Choice:
-    """Read chosen.json, which anybody may have written.
+    """Read chosen.json, which is untrusted.
 
     Raises:
         CheckpointError: it is missing, too large or not in the format that weft writes.

@@ -30,7 +30,7 @@ from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
 from weft.data.loading.loader import ImageLoader
 from weft.deploy import choosing
-from weft.deploy.choosing import Candidate, Choice
+from weft.deploy.choosing import Choice, ConsideredExport
 from weft.deploy.folding import fold
 from weft.deploy.formats import AUTO, SUFFIXES, checked_format
 from weft.deploy.graphs import OPSET, WEIGHT_BITS, check_tools, write_graph
@@ -91,7 +91,7 @@ class ExportReport:
     top1_model: float | None
     bytes: int
     drop: Estimate | None = None
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[ConsideredExport, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary of JSON values."""
@@ -225,11 +225,11 @@ def _export_fastest(
     choosing.check_runtimes()
     with new_directory(path, CONTENTS, force=force) as folder:
         reports: dict[str, ExportReport] = {}
-        candidates: list[Candidate] = []
+        candidates: list[ConsideredExport] = []
         for format, number in choosing.KINDS:
             if precision not in (None, number):
                 continue
-            candidate = Candidate(format, number)
+            candidate = ConsideredExport(format, number)
             made = _one_candidate(model, folder / choosing.FOLDER / candidate.name, format, number, options)
             if isinstance(made, str):
                 candidates.append(replace(candidate, refused=made[:2000]))

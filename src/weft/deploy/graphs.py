@@ -221,7 +221,7 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
 
 
 def _second_factors(graph: Any) -> list[Any]:
-    """Return the FakeQuantize nodes of second factors where neither factor is a weight: keys and values of attention."""
+    """Return the FakeQuantize nodes of second factors without weights: the keys and values of attention."""
     is_constant: dict[str, bool] = {}
     nodes: dict[str, Any] = {}
     for node in graph.get_ordered_ops():

@@ -246,7 +246,7 @@ def _export_fastest(
         seconds = _timed(folder, reports, batch_sizes, quiet=options["quiet"])
         chosen = choosing.fastest(seconds)
         for file in (folder / choosing.FOLDER / chosen).iterdir():
-            os.replace(file, folder / file.name)
+            file.replace(folder / file.name)
         (folder / choosing.FOLDER / chosen).rmdir()
         report = _rewrite_report(folder, reports[chosen], path, options)
         candidates = [

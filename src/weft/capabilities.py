@@ -94,7 +94,7 @@ def fastest_precision(device: str) -> str:
 
 def bf16_note(device: str, precision: str) -> str | None:
     """Return a warning if bf16 is emulated on a type of device, with the measured factor; None otherwise."""
-    is_limited = bool(_limits())
+    is_limited = bool(limits())
     if precision != "bf16" or device != "cpu" or (has_bf16() and not is_limited):
         return None
     gain = capabilities().gain("bf16")
@@ -118,7 +118,7 @@ def _measured() -> Capabilities:
                     rows.append(Speed(operation, precision, count, round(flops / seconds / 1e9, 2)))
     finally:
         torch.set_num_threads(threads)
-    measured = Capabilities(cpu_name(), processor_class(), _limits(), torch.__version__, tuple(rows))
+    measured = Capabilities(cpu_name(), processor_class(), limits(), torch.__version__, tuple(rows))
     file = _file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -171,13 +171,14 @@ def _convs() -> dict[str, Callable[[], Tensor]]:
     }
 
 
-def _limits() -> dict[str, str]:
+def limits() -> dict[str, str]:
+    """Return the environment variables that limit the instruction set."""
     return {name: os.environ[name] for name in LIMITS if os.environ.get(name)}
 
 
 def _file() -> Path:
     """Return the file of a measurement on this machine, under these versions and limits."""
-    parts = (cpu_name(), cpu_flags(), _limits(), torch.__version__, torch.get_num_threads())
+    parts = (cpu_name(), cpu_flags(), limits(), torch.__version__, torch.get_num_threads())
     return cache_dir() / "machines" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.json"
 
 

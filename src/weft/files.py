@@ -262,8 +262,9 @@ def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterat
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
-        for file in temporary.iterdir():
-            flush_file(file)
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                flush_file(file)
         _swap(temporary, path, before)
     except OSError as err:
         raise StorageError(

@@ -66,6 +66,7 @@ class Export(TypedDict):
     input: tuple[Annotated[int, Field(ge=1, le=64)], Size, Size]
     sha256: dict[str, Sha256]
     weights_sha256: NotRequired[Sha256]
+    weight_bits: NotRequired[Annotated[int, Field(ge=1, le=8)]]
 
 
 class ConfidenceRecord(TypedDict):

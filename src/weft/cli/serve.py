@@ -19,8 +19,8 @@ weft serve runs/photos
 curl --data-binary @cat.jpg -H "Content-Type: image/jpeg" "http://127.0.0.1:8000/predict?top_k=3"
 curl -F image=@cat.jpg -F image=@dog.jpg http://127.0.0.1:8000/predict
 
-The page is at /, the API description at /openapi.json. For a run, the fastest export in its directory is served (weft
-export runs/photos runs/photos/int8 --format openvino --precision int8 --data photos/), else torch.
+The page is at /, the API description at /openapi.json. For a run, weft serves the fastest of its model and its exports,
+by measurement (weft export runs/photos runs/photos/int8 --format openvino --precision int8 --data photos/).
 Ctrl-C and SIGTERM drain the service: accepted requests are answered first. SIGHUP reloads the model without dropping
 requests. The default address is reachable from this machine only; with another --host, clients need the token that is
 printed, or the one in the environment variable WEFT_TOKEN.

@@ -22,11 +22,13 @@ from weft.checkpoints.confidence import parse_confidence
 from weft.checkpoints.model_dir import PREPROCESSING, more_arguments, read_config
 from weft.checkpoints.public import PublicModel, find_model, load_public, names_on_hub
 from weft.checkpoints.unknown import UnknownDetector, read_detector
-from weft.errors import CheckpointError, UsageError, need
+from weft.deploy import choosing
+from weft.errors import CheckpointError, UsageError, WeftError, need
 from weft.files import sha256_of
 from weft.models.building import build_described
 from weft.models.families import VARIANTS
-from weft.text import reason_of
+from weft.progress import say
+from weft.text import printable, reason_of
 
 Infer = Callable[[np.ndarray], np.ndarray]  # from images (b c h w) to logits (b num_classes), float32
 FILES = {
@@ -172,7 +174,48 @@ def open_model(run: str | Path, threads: int | None = None, *, quiet: bool = Fal
     if "artefact" not in config:
         model, names = load_model_dir(model_source)
         return model, names or names_on_hub(run, model.num_classes)
+    if (model_source / choosing.FILE).exists():
+        return _open_fastest(model_source, threads, quiet=quiet)
+    if not quiet and (note := choosing.saturation_note(config)) is not None:
+        say(note)
     return _open_export(model_source, config, threads)
+
+
+def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> tuple[ExportedModel, list[str] | None]:
+    """Open the fastest export of a directory of format auto; measure again on a machine that is not the recorded one.
+
+    Raises:
+        CheckpointError: chosen.json is damaged, or no export can be opened.
+    """
+    choice = choosing.read_choice(folder)
+    if choice.machine == choosing.machine():
+        return _open_export(folder, read_config(folder), threads)
+    exports = choosing.exports_in(folder, choice)
+    known = choosing.recall(exports.values())
+    if known in exports:
+        return _open_export(exports[known], read_config(exports[known]), threads)
+    opened: dict[str, tuple[ExportedModel, list[str] | None]] = {}
+    errors: list[WeftError] = []
+    for name, path in exports.items():
+        try:
+            opened[name] = _open_export(path, read_config(path), threads)
+        except WeftError as error:  # its runtime is not installed here, or it is damaged
+            errors.append(error)
+    if not opened:
+        raise errors[0]
+    seconds = choosing.time_calls({name: _call_of(model) for name, (model, _) in opened.items()})
+    name = choosing.fastest(seconds)
+    choosing.remember(name, exports.values())
+    if not quiet:
+        say(
+            f"This machine is not the one that chose the export in {printable(str(folder))}, so it measured again:"
+            f" {choosing.speeds_text(seconds)}. It uses {name} from now on."
+        )
+    return opened[name]
+
+
+def _call_of(model: ExportedModel) -> Callable[[int], object]:
+    return lambda count: model.graph(np.zeros((count, *model.size), np.float32))
 
 
 def _open_export(path: Path, config: dict[str, Any], threads: int | None) -> tuple[ExportedModel, list[str] | None]:

@@ -1,4 +1,4 @@
-"""Select the exports of a model that can replace it: same weights, classes and preprocessing, fastest first."""
+"""Select the exports of a model that can replace it: same weights, classes and preprocessing."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ from weft.checkpoints.model_dir import (
     weights_sha256,
 )
 from weft.checkpoints.public import PublicModel, find_model
+from weft.deploy.choosing import expected_order
 from weft.errors import CheckpointError, UsageError
 from weft.files import sha256_of
 from weft.text import printable
-
-FASTEST_FIRST = (
-    *(("openvino", precision) for precision in ("int8", "bf16", "fp32", "fp16")),
-    *(("onnx", precision) for precision in ("int8", "fp32", "fp16")),
-)
 
 
 def candidates(
     run: str | Path, runtime: str = "auto", log: Callable[[str], None] = lambda text: None
 ) -> Sequence[str | Path]:
-    """Return what a run can be served from: its exports, the fastest first, then its best model.
+    """Return what a run can be served from: its exports, in the order that is expected of their speed, and its model.
 
     An export is taken if it is in the run, or in or next to the model directory, was made from the same weights, has
     the same architecture, classes and preprocessing, and belongs to the same user.
@@ -60,7 +56,7 @@ def candidates(
     if runtime == "torch":
         return [model]
     exports = _exports_of(model, config, log)
-    chosen = [exports[kind] for kind in FASTEST_FIRST if kind in exports and runtime in ("auto", kind[0])]
+    chosen = [exports[kind] for kind in expected_order() if kind in exports and runtime in ("auto", kind[0])]
     if runtime != "auto" and not chosen:
         raise UsageError(
             f"runtime {runtime} needs an export in or next to {model}; there is none that fits. Run: weft export {run}"

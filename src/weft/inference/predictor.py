@@ -21,7 +21,7 @@ from weft.data import open_image
 from weft.data.images.crop import Pixels
 from weft.data.images.limits import MAX_PIXELS
 from weft.data.loading.preprocessing import eval_crop, normalize
-from weft.deploy import ExportedModel, fold, open_model
+from weft.deploy import ExportedModel, choosing, fold, open_model
 from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.grid import Grid
@@ -185,7 +185,10 @@ class Predictor:
         batch_size: int = 1,
         log: Callable[[str], None] = lambda text: None,
     ) -> Predictor:
-        """Load the fastest export of a run that works, or else its best model, and warm it up.
+        """Load the fastest of a run's exports and its best model, and warm it up.
+
+        The first call on a machine times them, at batch sizes 1 and `batch_size`; the result is stored in the cache
+        directory.
 
         Args:
             run: a run directory, a model directory, an export, `hf-hub:OWNER/NAME`, or the name of a public model.
@@ -198,13 +201,43 @@ class Predictor:
             UsageError: there is no export for `runtime`, or `runtime` is not installed.
             CheckpointError: the model is missing or cannot be read.
         """
-        *exports, last = candidates(run, runtime, log)
-        for path in exports:
+        paths = candidates(run, runtime, log)
+        if len(paths) == 1:
+            return cls.load(paths[0], device=device, precision=precision).warmed_up(batch_size)
+        folders = [Path(path) for path in paths]
+        settings = (runtime, device, precision, batch_size)
+        known = choosing.recall(folders, *settings)
+        opened: dict[str, Predictor] = {}
+        errors: list[WeftError] = []
+        for path in sorted(folders, key=lambda path: str(path) != known):
             try:
-                return cls.load(path).warmed_up(batch_size)
-            except WeftError as error:  # damaged, or its runtime is not installed: try the next one
-                log(f"the export {printable(str(path))} is skipped: {error}")
-        return cls.load(last, device=device, precision=precision).warmed_up(batch_size)
+                opened[str(path)] = cls.load(path, device=device, precision=precision).warmed_up(batch_size)
+            except WeftError as error:  # damaged, or its runtime is not installed
+                errors.append(error)
+                log(f"{printable(str(path))} is skipped: {error}")
+                continue
+            if str(path) == known:
+                return opened[str(path)]
+        if not opened:
+            raise errors[-1]
+        if len(opened) == 1:
+            return next(iter(opened.values()))
+        seconds = choosing.time_calls(
+            {path: predictor.timed_call() for path, predictor in opened.items()}, sorted({1, batch_size})
+        )
+        chosen = choosing.fastest(seconds)
+        if not errors:
+            choosing.remember(chosen, folders, *settings)
+        named = {
+            f"{one.metadata['runtime']} {one.metadata['precision']}": seconds[path] for path, one in opened.items()
+        }
+        log(f"measured on this machine: {choosing.speeds_text(named)}.")
+        return opened[chosen]
+
+    def timed_call(self) -> Callable[[int], object]:
+        """Return a function that predicts a batch of blank images of the given size, to measure its time."""
+        blank = self.crop.pixels(Image.new("RGB", (1, 1)))
+        return lambda count: self.predict([blank] * count)
 
     def reject_at(self, error: float) -> Rejection:
         """Return the threshold below which predictions are rejected.

@@ -27,7 +27,7 @@ class Settings:
         run: a run directory, a model directory, an export, or the name of a public model.
         host: address to listen on; a host name or an IP address.
         port: 0 for any free port.
-        runtime: inference runtime, one of RUNTIMES. `auto` is the fastest export of the model, or else torch.
+        runtime: inference runtime, one of RUNTIMES. `auto` is the fastest of the model and its exports, by measurement.
         device: `auto`, `cpu` or `cuda`, for torch.
         precision: `fp32` or `bf16`, for torch.
         reject_at_error: reject predictions below the confidence at which this share of the held-out images was

@@ -84,7 +84,7 @@ def _end_with_parent(settings: Settings) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
-        signal.raise_signal(signal.SIGTERM)  # os.kill would end the process at once on Windows
+        signal.raise_signal(signal.SIGTERM)  # os.kill would end the process immediately on Windows
         time.sleep(settings.drain + settings.grace + 1)
         os._exit(143)
 

@@ -101,9 +101,14 @@ def run(args: argparse.Namespace) -> int:
         log=args.log,
     )
     from weft.checkpoints.finding import check_model
+    from weft.devices import check_device
 
+    check_device(args.device)
     check_model(args.run)
-    from weft.serve import serve
+    from weft.progress import loading
+
+    with loading(quiet=False):
+        from weft.serve import serve
 
     serve(settings)
     return 0

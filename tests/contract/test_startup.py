@@ -146,7 +146,14 @@ def test_the_first_line_comes_before_torch_is_imported(tmp_path: Path) -> None:
         *("train photos", "train photos --find-lr", "train photos --preview new.png", "train photos --threads 1"),
         *("evaluate model photos", "predict model photos", "embed model photos --out x.npy", "label model photos"),
         *("similar model photos/cat/a.png photos", "explain model photos --out new", "export model new"),
-        *("compare photos", "study ceit-leff photos", "convert w.pth new", "reproduce levit", "data review photos"),
+        *(
+            "compare photos",
+            "study ceit-leff photos",
+            "study ceit-leff --plan",
+            "convert w.pth new",
+            "reproduce levit",
+            "data review photos",
+        ),
     )
     code = f"""
 import contextlib, io, json, sys

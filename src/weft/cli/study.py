@@ -147,8 +147,11 @@ def _list(as_json: bool) -> int:
 
 
 def _plan(args: argparse.Namespace, settings: dict[str, Any]) -> int:
-    from weft.study import load_study
-    from weft.study.run import planned_runs
+    from weft.progress import loading
+
+    with loading(quiet=args.quiet):
+        from weft.study import load_study
+        from weft.study.run import planned_runs
 
     study = load_study(args.name)
     seeds = None if args.seeds is None else whole("--seeds", args.seeds)

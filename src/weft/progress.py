@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -211,6 +213,21 @@ def working(name: str, total: float | None = None, *, unit: str = "images", quie
         finally:
             ended.set()
             thread.join()
+
+
+@contextlib.contextmanager
+def loading(*, quiet: bool) -> Iterator[None]:
+    """Say that PyTorch is imported, which takes seconds: on a terminal while it lasts, elsewhere as one line.
+
+    Nothing is shown if it has been imported, and by processes other than the first.
+    """
+    if "torch" in sys.modules or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    with working("loading PyTorch", unit="", quiet=quiet) as work:
+        if not (work.quiet or work.console.is_terminal):
+            say("Loading PyTorch.")
+        yield
 
 
 def rate(per_second: float, unit: str) -> str:

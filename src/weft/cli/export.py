@@ -75,7 +75,10 @@ def run(args: argparse.Namespace) -> int:
     check_model(args.run)
     if args.data is not None:
         check_exists(args.data)
-    from weft.inference.exports import export_run
+    from weft.progress import loading
+
+    with loading(quiet=args.quiet):
+        from weft.inference.exports import export_run
 
     report = export_run(
         args.run,

@@ -111,10 +111,15 @@ def run(args: argparse.Namespace) -> int:
         log=args.log,
     )
     from weft.checkpoints.finding import check_model
+    from weft.devices import check_device
 
+    check_device(args.device)
     check_model(args.run)
+    from weft.progress import loading
+
     limit_spinning()
-    from weft.serve import serve
+    with loading(quiet=False):
+        from weft.serve import serve
 
     serve(settings)
     return 0

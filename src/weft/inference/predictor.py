@@ -133,7 +133,7 @@ class Predictor:
         self.model: Any = (Mirrored(running) if mirror else running).to(self.runtime.device).eval()
         self.metadata = {
             "classes": self.classes,
-            "architecture": type(self.network or model).__name__,
+            "architecture": _name_of(model),
             "input": dict(zip(("channels", "height", "width"), self.cfg["input_size"], strict=True)),
             "runtime": model.format if is_export else "torch",
             "precision": model.precision if is_export else self.runtime.precision,
@@ -371,6 +371,12 @@ def infer(model: nn.Module, images: Float[Tensor, "b c h w"], runtime: Runtime) 
 def ranked(probabilities: np.ndarray) -> np.ndarray:
     """Return class numbers along the last axis, most probable first; ties in the order of the classes."""
     return np.argsort(-probabilities, axis=-1, kind="stable")
+
+
+def _name_of(model: Any) -> str:
+    """Return the name of a model or of the model that was exported; of a module without one, that of its class."""
+    cfg = model.config if isinstance(model, ExportedModel) else getattr(model, "pretrained_cfg", None) or {}
+    return getattr(model, "weft_name", "") or (cfg.get("architecture") or type(model).__name__).removeprefix("weft_")
 
 
 def _folded(model: nn.Module) -> nn.Module:

@@ -22,7 +22,7 @@ from weft.cli.app import main, verb_parser
 from weft.data import open_data
 from weft.deploy import export, graphs, open_model, runtimes
 from weft.deploy import exporting as making
-from weft.deploy.formats import FORMATS
+from weft.deploy.formats import AUTO, FORMATS
 from weft.errors import CheckpointError, UsageError, VerificationError
 from weft.train import evaluate, predict
 
@@ -247,7 +247,7 @@ def test_a_file_that_aotinductor_compiled(tmp_path, monkeypatch):
 
 def test_the_command_line_knows_every_format():
     choices = {action.dest: action.choices for action in verb_parser("export")._actions}
-    assert choices["format"] == tuple(FORMATS)
+    assert choices["format"] == (*FORMATS, AUTO)
     assert set(choices["precision"]) == {precision for row in FORMATS.values() for precision in row}
 
 
@@ -457,7 +457,7 @@ def test_max_drop_is_judged_with_an_interval(wrong, is_refused, pictures, tmp_pa
 def test_what_does_not_fit_says_so(models, pictures, tmp_path, monkeypatch):
     network = model("levit_nano_32")
     cases = [
-        (dict(format="tflite"), r"format must be one of onnx, openvino, torch, aotinductor; got 'tflite'\."),
+        (dict(format="tflite"), r"format must be one of onnx, openvino, torch, aotinductor, auto; got 'tflite'\."),
         (
             dict(precision="bf16"),
             r"\(onnx: fp32, fp16, int8; openvino: fp32, fp16, bf16, int8;.*\); got bf16 for onnx\.",

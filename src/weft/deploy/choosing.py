@@ -40,11 +40,8 @@ PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}
 WITH_INT8 = ("avx512_vnni", "avx_vnni", "amx_int8", "asimd")  # instructions that sum 8-bit multiplications in 32 bits
 BATCH_SIZES = (1, 16)
 MAX_BATCH = 4096
-ROUNDS, MIN_ROUNDS, SECONDS = (
-    9,
-    3,
-    2.0,
-)  # turns per batch size, and the time after which no turn but the first ones start
+ROUNDS = 9  # turns per batch size
+MIN_ROUNDS, SECONDS = 3, 2.0  # after this time, no more than so many turns are started
 MAX_BYTES = 1 << 20  # of chosen.json
 
 Text = Annotated[str, Field(max_length=2000)]

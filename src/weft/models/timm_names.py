@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from importlib.machinery import PathFinder
-from pathlib import Path
 
 from weft.errors import UsageError, nearest
+from weft.lazy import package_folder
 from weft.models.families import VARIANTS
 
 _MODEL = re.compile(r"^@register_model\ndef (\w+)\(", re.MULTILINE)
@@ -16,10 +15,8 @@ _TAGGED = re.compile(r"""['"](\w+)\.(\w[\w.]*)['"]\s*:""")
 
 @functools.cache
 def _source() -> str:
-    spec = PathFinder.find_spec("timm")
-    if spec is None or spec.origin is None:
-        return ""
-    files = sorted((Path(spec.origin).parent / "models").glob("*.py"))
+    folder = package_folder("timm")
+    files = [] if folder is None else sorted((folder / "models").glob("*.py"))
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 

@@ -1,19 +1,50 @@
-"""Preprocessing for inference: the steps of `eval_transform` without torchvision, which takes seconds to import."""
+"""Preprocessing for inference, with Pillow and torch alone: torchvision and timm take seconds to import."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
+from PIL import Image
 from torch import Tensor
 
 from weft.data.images.crop import EvalCrop
 from weft.errors import UsageError
 from weft.models.contract import data_config
+
+
+@dataclass(frozen=True)
+class EvalTransform:
+    """Crop and normalise; `mean` and `std` have one value per channel, 0 to 1."""
+
+    crop: EvalCrop
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, image: Image.Image) -> Float[Tensor, "c h w"]:
+        """Transform an upright image."""
+        return _normalized(np.array(self.crop(image))[None], self.mean, self.std)[0]
+
+
+def eval_transform(cfg: Mapping[str, Any] | Any) -> EvalTransform:
+    """Create the evaluation transform of a model, as timm does: resize, crop, normalise.
+
+    Args:
+        cfg: a model's `pretrained_cfg`, or a mapping with some of its keys: `input_size` (c, h, w), `interpolation`,
+            `mean`, `std`, `crop_pct` (fraction of the resized side) and `crop_mode`: `center` resizes the short
+            side and crops the centre, `squash` resizes both sides, `border` resizes the long side and pads.
+
+    Returns:
+        A transform from a PIL image to a float32 tensor of `input_size`.
+
+    Raises:
+        UsageError: an invalid value.
+    """
+    return EvalTransform(*evaluation(cfg))
 
 
 def eval_crop(cfg: Mapping[str, Any] | Any) -> EvalCrop:
@@ -31,6 +62,12 @@ def eval_crop(cfg: Mapping[str, Any] | Any) -> EvalCrop:
 def normalize(pixels: UInt8[np.ndarray, "b h w *c"], cfg: Mapping[str, Any] | Any) -> Float[Tensor, "b c h w"]:
     """Apply the other steps of `eval_transform` to a batch: uint8 pixels to normalised float32."""
     _, mean, std = evaluation(cfg)
+    return _normalized(pixels, mean, std)
+
+
+def _normalized(
+    pixels: UInt8[np.ndarray, "b h w *c"], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float[Tensor, "b c h w"]:
     images = torch.from_numpy(pixels)
     images = images.permute(0, 3, 1, 2).contiguous() if images.ndim == 4 else images[:, None]
     shift, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))

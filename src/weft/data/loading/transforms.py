@@ -1,11 +1,11 @@
-"""Transforms from upright RGB images to tensors: random for training, deterministic for evaluation.
+"""Random transforms from upright RGB images to tensors, for training; `preprocessing` has the one for evaluation.
 
 Both take the result of `open_image`, so that training, evaluation and prediction use the same pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_pil_i
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from weft.data.loading.preprocessing import check_interpolation, eval_crop, evaluation, per_channel
+from weft.data.loading.preprocessing import check_interpolation, eval_crop, per_channel
 from weft.errors import UsageError
 from weft.text import reason_of
 
@@ -87,24 +87,6 @@ def train_transform(
     if erase_prob:
         steps.append(RandomErasing(erase_prob, mode="pixel", device="cpu"))
     return transforms.Compose(steps)
-
-
-def eval_transform(cfg: Mapping[str, Any] | Any) -> transforms.Compose:
-    """Create the evaluation transform of a model, as timm does: resize, crop, normalise.
-
-    Args:
-        cfg: a model's `pretrained_cfg`, or a mapping with some of its keys: `input_size` (c, h, w), `interpolation`,
-            `mean`, `std`, `crop_pct` (fraction of the resized side) and `crop_mode`: `center` resizes the short
-            side and crops the centre, `squash` resizes both sides, `border` resizes the long side and pads.
-
-    Returns:
-        A transform from a PIL image to a float32 tensor of `input_size`.
-
-    Raises:
-        UsageError: an invalid value.
-    """
-    crop, mean, std = evaluation(cfg)
-    return transforms.Compose([crop, transforms.ToTensor(), transforms.Normalize(mean, std)])
 
 
 class _Channels:

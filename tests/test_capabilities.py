@@ -23,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
-    for name in module.LIMITS:
+    for name in processor.LIMITS:
         monkeypatch.delenv(name, raising=False)
     fastest_precision.cache_clear()
     return tmp_path / "cache"

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from weft.capabilities import fastest_precision
 from weft.errors import UsageError
 from weft.memory import keep_memory
+from weft.processor import give_threads_to_torch
 from weft.slurm import join_slurm
 
 TIMEOUT = datetime.timedelta(minutes=30)  # for processes that wait for each other, as for an evaluation by the first
@@ -51,6 +52,7 @@ class Runtime:
             raise UsageError(f"device must be auto, cpu, cuda or mps; got {device!r}.")
         if precision not in ("auto", "fp32", "bf16"):
             raise UsageError(f"precision must be auto, fp32 or bf16; got {precision!r}.")
+        give_threads_to_torch()
         has_gpu = torch.cuda.is_available()
         if device == "cuda" and not has_gpu:
             raise UsageError("device cuda needs a GPU that PyTorch can use; there is none. Pass --device cpu.")

@@ -26,8 +26,8 @@ from PIL import Image
 
 from tests.helpers import lively
 from tests.serve.running import NAMES, picture, saved
-from weft.data.loading.preprocessing import eval_crop
 from weft.data import eval_transform
+from weft.data.loading.preprocessing import eval_crop
 from weft.deploy import export, open_model
 from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError

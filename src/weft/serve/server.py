@@ -18,12 +18,12 @@ from dataclasses import asdict, replace
 from types import FrameType
 from typing import Any
 
-import torch
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from weft.errors import UsageError
 from weft.inference.predictor import Predictor
+from weft.processor import set_num_threads
 from weft.serve.app import Service, create_app, load_predictor, log
 from weft.serve.metrics import MULTIPROC_DIR
 from weft.serve.protocol import GuardedProtocol
@@ -103,7 +103,7 @@ def _drain_on_sigterm(service: Service) -> None:
 
 def _use_threads(settings: Settings) -> None:
     if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+        set_num_threads(settings.threads)
 
 
 def _config(settings: Settings, app: Any) -> uvicorn.Config:

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from weft.cli.options import add_common, example, print_json, table
+from weft.cli.options import add_common, example, note, print_json, table
 from weft.errors import distribution, is_installed
 from weft.processor import cpu_flags, cpu_name, num_threads, processor_class
 from weft.system import total_memory
@@ -54,7 +54,18 @@ def run(args: argparse.Namespace) -> int:
             rows = [tuple(row.values()) for row in measured["speeds"]]
             print("\n" + table(("operation", "precision", "threads", "GFLOP/s"), rows))
             print(f"\n--precision auto is {measured['auto']} here.")
+    if are_both_installed():
+        note(
+            f"weft: {DISTRIBUTION} and {RUNTIME_DISTRIBUTION} are both installed, and have the same files. Run: pip"
+            f" uninstall {RUNTIME_DISTRIBUTION}; pip install --force-reinstall --no-deps {DISTRIBUTION}"
+        )
+        return 1
     return int(any(row["state"] in ("missing", "too old") for row in packages))
+
+
+def are_both_installed() -> bool:
+    """Return whether both distributions of weft are installed, of which uninstalling one would break the other."""
+    return all(any(importlib.metadata.distributions(name=name)) for name in (DISTRIBUTION, RUNTIME_DISTRIBUTION))
 
 
 def check_packages() -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from weft.cli.options import add_common, example, note, print_json, table
-from weft.errors import distribution, is_installed
+from weft.errors import DISTRIBUTION, RUNTIME_DISTRIBUTION, distribution, is_installed
 from weft.processor import cpu_flags, cpu_name, num_threads, processor_class
 from weft.system import total_memory
 from weft.version import __version__

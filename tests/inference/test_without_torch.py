@@ -121,7 +121,7 @@ def test_a_service_is_the_same_without_torch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("predict", "./model", "images"), ("train", "digits"), ("explain", "./onnx", "images")]
+    "words", [("predict", "./model", "images"), ("train", "digits"), ("explain", "./onnx", "images", "--out", "new")]
 )
 def test_what_needs_torch_says_so(folder: Path, words: tuple[str, ...]) -> None:
     done = run(folder, *words)
@@ -233,7 +233,7 @@ def test_the_wheel_works_in_an_environment_without_torch(folder: Path, tmp_path:
 
     done = subprocess.run([python, "-c", "import torch"], env=environment, capture_output=True, check=False)
     assert done.returncode != 0
-    done = weft_of_venv("predict", "./onnx", "images", "--json", "--threads", "1")
+    done = weft_of_venv("predict", "./onnx", str(folder / "images"), "--json", "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected(folder)
     done = weft_of_venv("predict", "./model", "images")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,9 +19,8 @@ from torch import Tensor
 
 from weft.errors import StorageError
 from weft.files import cache_dir, write_text
-from weft.processor import cpu_flags, cpu_name, has_bf16, processor_class
+from weft.processor import cpu_flags, cpu_name, has_bf16, limits, processor_class
 
-LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 ROUNDS, MIN_SECONDS = 5, 0.02  # timings per operation, and duration of one
 SIDE = 512  # of the square matrices
 IMAGES, CHANNELS, PIXELS = 2, 64, 56  # of the 3x3 convolution
@@ -169,11 +167,6 @@ def _convs() -> dict[str, Callable[[], Tensor]]:
         "fp32": lambda: torch.conv2d(images, kernel, padding=1),
         "bf16": lambda: torch.conv2d(*half, padding=1),
     }
-
-
-def limits() -> dict[str, str]:
-    """Return the environment variables that limit the instruction set."""
-    return {name: os.environ[name] for name in LIMITS if os.environ.get(name)}
 
 
 def _file() -> Path:

@@ -24,6 +24,7 @@ from weft.capabilities import fastest_precision
 from weft.devices import NO_CUDA, NO_MPS
 from weft.errors import UsageError
 from weft.memory import keep_memory
+from weft.processor import give_threads_to_torch
 from weft.slurm import join_slurm
 
 TIMEOUT = datetime.timedelta(minutes=30)  # for processes that wait for each other, as for an evaluation by the first
@@ -52,6 +53,7 @@ class Runtime:
             raise UsageError(f"device must be auto, cpu, cuda or mps; got {device!r}.")
         if precision not in ("auto", "fp32", "bf16"):
             raise UsageError(f"precision must be auto, fp32 or bf16; got {precision!r}.")
+        give_threads_to_torch()
         has_gpu = torch.cuda.is_available()
         if device == "cuda" and not has_gpu:
             raise UsageError(NO_CUDA)

@@ -29,6 +29,7 @@ from weft.bench.worker_process import WorkerProcess
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.model_dir import model_dir, read_config
 from weft.deploy.graphs import DTYPES, check_tools
+from weft.devices import NO_CUDA
 from weft.errors import UsageError
 from weft.memory import available_gib
 
@@ -117,7 +118,7 @@ def speed(
     """
     check_choices(ways, precisions, allocators, batch_sizes, rounds, threads, device)
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device cuda needs a GPU that torch supports; none was found. See weft doctor.")
+        raise UsageError(NO_CUDA)
     threads = threads or torch.get_num_threads()
     tasks = [
         task for model in models for task in _tasks(str(model), ways, precisions, allocators, peers, device, threads)

@@ -18,7 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from weft.cli.options import add_common
-from weft.errors import StorageError, UsageError, WeftError, unknown
+from weft.errors import StorageError, UsageError, WeftError, install_command, unknown
 from weft.system import IS_WINDOWS
 from weft.text import one_line
 from weft.version import __version__
@@ -27,6 +27,8 @@ VERBS = (
     *("train", "evaluate", "predict", "compare", "study", "convert", "export", "bench", "explain", "serve"),
     *("embed", "similar", "label", "push", "reproduce", "data", "models", "recipes", "doctor"),
 )
+# modules that an installation without torch lacks (docs/deploy.md)
+NOT_IN_RUNTIME = ("torch", "torchvision", "timm", "accelerate", "huggingface_hub", "sklearn", "scipy", "matplotlib")
 WITH_MODELS = frozenset(VERBS) - {"recipes", "doctor"}  # verbs that take `--plugin`
 
 EXIT_CODES = """exit codes:
@@ -70,6 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the pipe has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as error:
+        if (name := (error.name or "").partition(".")[0]) not in NOT_IN_RUNTIME:
+            raise
+        text = f"This needs {name}, which is not installed. Run: {install_command('torch')}"
+        return _complain(text, UsageError.exit_code)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     with loading(quiet=args.quiet):
         use_threads(args.threads)
-        from weft.train import predict
+        from weft.inference import predict
 
     predictions = predict(
         args.run,

@@ -22,11 +22,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from weft.capabilities import limits
-from weft.checkpoints.model_dir import CONFIG, read_config
+from weft.checkpoints.config import read_config
+from weft.checkpoints.finding import CONFIG
 from weft.errors import CheckpointError, StorageError, UsageError
 from weft.files import cache_dir, sha256_of, write_text
-from weft.processor import cpu_flags, cpu_name, has_bf16, processor_class
+from weft.processor import cpu_flags, cpu_name, has_bf16, limits, processor_class
 from weft.reading import read_json
 
 FILE, FOLDER = "chosen.json", "candidates"

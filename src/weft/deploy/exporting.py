@@ -278,7 +278,7 @@ def _rewrite_report(folder: Path, report: ExportReport, path: Path, options: dic
     """Write report.json with the final path of an export."""
     report = replace(report, out=str(path))
     values = report.as_dict() | {"max_drop": options["max_drop"]}
-    (folder / REPORT).write_text(json.dumps(values, indent=2) + "\n")
+    (folder / REPORT).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     return report
 
 

@@ -7,17 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.model_dir import (
-    CONFIG,
-    PREPROCESSING,
-    WEIGHTS,
-    load_model_dir,
-    read_config,
-    weights_sha256,
-)
+from weft.checkpoints.config import PREPROCESSING, read_config
+from weft.checkpoints.finding import CONFIG, WEIGHTS
 from weft.checkpoints.public import PublicModel, find_model
 from weft.deploy.choosing import expected_order
-from weft.errors import CheckpointError, UsageError
+from weft.errors import CheckpointError, UsageError, is_installed
 from weft.files import sha256_of
 from weft.text import printable
 
@@ -62,7 +56,7 @@ def candidates(
             f"runtime {runtime} needs an export in or next to {model}; there is none that fits. Run: weft export {run}"
             f" {Path(run) / runtime} --format {runtime}"
         )
-    return [*chosen, model] if runtime == "auto" else chosen
+    return [*chosen, model] if runtime == "auto" and (not chosen or is_installed("torch")) else chosen
 
 
 def _exports_of(model: Path, config: dict[str, Any], log: Callable[[str], None]) -> dict[tuple[str, str], Path]:
@@ -98,7 +92,11 @@ def _exports_of(model: Path, config: dict[str, Any], log: Callable[[str], None])
 def _weights_hash(model: Path, config: dict[str, Any]) -> str:
     """Return the hash that an export of this model records for its weights."""
     sha256 = sha256_of(model / WEIGHTS)
-    return sha256 if sha256 == config.get("weights_sha256") else weights_sha256(load_model_dir(model)[0])
+    if sha256 == config.get("weights_sha256"):
+        return sha256
+    from weft.checkpoints.model_dir import load_model_dir, weights_sha256  # imports torch
+
+    return weights_sha256(load_model_dir(model)[0])
 
 
 def _identity(config: dict[str, Any]) -> str:

@@ -26,7 +26,6 @@ from weft.train.plan import load_plan_recipe, make_plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.backend_bases import FigureCanvasBase
     from matplotlib.figure import Figure
 
 IMAGES = 6  # rows; an even number, since images are mixed in pairs
@@ -63,6 +62,8 @@ def preview(
     path = Path(out)
     if path.exists() and not (force and path.is_file()):
         raise UsageError(f"--preview must name a new file; {path} exists already. Pass --force or another name.")
+    from matplotlib.backend_bases import FigureCanvasBase  # takes a second
+
     if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
         raise UsageError(f"--preview must name an image file, such as preview.png; got {path.name}.")
     check_writable(path.parent)

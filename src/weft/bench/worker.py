@@ -198,9 +198,7 @@ def _ahead_of_time(model: nn.Module, size: tuple[int, ...], file: Path) -> Calla
     return torch._inductor.aoti_load_package(str(file))  # trusted: this process has compiled it
 
 
-def _onnx_on_gpu(
-    model: nn.Module, precision: str, size: tuple[int, ...], file: Path
-) -> Callable[[Tensor], Any]:
+def _onnx_on_gpu(model: nn.Module, precision: str, size: tuple[int, ...], file: Path) -> Callable[[Tensor], Any]:
     """Run a network in ONNX Runtime on the GPU, with images and logits in the memory of the GPU.
 
     Raises:

@@ -27,12 +27,19 @@ class OutOfMemoryError(UsageError):
 
 
 class WorkerProcess:
-    """Handle of a worker process, which runs one task and waits between its turns."""
+    """Handle of a worker process, which runs one task and waits between its turns.
+
+    Attributes:
+        task, outputs: the task, and the file for logits.
+        info: names and cost of the model, once it is built.
+        peak_mib: largest memory of PyTorch on the GPU up to the last turn; None on a CPU.
+    """
 
     def __init__(self, task: Task, outputs: Path) -> None:
         self.task, self.outputs = task, outputs
         self.process: Any = None
         self.info: dict[str, Any] = {}
+        self.peak_mib: float | None = None
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -86,7 +93,9 @@ class WorkerProcess:
         Raises:
             OutOfMemoryError: the memory of the device does not suffice.
         """
-        return self._request(dict(batch_size=batch_size, calls=calls, seconds=seconds, warm_up=warm_up))["seconds"]
+        reply = self._request(dict(batch_size=batch_size, calls=calls, seconds=seconds, warm_up=warm_up))
+        self.peak_mib = reply["peak_mib"]
+        return reply["seconds"]
 
     def logits(self, batch_size: int) -> np.ndarray:
         """Run one call, and return its logits."""

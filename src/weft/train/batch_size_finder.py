@@ -14,6 +14,7 @@ from weft.runtime import Runtime
 from weft.train.distillation import is_cached, untrained_teacher
 from weft.train.loop import Learner
 from weft.train.network import build_model
+from weft.train.refusals import is_out_of_memory
 
 BATCH_SIZES = tuple(2**power for power in range(3, 13))
 NEAR_BEST = 0.95  # of the highest throughput
@@ -84,7 +85,7 @@ def seconds_of_step(
                 break
         return min(times)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "memory" not in str(error):
+        if not is_out_of_memory(error):  # an illegal memory access is not
             raise
         if runtime.device.type == "cuda":
             torch.cuda.empty_cache()

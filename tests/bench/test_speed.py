@@ -219,7 +219,7 @@ def test_the_peak_is_a_machines() -> None:
             ["--ways", "eager", "--precision", "int8"],
             "precisions must include one that these ways support (eager: fp32, bf16)",
         ),
-        (["--ways", "graphed"], "graphed is not supported on cpu; choose another device or another way."),
+        (["--ways", "graphed"], "graphed is not supported on cpu; choose another device, way or precision."),
         (["--device", "cuda"], "device cuda needs a GPU that PyTorch can use; there is none."),
         (["--plot", "speed.txt"], "The name of a plot must end in .png, .svg, .pdf; got speed.txt."),
         (["--batch-size", "0"], "--batch-size must be a whole number of at least 1; got 0."),

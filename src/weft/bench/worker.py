@@ -179,7 +179,7 @@ def _set_tf32(matmul: bool, conv: bool | None = None) -> None:
 @contextlib.contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """Allow a GPU to multiply float32 in TF32, or not; PyTorch's defaults allow it in convolutions alone."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    before = bool(torch.backends.cuda.matmul.allow_tf32), bool(torch.backends.cudnn.allow_tf32)
     _set_tf32(allowed)
     try:
         yield

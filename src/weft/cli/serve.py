@@ -115,11 +115,8 @@ def run(args: argparse.Namespace) -> int:
 
     check_device(args.device)
     check_model(args.run)
-    from weft.progress import loading
-
     limit_spinning()
-    with loading(quiet=False):
-        from weft.serve import serve
+    from weft.serve import serve
 
     serve(settings)
     return 0

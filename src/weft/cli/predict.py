@@ -57,11 +57,8 @@ def run(args: argparse.Namespace) -> int:
     check_top_k(args.top_k)
     settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
     check_model(args.run)
-    from weft.progress import loading
-
-    with loading(quiet=args.quiet):
-        use_threads(args.threads)
-        from weft.inference import predict
+    use_threads(args.threads)
+    from weft.inference import predict
 
     predictions = predict(
         args.run,

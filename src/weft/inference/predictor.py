@@ -25,7 +25,7 @@ from weft.errors import CheckpointError, UsageError, WeftError, need_torch
 from weft.inference.backends import Backend, ExportBackend
 from weft.inference.probabilities import ranked, softmax
 from weft.models.data_config import preprocessing
-from weft.progress import say
+from weft.progress import loading, say
 from weft.text import printable
 
 if TYPE_CHECKING:
@@ -194,11 +194,11 @@ class Predictor:
                 export.set_input_size(img_size)
             return cls(export, export.label_names, mirror=mirror)
         need_torch(f"{run} is not an export, and its network runs in torch.")
-        from weft.capabilities import bf16_note
-        from weft.deploy.exported import open_model
-        from weft.models.contract import resized
-        from weft.runtime import Runtime
-
+        with loading(quiet=quiet):
+            from weft.capabilities import bf16_note
+            from weft.deploy.exported import open_model
+            from weft.models.contract import resized
+            from weft.runtime import Runtime
         runtime = Runtime.of(device, precision)
         if not quiet and (emulated := bf16_note(runtime.device.type, runtime.precision)) is not None:
             say(emulated)

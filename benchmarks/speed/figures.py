@@ -13,8 +13,10 @@ threads, precision, image batch, and allocator. Both allocators are measured on 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ WAYS = {"cpu": ("eager", "folded", "compiled", "openvino"), "cuda": ("eager", "f
 BATCHES = {"cpu": (1, 16), "cuda": (1, 256)}
 PACKAGES = ("torch", "timm", "transformers", "vit-pytorch", "openvino", "nncf", "onnxruntime")
 HERE = Path(__file__).parent
+GPU = HERE.parent / "gpu"
 CLASSES = {  # folder: how the tables call it
     "avx2": "AVX2",
     "avx512_vnni": "AVX-512, VNNI",
@@ -176,7 +179,17 @@ def summary(folders: list[Path]) -> str:
             ]
             peer = f"{_speed(base):.0f} ({base['model'].partition(' ')[0]})"
             lines.append(f"| {CLASSES[folder.name]} | {case.run} | {case.batch_size} | {peer} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    gpu = _gpu_rows()
+    return "\n".join([*lines, *(["", gpu] if gpu else [])])
+
+
+def _gpu_rows() -> str:
+    """Markdown of the measurements on a GPU; empty without any."""
+    sys.path.insert(0, str(GPU))
+    try:
+        return importlib.import_module("report").gpu_rows()
+    finally:
+        sys.path.remove(str(GPU))
 
 
 def allocators(rows: list[Row]) -> str:

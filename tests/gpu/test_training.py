@@ -10,10 +10,12 @@ import torch
 
 from tests.train import tiny
 from weft.inference import evaluate
+from weft.inference.inputs import evaluation_batches
 from weft.recipes import load_recipe
 from weft.runtime import Runtime
 from weft.train.loop import Learner
 from weft.train.network import build_model
+from weft.train.plan import open_splits
 
 FAMILIES = tuple(tiny.ARGUMENTS)
 
@@ -71,14 +73,9 @@ def test_bf16_learns_as_fp32(model: str, device: str) -> None:
 
 
 def test_batches_are_pinned_for_a_gpu(device: str, pictures: Path) -> None:
-    from weft.data import eval_transform, open_source
-    from weft.data.loading.dataset import ImageDataset
-    from weft.data.loading.loader import make_loader
-
-    cfg = {"input_size": (3, 32, 32), "mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bicubic"}
-    cfg |= {"crop_pct": 1.0, "crop_mode": "center"}
-    source = open_source(str(pictures)).train
-    images, labels = next(iter(make_loader(ImageDataset(source, eval_transform(cfg)), 4, shuffle=False)))
+    loaded = load_recipe(None, [("data.source", str(pictures)), ("batch_size", 4), ("workers", 0)])
+    source = open_splits(loaded, quiet=True).train
+    images, labels = next(iter(evaluation_batches(source, learner("levit_nano_32", device).model, 4, 0)))
     assert images.is_pinned() == labels.is_pinned() == (device == "cuda")
     assert Runtime.of(device).put(images).device.type == device
 

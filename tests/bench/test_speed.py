@@ -213,11 +213,14 @@ def test_the_peak_is_a_machines() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--ways", "tpu"], "ways must be one or more of eager, folded, compiled, graphed, onnx, openvino; got tpu."),
-        (["--precision", "fp8"], "precisions must be one or more of fp32, bf16, int8; got fp8."),
+        (
+            ["--ways", "tpu"],
+            "ways must be one or more of eager, folded, compiled, graphed, aotinductor, onnx, openvino; got tpu.",
+        ),
+        (["--precision", "fp8"], "precisions must be one or more of fp32, tf32, bf16, int8; got fp8."),
         (
             ["--ways", "eager", "--precision", "int8"],
-            "precisions must include one that these ways support (eager: fp32, bf16)",
+            "precisions must include one that these ways support (eager: fp32, tf32, bf16)",
         ),
         (["--ways", "graphed"], "graphed is not supported on cpu; choose another device, way or precision."),
         (["--device", "cuda"], "device cuda needs a GPU that PyTorch can use; there is none."),

@@ -37,7 +37,7 @@ class Preprocessing(TypedDict, total=False):
 
 
 @with_config(extra="allow")
-class Export(TypedDict):
+class ExportRecord(TypedDict):
     """Description of an export; see `weft.deploy.exporting`."""
 
     version: int
@@ -82,7 +82,7 @@ class ModelConfig(TypedDict):
     model_args: NotRequired[dict[str, Any]]
     label_names: NotRequired[list[str] | None]
     weights_sha256: NotRequired[Sha256]
-    artefact: NotRequired[Export]
+    artefact: NotRequired[ExportRecord]
     confidence: NotRequired[ConfidenceRecord | None]
     unknown: NotRequired[UnknownRecord | None]
 

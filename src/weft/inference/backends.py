@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -11,24 +11,11 @@ from jaxtyping import Float
 from weft.checkpoints.unknown import UnknownDetector, detector_of
 from weft.deploy.runtimes import Export
 from weft.errors import is_installed
-
-
-class Outputs(NamedTuple):
-    """Outputs of one forward pass.
-
-    Attributes:
-        logits: (b classes), float32.
-        saliency: attention map to show of each image (b h w); None if it was not requested.
-        features: inputs of the classifier (b features); None without a detector of unknown images.
-    """
-
-    logits: np.ndarray
-    saliency: np.ndarray | None = None
-    features: np.ndarray | None = None
+from weft.inference.probabilities import ModelOutputs
 
 
 class Backend(Protocol):
-    """What the predictor needs of a model.
+    """Interface between the predictor and a model.
 
     Attributes:
         model: the module of torch that runs; imports torch.
@@ -57,7 +44,7 @@ class Backend(Protocol):
     @property
     def has_attention(self) -> bool: ...
 
-    def run(self, images: Float[np.ndarray, "b c h w"], *, attention: bool) -> Outputs:
+    def run(self, images: Float[np.ndarray, "b c h w"], *, attention: bool) -> ModelOutputs:
         """Run one forward pass."""
         ...
 
@@ -80,21 +67,21 @@ class ExportBackend:
         is_described = family is not None and family.attention is not None
         self.has_attention = is_described and not mirror and is_installed("torch")
 
-    def run(self, images: Float[np.ndarray, "b c h w"], *, attention: bool) -> Outputs:
+    def run(self, images: Float[np.ndarray, "b c h w"], *, attention: bool) -> ModelOutputs:
         """Run one forward pass; with a detector and attention, or with `mirror`, two."""
         if self.mirror:
-            return Outputs((self.export(images) + self.export(images[..., ::-1])) / np.float32(2))
+            return ModelOutputs((self.export(images) + self.export(images[..., ::-1])) / np.float32(2))
         features = None
         if self.detector is not None:
             logits, features = self.export.run_with_features(images)
             if not attention:
-                return Outputs(logits, None, features)
+                return ModelOutputs(logits, None, features)
         if not attention:
-            return Outputs(self.export(images))
+            return ModelOutputs(self.export(images))
         from weft.inference.torch_backend import saliency_of
 
         logits, weights = self.export.run_with_attention(images)
-        return Outputs(logits, saliency_of(self.network, weights, images.shape), features)
+        return ModelOutputs(logits, saliency_of(self.network, weights, images.shape), features)
 
     @functools.cached_property
     def model(self) -> Any:

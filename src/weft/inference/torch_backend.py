@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from weft.checkpoints.unknown import detector_of
 from weft.deploy.folding import fold
 from weft.grid import Grid
-from weft.inference.backends import Outputs
 from weft.inference.features import classifiers
+from weft.inference.probabilities import ModelOutputs
 from weft.interpret.maps import attention_maps, has_attention, run_with_attention
 from weft.models.base import Backbone
 from weft.models.contract import mean_logits
@@ -44,7 +44,7 @@ class TorchBackend:
         running = fold(network) if is_folded and isinstance(network, Backbone) else network
         self.model: Any = (Mirrored(running) if mirror else running).to(self.runtime.device).eval()
 
-    def run(self, images: Float[np.ndarray, "b c h w"], *, attention: bool) -> Outputs:
+    def run(self, images: Float[np.ndarray, "b c h w"], *, attention: bool) -> ModelOutputs:
         """Run one forward pass."""
         batch, saliency, inputs = torch.from_numpy(images), None, list[np.ndarray]()
         with contextlib.ExitStack() as hooks:
@@ -55,7 +55,7 @@ class TorchBackend:
                 logits, saliency = self._with_attention(batch)
             else:
                 logits = infer(self.model, batch, self.runtime)
-        return Outputs(logits.numpy(), saliency, np.concatenate(inputs, axis=1) if inputs else None)
+        return ModelOutputs(logits.numpy(), saliency, np.concatenate(inputs, axis=1) if inputs else None)
 
     def _with_attention(self, batch: Tensor) -> tuple[Float[Tensor, "b classes"], np.ndarray]:
         with torch.inference_mode(), self.runtime.autocast():

@@ -156,12 +156,15 @@ def test_the_first_line_comes_before_torch_is_imported(tmp_path: Path) -> None:
         ),
     )
     code = f"""
-import contextlib, io, json, sys
+import contextlib, importlib.machinery, io, json, sys
 from weft.cli import main
 class Refusing:
     def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            raise ImportError("torch is not imported here")
+        return importlib.machinery.ModuleSpec(name, self) if name == "torch" else None
+    def create_module(self, spec):
+        raise ImportError("torch is not imported here")
+    def exec_module(self, module):
+        pass
 sys.meta_path.insert(0, Refusing())
 wrong = []
 for line in {lines!r}:

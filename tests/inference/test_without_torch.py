@@ -117,7 +117,7 @@ def test_a_service_is_the_same_without_torch(folder: Path) -> None:
     words = ["serve", "./onnx", "--port", "0", "--threads", "1", "--decoders", "1", "--drain", "0"]
     answer, model = serve_and_predict(folder, [sys.executable, "-c", BLOCKED + MAIN, *words])
     assert answer["answers"][0]["top"] == expected(folder)[0]["top"]
-    assert (model["runtime"], model["architecture"], model["overlay"]) == ("onnx", "levit_nano_32", False)
+    assert (model["runtime"], model["architecture"], model["overlay"]) == ("onnx", "LeViT", False)
 
 
 @pytest.mark.parametrize(

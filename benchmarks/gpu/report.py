@@ -93,7 +93,7 @@ def gpu_rows(folder: Path = HERE) -> str:
     if not lines:
         return ""
     head = [
-        "On a GPU, in the same ways on both sides (eager, compiled, CUDA graphs, AOTInductor, ONNX Runtime):",
+        "On a GPU, with the same ways on both sides (eager, compiled, CUDA graphs, AOTInductor, ONNX Runtime):",
         "",
         "| GPU | model | batch | precision | fastest of the peer, images/s | eager to eager | fastest to fastest |"
         " fastest of weft, images/s |",

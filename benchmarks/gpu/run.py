@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -50,6 +51,7 @@ def main() -> int:
         return 2
     for name in missing(OPTIONAL):
         print(f"{name} is not installed: without {OPTIONAL[name]}.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the process of a cell as well
     return Session(options, args.part, args.retry).work()
 
 

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +140,18 @@ def compare(name: str, mode: str, precision: str, args: argparse.Namespace) -> l
                 "rounds": args.rounds,
                 "threads": args.threads,
                 "device": torch.cuda.get_device_name() if args.device == "cuda" else processor_class(),
-                **{package: version(package) for package in ("torch", "timm", "transformers")},
+                **{package: installed(package) for package in ("torch", "timm", "transformers")},
             }
         )
     return lines
+
+
+def installed(package: str) -> str:
+    """Version of a package, or '' without it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from weft.bench.worker import tf32
 TOLERANCE = {  # largest difference, relative to the largest logit
     "fp32": 5e-5,  # sums in another order: 1e-5 on CPUs
     "tf32": 2e-2,  # 10 bits of mantissa in every product
-    "bf16": 1e-1,  # 7 bits, and random weights that amplify more than trained ones
+    "bf16": 5e-2,  # 7 bits, and random weights that amplify more than trained ones
 }
 
 

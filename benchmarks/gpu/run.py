@@ -1,6 +1,6 @@
 """Check and measure weft on a GPU, in parts that can be interrupted.
 
-    make gpu                                             # everything; call it again until it says that all is done
+    make gpu                                             # everything; call it again until no cell is left
     python benchmarks/gpu/run.py --part speed --seconds 420
     make gpu DEVICE=cpu SCALE=small                      # rehearse all parts on the CPU, in runs/gpu-rehearsal
 
@@ -95,7 +95,7 @@ class Session:
         self.state: dict[str, dict[str, str]] = json.loads(self.file.read_text()) if self.file.exists() else {}
 
     def work(self) -> int:
-        """Measure open cells. Return 0 if none is left, 3 if the next call continues."""
+        """Measure open cells. Return 0 if all are done, 1 if some failed, 3 if the next call continues."""
         left = 0
         for part in self.parts:
             cells = self._cells(part)
@@ -109,12 +109,12 @@ class Session:
                 left += self._work_on(part, cell)
         write_pages(self.options.out, publish=self.options.out == HERE)
         failed = [f"{part} {cell}" for part, cells in self.state.items() for cell, v in cells.items() if v != "done"]
-        print(f"{left} cells are left: call this command again." if left else "All cells are done.")
+        print(f"{left} cells are left: call this command again." if left else "No cell is left.")
         if failed:
             print(
                 f"Failed or unfinished ({len(failed)}): {', '.join(failed)}; see {self.options.out / 'failures.csv'}."
             )
-        return 3 if left else 0
+        return 3 if left else int(bool(failed))
 
     def _cells(self, part: str) -> list[str]:
         result, error = self._child(part, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -89,7 +90,8 @@ def test_the_service_limits_its_batches(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks GNU's OpenMP for its settings")
-def test_threads_that_wait_leave_their_cores_to_the_decoders(tmp_path: Path) -> None:
+def test_threads_that_wait_leave_their_cores_to_the_decoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.forked.Popen", subprocess.Popen)  # OpenMP reads its environment once per process
     with running(saved(tmp_path / "model"), OMP_DISPLAY_ENV="VERBOSE") as service:
         assert "GOMP_SPINCOUNT = '1000'" in service.said
         assert service.ask("/model")[1]["limits"]["max_batch"] in (1, 2, 4, 8, 16, 32)

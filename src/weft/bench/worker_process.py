@@ -66,7 +66,9 @@ class WorkerProcess:
         pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", bufsize=1)
         # torch.compile's pool of compiler processes would keep polling, and slow all workers down by a fifth
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        self.process = subprocess.Popen([sys.executable, "-m", "weft.bench.worker"], env=environment, **pipes)
+        command = [sys.executable, "-m", "weft.bench.worker"]
+        # a session of its own: Ctrl-C on a terminal does not reach it while it starts; this process ends it
+        self.process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
         self.info = self._request(asdict(self.task))
 
     @property

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ def _exit_on_parent_sigterm(worker: int) -> None:
 
     On macOS and Windows a SIGTERM from any process ends the worker.
     """
+    sys.excepthook = _report_error
     if not _CAN_WAIT:
         for number in _TERMINAL_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
@@ -47,6 +49,12 @@ def _exit_on_parent_sigterm(worker: int) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _report_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Report an uncaught error of a worker, but not that the training process stopped while it received a tensor."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, traceback)
 
 
 def _resource_error(workers: int, error: OSError | RuntimeError) -> UsageError:

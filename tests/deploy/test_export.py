@@ -97,7 +97,7 @@ def test_compiled_for_this_processor(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 def test_int8_is_near(format, pictures, tmp_path):
-    """To a twentieth of the largest logit."""
+    """To a twelfth of the largest logit."""
     network = model("levit_nano_32")
     report = export(network, tmp_path / "out", format=format, precision="int8", data=open_data(pictures), max_drop=20)
     assert report.max_difference < 0.08 * report.max_logit  # weights have 7 bits: twice the rounding error of 8

@@ -11,7 +11,7 @@ FULL := $(call stamp,requirements)
 DEMO := runs/demo
 LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml
 
-.PHONY: help install demo test test-slow docs check audit torture fuzz lock clean
+.PHONY: help install demo test test-slow docs check audit torture fuzz gpu lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make audit    known vulnerabilities in what is installed; fails where no advisory service answers"
 	@echo "make torture  kills training 100 times per family and at every point of writing; 20 minutes"
 	@echo "make fuzz     random input for the readers of images, recipes and checkpoints, and for the service, at full count"
+	@echo "make gpu      checks and measures on a GPU, 7 minutes a call, resumable; rehearse: make gpu DEVICE=cpu SCALE=small"
 	@echo "make install  the environment alone, in $(VENV)"
 	@echo "make lock     write requirements.lock anew: the newest versions that pyproject.toml allows"
 	@echo "make clean    remove $(VENV) and $(DEMO)"
@@ -85,6 +86,14 @@ torture: $(FULL)
 fuzz: $(FULL)
 	WEFT_NIGHTLY=1 $(PYTEST) tests/data/test_fuzz.py tests/recipes/test_properties.py \
 		tests/checkpoints/test_malicious.py tests/serve/test_process.py tests/test_reading.py -k "mutants or any or cost or whatever or fuzz"
+
+# Runs without .venv: with any Python that has torch, and installs nothing. A call ends after SECONDS; the next continues.
+DEVICE ?= cuda
+SCALE ?= full
+SECONDS ?= 420
+gpu:
+	@PYTHONPATH=src:.:$$PYTHONPATH $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) benchmarks/gpu/run.py \
+		--device $(DEVICE) --scale $(SCALE) --seconds $(SECONDS) $(if $(PART),--part $(PART)) $(if $(CIFAR10),--cifar10 $(CIFAR10))
 
 lock: $(FULL)
 	$(LOCK) --upgrade --extra dev --output-file requirements.lock

@@ -61,7 +61,7 @@ NAVIGATION = {
         "cluster",
     ),
     "Networks": ("ceit", "cvt", "levit", "models", "arguments"),
-    "Reference": ("_generated/commands", "settings", "_generated/api", "security"),
+    "Reference": ("_generated/commands", "settings", "_generated/api", "platforms", "security"),
     "Project": ("_generated/benchmarks", "_generated/speed", "_generated/changelog", "_generated/contributing"),
 }
 # Public modules in packages whose `__all__` does not have their names.

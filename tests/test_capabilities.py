@@ -12,7 +12,7 @@ from weft import capabilities as module
 from weft.capabilities import Capabilities, Speed, bf16_note, capabilities, fastest_precision
 from weft.cli import main
 from weft.errors import UsageError
-from weft.processor import has_bf16
+from weft.processor import LIMITS, has_bf16
 from weft.recipes import load_recipe
 from weft.runtime import Runtime
 from weft.train import train
@@ -23,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
-    for name in module.LIMITS:
+    for name in LIMITS:
         monkeypatch.delenv(name, raising=False)
     fastest_precision.cache_clear()
     return tmp_path / "cache"

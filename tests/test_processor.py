@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,3 +82,14 @@ def test_fewer_threads_are_advised_where_they_help(tmp_path: Path, monkeypatch: 
     assert str(processor.busy_note(3)).endswith("with 3 threads. --threads 1 may be faster.")
     monkeypatch.delattr("os.getloadavg")  # Windows
     assert processor.busy_note(4) is None
+
+
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
+def test_spinning_is_limited_unless_the_environment_configures_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    monkeypatch.setattr(os, "environ", {name: "7"})
+    processor.limit_spinning()
+    assert os.environ == {name: "7"}
+    monkeypatch.setattr(os, "environ", {})
+    processor.limit_spinning()
+    assert set(os.environ) == set(names) - {"OMP_WAIT_POLICY"}

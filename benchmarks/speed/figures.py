@@ -1,7 +1,6 @@
 """Inference speed of weft and its peers: tables, plot and the machine they were measured on.
 
     python benchmarks/speed/figures.py                   # one hour on two cores
-    python benchmarks/speed/figures.py --device cuda     # on a GPU
     python benchmarks/speed/figures.py --tables          # write the tables again, measure nothing
 
 Writes figures.csv (one row per way to run a network), machine.json and figures.png into a folder named after the class
@@ -13,8 +12,10 @@ threads, precision, image batch, and allocator. Both allocators are measured on 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,16 @@ from weft.processor import cpu_flags, cpu_name, has_bf16, processor_class
 
 Row = dict[str, str]
 MODELS = ("levit_128s", "levit_256", "ceit_tiny_patch16_224", "cvt_13")
-WAYS = {"cpu": ("eager", "folded", "compiled", "openvino"), "cuda": ("eager", "folded", "compiled", "graphed")}
-BATCHES = {"cpu": (1, 16), "cuda": (1, 256)}
+WAYS = ("eager", "folded", "compiled", "openvino")
+BATCHES = (1, 16)
 PACKAGES = ("torch", "timm", "transformers", "vit-pytorch", "openvino", "nncf", "onnxruntime")
 HERE = Path(__file__).parent
+GPU = HERE.parent / "gpu"
 CLASSES = {  # folder: how the tables call it
     "avx2": "AVX2",
     "avx512_vnni": "AVX-512, VNNI",
     "avx512_bf16_vnni": "AVX-512, VNNI, bf16",
     "amx": "AMX",
-    "gpu": "GPU",
 }
 TARGETS = (  # model, batch, weft's way, the peers' way, ratio aimed at; both sides under the default allocator
     ("levit_128s", "1", "int8", "eager", 8.5),
@@ -55,7 +56,7 @@ TARGETS = (  # model, batch, weft's way, the peers' way, ratio aimed at; both si
 MINUS = "-"  # not measured on this class
 
 
-def machine(device: str) -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """What ran it."""
     versions = {}
     for package in PACKAGES:
@@ -63,24 +64,21 @@ def machine(device: str) -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = None
-    precisions = ("fp32", "bf16") if device == "cuda" or has_bf16() else ("fp32",)
+    precisions = ("fp32", "bf16") if has_bf16() else ("fp32",)
     return {
         "processor": cpu_name() or platform.processor(),
         "class": processor_class(),
         "instructions": cpu_flags(),
-        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "system": platform.system(),
-        **{f"peak_gmacs_{precision}": round(matrix_peak(precision, device) / 1e9) for precision in precisions},
+        **{f"peak_gmacs_{precision}": round(matrix_peak(precision) / 1e9) for precision in precisions},
         **versions,
     }
 
 
-def precisions_of(device: str) -> tuple[str, ...]:
+def precisions_of() -> tuple[str, ...]:
     """Number formats worth measuring: bf16 only where the processor has it."""
-    if device == "cuda":
-        return ("fp32", "bf16")
     return ("fp32", "bf16", "int8") if has_bf16() else ("fp32", "int8")
 
 
@@ -176,7 +174,17 @@ def summary(folders: list[Path]) -> str:
             ]
             peer = f"{_speed(base):.0f} ({base['model'].partition(' ')[0]})"
             lines.append(f"| {CLASSES[folder.name]} | {case.run} | {case.batch_size} | {peer} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    gpu = _gpu_rows()
+    return "\n".join([*lines, *(["", gpu] if gpu else [])])
+
+
+def _gpu_rows() -> str:
+    """Markdown of the measurements on a GPU; empty without any."""
+    sys.path.insert(0, str(GPU))
+    try:
+        return importlib.import_module("report").gpu_rows()
+    finally:
+        sys.path.remove(str(GPU))
 
 
 def allocators(rows: list[Row]) -> str:
@@ -300,34 +308,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="default: the folder of this machine's class, beside this script")
     parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tables", action="store_true", help="measure nothing")
     args = parser.parse_args()
     if not args.tables:
-        out = args.out or HERE / ("gpu" if args.device == "cuda" else processor_class())
-        measure(out, args.models, args.device, args.rounds)
+        measure(args.out or HERE / processor_class(), args.models, args.rounds)
     if args.out is None:
         for page, name, text in tables():
             page.write_text(filled(page.read_text(), name, text)[0])
 
 
-def measure(out: Path, models: list[str], device: str, rounds: int) -> None:
+def measure(out: Path, models: list[str], rounds: int) -> None:
     """Rows of these networks in figures.csv, anew."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "figures.csv"
-    (out / "machine.json").write_text(json.dumps(machine(device), indent=2) + "\n")
+    (out / "machine.json").write_text(json.dumps(machine(), indent=2) + "\n")
     rows: list[Any] = list(read_csv(file))
     for name in models:
         measured = speed(
             [name],
-            ways=WAYS[device],
-            precisions=precisions_of(device),
+            ways=WAYS,
+            precisions=precisions_of(),
             allocators=("default", "keep"),
-            batch_sizes=BATCHES[device],
+            batch_sizes=BATCHES,
             rounds=rounds,
             peers=True,
-            device=device,
         )
         rows = [row for row in rows if row["run"] != name]
         rows += [{"run": name, **{k: _short(v) for k, v in row.as_dict().items()}} for row in measured]

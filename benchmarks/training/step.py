@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Side:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.call: Any = torch.compile(self.model) if mode == "compiled" else self.model
         self.device, self.precision = device, precision
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
         self.images = torch.randn(batch_size, 3, 224, 224, device=device)
         self.labels = torch.randint(1000, (batch_size,), device=device)
 
@@ -139,17 +140,25 @@ def compare(name: str, mode: str, precision: str, args: argparse.Namespace) -> l
                 "rounds": args.rounds,
                 "threads": args.threads,
                 "device": torch.cuda.get_device_name() if args.device == "cuda" else processor_class(),
-                **{package: version(package) for package in ("torch", "timm", "transformers")},
+                **{package: installed(package) for package in ("torch", "timm", "transformers")},
             }
         )
     return lines
+
+
+def installed(package: str) -> str:
+    """Version of a package, or '' without it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
     parser.add_argument("--modes", nargs="+", choices=("eager", "compiled"), default=["eager"])
-    parser.add_argument("--precisions", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
+    parser.add_argument("--precisions", nargs="+", choices=("fp32", "tf32", "bf16"), default=["fp32", "bf16"])
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--warmup", type=int, default=2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,9 +19,8 @@ from torch import Tensor
 
 from weft.errors import StorageError
 from weft.files import cache_dir, write_text
-from weft.processor import cpu_flags, cpu_name, has_bf16, processor_class
+from weft.processor import cpu_flags, cpu_name, has_bf16, limits, processor_class
 
-LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 ROUNDS, MIN_SECONDS = 5, 0.02  # timings per operation, and duration of one
 SIDE = 512  # of the square matrices
 IMAGES, CHANNELS, PIXELS = 2, 64, 56  # of the 3x3 convolution
@@ -94,7 +92,7 @@ def fastest_precision(device: str) -> str:
 
 def bf16_note(device: str, precision: str) -> str | None:
     """Return a warning if bf16 is emulated on a type of device, with the measured factor; None otherwise."""
-    is_limited = bool(_limits())
+    is_limited = bool(limits())
     if precision != "bf16" or device != "cpu" or (has_bf16() and not is_limited):
         return None
     gain = capabilities().gain("bf16")
@@ -118,7 +116,7 @@ def _measured() -> Capabilities:
                     rows.append(Speed(operation, precision, count, round(flops / seconds / 1e9, 2)))
     finally:
         torch.set_num_threads(threads)
-    measured = Capabilities(cpu_name(), processor_class(), _limits(), torch.__version__, tuple(rows))
+    measured = Capabilities(cpu_name(), processor_class(), limits(), torch.__version__, tuple(rows))
     file = _file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -171,13 +169,9 @@ def _convs() -> dict[str, Callable[[], Tensor]]:
     }
 
 
-def _limits() -> dict[str, str]:
-    return {name: os.environ[name] for name in LIMITS if os.environ.get(name)}
-
-
 def _file() -> Path:
     """Return the file of a measurement on this machine, under these versions and limits."""
-    parts = (cpu_name(), cpu_flags(), _limits(), torch.__version__, torch.get_num_threads())
+    parts = (cpu_name(), cpu_flags(), limits(), torch.__version__, torch.get_num_threads())
     return cache_dir() / "machines" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.json"
 
 

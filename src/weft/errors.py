@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from weft.text import one_line
 
 DISTRIBUTION = "weft-vision"  # name on PyPI, where `weft` is another project
+RUNTIME_DISTRIBUTION = "weft-vision-runtime"  # the same package without torch, to predict with and serve exports
+RUNTIME_EXTRAS = ("onnx", "openvino", "serve", "torch")
 
 
 class WeftError(Exception):
@@ -75,14 +77,54 @@ def need(extra: str, *packages: str) -> None:
     Raises:
         UsageError: one is not installed; the message has the command that installs the extra.
     """
-    missing = next((package for package in packages if importlib.util.find_spec(package) is None), None)
+    missing = next((package for package in packages if not is_installed(package)), None)
     if missing is not None:
         raise UsageError(f"{missing} is needed for this, and is not installed. Run: {install_command(extra)}")
 
 
+def need_torch(reason: str) -> None:
+    """Check that torch is installed.
+
+    Args:
+        reason: sentence that says what needs it.
+
+    Raises:
+        UsageError: it is not, because the runtime distribution is installed.
+    """
+    if not is_installed("torch"):
+        raise UsageError(f"{reason} torch is not installed. Run: {install_command('torch')}")
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported; it is not imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ImportError:
+        return False
+
+
+def distribution() -> str:
+    """Return the name of the installed distribution: that without torch, if it is installed alone."""
+    import importlib.metadata  # takes longer to import than this module
+
+    names = []
+    for name in (DISTRIBUTION, RUNTIME_DISTRIBUTION):
+        try:
+            importlib.metadata.distribution(name)
+            names.append(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return names[0] if names else DISTRIBUTION
+
+
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to an installed weft."""
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+    """Return the command that adds an extra to an installed weft; `torch` is what the runtime distribution lacks."""
+    name = distribution()
+    if extra == "torch" and name == DISTRIBUTION:
+        return f"pip install {DISTRIBUTION}"
+    if name == RUNTIME_DISTRIBUTION and not set(extra.split(",")) <= set(RUNTIME_EXTRAS):
+        return f"pip uninstall --yes {RUNTIME_DISTRIBUTION}; pip install '{DISTRIBUTION}[{extra}]'"
+    return f"pip install '{name}[{extra}]'"
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from weft.errors import StorageError, UsageError
+from weft.system import is_alive, rename, start_time
 
 
 def cache_dir() -> Path:
@@ -60,7 +61,7 @@ def write_whole(path: Path, data: bytes) -> str:
             digest = sha256_of(temporary)
             if digest != hashlib.sha256(data).hexdigest():
                 raise StorageError(f"{path} must read back as it was written; it does not. Check the disk for errors.")
-            os.replace(temporary, path)
+            rename(temporary, path)
             flush_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
@@ -87,7 +88,7 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
 
 
 def no_follow(path: str, flags: int) -> int:
-    """Open a file without following symbolic links; an `opener` for `open`."""
+    """Open a file without following symbolic links; an `opener` for `open`. Windows follows them."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
@@ -128,7 +129,7 @@ def sweep(folder: Path, remove: Callable[[Path], None]) -> None:
             continue
         place = folder / match["name"]
         if entry.name.endswith(".old") and not place.exists():
-            os.replace(entry, place)
+            rename(entry, place)
         else:
             remove(entry)
 
@@ -261,8 +262,9 @@ def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterat
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
-        for file in temporary.iterdir():
-            flush_file(file)
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                flush_file(file)
         _swap(temporary, path, before)
     except OSError as err:
         raise StorageError(
@@ -292,12 +294,12 @@ def refuse_existing(path: Path, contents: Sequence[str] = (), *, force: bool) ->
 def _swap(temporary: Path, path: Path, before: Path) -> None:
     """Rename a finished directory to its place; the existing one is removed afterwards, or restored on failure."""
     if path.exists():
-        os.replace(path, before)
+        rename(path, before)
     try:
-        os.replace(temporary, path)
+        rename(temporary, path)
     except OSError:
         if before.exists():
-            os.replace(before, path)
+            rename(before, path)
         raise
     flush_folder(path.parent)
     shutil.rmtree(before, ignore_errors=True)
@@ -306,24 +308,13 @@ def _swap(temporary: Path, path: Path, before: Path) -> None:
 def _began_later(pid: int, path: Path) -> bool:
     """Return whether a process started after a file was written, so that it only reuses the number of the writer.
 
-    In a container, for example, every main process has number 1. Known on Linux only.
+    In a container, for example, every main process has number 1.
     """
+    began = start_time(pid)
     try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
         status = path.lstat()
-    except (OSError, ValueError, IndexError, StopIteration):
+    except OSError:
         return False
-    began = int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
-    return began > max(status.st_mtime, status.st_ctime) + 2  # seconds: the boot's is a whole number
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process with this number runs."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):  # process of another user, or a number that no process can have
-        return True
-    return True
+    return (
+        began is not None and began > max(status.st_mtime, status.st_ctime) + 2
+    )  # seconds: the boot's is a whole number

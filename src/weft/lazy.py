@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +29,12 @@ def lazy_names(
         return getattr(importlib.import_module(module), attribute or name)
 
     return get, lambda: offered
+
+
+def package_folder(name: str) -> Path | None:
+    """Return the folder of an installed package, to read its files without its import; None: it is not installed."""
+    spec = PathFinder.find_spec(name)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 class LazyModule(ModuleType):

@@ -47,7 +47,11 @@ def release_memory() -> None:
 
 
 def available_gib() -> float | None:
-    """Return the memory that new processes can use, in GiB; None where /proc/meminfo does not tell."""
+    """Return the memory that new processes can use, in GiB; None where the system does not tell."""
+    if sys.platform != "linux":
+        import psutil
+
+        return psutil.virtual_memory().available / 2**30
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from matplotlib import rc_context
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from weft import markup
 from weft.files import write_text, writing
 from weft.text import markdown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -86,6 +87,13 @@ def write_page(folder: Path, title: str, lead: Lead, summary: Fields, sections: 
     write_text(folder / "report.html", page)
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches. matplotlib, which takes long to import, is imported here."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def shown(name: str, width: int) -> str:
     """Format a name for a matplotlib figure: printable, at most `width` characters, without mathtext."""
     text = "".join(char if char.isprintable() else "?" for char in name)
@@ -95,6 +103,8 @@ def shown(name: str, width: int) -> str:
 
 def svg(figure: Figure) -> bytes:
     """Return a figure as SVG that follows the light or dark mode; its text uses the fonts of the browser."""
+    from matplotlib import rc_context
+
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "weft"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

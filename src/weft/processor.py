@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from pathlib import Path
 
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "sve")
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 _CPUINFO = Path("/proc/cpuinfo")
 _LOADAVG = Path("/proc/loadavg")
+_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _CLASSES = (  # the first whose flags are all there names the class
     ("amx", ("amx_bf16", "amx_int8")),
     ("avx512_bf16_vnni", ("avx512_bf16", "avx512_vnni")),
@@ -33,6 +36,49 @@ MAX_THREADS = 1024  # OpenMP crashes with many more
 BUSY = 1.0  # load of other processes that slows a computation down
 
 
+_threads: list[int] = []  # the number that was set while torch was not loaded; empty once torch has it
+
+
+def num_threads() -> int:
+    """Return the number of CPU threads of inference: the one that was set, that of torch if it is loaded, or OpenMP's.
+
+    OpenMP's is OMP_NUM_THREADS, or one per physical core; it is also torch's default.
+    """
+    if _threads:
+        return _threads[0]
+    if (torch := sys.modules.get("torch")) is not None:
+        return torch.get_num_threads()
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(given) if given.isdecimal() and int(given) else _physical_cores()
+
+
+def set_num_threads(count: int) -> None:
+    """Set the number of CPU threads of torch and of every inference runtime; torch is not imported for this."""
+    _threads[:] = [count]
+    if "torch" in sys.modules:
+        give_threads_to_torch()
+
+
+def give_threads_to_torch() -> None:
+    """Set in torch, which is imported, the number of threads that was set before its import."""
+    if _threads:
+        sys.modules["torch"].set_num_threads(_threads.pop())
+
+
+def _physical_cores() -> int:
+    """Return the number of physical cores that this process may use; where it is not known, that of logical ones."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    try:
+        return len({Path(_TOPOLOGY.format(cpu)).read_text(encoding="ascii") for cpu in allowed})
+    except OSError:
+        return len(allowed)
+
+
+def limits() -> dict[str, str]:
+    """Return the environment variables that limit the instruction set."""
+    return {name: os.environ[name] for name in LIMITS if os.environ.get(name)}
+
+
 def cpu_name() -> str | None:
     """Return the name that the processor gives itself, or None where it is not known."""
     line = next((line for line in _cpuinfo() if line.startswith("model name")), None)
@@ -42,6 +88,18 @@ def cpu_name() -> str | None:
 def has_bf16() -> bool:
     """Return whether the processor multiplies bf16 matrices itself; elsewhere this is emulated, slower than fp32."""
     return "avx512_bf16" in cpu_flags() or "amx_bf16" in cpu_flags()
+
+
+def limit_spinning() -> None:
+    """Let OpenMP threads that wait for each other sleep after about 50 us, so that other processes can use their cores.
+
+    Call it before torch is imported, which reads the setting once. By default, GNU's OpenMP waits in a busy loop for
+    milliseconds. Where a decoder takes the core of one thread, all others then burn theirs until it is back. An
+    environment that already configures the waiting (OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME) is not changed.
+    """
+    if not any(name in os.environ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")):
+        os.environ["GOMP_SPINCOUNT"] = "1000"  # GNU's own value where there are more threads than processors
+        os.environ["KMP_BLOCKTIME"] = "1"  # ms; LLVM's OpenMP, on macOS, waits for 200
 
 
 def busy_note(threads: int) -> str | None:

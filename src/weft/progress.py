@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from weft import notebook
+from weft.errors import is_installed
 from weft.text import one_line
 
 LINE_SECONDS = 10.0  # without a terminal, print a line at least this often
@@ -211,6 +214,21 @@ def working(name: str, total: float | None = None, *, unit: str = "images", quie
         finally:
             ended.set()
             thread.join()
+
+
+@contextlib.contextmanager
+def loading(*, quiet: bool) -> Iterator[None]:
+    """Say that PyTorch is imported, which takes seconds: on a terminal while it lasts, elsewhere as one line.
+
+    Nothing is shown if it has been imported or is not installed, and by processes other than the first.
+    """
+    if "torch" in sys.modules or not is_installed("torch") or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    with working("loading PyTorch", unit="", quiet=quiet) as work:
+        if not (work.quiet or work.console.is_terminal):
+            say("Loading PyTorch.")
+        yield
 
 
 def rate(per_second: float, unit: str) -> str:

@@ -21,8 +21,10 @@ from accelerate.utils import InitProcessGroupKwargs, broadcast, gather_object
 from torch import Tensor, nn
 
 from weft.capabilities import fastest_precision
+from weft.devices import NO_CUDA, NO_MPS
 from weft.errors import UsageError
 from weft.memory import keep_memory
+from weft.processor import give_threads_to_torch
 from weft.slurm import join_slurm
 
 TIMEOUT = datetime.timedelta(minutes=30)  # for processes that wait for each other, as for an evaluation by the first
@@ -51,9 +53,10 @@ class Runtime:
             raise UsageError(f"device must be auto, cpu, cuda or mps; got {device!r}.")
         if precision not in ("auto", "fp32", "bf16"):
             raise UsageError(f"precision must be auto, fp32 or bf16; got {precision!r}.")
+        give_threads_to_torch()
         has_gpu = torch.cuda.is_available()
         if device == "cuda" and not has_gpu:
-            raise UsageError("device cuda needs a GPU that PyTorch can use; there is none. Pass --device cpu.")
+            raise UsageError(NO_CUDA)
         if device == "mps":
             _check_mps(precision)
         on_cpu = device == "cpu" or (device != "mps" and not has_gpu)
@@ -139,10 +142,7 @@ class Runtime:
 
 def _check_mps(precision: str) -> None:
     if not torch.backends.mps.is_available():
-        raise UsageError(
-            "device mps needs the GPU of a Mac with Apple silicon, and a PyTorch that can use it; there is none."
-            " Pass --device cpu."
-        )
+        raise UsageError(NO_MPS)
     if "WORLD_SIZE" in os.environ:
         raise UsageError(
             "device mps runs in one process; torchrun or SLURM started several. Start one, or use the CPU."

@@ -101,7 +101,7 @@ def test_the_table(measured: list, capsys: pytest.CaptureFixture[str], monkeypat
         (["--protocol", "levit", "cvt_13"], "Unknown model of the protocol levit 'cvt_13'."),
         (["--protocol", "cvt"], "Unknown protocol 'cvt'. Nearest: levit."),
         (["--protocol", "levit", "--seconds", "0"], "seconds must be more than 0 and less than a day; got 0."),
-        (["--protocol", "levit", "--device", "cuda"], "device cuda needs a GPU that torch supports; none was found."),
+        (["--protocol", "levit", "--device", "cuda"], "device cuda needs a GPU that PyTorch can use; there is none."),
         (["levit_128s", "--seconds", "9"], "--seconds belongs to --protocol"),
         ([], "weft bench needs a MODEL, or --protocol levit; got neither."),
     ],

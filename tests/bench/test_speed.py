@@ -13,7 +13,7 @@ from PIL import Image
 import weft
 import weft.bench.speed as measuring
 from tests.helpers import lively
-from weft.bench.choices import PRECISIONS, WAYS
+from weft.bench.choices import WAYS
 from weft.bench.cost import cost
 from weft.bench.peers import build_peer, peers_of
 from weft.bench.plot import _panels, plot_speed
@@ -26,6 +26,7 @@ from weft.errors import UsageError
 from weft.processor import has_bf16
 
 pytestmark = pytest.mark.figures
+ON_CPU = ("fp32", "bf16", "int8")
 
 
 def test_the_memory_is_stated_and_too_little_of_it_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,16 +40,16 @@ def test_the_memory_is_stated_and_too_little_of_it_is_not_silent(monkeypatch: py
 
 @pytest.mark.slow
 def test_every_way() -> None:
-    ways = [way for way in WAYS if way not in ("compiled", "graphed")]  # minutes of a compiler, a GPU
+    ways = [way for way in WAYS if way not in ("compiled", "graphed", "aotinductor")]  # minutes of a compiler, a GPU
     lines: list[str] = []
     rows = speed(
-        ["levit_nano_32"], ways=ways, precisions=PRECISIONS, batch_sizes=[1, 3], rounds=2, threads=1, log=lines.append
+        ["levit_nano_32"], ways=ways, precisions=ON_CPU, batch_sizes=[1, 3], rounds=2, threads=1, log=lines.append
     )
     assert lines[0].startswith("10 processes take turns; they need about 10 GiB of memory")
     assert [line.partition(":")[0] for line in lines[1:11]] == [f"{number} of 10 ready" for number in range(1, 11)]
     assert sum(" ms in the first turn." in line for line in lines[11:]) == 18
     assert [line for line in lines if "turns measured" in line][-1] == "batch 3: 2 of 2 turns measured."
-    pairs = [(way, precision) for precision in PRECISIONS for way in ways if precision in WAYS[way]]
+    pairs = [(way, precision) for precision in ON_CPU for way in ways if precision in WAYS[way]]
     assert len(pairs) == 9
     assert [(row.way, row.precision) for row in rows] == pairs * 2
     assert [row.batch_size for row in rows] == [1] * len(pairs) + [3] * len(pairs)
@@ -213,14 +214,18 @@ def test_the_peak_is_a_machines() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--ways", "tpu"], "ways must be one or more of eager, folded, compiled, graphed, onnx, openvino; got tpu."),
-        (["--precision", "fp8"], "precisions must be one or more of fp32, bf16, int8; got fp8."),
+        (
+            ["--ways", "tpu"],
+            "ways must be one or more of eager, folded, compiled, graphed, aotinductor, onnx, openvino; got tpu.",
+        ),
+        (["--precision", "fp8"], "precisions must be one or more of fp32, tf32, bf16, int8; got fp8."),
         (
             ["--ways", "eager", "--precision", "int8"],
-            "precisions must include one that these ways support (eager: fp32, bf16)",
+            "precisions must include one that these ways support (eager: fp32, tf32, bf16)",
         ),
-        (["--ways", "graphed"], "graphed is not supported on cpu; choose another device or another way."),
-        (["--device", "cuda"], "device cuda needs a GPU that torch supports; none was found."),
+        (["--precision", "tf32"], "tf32 is not supported on cpu; choose another device, way or precision."),
+        (["--ways", "graphed"], "graphed is not supported on cpu; choose another device, way or precision."),
+        (["--device", "cuda"], "device cuda needs a GPU that PyTorch can use; there is none."),
         (["--plot", "speed.txt"], "The name of a plot must end in .png, .svg, .pdf; got speed.txt."),
         (["--batch-size", "0"], "--batch-size must be a whole number of at least 1; got 0."),
         (["--rounds", "many"], "--rounds must be a whole number of at least 1; got many."),

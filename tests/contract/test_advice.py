@@ -22,7 +22,12 @@ from weft.recipes.load import KEYS
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "weft"
 VALUE = "\N{REPLACEMENT CHARACTER}"  # in the place of a value in an f-string
-OF_OTHERS = {"--shm-size": "docker", "--nproc-per-node": "torchrun", "--data-binary": "curl", "--share": "CSS"}
+OF_OTHERS = {
+    "--shm-size": "docker",
+    "--nproc-per-node": "torchrun",
+    "--data-binary": "curl",
+    "--share": "CSS",
+} | dict.fromkeys(("--force-reinstall", "--no-deps", "--yes"), "pip")
 OF_ALL = {"--version", "--help"}  # options of `weft` without a verb
 FILES = ("csv", "json", "pkl", "npz", "png", "tar")  # endings of file names, which look like settings
 SECTIONS = "|".join(sorted({key.partition(".")[0] for key in KEYS if "." in key}))

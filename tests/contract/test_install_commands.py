@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 
 from weft import errors
-from weft.errors import DISTRIBUTION, UsageError, install_command, need
+from weft.errors import DISTRIBUTION, RUNTIME_DISTRIBUTION, RUNTIME_EXTRAS, UsageError, install_command, need
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Dockerfile", "Makefile")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Dockerfile", "Dockerfile.runtime", "Makefile")
+    ),
+    ROOT / "packaging" / "runtime" / "README.md",
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("benchmarks/**/*.md")),
     *sorted(ROOT.glob("examples/*.*")),
@@ -53,9 +57,10 @@ def test_no_command_installs_another_project(where: str, arguments: str) -> None
         if found is None or not word.lower().startswith("weft"):
             assert not re.match(r"weft($|[\[=<>])", word), f"{where}: {word}"
             continue
-        assert is_path or found["name"] == DISTRIBUTION, f"{where}: {word} installs another project"
+        assert is_path or found["name"] in (DISTRIBUTION, RUNTIME_DISTRIBUTION), f"{where}: {word} is another project"
+        extras = RUNTIME_EXTRAS if found["name"] == RUNTIME_DISTRIBUTION else PROJECT["optional-dependencies"]
         for extra in filter(None, (found["extras"] or "").split(",")):
-            assert extra in PROJECT["optional-dependencies"], f"{where}: {word} has no extra {extra}"
+            assert extra in extras, f"{where}: {word} has no extra {extra}"
 
 
 def test_names_in_prose() -> None:
@@ -76,7 +81,12 @@ def test_what_is_missing_is_installed_by_its_extra(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match=r"no_such_thing is needed for this, .* pip install 'weft-vision\[deploy\]'"):
         need("deploy", "json", "no_such_thing")
     assert install_command("serve,ray") == "pip install 'weft-vision[serve,ray]'"
+    assert install_command("torch") == "pip install weft-vision"
     assert errors.DISTRIBUTION == "weft-vision"
+    monkeypatch.setattr(errors, "distribution", lambda: RUNTIME_DISTRIBUTION)
+    assert install_command("openvino") == "pip install 'weft-vision-runtime[openvino]'"
+    assert install_command("torch") == "pip install 'weft-vision-runtime[torch]'"
+    assert install_command("deploy").endswith("; pip install 'weft-vision[deploy]'")
 
 
 def test_extras_that_the_code_names_are_there() -> None:

@@ -7,16 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 
 import weft
 from weft.checkpoints import load_model_dir, save_model_dir
+from weft.checkpoints.finding import is_path
+from weft.data.sources.digits import read_digits
+from weft.devices import check_device
 from weft.errors import UsageError
+from weft.lazy import package_folder
 from weft.models import building, registry
 from weft.models.contract import preprocessing
+from weft.models.imagenet import FEWEST, imagenet_classes
 from weft.models.timm_names import may_be_timm, nearest_names, timm_names, timm_tags
 
 # Packages that take longer to import than a prediction does, and modules of torch that only compile and export.
@@ -74,10 +81,157 @@ def test_weights_replace_all_values_that_loading_leaves_unset(tmp_path: Path) ->
     assert torch.equal(loaded(images), model(images))
 
 
-def test_names_of_timm_that_a_directory_is_not_looked_up_for() -> None:
-    names = timm.list_models(exclude_filters="weft_*")
-    plain = [name for name in names if not any(letter.isdigit() or letter == "_" for letter in name)]
-    assert len(plain) <= 2
+# Command lines with a model directory of weft's and images, and packages that they import nevertheless.
+RUNS = {
+    "evaluate model photos": (),
+    "evaluate ./run_2 photos --limit 4": (),
+    "evaluate d1 digits --limit 20": (),  # d1 is a word in timm's source
+    "embed model photos --out features.npy": (),
+    "similar model photos/cat/a.png photos": (),
+    "label model photos --budget 2": ("scipy",),
+    "explain model photos/cat/a.png --out maps --no-grad-cam": ("matplotlib",),
+    "evaluate model photos --out report": ("matplotlib",),
+}
+
+
+def test_inference_imports_no_package_that_only_training_needs(tmp_path: Path) -> None:
+    save_model_dir(weft.create_model("levit_nano_32", num_classes=2), tmp_path / "model", label_names=["cat", "dog"])
+    for name in ("run_2", "d1"):
+        classes = [str(digit) for digit in range(10)] if name == "d1" else ["cat", "dog"]
+        model = weft.create_model("ceit_nano_32", num_classes=len(classes))
+        save_model_dir(model, tmp_path / name, label_names=classes)
+    for name in ("photos/cat", "photos/dog"):
+        (tmp_path / name).mkdir(parents=True)
+        for place in ("a", "b"):
+            Image.new("RGB", (40, 30), "red" if name == "photos/cat" else "blue").save(tmp_path / name / f"{place}.png")
+    code = f"""
+import sys
+from weft.cli import main
+for line, allowed in {RUNS!r}.items():
+    assert main([*line.split(), "--json", "--quiet"]) == 0, line
+    found = [name for name in {SLOW!r} if name in sys.modules and name not in allowed]
+    print("WRONG" if found else "MODULES", line, found)
+    for name in allowed:  # so that the next command has to import it again
+        for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+            del sys.modules[module]
+"""
+    printed = python(code, tmp_path)
+    assert "WRONG" not in printed, printed
+    assert printed.count("MODULES") == len(RUNS)
+
+
+def test_training_reads_its_data_before_it_imports_timm(tmp_path: Path) -> None:
+    """A folder that cannot be used is refused without timm, torchvision, scikit-learn and torch's compiler."""
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "dog").mkdir()
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name / "a.png").write_bytes(b"no image")
+    code = f"""
+import sys
+from weft.cli import main
+assert main(["train", "photos", "--model", "ceit_nano_32", "--out", "run"]) == 3
+print([name for name in {SLOW!r} if name in sys.modules and name not in ("scipy",)])
+"""
+    assert python(code, tmp_path).strip() == "[]"
+
+
+def test_the_first_line_comes_before_torch_is_imported(tmp_path: Path) -> None:
+    """In every verb that imports it; nothing with --quiet. The import is made to fail here."""
+    save_model_dir(weft.create_model("levit_nano_32", num_classes=3), tmp_path / "model")
+    for name in ("photos/cat", "photos/dog"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
+    (tmp_path / "w.pth").touch()
+    lines = (
+        *("train photos", "train photos --find-lr", "train photos --preview new.png", "train photos --threads 1"),
+        *("evaluate model photos", "predict model photos", "embed model photos --out x.npy", "label model photos"),
+        *("similar model photos/cat/a.png photos", "explain model photos --out new", "export model new"),
+        *(
+            "compare photos",
+            "study ceit-leff photos",
+            "study ceit-leff --plan",
+            "convert w.pth new",
+            "reproduce levit",
+            "data review photos",
+        ),
+    )
+    code = f"""
+import contextlib, importlib.machinery, io, json, sys
+from weft.cli import main
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name == "torch" else None
+    def create_module(self, spec):
+        raise ImportError("torch is not imported here")
+    def exec_module(self, module):
+        pass
+sys.meta_path.insert(0, Refusing())
+wrong = []
+for line in {lines!r}:
+    for extra, expected in (([], "Loading PyTorch.\\n"), (["--quiet"], "")):
+        with contextlib.redirect_stderr(io.StringIO()) as stream:
+            try:
+                code = main([*line.split(), *extra])
+            except ImportError as error:
+                code = str(error)
+        if code != "torch is not imported here" or stream.getvalue() != expected:
+            wrong.append([line, extra, code, stream.getvalue()])
+print(json.dumps(wrong, indent=1))
+"""
+    assert python(code, tmp_path).strip() == "[]"
+
+
+def test_names_that_are_looked_up_in_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("run_2", "d1", "resnet50", "levit_256"):
+        Path(name).mkdir()
+    assert [name for name in ("run_2", "d1", "resnet50", "levit_256") if is_path(name)] == ["run_2", "d1"]
+
+
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = load_digits()
+    for folder in (package_folder("sklearn"), None):  # without the file, scikit-learn reads it
+        monkeypatch.setattr("weft.data.sources.digits.package_folder", lambda name, folder=folder: folder)
+        images, labels = read_digits()
+        np.testing.assert_array_equal(images, theirs.images)
+        assert labels == theirs.target.tolist()
+
+
+def test_no_imagenet_variant_of_timm_is_smaller() -> None:
+    assert all(timm.data.infer_imagenet_subset({"num_classes": number}) is None for number in range(FEWEST))
+    assert imagenet_classes(FEWEST) is not None
+
+
+@pytest.mark.parametrize(
+    ("platform", "machine", "files", "refused"),
+    [
+        ("linux", "x86_64", (), ("cuda", "mps")),
+        ("linux", "x86_64", ("null", "tty"), ("cuda", "mps")),
+        ("linux", "x86_64", ("nvidia0", "nvidiactl"), ("mps",)),
+        ("linux", "aarch64", ("nvhost-gpu",), ("mps",)),
+        ("linux", "x86_64", ("dxg",), ("mps",)),
+        ("linux", "x86_64", ("kfd",), ("mps",)),
+        ("win32", "AMD64", (), ("mps",)),
+        ("darwin", "x86_64", (), ("cuda", "mps")),
+        ("darwin", "arm64", (), ("cuda",)),
+    ],
+)
+def test_devices_that_a_machine_cannot_have(
+    platform: str, machine: str, files: tuple[str, ...], refused: tuple[str, ...], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr("weft.devices.DEVICE_FILES", tmp_path)
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    for device in (None, "auto", "cpu", "cuda", "mps"):
+        if device in refused:
+            with pytest.raises(UsageError, match=f"device {device} needs .* Pass --device cpu."):
+                check_device(device)
+        else:
+            check_device(device)
 
 
 # Command lines that need neither a model nor an image to be refused, and a part of the message.
@@ -142,12 +296,35 @@ REFUSED = {
     "reproduce nope": "Unknown paper",
     "reproduce levit --row nope": "Unknown row",
     "reproduce levit --data nowhere": "'nowhere' does not",
+    "embed nowhere photos --out x.npy": "no directory nowhere",
+    "embed model photos --out x.txt": "must end in",
+    "embed model photos --out full/a.png": "must end in",
+    "embed model photos --out x.npy --batch-size 0": "batch_size must be",
+    "similar nowhere x.png photos": "no directory nowhere",
+    "similar model x.png photos --out full": "must be new or empty",
+    "similar model x.png photos --top-k 0": "top_k must be",
+    "similar model x.png photos --json --csv": "exclude each other",
+    "label nowhere photos": "no directory nowhere",
+    "label model photos --out full": "must be new or empty",
+    "data review nowhere": "'nowhere' does not",
+    "data review photos --run nowhere": "no directory nowhere",
+    "data review photos --out full": "must be new or empty",
+    "data review photos --apply c.csv": "--apply needs",
     "data check nowhere": "'nowhere' does not",
     "data prepare photos full": "needs a new folder",
     "models nope": "Unknown model",
 }
 
 
+# Command lines that are refused for a device that the machine does not have; some test machines have `cuda`.
+DEVICES = (
+    *("train photos", "train photos --find-lr", "evaluate model photos", "predict model x.jpg", "label model photos"),
+    *("embed model photos --out x.npy", "similar model x.png photos", "explain model x.jpg --out new", "serve model"),
+    *("compare photos", "study ceit-leff photos", "reproduce levit --row LeViT-256", "data review photos"),
+)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac may have the device mps")
 def test_what_can_be_refused_is_refused_without_torch(tmp_path: Path) -> None:
     """Also without timm. Nothing is written."""
     save_model_dir(weft.create_model("levit_nano_32", num_classes=3), tmp_path / "model")
@@ -155,6 +332,7 @@ def test_what_can_be_refused_is_refused_without_torch(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
     (tmp_path / "w.pth").touch()
+    refused = REFUSED | {f"{line} --device mps": "device mps needs" for line in DEVICES}
     before = sorted(tmp_path.rglob("*"))
     code = f"""
 import contextlib, io, json, sys
@@ -162,7 +340,7 @@ from weft.cli import main
 for name in ("torch", "timm", "torchvision"):
     sys.modules[name] = None  # the documented way to make an import fail
 wrong = []
-for line, part in {REFUSED!r}.items():
+for line, part in {refused!r}.items():
     with contextlib.redirect_stderr(io.StringIO()) as stream:
         try:
             code = main(line.split())

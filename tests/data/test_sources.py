@@ -122,7 +122,9 @@ def test_the_same_pictures_by_every_way(way, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf" / "datasets"))
     splits = open_data(way(tmp_path))
     assert splits.classes == list(CLASSES)
-    assert contents(splits) == {(name, data) for (name, _), data in files().items()}
+    expected = {(name, data) for (name, _), data in files().items()}
+    assert contents(splits) == expected
+    assert contents(pickle.loads(pickle.dumps(splits))) == expected  # as spawned worker processes receive it
     assert (len(splits.train), len(splits.val)) == (16, 4)
     assert not splits.is_given
 

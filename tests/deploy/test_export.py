@@ -22,7 +22,7 @@ from weft.cli.app import main, verb_parser
 from weft.data import open_data
 from weft.deploy import export, graphs, open_model, runtimes
 from weft.deploy import exporting as making
-from weft.deploy.formats import FORMATS
+from weft.deploy.formats import AUTO, FORMATS
 from weft.errors import CheckpointError, UsageError, VerificationError
 from weft.train import evaluate, predict
 
@@ -97,10 +97,10 @@ def test_compiled_for_this_processor(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 def test_int8_is_near(format, pictures, tmp_path):
-    """To a twentieth of the largest logit."""
+    """To a twelfth of the largest logit."""
     network = model("levit_nano_32")
     report = export(network, tmp_path / "out", format=format, precision="int8", data=open_data(pictures), max_drop=20)
-    assert report.max_difference < 0.05 * report.max_logit
+    assert report.max_difference < 0.08 * report.max_logit  # weights have 7 bits: twice the rounding error of 8
     exported, _ = open_model(tmp_path / "out")
     x = images(network, 4)
     assert (exported(x) - network(x)).abs().max() < 0.1 * network(x).abs().max()
@@ -247,7 +247,7 @@ def test_a_file_that_aotinductor_compiled(tmp_path, monkeypatch):
 
 def test_the_command_line_knows_every_format():
     choices = {action.dest: action.choices for action in verb_parser("export")._actions}
-    assert choices["format"] == tuple(FORMATS)
+    assert choices["format"] == (*FORMATS, AUTO)
     assert set(choices["precision"]) == {precision for row in FORMATS.values() for precision in row}
 
 
@@ -457,7 +457,7 @@ def test_max_drop_is_judged_with_an_interval(wrong, is_refused, pictures, tmp_pa
 def test_what_does_not_fit_says_so(models, pictures, tmp_path, monkeypatch):
     network = model("levit_nano_32")
     cases = [
-        (dict(format="tflite"), r"format must be one of onnx, openvino, torch, aotinductor; got 'tflite'\."),
+        (dict(format="tflite"), r"format must be one of onnx, openvino, torch, aotinductor, auto; got 'tflite'\."),
         (
             dict(precision="bf16"),
             r"\(onnx: fp32, fp16, int8; openvino: fp32, fp16, bf16, int8;.*\); got bf16 for onnx\.",

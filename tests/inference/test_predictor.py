@@ -17,7 +17,9 @@ from weft.data.images.limits import MAX_PIXELS
 from weft.inference import Predictor, evaluate, predict
 from weft.inference.inputs import open_labelled, select_split, settings_of
 from weft.inference.metrics import measure
-from weft.inference.predictor import NonFiniteError, infer, ranked
+from weft.inference.predictor import NonFiniteError
+from weft.inference.probabilities import ranked
+from weft.inference.torch_backend import infer
 from weft.runtime import Runtime
 from weft.serve.settings import Settings
 

@@ -273,7 +273,10 @@ def test_what_cannot_be_explained_says_so(tmp_path, monkeypatch):
         attention_maps(weft.create_model("resnet18"), weights, Grid(32, 32))
     with pytest.raises(UsageError, match="feature_info"):
         gradcam.grad_cam(torch.nn.Flatten(), torch.zeros(1, 3, 4, 4), 0)
-    monkeypatch.setattr(gradcam.importlib.util, "find_spec", lambda name: None)
+    find_spec = gradcam.importlib.util.find_spec
+    monkeypatch.setattr(
+        gradcam.importlib.util, "find_spec", lambda name, *more: None if name == "captum" else find_spec(name, *more)
+    )
     with pytest.raises(UsageError, match=r"pip install 'weft-vision\[explain\]'"):
         explain(model, one(model))
 
@@ -331,7 +334,10 @@ def test_the_command(model_dir, pictures, tmp_path, capsys):
 def test_what_is_refused_writes_nothing(model_dir, pictures, tmp_path, monkeypatch, capsys):
     export(load_model_dir(model_dir)[0].eval(), tmp_path / "exported", format="onnx")
     assert main(["explain", str(tmp_path / "exported"), str(pictures), "--out", str(tmp_path / "out")]) == 2
-    monkeypatch.setattr(gradcam.importlib.util, "find_spec", lambda name: None)
+    find_spec = gradcam.importlib.util.find_spec
+    monkeypatch.setattr(
+        gradcam.importlib.util, "find_spec", lambda name, *more: None if name == "captum" else find_spec(name, *more)
+    )
     assert main(["explain", str(model_dir), str(pictures), "--out", str(tmp_path / "out")]) == 2
     assert "weft-vision[explain]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

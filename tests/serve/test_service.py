@@ -26,8 +26,8 @@ from PIL import Image
 
 from tests.helpers import lively
 from tests.serve.running import NAMES, picture, saved
+from weft.data import eval_transform
 from weft.data.loading.preprocessing import eval_crop
-from weft.data.loading.transforms import eval_transform
 from weft.deploy import export, open_model
 from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError
@@ -395,7 +395,7 @@ def test_a_deadline_and_a_client_that_leaves_take_their_pictures_along(model_dir
         assert slow.sizes == [1]  # what was begun; the others were never computed
         assert (await client.post("/predict", content=picture(3))).status_code == 200
 
-    with_client(body, model_dir, slow, timeout=1.5)
+    with_client(body, model_dir, slow, timeout=1.5, max_batch=32)
 
 
 def test_a_model_that_fails_is_no_fault_of_the_picture(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -595,7 +595,8 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
     [
         (dict(runtime="tensorrt"), "runtime must be one of auto, torch, openvino, onnx; got 'tensorrt'"),
         (dict(port=70000), "port must be from 0 to 65535; got 70000"),
-        (dict(max_batch=0), "max_batch must be at least 1"),
+        (dict(max_batch=0), "max_batch must be at least 1; got 0"),
+        (dict(max_latency_ms=0), "max_latency_ms must be above 0 and at most 60000 milliseconds; got 0"),
         (dict(timeout=0), "timeout must be above 0 and at most 3600 seconds"),
         (dict(timeout=float("nan")), "timeout must be above 0 and at most 3600 seconds"),
         (dict(max_wait_ms=-1), "max_wait_ms must be from 0 to 1000 milliseconds; got -1"),

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.train.conftest import SHORT
+from weft.checkpoints import save_model_dir
+from weft.checkpoints.hub import create_model
 from weft.cli import main
+from weft.data.loading.order import Key
 from weft.recipes import load_recipe
 from weft.runtime import Runtime
 from weft.train import batch_size_finder as finder
 from weft.train import find_lr, train
 from weft.train.batch_size_finder import find_batch_size
+from weft.train.distillation import Teacher
 from weft.train.lr_finder import LrPoint, _steepest
 
 CPU = Runtime.of("cpu")
@@ -24,7 +31,7 @@ def found(speeds: dict[int, float], monkeypatch: pytest.MonkeyPatch, device: str
     """The batch size where a step of so many images takes that long."""
     tried = []
 
-    def seconds(recipe: object, size: int, num_classes: int, runtime: Runtime) -> float:
+    def seconds(recipe: object, size: int, num_classes: int, runtime: Runtime, with_teacher: bool) -> float:
         tried.append(size)
         return size / speeds[size] if size in speeds else float("inf")
 
@@ -52,6 +59,44 @@ def test_where_nothing_fits_the_smallest_is_left(monkeypatch: pytest.MonkeyPatch
 
 def test_accumulating_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found({8: 100, 16: 100, 32: 100, 64: 100, 128: 100}, monkeypatch, accumulate=4) == 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "runs_teacher"),
+    [
+        ({}, False),
+        ({"distill.teacher": "levit_nano_32"}, True),
+        ({"distill.teacher": "directory"}, True),
+        ({"distill.teacher": "levit_nano_32", "distill.cache": True, "augment.crop": "none"}, False),
+    ],
+)
+def test_a_step_includes_the_teacher_unless_its_outputs_are_cached(
+    settings: dict[str, object], runs_teacher: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if settings.get("distill.teacher") == "directory":
+        folder = save_model_dir(create_model("levit_nano_32", num_classes=10), tmp_path / "teacher")
+        settings = {"distill.teacher": str(folder)}
+    sizes: list[int] = []
+    forward = Teacher.__call__
+
+    def counted(self: Teacher, images: torch.Tensor, keys: Sequence[Key] = ()) -> torch.Tensor:
+        sizes.append(len(images))
+        return forward(self, images, keys)
+
+    monkeypatch.setattr(Teacher, "__call__", counted)
+    monkeypatch.setattr(finder, "BATCH_SIZES", (8,))
+    recipe = load_recipe(
+        overrides=[
+            ("model", "ceit_nano_32"),
+            ("augment.hflip", False),
+            ("augment.color_jitter", 0.0),
+            *settings.items(),
+        ]
+    )
+    recipe = dataclasses.replace(recipe, epochs=1)
+    _, said = find_batch_size(recipe, 10, 100, CPU)
+    assert set(sizes) == ({8} if runs_teacher else set())
+    assert ("with the teacher" in said) == runs_teacher
 
 
 def test_training_with_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

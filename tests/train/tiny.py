@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,26 @@ def finish_two(words: list[str]) -> list[subprocess.CompletedProcess[str]]:
         subprocess.CompletedProcess(words, process.returncode, *texts)
         for process, texts in zip(processes, said, strict=True)
     ]
+
+
+def kill_and_resume(data: Path, out: Path, model: str, **more: Any) -> int:
+    """A run that SIGKILL ends after two steps or more, and that another process resumes to its end.
+
+    Returns:
+        The step of the newest state at the kill.
+    """
+    process = subprocess.Popen(
+        command(data, out, model, **more), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while not (out / "state" / "step-0000000002.json").exists() and process.poll() is None:
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    states = sorted((out / "state").glob("step-*.json")) if (out / "state").is_dir() else []
+    assert states, f"the run ended with {process.returncode} before it was killed"
+    done = fresh(command(None, out))
+    assert done.returncode == 0, done.stderr
+    return int(states[-1].stem.rpartition("-")[2])
 
 
 def state_of(out: Path) -> dict[str, torch.Tensor]:

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from weft.errors import UsageError
 
 WAYS = {  # way of running a model -> its precisions
-    "eager": ("fp32", "bf16"),
-    "folded": ("fp32", "bf16"),
-    "compiled": ("fp32", "bf16"),
-    "graphed": ("fp32", "bf16"),  # compiled, and replayed as a CUDA graph
-    "onnx": ("fp32", "int8"),
+    "eager": ("fp32", "tf32", "bf16"),
+    "folded": ("fp32", "tf32", "bf16"),
+    "compiled": ("fp32", "tf32", "bf16"),
+    "graphed": ("fp32", "tf32", "bf16"),  # compiled, and replayed as a CUDA graph
+    "aotinductor": ("fp32", "tf32", "bf16"),  # compiled ahead of time, for any batch size
+    "onnx": ("fp32", "tf32", "int8"),
     "openvino": ("fp32", "bf16", "int8"),
 }
-PRECISIONS = ("fp32", "bf16", "int8")
+PRECISIONS = ("fp32", "tf32", "bf16", "int8")  # tf32: on a GPU, factors have 10 bits of mantissa
 ALLOCATORS = ("default", "keep")  # default settings of the C library, or `weft.keep_memory`
 BEST = "best"
 
@@ -53,7 +54,7 @@ def check_choices(
             raise UsageError(f"{name} must be at least 1; got {number}.")
     if device not in ("cpu", "cuda"):
         raise UsageError(f"device must be cpu or cuda; got {device}.")
-    unsupported = ("onnx", "openvino") if device == "cuda" else ("graphed",)
-    wrong = [way for way in ways if way in unsupported]
+    unsupported = ("openvino", "int8") if device == "cuda" else ("graphed", "tf32")
+    wrong = [choice for choice in (*ways, *precisions) if choice in unsupported]
     if wrong:
-        raise UsageError(f"{wrong[0]} is not supported on {device}; choose another device or another way.")
+        raise UsageError(f"{wrong[0]} is not supported on {device}; choose another device, way or precision.")

@@ -21,6 +21,7 @@ import torch
 
 from weft.bench.worker import REFERENCE, Task
 from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
+from weft.devices import NO_CUDA
 from weft.errors import UsageError, unknown
 from weft.models.families import speed_protocols
 from weft.models.family import SpeedProtocol
@@ -131,7 +132,7 @@ def measure_protocol(
     if rounds < 1:
         raise UsageError(f"rounds must be at least 1; got {rounds}.")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device cuda needs a GPU that torch supports; none was found. See weft doctor.")
+        raise UsageError(NO_CUDA)
     settings, chosen = _protocol(protocol)[1], _chosen(protocol, models)
     on_gpu = device == "cuda"
     precision, threads = ("amp", torch.get_num_threads()) if on_gpu else ("fp32", 1)

@@ -12,13 +12,13 @@ def read_csv(file: Path) -> list[dict[str, str]]:
     """Return all rows of a CSV file as strings by column; none if the file does not exist."""
     if not file.exists():
         return []
-    with file.open(newline="") as lines:
+    with file.open(newline="", encoding="utf-8") as lines:
         return list(csv.DictReader(lines))
 
 
 def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write all rows to a CSV file, with a header."""
-    with file.open("w", newline="") as lines:
+    with file.open("w", newline="", encoding="utf-8") as lines:
         writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -24,11 +24,12 @@ import torch
 
 from weft.bench.choices import WAYS, check_choices
 from weft.bench.peers import peers_of
-from weft.bench.worker import REFERENCE, Task, is_directory
+from weft.bench.worker import REFERENCE, Task, is_directory, tf32
 from weft.bench.worker_process import WorkerProcess
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.model_dir import model_dir, read_config
 from weft.deploy.graphs import DTYPES, check_tools
+from weft.devices import NO_CUDA
 from weft.errors import UsageError
 from weft.memory import available_gib
 
@@ -117,7 +118,7 @@ def speed(
     """
     check_choices(ways, precisions, allocators, batch_sizes, rounds, threads, device)
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device cuda needs a GPU that torch supports; none was found. See weft doctor.")
+        raise UsageError(NO_CUDA)
     threads = threads or torch.get_num_threads()
     tasks = [
         task for model in models for task in _tasks(str(model), ways, precisions, allocators, peers, device, threads)
@@ -155,7 +156,8 @@ def matrix_peak(precision: str = "fp32", device: str = "cpu", threads: int | Non
     torch.set_num_threads(threads or before)
     side = PEAK_SIDE if device == "cpu" else 4 * PEAK_SIDE
     left, right = (torch.randn(side, side, device=device).to(DTYPES.get(precision, torch.float32)) for _ in range(2))
-    seconds = min(_timed(lambda: left @ right, device) for _ in range(10))
+    with tf32(precision == "tf32"):
+        seconds = min(_timed(lambda: left @ right, device) for _ in range(10))
     torch.set_num_threads(before)
     return side**3 / seconds
 

@@ -7,7 +7,9 @@ other down by a fifth; separate processes, of which only one computes at a time,
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
 import json
 import os
 import signal
@@ -29,9 +31,9 @@ from weft.checkpoints import load_checkpoint
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.model_dir import model_dir
 from weft.deploy import ExportedModel, fold, open_model
-from weft.deploy.graphs import Cast, write_graph
+from weft.deploy.graphs import Cast, check_tools, write_graph
 from weft.deploy.runtimes import run_file
-from weft.errors import WeftError
+from weft.errors import UsageError, WeftError, need
 from weft.memory import keep_memory, release_memory
 from weft.models.base import Backbone
 from weft.models.contract import resized
@@ -97,7 +99,7 @@ def build(task: Task, folder: Path) -> Subject:
     if isinstance(model, ExportedModel):
         return Subject(name, model.format, model.precision, size, None, model)
     counted = cost(model, (size[1], size[2]), size[0])
-    call = _call(model.to(task.device), task.way, task.precision, size, folder)
+    call = _call(model.to(task.device), task, size, folder)
     return Subject(name, task.way, task.precision, size, counted, call)
 
 
@@ -141,13 +143,18 @@ def _with_random_statistics(model: nn.Module) -> nn.Module:
     return model
 
 
-def _call(model: nn.Module, way: str, precision: str, size: tuple[int, ...], folder: Path) -> Callable[[Tensor], Any]:
+def _call(model: nn.Module, task: Task, size: tuple[int, ...], folder: Path) -> Callable[[Tensor], Any]:
+    way, precision = task.way, task.precision
+    if task.device == "cuda":
+        _set_tf32(precision == "tf32")
     if way == REFERENCE:
         return model
     if way != "eager" and isinstance(model, Backbone):
         model = fold(model)
     elif way == "folded":
         model = merge_batch_norms(model, torch.randn(1, *size, device=next(model.parameters()).device))
+    if way == "onnx" and task.device == "cuda":
+        return _onnx_on_gpu(model.cpu(), precision, size, folder / "model.onnx")
     if way in ("onnx", "openvino"):
         file = folder / ("model.onnx" if way == "onnx" else "model.xml")
         write_graph(model, file, way, precision, size, _noise(size) if precision == "int8" else ())
@@ -157,9 +164,67 @@ def _call(model: nn.Module, way: str, precision: str, size: tuple[int, ...], fol
         return torch.autocast("cuda", torch.float16)(model)
     if precision == "bf16":
         model = Cast(copy.deepcopy(model), torch.bfloat16)
+    if way == "aotinductor":
+        return _ahead_of_time(model, size, folder / "model.pt2")
     if way == "compiled":
         return torch.compile(model)
     return torch.compile(model, mode="reduce-overhead") if way == "graphed" else model
+
+
+def _set_tf32(matmul: bool, conv: bool | None = None) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = matmul
+    torch.backends.cudnn.allow_tf32 = matmul if conv is None else conv
+
+
+@contextlib.contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Allow a GPU to multiply float32 in TF32, or not; PyTorch's defaults allow it in convolutions alone."""
+    before = bool(torch.backends.cuda.matmul.allow_tf32), bool(torch.backends.cudnn.allow_tf32)
+    _set_tf32(allowed)
+    try:
+        yield
+    finally:
+        _set_tf32(*before)
+
+
+def _ahead_of_time(model: nn.Module, size: tuple[int, ...], file: Path) -> Callable[[Tensor], Any]:
+    """Compile a network ahead of time for batches of any size, as `weft export --format aotinductor` does."""
+    check_tools("aotinductor", "fp32")
+    example = torch.zeros(2, *size, device=next(model.parameters()).device)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=2**16)},)
+    with torch.no_grad():
+        program = torch.export.export(model, (example,), dynamic_shapes=shapes)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file))
+    return torch._inductor.aoti_load_package(str(file))  # trusted: this process has compiled it
+
+
+def _onnx_on_gpu(model: nn.Module, precision: str, size: tuple[int, ...], file: Path) -> Callable[[Tensor], Any]:
+    """Run a network in ONNX Runtime on the GPU, with images and logits in the memory of the GPU.
+
+    Raises:
+        UsageError: ONNX Runtime is not installed, or has no CUDA provider.
+    """
+    need("deploy", "onnxruntime")
+    runtime: Any = importlib.import_module("onnxruntime")
+    if "CUDAExecutionProvider" not in runtime.get_available_providers():
+        raise UsageError("onnx on cuda needs the package onnxruntime-gpu; the installed one has no CUDA provider.")
+    write_graph(model, file, "onnx", "fp32", size)
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    provider = ("CUDAExecutionProvider", {"use_tf32": int(precision == "tf32")})
+    session = runtime.InferenceSession(str(file), options, providers=[provider])
+    if "CUDAExecutionProvider" not in session.get_providers():
+        raise UsageError("onnx on cuda needs CUDA libraries that ONNX Runtime can load; see its messages above.")
+
+    def run(images: Tensor) -> Tensor:
+        logits = torch.empty(len(images), session.get_outputs()[0].shape[1], device="cuda")
+        binding = session.io_binding()
+        binding.bind_input("images", "cuda", 0, np.float32, tuple(images.shape), images.data_ptr())
+        binding.bind_output("logits", "cuda", 0, np.float32, tuple(logits.shape), logits.data_ptr())
+        session.run_with_iobinding(binding)
+        return logits
+
+    return run
 
 
 def _noise(size: tuple[int, ...]) -> Iterator[np.ndarray]:
@@ -206,6 +271,11 @@ def _turn(
     return times
 
 
+def _peak_mib(device: str) -> float | None:
+    """Return the largest memory that PyTorch has used on a GPU so far, in MiB; None on a CPU."""
+    return torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None
+
+
 def _release(device: str) -> None:
     """Release free memory for the other workers, of which there may be many."""
     release_memory()
@@ -216,7 +286,7 @@ def _release(device: str) -> None:
 def main() -> None:
     """Build the model, then run turns until the standard input is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the worker
-    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    channel = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # text that libraries print must not get into the channel
 
     def reply(**fields: Any) -> None:
@@ -244,7 +314,7 @@ def main() -> None:
         for line in sys.stdin:
             turn = json.loads(line)
             try:
-                reply(seconds=_turn(subject, task.device, **turn))
+                reply(seconds=_turn(subject, task.device, **turn), peak_mib=_peak_mib(task.device))
             except torch.OutOfMemoryError:
                 _release(task.device)
                 size = turn["batch_size"]

@@ -27,12 +27,19 @@ class OutOfMemoryError(UsageError):
 
 
 class WorkerProcess:
-    """Handle of a worker process, which runs one task and waits between its turns."""
+    """Handle of a worker process, which runs one task and waits between its turns.
+
+    Attributes:
+        task, outputs: the task, and the file for logits.
+        info: names and cost of the model, once it is built.
+        peak_mib: largest memory of PyTorch on the GPU up to the last turn; None on a CPU.
+    """
 
     def __init__(self, task: Task, outputs: Path) -> None:
         self.task, self.outputs = task, outputs
         self.process: Any = None
         self.info: dict[str, Any] = {}
+        self.peak_mib: float | None = None
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -56,10 +63,12 @@ class WorkerProcess:
 
     def build(self) -> None:
         """Start the process, and wait until it has built its model."""
-        pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", bufsize=1)
         # torch.compile's pool of compiler processes would keep polling, and slow all workers down by a fifth
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        self.process = subprocess.Popen([sys.executable, "-m", "weft.bench.worker"], env=environment, **pipes)
+        command = [sys.executable, "-m", "weft.bench.worker"]
+        # a session of its own: Ctrl-C on a terminal does not reach it while it starts; this process ends it
+        self.process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
         self.info = self._request(asdict(self.task))
 
     @property
@@ -86,7 +95,9 @@ class WorkerProcess:
         Raises:
             OutOfMemoryError: the memory of the device does not suffice.
         """
-        return self._request(dict(batch_size=batch_size, calls=calls, seconds=seconds, warm_up=warm_up))["seconds"]
+        reply = self._request(dict(batch_size=batch_size, calls=calls, seconds=seconds, warm_up=warm_up))
+        self.peak_mib = reply["peak_mib"]
+        return reply["seconds"]
 
     def logits(self, batch_size: int) -> np.ndarray:
         """Run one call, and return its logits."""
@@ -107,7 +118,7 @@ class WorkerProcess:
     def _request(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
-        except BrokenPipeError:
+        except OSError:  # a broken pipe, which Windows also reports as an invalid argument
             self._fail()
         line = self.process.stdout.readline()
         reply = json.loads(line) if line else self._fail()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from weft.errors import CheckpointError
 from weft.models.families import VARIANTS
-from weft.models.timm_names import may_be_timm, nearest_names
+from weft.models.timm_names import may_be_timm, nearest_names, timm_names
 
 PREFIX = "hf-hub:"  # as in timm; accepted wherever a model directory is
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -20,15 +19,11 @@ def local_model_dir(run: str | Path) -> Path | None:
 
 
 def is_path(run: str | Path) -> bool:
-    """Return whether a RUN can only be a directory or a repository, not the name of a public model.
-
-    Every model name of timm but two has a digit or an underscore. A directory whose name has neither is not looked up
-    there, which would take seconds.
-    """
+    """Return whether a RUN can only be a directory or a repository, not the name of a public model."""
     name = str(run)
     if name.startswith(PREFIX) or os.sep in name or "/" in name:
         return True
-    return Path(run).exists() and not re.search(r"[0-9_]", name)
+    return Path(run).exists() and name.partition(".")[0] not in VARIANTS.keys() | timm_names()
 
 
 def check_model(run: str | Path) -> None:

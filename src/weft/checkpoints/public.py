@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.checkpoints.config import model_dir
 from weft.checkpoints.finding import PREFIX, check_model, is_path, without_name
-from weft.checkpoints.hub import create_model, source_of
-from weft.checkpoints.model_dir import load_model_dir, model_dir
 from weft.errors import CheckpointError
 from weft.lazy import LazyModule
 from weft.models.families import VARIANTS
@@ -33,6 +32,8 @@ class PublicModel(NamedTuple):
         Raises:
             CheckpointError: there are no public weights, they have no classifier, or they cannot be downloaded.
         """
+        from weft.checkpoints.hub import create_model  # imports torch
+
         if self.name not in VARIANTS:
             self._check_classifier()
         model: Any = create_model(self.name, pretrained=True)
@@ -113,6 +114,8 @@ def load_model(run: str | Path, *, quiet: bool = False) -> tuple[Any, list[str] 
     Raises:
         CheckpointError: it is not a model, cannot be read, or is an export.
     """
+    from weft.checkpoints.model_dir import load_model_dir  # imports torch
+
     model_source = find_model(run, quiet=quiet)
     if isinstance(model_source, PublicModel):
         return load_public(model_source, quiet=quiet)
@@ -122,6 +125,8 @@ def load_model(run: str | Path, *, quiet: bool = False) -> tuple[Any, list[str] 
 
 def load_public(public: PublicModel, *, quiet: bool = False) -> tuple[Any, list[str]]:
     """Load a public model as `PublicModel.load` does, and print where its weights come from."""
+    from weft.checkpoints.hub import source_of  # imports torch
+
     model, names = public.load()
     if not quiet:
         say(f"Public weights {source_of(public.name)}.")

@@ -18,7 +18,8 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from weft.cli.options import add_common
-from weft.errors import StorageError, UsageError, WeftError, unknown
+from weft.errors import StorageError, UsageError, WeftError, install_command, unknown
+from weft.system import IS_WINDOWS
 from weft.text import one_line
 from weft.version import __version__
 
@@ -26,6 +27,8 @@ VERBS = (
     *("train", "evaluate", "predict", "compare", "study", "convert", "export", "bench", "explain", "serve"),
     *("embed", "similar", "label", "push", "reproduce", "data", "models", "recipes", "doctor"),
 )
+# modules that an installation without torch lacks (docs/deploy.md)
+NOT_IN_RUNTIME = ("torch", "torchvision", "timm", "accelerate", "huggingface_hub", "sklearn", "scipy", "matplotlib")
 WITH_MODELS = frozenset(VERBS) - {"recipes", "doctor"}  # verbs that take `--plugin`
 
 EXIT_CODES = """exit codes:
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; errors that the input causes are one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # for names that the terminal cannot show
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(encoding=_encoding_of(stream), errors="backslashreplace")
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)  # prints the Python stack if a library crashes
     try:
@@ -69,6 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the pipe has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as error:
+        if (name := (error.name or "").partition(".")[0]) not in NOT_IN_RUNTIME:
+            raise
+        text = f"This needs {name}, which is not installed. Run: {install_command('torch')}"
+        return _complain(text, UsageError.exit_code)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
@@ -77,6 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(stop) or "interrupted.", _INTERRUPTED)
     except SystemExit as stop:  # --help, --version, SIGTERM
         return stop.code if isinstance(stop.code, int) else 0
+
+
+def _encoding_of(stream: io.TextIOWrapper) -> str:
+    """Return the encoding of an output: UTF-8 for files and pipes on Windows, whose default holds few letters."""
+    return "utf-8" if IS_WINDOWS and not stream.isatty() else stream.encoding
 
 
 def verb_module(verb: str) -> ModuleType:
@@ -159,15 +172,15 @@ def _complain(message: str, code: int) -> int:
 
 @contextlib.contextmanager
 def _signals_as_exit() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that temporary files are removed."""
+    """Let SIGTERM, SIGHUP and Ctrl-Break unwind the stack as Ctrl-C does, so that temporary files are removed."""
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + signum)
+        raise SystemExit(128 + (signum if signum == getattr(signal, "SIGHUP", None) else signal.SIGTERM))
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
     numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
     before = {number: signal.signal(number, leave) for number in numbers}
     try:

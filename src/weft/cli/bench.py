@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
         setattr(args, name, getattr(args, name) or default)
     from weft.bench.choices import BEST, check_choices
     from weft.checkpoints.finding import check_model
+    from weft.devices import check_device
     from weft.models.timm_names import check_name
 
     one_format(args)
@@ -115,13 +116,17 @@ def run(args: argparse.Namespace) -> int:
     rounds = whole("--rounds", args.rounds)
     threads = None if args.threads is None else whole("--threads", args.threads, MAX_THREADS)
     check_choices(args.ways, args.precision, args.allocator, batch_sizes, rounds, threads or 1, args.device)
+    check_device(args.device)
     for model in args.models:
         if Path(model).exists() or "/" in model:
             check_model(model)
         else:
             check_name(model)
-    from weft.bench.plot import check_plot, plot_speed
-    from weft.bench.speed import speed
+    from weft.progress import loading
+
+    with loading(quiet=False):
+        from weft.bench.plot import check_plot, plot_speed
+        from weft.bench.speed import speed
 
     if args.plot:
         check_plot(args.plot)
@@ -152,7 +157,10 @@ def _protocol(args: argparse.Namespace) -> int:
     given = [f"--{name.replace('_', '-')}" for name in FIXED if getattr(args, name)]
     if given:
         raise UsageError(f"--protocol {args.protocol} fixes the settings of a measurement; leave out {given[0]}.")
-    from weft.bench.protocol import SECONDS, measure_protocol
+    from weft.progress import loading
+
+    with loading(quiet=False):
+        from weft.bench.protocol import SECONDS, measure_protocol
 
     rows = measure_protocol(
         args.protocol,

@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     size = None if args.max_size is None else megabytes("--max-size", args.max_size)
     threads = None if args.threads is None else whole("--threads", args.threads, MAX_THREADS)
     from weft.data.sources.open import check_exists
+    from weft.devices import check_device
     from weft.files import refuse_taken
     from weft.models.timm_names import check_name
     from weft.recipes import load_recipe
@@ -57,13 +58,16 @@ def run(args: argparse.Namespace) -> int:
 
     seeds, jobs, settings = whole("--seeds", args.seeds), whole("--jobs", args.jobs), run_settings(args)
     budget = None if args.budget is None else seconds_of(args.budget, "--budget")
-    load_recipe(args.recipe, list(settings.items()))
+    check_device(load_recipe(args.recipe, list(settings.items())).device)
     for name in args.models:
         check_name(name)
     check_exists(args.data)
     if args.out is not None and not args.force and not (Path(args.out) / "compare.json").exists():
         refuse_taken(Path(args.out), (), force=False)
-    from weft.study import compare
+    from weft.progress import loading
+
+    with loading(quiet=args.quiet):
+        from weft.study import compare
 
     result = compare(
         args.data,

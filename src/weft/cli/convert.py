@@ -59,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
         check_name(args.model)
     if not Path(args.source).exists():
         raise CheckpointError(f"The checkpoint must be a file; {args.source} does not exist.")
-    from weft.checkpoints.conversion import convert_checkpoint
+    from weft.progress import loading
+
+    with loading(quiet=args.quiet):
+        from weft.checkpoints.conversion import convert_checkpoint
 
     with working("converting", quiet=args.quiet):
         conversion = convert_checkpoint(

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.cli.options import MODEL, add_common, example, print_json, table, use_threads
@@ -151,13 +152,15 @@ def _prepare(args: argparse.Namespace) -> int:
 def _review(args: argparse.Namespace) -> int:
     """Print the findings, or write a corrected table; return 3 if a file cannot be read."""
     from weft.cli.embed import note_unreadable
+    from weft.progress import loading
     from weft.text import printable
-    from weft.train.data_review import ACTIONS, apply_changes, review
 
     data = args.paths[0]
+    _check_review(args, data)
+    with loading(quiet=args.quiet):
+        use_threads(args.threads)
+        from weft.train.data_review import ACTIONS, apply_changes, review
     if args.apply is not None:
-        if args.out is None:
-            raise UsageError("--apply needs the name of the new table: --out corrected.csv.")
         options = {"follow_links": args.follow_links, "force": args.force, "quiet": args.quiet}
         counts = apply_changes(data, args.apply, args.out, **options)
         if args.json:
@@ -165,7 +168,6 @@ def _review(args: argparse.Namespace) -> int:
         else:
             print(", ".join(f"{action} {counts[action]:,}" for action in ACTIONS) + f": {args.out}")
         return 0
-    use_threads(args.threads)
     result = review(
         data,
         run=args.run,
@@ -194,6 +196,23 @@ def _review(args: argparse.Namespace) -> int:
         if args.out is not None:
             print(f"report: {args.out}/report.html; proposed changes: {args.out}/changes.csv")
     return note_unreadable(result.unreadable, quiet=args.quiet)
+
+
+def _check_review(args: argparse.Namespace, data: str) -> None:
+    """Check what can be checked before torch is imported."""
+    from weft.checkpoints.finding import check_model
+    from weft.data.sources.open import check_exists
+    from weft.files import refuse_taken
+    from weft.inference.arguments import settings_of
+
+    if args.apply is not None and args.out is None:
+        raise UsageError("--apply needs the name of the new table: --out corrected.csv.")
+    settings_of(args.batch_size, None, args.device, args.precision, None, None)
+    if args.out is not None and args.apply is None and not args.force:
+        refuse_taken(Path(args.out), (), force=False)
+    if args.run is not None:
+        check_model(args.run)
+    check_exists(data)
 
 
 def _check(args: argparse.Namespace) -> int:

@@ -12,9 +12,10 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from weft.cli.options import add_common, example, print_json, table
-from weft.errors import DISTRIBUTION
-from weft.processor import cpu_flags, cpu_name, processor_class
+from weft.cli.options import add_common, example, note, print_json, table
+from weft.errors import DISTRIBUTION, RUNTIME_DISTRIBUTION, distribution, is_installed
+from weft.processor import cpu_flags, cpu_name, num_threads, processor_class
+from weft.system import total_memory
 from weft.version import __version__
 
 HELP = "check installed versions, and describe this machine"
@@ -28,7 +29,7 @@ pillow       13.0.0     >=13.0.0  ok
 ...
 """
 
-EXTRAS = ("deploy", "peers")  # extras whose packages are checked if they are installed
+EXTRAS = ("deploy", "onnx", "openvino", "serve", "peers")  # extras whose packages are checked if they are installed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,12 +54,23 @@ def run(args: argparse.Namespace) -> int:
             rows = [tuple(row.values()) for row in measured["speeds"]]
             print("\n" + table(("operation", "precision", "threads", "GFLOP/s"), rows))
             print(f"\n--precision auto is {measured['auto']} here.")
+    if are_both_installed():
+        note(
+            f"weft: {DISTRIBUTION} and {RUNTIME_DISTRIBUTION} are both installed, and have the same files. Run: pip"
+            f" uninstall {RUNTIME_DISTRIBUTION}; pip install --force-reinstall --no-deps {DISTRIBUTION}"
+        )
+        return 1
     return int(any(row["state"] in ("missing", "too old") for row in packages))
+
+
+def are_both_installed() -> bool:
+    """Return whether both distributions of weft are installed, of which uninstalling one would break the other."""
+    return all(any(importlib.metadata.distributions(name=name)) for name in (DISTRIBUTION, RUNTIME_DISTRIBUTION))
 
 
 def check_packages() -> list[dict[str, str]]:
     """Return required and optional packages with their state: ok, missing (required), absent (optional) or too old."""
-    requirements = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
+    requirements = [Requirement(text) for text in importlib.metadata.requires(distribution()) or []]
     required = [need for need in requirements if need.marker is None]
     optional = [
         need
@@ -80,20 +92,27 @@ def _check(need: Requirement, if_absent: str) -> dict[str, str]:
 
 def describe_machine() -> dict[str, Any]:
     """Return system, processor, memory and GPUs."""
-    import torch
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "python": sys.version.split()[0],
         "cores": cores,
-        "torch_threads": torch.get_num_threads(),
+        "threads": num_threads(),
         "processor": cpu_name(),
         "processor_class": processor_class(),
         "cpu_flags": list(cpu_flags()),
+        "memory_gib": round(total_memory() / 2**30, 1),
+        **(_torch() if is_installed("torch") else {}),
+    }
+
+
+def _torch() -> dict[str, Any]:
+    """Return the instruction set of torch, and the GPUs that it can use."""
+    import torch
+
+    gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    return {
         "torch_cpu_kernels": torch.backends.cpu.get_cpu_capability(),
-        "memory_gib": _memory_gib(),
         "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
         "cuda": torch.version.cuda if gpus else None,
         "bf16_on_gpu": torch.cuda.is_bf16_supported() if gpus else None,
@@ -106,12 +125,6 @@ def _measured() -> dict[str, Any]:
 
     found = capabilities(measure=True)
     return {"speeds": [vars(row) for row in found.speeds], "limits": found.limits, "auto": fastest_precision("cpu")}
-
-
-def _memory_gib() -> float | None:
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
-        return None
-    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
 def _text(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from weft.cli.options import MODEL, add_common, example, note, print_json, use_threads
 from weft.errors import DataError
@@ -36,9 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute features, write them, and print their number."""
-    from weft.inference import embed
+    from weft.checkpoints.finding import check_model
+    from weft.inference.arguments import feature_files, settings_of
+    from weft.progress import loading
 
-    use_threads(args.threads)
+    settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
+    feature_files(Path(args.out), force=args.force)
+    check_model(args.run)
+    with loading(quiet=args.quiet):
+        use_threads(args.threads)
+        from weft.inference import embed
     result = embed(
         args.run,
         args.images,

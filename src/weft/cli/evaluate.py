@@ -73,8 +73,11 @@ def run(args: argparse.Namespace) -> int:
         raise DataError(f"The ReaL labels '{args.real_labels}' must be a JSON file; there is none.")
     check_model(args.run)
     check_exists(args.data)
-    use_threads(args.threads)
-    from weft.train import evaluate
+    from weft.progress import loading
+
+    with loading(quiet=args.quiet):
+        use_threads(args.threads)
+        from weft.train import evaluate
 
     result = evaluate(
         args.run,

@@ -49,8 +49,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.force:
         refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)
-    use_threads(args.threads)
-    from weft.inference.explain_files import explain_run
+    from weft.progress import loading
+
+    with loading(quiet=args.quiet):
+        use_threads(args.threads)
+        from weft.inference.explain_files import explain_run
 
     results = explain_run(
         args.run,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from weft.cli.options import MODEL, add_common, example, print_json
+from weft.cli.options import MODEL, add_common, example, print_json, table, whole
+
+if TYPE_CHECKING:
+    from weft.deploy.choosing import ConsideredExport
 
 HELP = "export a model to ONNX, OpenVINO or torch, and verify its outputs"
 
@@ -13,6 +18,9 @@ EXAMPLE = """
 weft export runs/photos deploy/photos --format openvino --precision int8 --data photos/
 weft predict deploy/photos holiday/beach.jpg
 
+weft export runs/photos deploy/photos --format auto --data photos/
+
+auto builds the exports that fit this machine, times them, and keeps the fastest that holds the accuracy (chosen.json).
 Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8), torch (fp32, fp16, bf16) and aotinductor (fp32,
 bf16); the last two are .pt2 files for use outside weft.
 int8 is calibrated on the training images of --data. An export that loses more than --max-drop points of top-1 on the
@@ -25,10 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "weft export RUN OUT [options]"
     parser.add_argument("run", metavar="RUN", help=MODEL)
     parser.add_argument("out", metavar="OUT", help="directory to write, or a file .onnx, .xml or .pt2")
-    formats = ("onnx", "openvino", "torch", "aotinductor")
+    formats = ("onnx", "openvino", "torch", "aotinductor", "auto")
     parser.add_argument("--format", choices=formats, help="export format (default: by the suffix of OUT, else onnx)")
     parser.add_argument(
-        "--precision", default="fp32", choices=("fp32", "fp16", "bf16", "int8"), help="number format (default: fp32)"
+        "--precision",
+        choices=("fp32", "fp16", "bf16", "int8"),
+        help="number format (default: fp32; with --format auto the fastest)",
     )
     parser.add_argument("--data", metavar="DATA", help="labelled images for calibration and verification")
     parser.add_argument(
@@ -37,6 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.5,
         metavar="POINTS",
         help="maximum loss of top-1, in percentage points (default: 0.5)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        nargs="+",
+        metavar="N",
+        default=["1", "16"],
+        help="images per batch at which --format auto times the exports (default: 1 16)",
     )
     add_common(parser, "--limit", "--follow-links", "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
@@ -51,13 +68,17 @@ def run(args: argparse.Namespace) -> int:
     from weft.inference.arguments import settings_of
 
     checked_format(args.out, args.format, args.precision, args.max_drop, has_data=args.data is not None)
+    batch_sizes = [whole("--batch-size", text, 4096) for text in args.batch_size]
     settings_of(None, None, "cpu", None, None, args.limit, args.follow_links)
     if not args.force and Path(args.out).suffix not in SUFFIXES:
         refuse_existing(Path(args.out), force=False)
     check_model(args.run)
     if args.data is not None:
         check_exists(args.data)
-    from weft.inference.exports import export_run
+    from weft.progress import loading
+
+    with loading(quiet=args.quiet):
+        from weft.inference.exports import export_run
 
     report = export_run(
         args.run,
@@ -66,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision,
         data=args.data,
         max_drop=args.max_drop,
+        batch_sizes=batch_sizes,
         limit=args.limit,
         follow_links=args.follow_links,
         force=args.force,
@@ -85,4 +107,20 @@ def run(args: argparse.Namespace) -> int:
     if report.top1 is not None and report.top1_model is not None:
         print(f"top-1: {accuracy_text(report.top1, report.images)}; of the model: {report.top1_model:.2f} %")
         print(report.drop_text(args.max_drop))
+    if report.candidates:
+        print("\n" + _table(report.candidates, batch_sizes))
     return 0
+
+
+def _table(candidates: Sequence[ConsideredExport], batch_sizes: Sequence[int]) -> str:
+    """Return the candidates of format auto with images per second by batch size, and why others were refused."""
+    rows = [
+        (
+            row.format,
+            row.precision,
+            *(f"{size / row.seconds[str(size)]:.1f}" if row.seconds else "-" for size in batch_sizes),
+            row.refused or "",
+        )
+        for row in candidates
+    ]
+    return table(("format", "precision", *(f"images/s at {size}" for size in batch_sizes), "refused"), rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from weft.cli.embed import note_unreadable
 from weft.cli.options import MODEL, add_common, example, print_json, table, use_threads
@@ -46,9 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Choose images to label, and print them as text or JSON."""
-    from weft.train import label
+    from weft.checkpoints.finding import check_model
+    from weft.files import refuse_taken
+    from weft.inference.arguments import settings_of
+    from weft.progress import loading
 
-    use_threads(args.threads)
+    settings_of(args.batch_size, None, args.device, args.precision, None, args.limit)
+    if args.out is not None and not args.force:
+        refuse_taken(Path(args.out), (), force=False)
+    check_model(args.run)
+    with loading(quiet=args.quiet):
+        use_threads(args.threads)
+        from weft.train import label
     result = label(
         args.run,
         args.images,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from weft.errors import UsageError
-from weft.processor import MAX_THREADS
+from weft.processor import MAX_THREADS, set_num_threads
 from weft.recipes.describe import KEYS, options
 from weft.text import csv_cell, one_line
 
@@ -109,10 +109,7 @@ def percentage(option: str, text: str | None) -> float | None:
 def use_threads(text: str | None) -> None:
     """Set the number of CPU threads of torch and of every inference runtime."""
     if text is not None:
-        count = whole("--threads", text, MAX_THREADS)
-        import torch
-
-        torch.set_num_threads(count)
+        set_num_threads(whole("--threads", text, MAX_THREADS))
 
 
 def one_format(args: argparse.Namespace) -> None:

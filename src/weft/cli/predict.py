@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
     check_model(args.run)
     use_threads(args.threads)
-    from weft.train import predict
+    from weft.inference import predict
 
     predictions = predict(
         args.run,

@@ -35,8 +35,11 @@ def run(args: argparse.Namespace) -> int:
     from weft.checkpoints.finding import check_model
 
     check_model(args.run)
-    from weft.runs.hub import model_card
-    from weft.train import push
+    from weft.progress import loading
+
+    with loading(quiet=False):
+        from weft.runs.hub import model_card
+        from weft.train import push
 
     if args.print_card:
         print(model_card(args.run, args.repo, license=args.license), end="")

@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List rows, show one, or evaluate, count or train one."""
     from weft.data.sources.open import check_exists
+    from weft.devices import check_device
     from weft.models.papers import rows_of
+    from weft.recipes import load_recipe
 
     for option, needed in (("train", "run"), ("weights", "run"), ("run", "row")):
         if getattr(args, option) and not getattr(args, needed):
@@ -53,7 +55,11 @@ def run(args: argparse.Namespace) -> int:
     if args.data is not None:
         check_exists(args.data)
     rows = rows_of(args.paper, args.row)
-    from weft.study.reproduce import find_imagenet, paper_studies, plan_row, with_speed
+    check_device(load_recipe(None, list(run_settings(args).items())).device)
+    from weft.progress import loading
+
+    with loading(quiet=args.quiet):
+        from weft.study.reproduce import find_imagenet, paper_studies, plan_row, with_speed
 
     data = args.data or find_imagenet()
     if args.run:

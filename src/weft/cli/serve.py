@@ -7,8 +7,8 @@ import os
 
 from weft.cli.options import RUN, add_common, example, percentage, whole
 from weft.errors import UsageError, need
-from weft.processor import MAX_THREADS
-from weft.serve.settings import RUNTIMES, TOKEN, Settings
+from weft.processor import MAX_THREADS, limit_spinning
+from weft.serve.settings import MAX_BATCH, RUNTIMES, TOKEN, Settings
 
 HELP = "serve a model over HTTP: a web page, and /predict for programs"
 
@@ -19,8 +19,8 @@ weft serve runs/photos
 curl --data-binary @cat.jpg -H "Content-Type: image/jpeg" "http://127.0.0.1:8000/predict?top_k=3"
 curl -F image=@cat.jpg -F image=@dog.jpg http://127.0.0.1:8000/predict
 
-The page is at /, the API description at /openapi.json. For a run, the fastest export in its directory is served (weft
-export runs/photos runs/photos/int8 --format openvino --precision int8 --data photos/), else torch.
+The page is at /, the API description at /openapi.json. For a run, weft serves the fastest of its model and its exports,
+by measurement (weft export runs/photos runs/photos/int8 --format openvino --precision int8 --data photos/).
 Ctrl-C and SIGTERM drain the service: accepted requests are answered first. SIGHUP reloads the model without dropping
 requests. The default address is reachable from this machine only; with another --host, clients need the token that is
 printed, or the one in the environment variable WEFT_TOKEN.
@@ -52,8 +52,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--decoders", metavar="N", help="image decoder processes (default: one per core, at most 4)")
     add_common(parser, "--device", "--precision", "--threads", "--reject-at-error")
+    parser.add_argument(
+        "--max-batch",
+        metavar="N",
+        help=f"maximum images per forward pass (default: measured at the start, at most {MAX_BATCH})",
+    )
+    parser.add_argument(
+        "--max-latency-ms",
+        metavar="N",
+        help="limit batches so that a forward pass takes at most half of this time, in ms (default: no limit)",
+    )
     for option, text in (
-        ("--max-batch", "maximum images per forward pass"),
         ("--max-wait-ms", "maximum time to wait for a batch to fill, in ms"),
         ("--max-queue", "maximum number of waiting images; more are refused with status 429"),
         ("--max-images", "maximum images per request"),
@@ -83,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
         reject_at_error=percentage("--reject-at-error", args.reject_at_error),
         threads=None if args.threads is None else whole("--threads", args.threads, MAX_THREADS),
         workers=whole("--workers", args.workers, 1024),
-        max_batch=whole("--max-batch", args.max_batch),
+        max_batch=None if args.max_batch is None else whole("--max-batch", args.max_batch),
+        max_latency_ms=None if args.max_latency_ms is None else _number("--max-latency-ms", args.max_latency_ms),
         max_wait_ms=_number("--max-wait-ms", args.max_wait_ms),
         max_queue=whole("--max-queue", args.max_queue),
         max_bytes=whole("--max-bytes", args.max_bytes),
@@ -101,8 +111,11 @@ def run(args: argparse.Namespace) -> int:
         log=args.log,
     )
     from weft.checkpoints.finding import check_model
+    from weft.devices import check_device
 
+    check_device(args.device)
     check_model(args.run)
+    limit_spinning()
     from weft.serve import serve
 
     serve(settings)

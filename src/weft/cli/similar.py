@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from weft.cli.embed import note_unreadable
-from weft.cli.options import MODEL, add_common, example, print_csv, print_json, table, use_threads
+from weft.cli.options import MODEL, add_common, example, one_format, print_csv, print_json, table, use_threads
 from weft.text import printable
 
 HELP = "find the images that are most similar to one image"
@@ -38,9 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find similar images, and print them as text, JSON or CSV."""
-    from weft.inference import similar
+    from weft.checkpoints.finding import check_model
+    from weft.files import refuse_taken
+    from weft.inference.arguments import check_top_k, settings_of
+    from weft.progress import loading
 
-    use_threads(args.threads)
+    one_format(args)
+    check_top_k(args.top_k)
+    settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
+    if args.out is not None and not args.force:
+        refuse_taken(Path(args.out), (), force=False)
+    check_model(args.run)
+    with loading(quiet=args.quiet):
+        use_threads(args.threads)
+        from weft.inference import similar
     result, errors = similar(
         args.run,
         args.query,

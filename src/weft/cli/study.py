@@ -71,7 +71,10 @@ def run(args: argparse.Namespace) -> int:
     if args.plan:
         return _plan(args, settings)
     threads = None if args.threads is None else whole("--threads", args.threads, MAX_THREADS)
-    from weft.study import run_study
+    from weft.progress import loading
+
+    with loading(quiet=args.quiet):
+        from weft.study import run_study
 
     result = run_study(
         args.name,
@@ -103,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace, settings: dict[str, Any]) -> None:
     """Check what can be checked before torch is imported: names, settings, data and the output directory."""
     from weft.data.sources.open import check_exists
+    from weft.devices import check_device
     from weft.files import refuse_taken
     from weft.recipes import load_recipe
 
@@ -110,7 +114,7 @@ def _check(args: argparse.Namespace, settings: dict[str, Any]) -> None:
     names = sorted(item.name[:-5] for item in resources.files("weft.study").iterdir() if item.name.endswith(".yaml"))
     if path.suffix not in (".yaml", ".yml") and len(path.parts) == 1 and args.name not in names:
         raise unknown("study", args.name, names, "weft study, or give a path ending in .yaml")
-    load_recipe(None, list(settings.items()))
+    check_device(load_recipe(None, list(settings.items())).device)
     data = _data(args.data)
     for place in data.values() if isinstance(data, dict) else [data] if data is not None else []:
         check_exists(place)
@@ -143,8 +147,11 @@ def _list(as_json: bool) -> int:
 
 
 def _plan(args: argparse.Namespace, settings: dict[str, Any]) -> int:
-    from weft.study import load_study
-    from weft.study.run import planned_runs
+    from weft.progress import loading
+
+    with loading(quiet=args.quiet):
+        from weft.study import load_study
+        from weft.study.run import planned_runs
 
     study = load_study(args.name)
     seeds = None if args.seeds is None else whole("--seeds", args.seeds)

@@ -82,12 +82,15 @@ def run(args: argparse.Namespace) -> int:
         track=track,
         force=args.force,
     )
-    use_threads(args.threads)
+    from weft.progress import loading
+
+    with loading(quiet=args.quiet):
+        use_threads(args.threads)
+        from weft.train import train
     if args.find_lr:
         return _find_lr(args, settings, given)
     if args.preview is not None:
         return _preview(args, settings, given)
-    from weft.train import train
 
     result = train(
         args.data,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from weft.data.index.source import image_size_hint as image_size_hint
     from weft.data.loading.dataset import ImageDataset as ImageDataset
     from weft.data.loading.loader import make_loader as make_loader
+    from weft.data.loading.preprocessing import eval_transform as eval_transform
     from weft.data.loading.seeding import mix_seed as mix_seed
-    from weft.data.loading.transforms import eval_transform as eval_transform
     from weft.data.loading.transforms import train_transform as train_transform
     from weft.data.sources.open import open_data as open_data
 
@@ -33,7 +33,7 @@ _HOMES = {
     "Sample": "weft.data.index.source",
     "Source": "weft.data.index.source",
     "Splits": "weft.data.index.source",
-    "eval_transform": "weft.data.loading.transforms",
+    "eval_transform": "weft.data.loading.preprocessing",
     "image_size": "weft.data.images.decode",
     "image_size_hint": "weft.data.index.source",
     "inspect": "weft.data.index.inventory",

@@ -16,8 +16,9 @@ from weft.data.images.decode import open_image
 from weft.data.index.source import Source
 from weft.data.sources.open import open_data
 from weft.errors import UsageError
-from weft.files import flush_folder, writing
+from weft.files import flush_file, flush_folder, writing
 from weft.progress import counting, reading
+from weft.system import rename
 
 SHARD_BYTES = 256 << 20
 QUALITY = 92  # of JPEG; higher values grow files faster than they improve images
@@ -76,7 +77,7 @@ def prepare_data(
             after = sum(shard.stat().st_size for shard in shards)
             if out.exists():
                 shutil.rmtree(out)
-            os.replace(partial, out)
+            rename(partial, out)
             flush_folder(out.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -114,8 +115,7 @@ def _pack(folder: Path, side: str, source: Source, size: int) -> Iterator[int]:
 
 def _finish(archive: tarfile.TarFile) -> None:
     archive.close()
-    with open(str(archive.name), "rb") as file:
-        os.fsync(file.fileno())
+    flush_file(Path(str(archive.name)))
 
 
 def _smaller(data: bytes, size: int) -> bytes:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from weft.deploy.exported import ExportedModel as ExportedModel
+    from weft.deploy.exported import open_model as open_model
     from weft.deploy.exporting import ExportReport as ExportReport
     from weft.deploy.exporting import export as export
     from weft.deploy.folding import fold as fold
-    from weft.deploy.runtimes import ExportedModel as ExportedModel
-    from weft.deploy.runtimes import open_model as open_model
 
 _HOMES = {
     "ExportReport": "weft.deploy.exporting",
-    "ExportedModel": "weft.deploy.runtimes",
+    "ExportedModel": "weft.deploy.exported",
     "export": "weft.deploy.exporting",
     "fold": "weft.deploy.folding",
-    "open_model": "weft.deploy.runtimes",
+    "open_model": "weft.deploy.exported",
 }
 
 __all__ = ["ExportReport", "ExportedModel", "export", "fold", "open_model"]

@@ -13,10 +13,10 @@ import copy
 import itertools
 import json
 import math
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,19 +29,29 @@ from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, read_con
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
 from weft.data.loading.loader import ImageLoader
+from weft.deploy import choosing
+from weft.deploy.choosing import Choice, ConsideredExport
 from weft.deploy.folding import fold
-from weft.deploy.formats import SUFFIXES, checked_format
-from weft.deploy.graphs import OPSET, check_tools, write_graph
-from weft.deploy.runtimes import FILES, Infer
+from weft.deploy.formats import AUTO, SUFFIXES, checked_format
+from weft.deploy.graphs import OPSET, WEIGHT_BITS, check_tools, write_graph
+from weft.deploy.runtimes import FILES, Infer, run_file
 from weft.errors import UsageError, VerificationError
 from weft.files import flush_folder, new_directory, sha256_of, writing
 from weft.intervals import Estimate, difference_of
 from weft.models.base import Backbone
 from weft.progress import Work, working
+from weft.system import rename
 from weft.version import __version__
 
 REPORT = "report.json"
-CONTENTS = (CONFIG, REPORT, DETECTOR, *(name for names in FILES.values() for name in names))
+CONTENTS = (
+    CONFIG,
+    REPORT,
+    DETECTOR,
+    choosing.FILE,
+    choosing.FOLDER,
+    *(name for names in FILES.values() for name in names),
+)
 BATCHES = (2, 1, 7)  # batch sizes of the verification: a graph that is specialised to one size fails for another
 CALIBRATION = 300  # images, the default of NNCF
 # maximum difference of logits, relative to the largest logit; int8 is verified by its top-1
@@ -65,6 +75,7 @@ class ExportReport:
         top1, top1_model: accuracy of the export and of the model in percent; None for random images.
         bytes: size of the files.
         drop: top-1 of the model minus that of the export in points, with its 95 % interval; None for random images.
+        candidates: all exports that format `auto` considered, with their times; this one is the fastest.
     """
 
     out: str
@@ -80,10 +91,14 @@ class ExportReport:
     top1_model: float | None
     bytes: int
     drop: Estimate | None = None
+    candidates: tuple[ConsideredExport, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary of JSON values."""
-        return asdict(self) | {"drop": None if self.drop is None else self.drop._asdict()}
+        values = asdict(self) | {"drop": None if self.drop is None else self.drop._asdict()}
+        if not self.candidates:
+            del values["candidates"]
+        return values
 
     def _repr_html_(self) -> str:
         largest = f"{self.max_difference:.2g}, of logits up to {self.max_logit:.2g}"
@@ -115,10 +130,11 @@ def export(
     out: str | Path,
     *,
     format: str | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     data: Splits | None = None,
     label_names: Sequence[str] | None = None,
     max_drop: float = 0.5,
+    batch_sizes: Sequence[int] = choosing.BATCH_SIZES,
     force: bool = False,
     quiet: bool = False,
 ) -> ExportReport:
@@ -130,26 +146,34 @@ def export(
             ends in .onnx, .xml (with a .bin next to it) or .pt2. Next to such a file, config.json is written as a
             file that ends in .json.
         format: `onnx` (opset 20), `openvino`, `torch` (.pt2 of torch.export) or `aotinductor` (the same, compiled for
-            this processor; needs a C++ compiler). weft does not load .pt2 files, which can contain any code. None: by
-            the suffix of `out`, `onnx` for a directory.
+            this processor; needs a C++ compiler). weft does not load .pt2 files, which can contain any code. `auto`:
+            the fastest of OpenVINO and ONNX Runtime in fp32, bf16 and int8, by measurement. None: by the suffix of
+            `out`, `onnx` for a directory.
         precision: `fp32`, `fp16` (of the weights; a CPU computes in float32), `bf16` or `int8`; FORMATS lists the
-            precisions of each format. NNCF or ONNX Runtime calibrates int8 on the training images of `data`.
+            precisions of each format. NNCF or ONNX Runtime calibrates int8 on the training images of `data`. None for
+            fp32, and with format `auto` for the fastest.
         data: labelled images; the export is verified on the held-out images. None: on random images.
         label_names: one name per class.
         max_drop: maximum loss of top-1 on the held-out images, in points from 0 to 100. The export is refused if it
             loses more and the 95 % interval of the loss is above 0: a few images cannot show a small loss.
+        batch_sizes: numbers of images at which format `auto` times the candidates.
         force: replace an existing export.
         quiet: print no progress.
 
     Returns:
-        The differences between the export and the model.
+        The differences between the export and the model; with format `auto`, also all candidates.
 
     Raises:
         UsageError: an invalid argument, a model in training mode, a missing package, or an existing `out`.
         VerificationError: the outputs differ too much; nothing is written.
     """
     format = checked_format(out, format, precision, max_drop, has_data=data is not None)
-    _check(model, format, precision, data)
+    _check(model, data)
+    if format == AUTO:
+        options = dict(data=data, label_names=label_names, max_drop=max_drop, quiet=quiet)
+        return _export_fastest(model, Path(out), precision, batch_sizes, force, options)
+    precision = precision or "fp32"
+    check_tools(format, precision)
     if Path(out).suffix in SUFFIXES:
         options = dict(precision=precision, data=data, label_names=label_names, max_drop=max_drop, quiet=quiet)
         return _export_file(model, Path(out), format, force, options)
@@ -175,15 +199,106 @@ def export(
             "sha256": {name: sha256_of(folder / name) for name in names},
             "weft": __version__,
             **({"opset": OPSET} if format == "onnx" else {}),
+            **({"weight_bits": WEIGHT_BITS} if precision == "int8" else {}),
         }
         config = describe(model, folder, label_names, {"artefact": artefact})
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
         _check_config(folder, model, label_names, data)
         size = sum((folder / name).stat().st_size for name in names)
         report = _compare(model, infer, path, format, precision, data, height_width, size, progress)
         _verify(report, max_drop)
-        (folder / REPORT).write_text(json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n")
+        text = json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n"
+        (folder / REPORT).write_text(text, encoding="utf-8", newline="\n")
     return report
+
+
+def _export_fastest(
+    model: nn.Module,
+    path: Path,
+    precision: str | None,
+    batch_sizes: Sequence[int],
+    force: bool,
+    options: dict[str, Any],
+) -> ExportReport:
+    """Write all exports that fit this machine, and put the fastest one at the top of the directory."""
+    choosing.check_batch_sizes(batch_sizes)
+    choosing.check_runtimes()
+    with new_directory(path, CONTENTS, force=force) as folder:
+        reports: dict[str, ExportReport] = {}
+        candidates: list[ConsideredExport] = []
+        for format, number in choosing.KINDS:
+            if precision not in (None, number):
+                continue
+            candidate = ConsideredExport(format, number)
+            made = _one_candidate(model, folder / choosing.FOLDER / candidate.name, format, number, options)
+            if isinstance(made, str):
+                candidates.append(replace(candidate, refused=made[:2000]))
+                continue
+            final = path / choosing.FOLDER / candidate.name
+            reports[candidate.name] = _rewrite_report(folder / choosing.FOLDER / candidate.name, made, final, options)
+            relative = made.max_difference / max(made.max_logit, 1e-6)
+            candidates.append(replace(candidate, difference=relative, top1=made.top1))
+        if not reports:
+            reasons = "; ".join(f"{candidate.name}: {candidate.refused}" for candidate in candidates)
+            raise VerificationError(
+                f"One export at least must hold the accuracy of the model; none does. {reasons} Nothing was written."
+            )
+        seconds = _timed(folder, reports, batch_sizes, quiet=options["quiet"])
+        chosen = choosing.fastest(seconds)
+        for file in (folder / choosing.FOLDER / chosen).iterdir():
+            file.replace(folder / file.name)
+        (folder / choosing.FOLDER / chosen).rmdir()
+        report = _rewrite_report(folder, reports[chosen], path, options)
+        candidates = [
+            replace(row, seconds={str(size): value for size, value in seconds.get(row.name, {}).items()})
+            for row in candidates
+        ]
+        choosing.write_choice(folder, Choice(1, choosing.machine(), tuple(candidates), chosen))
+    return replace(report, candidates=tuple(candidates))
+
+
+def _one_candidate(
+    model: nn.Module, path: Path, format: str, precision: str, options: dict[str, Any]
+) -> ExportReport | str:
+    """Export in one format and precision; return why not if the export is not possible or not accurate enough."""
+    reason = choosing.unsuitable(format, precision, has_data=options["data"] is not None)
+    if reason is not None:
+        return reason
+    try:
+        check_tools(format, precision)
+    except UsageError as error:
+        return str(error)
+    try:
+        return export(model, path, format=format, precision=precision, **options)
+    except VerificationError as error:
+        return str(error).replace(" Nothing was written.", "")
+
+
+def _rewrite_report(folder: Path, report: ExportReport, path: Path, options: dict[str, Any]) -> ExportReport:
+    """Write report.json with the final path of an export."""
+    report = replace(report, out=str(path))
+    values = report.as_dict() | {"max_drop": options["max_drop"]}
+    (folder / REPORT).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def _timed(
+    folder: Path, reports: dict[str, ExportReport], batch_sizes: Sequence[int], *, quiet: bool
+) -> dict[str, dict[int, float]]:
+    """Time the exports, in the order that is expected of them."""
+    calls: dict[str, Callable[[int], object]] = {}
+    for format, precision in choosing.expected_order():
+        if (name := f"{format}-{precision}") in reports:
+            path = folder / choosing.FOLDER / name
+            size = read_config(path)["artefact"]["input"]
+            graph = run_file(path / FILES[format][0], format, precision)
+            calls[name] = partial(_run_zeros, graph, tuple(size))
+    with working("timing the exports", quiet=quiet):
+        return choosing.time_calls(calls, batch_sizes)
+
+
+def _run_zeros(graph: Infer, size: tuple[int, ...], count: int) -> np.ndarray:
+    return graph(np.zeros((count, *size), np.float32))
 
 
 def _export_file(model: nn.Module, path: Path, format: str, force: bool, options: dict[str, Any]) -> ExportReport:
@@ -198,12 +313,12 @@ def _export_file(model: nn.Module, path: Path, format: str, force: bool, options
             inside = Path(folder) / "export"
             report = export(model, inside, format=format, **options)
             for name, target in zip([*FILES[format], CONFIG], targets, strict=True):
-                os.replace(inside / name, target)
+                rename(inside / name, target)
         flush_folder(path.parent)
     return replace(report, out=str(path))
 
 
-def _check(model: nn.Module, format: str, precision: str, data: Splits | None) -> None:
+def _check(model: nn.Module, data: Splits | None) -> None:
     if model.training:
         raise UsageError(
             "The model must be in evaluation mode to be exported; it is in training mode. Call model.eval()."
@@ -211,7 +326,6 @@ def _check(model: nn.Module, format: str, precision: str, data: Splits | None) -
     classes = getattr(model, "num_classes", None)
     if data is not None and len(data.classes) != classes:
         raise UsageError(f"data must have the model's {classes} classes; it has {len(data.classes)}.")
-    check_tools(format, precision)
 
 
 def _check_config(folder: Path, model: nn.Module, label_names: Sequence[str] | None, data: Splits | None) -> None:

@@ -12,12 +12,15 @@ FORMATS = {  # and their precisions
     "torch": ("fp32", "fp16", "bf16"),
     "aotinductor": ("fp32", "bf16"),
 }
+AUTO = "auto"  # the fastest of several, by measurement
 SUFFIXES = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}
 UNSUPPORTED = (".pt", ".pth", ".bin", ".engine", ".mlmodel", ".mlpackage", ".safetensors", ".tflite", ".torchscript")
 
 
-def checked_format(out: str | Path, format: str | None, precision: str, max_drop: float, *, has_data: bool) -> str:
-    """Return the format of an export: `format`, or that of the suffix of `out`, or `onnx`.
+def checked_format(
+    out: str | Path, format: str | None, precision: str | None, max_drop: float, *, has_data: bool
+) -> str:
+    """Return the format of an export: `format`, or that of the suffix of `out`, or `onnx`; AUTO as it is.
 
     Args:
         out, format, precision, max_drop: as in `weft.export`.
@@ -33,9 +36,15 @@ def checked_format(out: str | Path, format: str | None, precision: str, max_drop
             " directory."
         )
     format = format or SUFFIXES.get(suffix, "onnx")
-    if format not in FORMATS:
-        raise UsageError(f"format must be one of {', '.join(FORMATS)}; got {format!r}.")
-    if precision not in FORMATS[format]:
+    if format not in (*FORMATS, AUTO):
+        raise UsageError(f"format must be one of {', '.join((*FORMATS, AUTO))}; got {format!r}.")
+    if format == AUTO:
+        if suffix in SUFFIXES:
+            raise UsageError(f"format auto writes a directory; got the file name {out}. Pass the name of a directory.")
+        if precision not in (None, "fp32", "bf16", "int8"):
+            raise UsageError(f"precision must be fp32, bf16 or int8 with format auto; got {precision}. Leave it out.")
+    precision = precision or "fp32"
+    if format != AUTO and precision not in FORMATS[format]:
         supported = "; ".join(f"{name}: {', '.join(precisions)}" for name, precisions in FORMATS.items())
         raise UsageError(f"precision must be one that the format supports ({supported}); got {precision} for {format}.")
     if precision == "int8" and not has_data:

@@ -24,6 +24,8 @@ NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino",
 OPSET = 20
 COMPILERS = ("g++", "clang++", *([os.environ["CXX"]] if "CXX" in os.environ else []))
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+WEIGHT_BITS = 7  # of int8: see `quantized`
+MOVES = ("Reshape", "Transpose", "VariadicSplit", "Split", "Slice", "StridedSlice", "Squeeze", "Unsqueeze", "Gather")
 QUANTIZED = ["Conv", "Gemm", "MatMul"]  # operators that ONNX Runtime quantises: those with the multiply-adds
 
 
@@ -88,7 +90,7 @@ def write_graph(
         converted = Cast(network, DTYPES[precision]) if precision == "fp16" else network
         _to_onnx(converted, file, size)
         if precision == "int8":
-            _quantize_onnx(file, calibration)
+            quantize_onnx(file, calibration)
         return run_file(file, format, precision, fixed=0)
     openvino = importlib.import_module("openvino")
     onnx_file = file.with_name("between.onnx")
@@ -143,8 +145,14 @@ def _write_torch(network: nn.Module, file: Path, format: str, precision: str, si
     return infer
 
 
-def _quantize_onnx(file: Path, calibration: Iterable[np.ndarray]) -> None:
-    """Quantise a file with ONNX Runtime after training: symmetric weights per channel, activations from 0 to 255."""
+def quantize_onnx(file: Path, calibration: Iterable[np.ndarray], bits: int = WEIGHT_BITS) -> None:
+    """Quantise a file with ONNX Runtime after training: symmetric weights per channel, unsigned activations.
+
+    Args:
+        file: the ONNX file; replaced.
+        calibration: images (1 c h w) that determine the ranges of activations.
+        bits: of weights and activations. With 7, no sum saturates on an x86 processor without VNNI.
+    """
     tools = importlib.import_module("onnxruntime.quantization")
     shape_inference = importlib.import_module("onnxruntime.quantization.shape_inference")
     preprocessed = file.with_name("plain.onnx")
@@ -158,6 +166,7 @@ def _quantize_onnx(file: Path, calibration: Iterable[np.ndarray]) -> None:
             op_types_to_quantize=QUANTIZED,
             activation_type=tools.QuantType.QUInt8,
             weight_type=tools.QuantType.QInt8,
+            reduce_range=bits < 8,
         )
     preprocessed.unlink()
 
@@ -173,14 +182,19 @@ class _CalibrationReader:
         return None if images is None else {"images": images}
 
 
-def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = False) -> Any:
+def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = False, bits: int = WEIGHT_BITS) -> Any:
     """Quantise the matrix multiplications and convolutions of a graph with NNCF, after training.
+
+    x86 processors without VNNI multiply 8-bit numbers and add pairs of results in 16 bits, which saturate. So one
+    factor of every multiplication has 7 bits: the weights, and the keys and values of attention. This costs no speed
+    (benchmarks/speed/saturation.csv).
 
     Args:
         graph: an OpenVINO model.
         calibration: images (1 c h w) that determine the ranges of activations.
         smooth: apply SmoothQuant (arXiv 2211.10438), which moves outliers of activations into weights. With it, the
             logits of LeViT are less accurate, and no network has a higher top-1 (benchmarks/speed/int8.csv).
+        bits: of one factor of every multiplication, 7 or 8.
 
     Returns:
         The quantised OpenVINO model.
@@ -190,16 +204,47 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
     nncf.set_log_level(40)
     images = list(calibration)
     with _quiet():
-        return nncf.quantize(
+        integer = nncf.quantize(
             graph,
             nncf.Dataset(images),
             model_type=nncf.ModelType.TRANSFORMER,
             preset=nncf.QuantizationPreset.MIXED,  # activations after Hardswish and GELU are not symmetric
             subset_size=len(images),
             advanced_parameters=nncf.AdvancedQuantizationParameters(
-                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=0.95 if smooth else -1)
+                overflow_fix=nncf.OverflowFix.ENABLE if bits < 8 else nncf.OverflowFix.FIRST_LAYER,
+                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(convolution=-1, matmul=0.95 if smooth else -1),
             ),
         )
+    for node in _second_factors(integer) if bits < 8 else ():
+        _to_half_range(node)
+    return integer
+
+
+def _second_factors(graph: Any) -> list[Any]:
+    """Return the FakeQuantize nodes of second factors without weights: the keys and values of attention."""
+    is_constant: dict[str, bool] = {}
+    nodes: dict[str, Any] = {}
+    for node in graph.get_ordered_ops():
+        sources = [node.input_value(number).get_node() for number in range(node.get_input_size())]
+        constants = [is_constant[source.get_friendly_name()] for source in sources]
+        is_constant[node.get_friendly_name()] = node.get_type_name() == "Constant" or (
+            len(constants) > 0 and all(constants)
+        )
+        if node.get_type_name() == "MatMul" and not any(constants):
+            source = sources[1]
+            while source.get_type_name() in MOVES:
+                source = source.input_value(0).get_node()
+            if source.get_type_name() == "FakeQuantize":
+                nodes[source.get_friendly_name()] = source  # queries, keys and values may share one
+    return list(nodes.values())
+
+
+def _to_half_range(node: Any) -> None:
+    """Double the range of a FakeQuantize node, so that its values have 7 of 8 bits."""
+    opset = importlib.import_module("openvino.opset13")
+    for number in range(1, 5):  # limits of the inputs, and of the outputs
+        limit = np.asarray(node.input_value(number).get_node().get_data())
+        node.input(number).replace_source_output(opset.constant((2 * limit).astype(np.float32)).output(0))
 
 
 @contextlib.contextmanager

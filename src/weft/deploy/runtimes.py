@@ -1,4 +1,4 @@
-"""Run exports: one class for all runtimes, with the interface of a model.
+"""Run exports: one class for all runtimes. No torch is imported; `weft.deploy.exported` has the interface of a model.
 
 weft loads only formats that contain no code: ONNX with ONNX Runtime, and OpenVINO's format with OpenVINO. A `.pt2` file
 can contain any code, so weft writes and verifies such files but never loads one from a directory.
@@ -13,20 +13,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from weft import processor
-from weft.checkpoints import load_model_dir
 from weft.checkpoints.confidence import parse_confidence
-from weft.checkpoints.model_dir import PREPROCESSING, more_arguments, read_config
-from weft.checkpoints.public import PublicModel, find_model, load_public, names_on_hub
+from weft.checkpoints.config import PREPROCESSING, read_config
 from weft.checkpoints.unknown import UnknownDetector, read_detector
-from weft.errors import CheckpointError, UsageError, need
+from weft.deploy import choosing
+from weft.errors import CheckpointError, UsageError, WeftError, need
 from weft.files import sha256_of
-from weft.models.building import build_described
-from weft.models.families import VARIANTS
-from weft.text import reason_of
+from weft.models.families import family_named
+from weft.models.family import Family
+from weft.progress import say
+from weft.text import printable, reason_of
 
 Infer = Callable[[np.ndarray], np.ndarray]  # from images (b c h w) to logits (b num_classes), float32
 FILES = {
@@ -64,8 +62,8 @@ class LoadedGraph(Protocol):
         ...
 
 
-class ExportedModel(nn.Module):
-    """An export with the interface of the model that it was made from: images (b c h w) to logits (b num_classes).
+class Export:
+    """An export in its runtime: from images to logits, as NumPy arrays. Imports no torch.
 
     Args:
         graph: the loaded graph.
@@ -73,68 +71,61 @@ class ExportedModel(nn.Module):
         unknown: detector of unknown images, used if the graph gives features.
 
     Attributes:
-        num_classes, pretrained_cfg, default_cfg: as in the model.
+        num_classes, pretrained_cfg: as in the model that was exported.
+        label_names: the class names, or None if there are none.
         size: (channels, height, width) of the images.
         format, precision: of the export.
     """
 
     def __init__(self, graph: LoadedGraph, config: dict[str, Any], unknown: UnknownDetector | None = None) -> None:
-        super().__init__()
-        self.graph = graph
+        self.graph, self.config = graph, config
         self.num_classes = int(config["num_classes"])
         cfg = {key: config["pretrained_cfg"][key] for key in PREPROCESSING if key in config["pretrained_cfg"]}
-        self.pretrained_cfg = self.default_cfg = {**cfg, "num_classes": self.num_classes}
+        self.pretrained_cfg = {**cfg, "num_classes": self.num_classes}
+        self.label_names: list[str] | None = config.get("label_names")
         self.size = tuple(config["artefact"]["input"])
-        self.config, self.confidence = config, parse_confidence(config.get("confidence"))
+        self.confidence = parse_confidence(config.get("confidence"))
         self.unknown = unknown if graph.has_features else None
         self.format, self.precision = config["artefact"]["format"], config["artefact"]["precision"]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of images; computed on the CPU.
+    @property
+    def family(self) -> Family | None:
+        """Family of the network that was exported; None if it is not one of weft's networks."""
+        return family_named(self.config["architecture"].removeprefix("weft_"))
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Return the logits (b num_classes) of images (b c h w).
 
         Raises:
             UsageError: the images have another size.
         """
-        return torch.from_numpy(self.graph(self._checked(x)))
+        return self.graph(self._checked(images))
 
-    def run_with_attention(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def run_with_attention(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         """Return logits and the attention weights (b heads n m) of every layer in order, from one forward pass.
 
         Raises:
             UsageError: the images have another size.
         """
-        logits, weights = self.graph.run_with_attention(self._checked(x))
-        return torch.from_numpy(logits), [torch.from_numpy(weight) for weight in weights]
+        return self.graph.run_with_attention(self._checked(images))
 
-    def run_with_features(self, x: Tensor) -> tuple[Tensor, np.ndarray]:
+    def run_with_features(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return logits, and the inputs of the classifier (b features), from one forward pass.
 
         Raises:
             UsageError: the images have another size.
         """
-        logits, features = self.graph.run_with_features(self._checked(x))
-        return torch.from_numpy(logits), features.astype(np.float32)
+        logits, features = self.graph.run_with_features(self._checked(images))
+        return logits, features.astype(np.float32)
 
-    @functools.cached_property
-    def network(self) -> nn.Module | None:
-        """The network that was exported, on the meta device (without weights), to interpret its attention.
-
-        None if it is not one of weft's networks.
-        """
-        name = self.config["architecture"].removeprefix("weft_")
-        if name not in VARIANTS:
-            return None
-        with torch.device("meta"):
-            return build_described(name, self.config["model_args"], **more_arguments(self.config)).eval()
-
-    def _checked(self, x: Tensor) -> np.ndarray:
-        if tuple(x.shape[1:]) != self.size:
+    def _checked(self, images: np.ndarray) -> np.ndarray:
+        if tuple(images.shape[1:]) != self.size:
             channels, height, width = self.size
             raise UsageError(
                 f"The images must be {channels}x{height}x{width}, as the export was made for; got"
-                f" {'x'.join(map(str, x.shape[1:]))}. For another size, export the model again."
+                f" {'x'.join(map(str, images.shape[1:]))}. For another size, export the model again."
             )
-        return np.ascontiguousarray(x.detach().cpu().float().numpy())
+        return np.ascontiguousarray(images, np.float32)
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Check an input size; an export has exactly one.
@@ -150,32 +141,64 @@ class ExportedModel(nn.Module):
             )
 
 
-def open_model(run: str | Path, threads: int | None = None, *, quiet: bool = False) -> tuple[Any, list[str] | None]:
-    """Load a model: of a run, a model directory, an export, a repository on the hub, or a public one by its name.
+def open_export(path: Path, config: dict[str, Any], threads: int | None = None, *, quiet: bool = False) -> Export:
+    """Load an export, and run it once; of a directory of format auto, the fastest export on this machine.
 
     Args:
-        run: as in `weft.checkpoints.public.find_model`.
-        threads: number of threads of an export; None for torch's current number. Other models use torch's.
+        path: its directory.
+        config: its config.json, which `weft.checkpoints.config.read_config` has checked.
+        threads: number of threads; None for `weft.processor.num_threads`.
         quiet: print no notes.
 
-    Returns:
-        The model, and its class names or None if it has none.
-
     Raises:
-        CheckpointError: there is no such model, or a file is missing, damaged, or of another version of weft.
+        CheckpointError: a file is missing, damaged, or of another version of weft.
         UsageError: the runtime of the export is not installed.
     """
-    model_source = find_model(run, quiet=quiet)
-    if isinstance(model_source, PublicModel):
-        return load_public(model_source, quiet=quiet)
-    config = read_config(model_source)
-    if "artefact" not in config:
-        model, names = load_model_dir(model_source)
-        return model, names or names_on_hub(run, model.num_classes)
-    return _open_export(model_source, config, threads)
+    if (path / choosing.FILE).exists():
+        return _open_fastest(path, threads, quiet=quiet)
+    if not quiet and (note := choosing.saturation_note(config)) is not None:
+        say(note)
+    return _open_one(path, config, threads)
 
 
-def _open_export(path: Path, config: dict[str, Any], threads: int | None) -> tuple[ExportedModel, list[str] | None]:
+def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
+    """Open the fastest export of a directory of format auto; measure again on a machine that is not the recorded one.
+
+    Raises:
+        CheckpointError: chosen.json is damaged, or no export can be opened.
+    """
+    choice = choosing.read_choice(folder)
+    if choice.machine == choosing.machine():
+        return _open_one(folder, read_config(folder), threads)
+    exports = choosing.exports_in(folder, choice)
+    known = choosing.recall(exports.values())
+    if known in exports:
+        return _open_one(exports[known], read_config(exports[known]), threads)
+    opened: dict[str, Export] = {}
+    errors: list[WeftError] = []
+    for name, path in exports.items():
+        try:
+            opened[name] = _open_one(path, read_config(path), threads)
+        except WeftError as error:  # its runtime is not installed here, or it is damaged
+            errors.append(error)
+    if not opened:
+        raise errors[0]
+    seconds = choosing.time_calls({name: _call_of(model) for name, model in opened.items()})
+    name = choosing.fastest(seconds)
+    choosing.remember(name, exports.values())
+    if not quiet:
+        say(
+            f"This machine is not the one that chose the export in {printable(str(folder))}, so it measured again:"
+            f" {choosing.speeds_text(seconds)}. It uses {name} from now on."
+        )
+    return opened[name]
+
+
+def _call_of(model: Export) -> Callable[[int], object]:
+    return lambda count: model.graph(np.zeros((count, *model.size), np.float32))
+
+
+def _open_one(path: Path, config: dict[str, Any], threads: int | None) -> Export:
     artefact = config["artefact"]
     if not isinstance(artefact, dict) or artefact.get("format") not in FILES or artefact.get("version") != 1:
         raise CheckpointError(
@@ -194,7 +217,7 @@ def _open_export(path: Path, config: dict[str, Any], threads: int | None) -> tup
                 f"{path / name} must exist and have the sha256 that config.json states; it is missing or damaged."
                 " Export the model again."
             )
-    need("deploy", RUNTIMES[artefact["format"]])
+    need(artefact["format"], RUNTIMES[artefact["format"]])
     file = path / FILES[artefact["format"]][0]
     detector = read_detector(path, config.get("unknown"))
     try:
@@ -211,7 +234,7 @@ def _open_export(path: Path, config: dict[str, Any], threads: int | None) -> tup
             f"{file} must return {config['num_classes']} logits per image, as config.json states; it returns {shape}."
             " Export the model again."
         )
-    return ExportedModel(graph, config, detector).eval(), config.get("label_names")
+    return Export(graph, config, detector)
 
 
 def run_file(
@@ -229,12 +252,12 @@ def run_file(
         path: the file; for OpenVINO the .xml.
         format: `onnx` or `openvino`.
         precision: number format to compute in; `bf16` also for a file in float32, where the runtime supports it.
-        threads: number of threads of the runtime; None for torch's current number.
+        threads: number of threads of the runtime; None for `weft.processor.num_threads`.
         fixed: number of batch sizes for which OpenVINO may compile a separate graph.
         features: also output the inputs of the classifier, for `run_with_features`.
     """
-    need("deploy", RUNTIMES[format])
-    threads = threads or torch.get_num_threads()
+    need(format, RUNTIMES[format])
+    threads = threads or processor.num_threads()
     if format == "onnx":
         return OnnxGraph(path, threads, features)
     return OpenVinoGraph(path, precision, threads, fixed, features)
@@ -257,7 +280,7 @@ class OnnxGraph:
     def run_with_attention(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         """Return logits and attention weights, as `LoadedGraph.run_with_attention`."""
         if self._with_attention is None:
-            need("deploy", "onnx")
+            need("onnx", "onnx")
             onnx = importlib.import_module("onnx")
             graph = onnx.load(str(self.path))
             for node in graph.graph.node:
@@ -281,7 +304,7 @@ class OnnxGraph:
 
 def _onnx_with_features(path: Path) -> bytes | None:
     """Return an ONNX file with the inputs of its classifier as second output; None without a linear classifier."""
-    need("deploy", "onnx")
+    need("onnx", "onnx")
     model = importlib.import_module("onnx").load(str(path))
     made_by = {name: node for node in model.graph.node for name in node.output}
     name = model.graph.output[0].name

@@ -1,4 +1,4 @@
-"""Select the exports of a model that can replace it: same weights, classes and preprocessing, fastest first."""
+"""Select the exports of a model that can replace it: same weights, classes and preprocessing."""
 
 from __future__ import annotations
 
@@ -7,29 +7,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.model_dir import (
-    CONFIG,
-    PREPROCESSING,
-    WEIGHTS,
-    load_model_dir,
-    read_config,
-    weights_sha256,
-)
+from weft.checkpoints.config import PREPROCESSING, read_config
+from weft.checkpoints.finding import CONFIG, WEIGHTS
 from weft.checkpoints.public import PublicModel, find_model
-from weft.errors import CheckpointError, UsageError
+from weft.deploy.choosing import expected_order
+from weft.errors import CheckpointError, UsageError, is_installed
 from weft.files import sha256_of
 from weft.text import printable
-
-FASTEST_FIRST = (
-    *(("openvino", precision) for precision in ("int8", "bf16", "fp32", "fp16")),
-    *(("onnx", precision) for precision in ("int8", "fp32", "fp16")),
-)
 
 
 def candidates(
     run: str | Path, runtime: str = "auto", log: Callable[[str], None] = lambda text: None
 ) -> Sequence[str | Path]:
-    """Return what a run can be served from: its exports, the fastest first, then its best model.
+    """Return what a run can be served from: its exports, in the order that is expected of their speed, and its model.
 
     An export is taken if it is in the run, or in or next to the model directory, was made from the same weights, has
     the same architecture, classes and preprocessing, and belongs to the same user.
@@ -60,13 +50,13 @@ def candidates(
     if runtime == "torch":
         return [model]
     exports = _exports_of(model, config, log)
-    chosen = [exports[kind] for kind in FASTEST_FIRST if kind in exports and runtime in ("auto", kind[0])]
+    chosen = [exports[kind] for kind in expected_order() if kind in exports and runtime in ("auto", kind[0])]
     if runtime != "auto" and not chosen:
         raise UsageError(
             f"runtime {runtime} needs an export in or next to {model}; there is none that fits. Run: weft export {run}"
             f" {Path(run) / runtime} --format {runtime}"
         )
-    return [*chosen, model] if runtime == "auto" else chosen
+    return [*chosen, model] if runtime == "auto" and (not chosen or is_installed("torch")) else chosen
 
 
 def _exports_of(model: Path, config: dict[str, Any], log: Callable[[str], None]) -> dict[tuple[str, str], Path]:
@@ -102,7 +92,11 @@ def _exports_of(model: Path, config: dict[str, Any], log: Callable[[str], None])
 def _weights_hash(model: Path, config: dict[str, Any]) -> str:
     """Return the hash that an export of this model records for its weights."""
     sha256 = sha256_of(model / WEIGHTS)
-    return sha256 if sha256 == config.get("weights_sha256") else weights_sha256(load_model_dir(model)[0])
+    if sha256 == config.get("weights_sha256"):
+        return sha256
+    from weft.checkpoints.model_dir import load_model_dir, weights_sha256  # imports torch
+
+    return weights_sha256(load_model_dir(model)[0])
 
 
 def _identity(config: dict[str, Any]) -> str:

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from weft.data.index.tree import EXTENSIONS, extension, walk
-from weft.errors import UsageError
+from weft.devices import check_device
+from weft.errors import UsageError, need
+from weft.files import check_writable
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import arguments_of, overrides_of
+from weft.text import printable
+
+SUFFIXES = (".npy", ".parquet")  # of files of features
 
 
 def settings_of(
@@ -19,11 +24,12 @@ def settings_of(
     """Validate the settings that training and inference share, and return them as a recipe.
 
     Raises:
-        UsageError: an invalid value, or `batch_size` is auto.
+        UsageError: an invalid value, a device that this machine does not have, or `batch_size` is auto.
     """
     settings = load_recipe(None, overrides_of(None, {}, arguments_of(locals())))
     if settings.batch_size == "auto":
         raise UsageError("batch_size auto is for training; pass a number of images, or leave it out.")
+    check_device(settings.device)
     return settings
 
 
@@ -55,3 +61,17 @@ def check_top_k(top_k: int) -> None:
     """
     if top_k < 1:
         raise UsageError(f"top_k must be at least 1; got {top_k}.")
+
+
+def feature_files(out: Path, *, force: bool) -> list[Path]:
+    """Return the files to write, and check that they can be written."""
+    if out.suffix not in SUFFIXES:
+        raise UsageError(f"The file of features must end in {' or '.join(SUFFIXES)}; got '{printable(str(out))}'.")
+    files = [out, out.with_suffix(".csv")] if out.suffix == ".npy" else [out]
+    if out.suffix == ".parquet":
+        need("data", "pyarrow")
+    taken = [path for path in files if path.exists() or path.is_symlink()]
+    if taken and (not force or any(path.is_dir() for path in taken)):
+        raise UsageError(f"{printable(str(taken[0]))} exists. Choose another --out, or pass --force to replace a file.")
+    check_writable(out.parent)
+    return files

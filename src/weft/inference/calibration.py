@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from weft.checkpoints.confidence import Confidence, Point
 from weft.data.loading.dataset import LOST
 from weft.inference.metrics import calibration_error
-from weft.inference.predictor import infer
+from weft.inference.torch_backend import infer
 from weft.runtime import Runtime
 
 MAX_IMAGES = 5_000  # held-out images that the calibration uses

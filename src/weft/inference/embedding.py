@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from weft.data import BadImage
-from weft.errors import DataError, UsageError, need
+from weft.errors import DataError, UsageError
 from weft.files import check_writable, refuse_taken, write_text, write_whole, writing
+from weft.inference.arguments import feature_files
 from weft.inference.features import FeatureReader, classifiers, unit_length
 from weft.inference.inputs import image_files, settings_of
 from weft.inference.prediction import prepared_file
@@ -22,8 +23,6 @@ from weft.notebook import described
 from weft.progress import counting
 from weft.recipes import Recipe
 from weft.text import csv_cell, printable
-
-SUFFIXES = (".npy", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def embed(
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
     settings = settings_of(batch_size, img_size, device, precision, None, limit)
-    files = [] if out is None else _files_of(Path(out), force)
+    files = [] if out is None else feature_files(Path(out), force=force)
     predictor = feature_predictor(run, settings, quiet)
     result = read_files(predictor, image_files(images)[: settings.data.limit], int(settings.batch_size), quiet=quiet)
     if not result.images:
@@ -247,20 +246,6 @@ def _is_same_file(path: str | Path, other: str | Path) -> bool:
         return Path(path).samefile(other)
     except OSError:
         return False
-
-
-def _files_of(out: Path, force: bool) -> list[Path]:
-    """Return the files to write, and check that they can be written."""
-    if out.suffix not in SUFFIXES:
-        raise UsageError(f"The file of features must end in {' or '.join(SUFFIXES)}; got '{printable(str(out))}'.")
-    files = [out, out.with_suffix(".csv")] if out.suffix == ".npy" else [out]
-    if out.suffix == ".parquet":
-        need("data", "pyarrow")
-    taken = [path for path in files if path.exists() or path.is_symlink()]
-    if taken and (not force or any(path.is_dir() for path in taken)):
-        raise UsageError(f"{printable(str(taken[0]))} exists. Choose another --out, or pass --force to replace a file.")
-    check_writable(out.parent)
-    return files
 
 
 def _write(files: Sequence[Path], result: Embedding) -> None:

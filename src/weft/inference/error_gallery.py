@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from torch import nn
 
 from weft import markup
@@ -17,7 +16,10 @@ from weft.inference.metrics import Mistake
 from weft.interpret import explain
 from weft.interpret.overlay import overlaid
 from weft.models.contract import preprocessing
-from weft.pages import shown
+from weft.pages import new_figure, shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAX_ERRORS = 12
 COLUMNS = 4  # errors per row of the figure
@@ -57,7 +59,7 @@ def gallery_figure(errors: Sequence[ExplainedError]) -> Figure:
     """Draw errors, each as its image and the image under its attention map."""
     columns = min(COLUMNS, len(errors))
     rows = -(-len(errors) // columns)
-    figure = Figure(figsize=(3.6 * columns, 2.35 * rows), layout="constrained")
+    figure = new_figure(3.6 * columns, 2.35 * rows)
     for group, error in zip(figure.subfigures(rows, columns, squeeze=False).ravel(), errors, strict=False):
         mistake, images = error.mistake, [image for image in (error.image, error.overlay) if image is not None]
         for axes, image in zip(group.subplots(1, len(images), squeeze=False)[0], images, strict=True):

@@ -22,6 +22,7 @@ from weft.interpret.explaining import check_explainable
 from weft.interpret.overlay import overlaid
 from weft.notebook import ImageList, described
 from weft.progress import counting
+from weft.system import file_name
 from weft.text import printable
 
 INDEX = "explanations.json"
@@ -147,7 +148,7 @@ def _write(stem: Path, explanation: Explanation, names: Sequence[str], title: st
 
 def _unused_name(stem: str, used: set[str]) -> str:
     """Return a file name without a suffix that no other image uses, and add it to `used`."""
-    stem = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in stem)[:80] or "picture"
+    stem = file_name(stem)
     name, number = stem, 1
     while name.lower() in used:
         number += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from weft.checkpoints.public import load_model
@@ -15,9 +16,10 @@ def export_run(
     out: str | Path,
     *,
     format: str | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     data: str | Path | None = None,
     max_drop: float = 0.5,
+    batch_sizes: Sequence[int] = (1, 16),
     limit: int | None = None,
     follow_links: bool | None = None,
     force: bool = False,
@@ -27,7 +29,7 @@ def export_run(
 
     Args:
         run: a run directory, whose best model is exported, a model directory, or the name of a public model.
-        out, format, precision, max_drop, force: as in `weft.export`.
+        out, format, precision, max_drop, batch_sizes, force: as in `weft.export`.
         data: a folder of images, any other source that `weft.data.open_data` reads, or 'digits'; split as in the run.
         limit, follow_links: as in `train`.
         quiet: print no progress and no notes.
@@ -53,6 +55,7 @@ def export_run(
         data=splits,
         label_names=classes,
         max_drop=max_drop,
+        batch_sizes=batch_sizes,
         force=force,
         quiet=quiet,
     )

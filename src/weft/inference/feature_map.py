@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from torch import nn
 
 from weft.data import Source
@@ -15,8 +14,11 @@ from weft.errors import DataError, UsageError
 from weft.inference.features import FeatureReader, unit_length
 from weft.inference.inputs import SourcePart, evaluation_batches
 from weft.inference.metrics import Evaluation
-from weft.pages import COLOURS, MARKERS, shown
+from weft.pages import COLOURS, MARKERS, new_figure, shown
 from weft.runtime import Runtime
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FEWEST, MOST = 10, 2_000  # images of a map; of more, 2,000 are drawn
 COMPONENTS = 50  # of PCA, before t-SNE
@@ -137,7 +139,7 @@ def draw(
         names: text to write next to each image, or an empty text.
     """
     with_legend = len(classes) <= MAX_CLASSES
-    figure = Figure(figsize=(9 if with_legend else 7, 6.5), layout="constrained")
+    figure = new_figure(9 if with_legend else 7, 6.5)
     axes = figure.subplots()
     size = 30 if len(points) <= 500 else 12
     for number, name in enumerate(classes):

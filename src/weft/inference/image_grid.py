@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from weft.data import BadImage, open_image
-from weft.pages import shown
+from weft.pages import new_figure, shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIDE = 2.2  # inches of an image
 PIXELS = 300  # of its longer side
@@ -20,7 +22,7 @@ def image_grid(paths: Sequence[str | Path], titles: Sequence[str]) -> Figure:
     """Draw image files in rows of five, each under its title. The place of a file that cannot be read stays empty."""
     columns = max(min(COLUMNS, len(paths)), 1)
     rows = max(-(-len(paths) // columns), 1)
-    figure = Figure(figsize=(SIDE * columns, (SIDE + 0.3) * rows), layout="constrained")
+    figure = new_figure(SIDE * columns, (SIDE + 0.3) * rows)
     places = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in places:
         axes.set_axis_off()

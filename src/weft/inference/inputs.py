@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from weft.data import ImageDataset, Sample, Source, Splits, make_loader, open_data
+from weft.data import ImageDataset, Sample, Source, Splits, eval_transform, make_loader, open_data
 from weft.data.loading.loader import ImageLoader
 from weft.data.loading.order import WHOLE, Share
 from weft.data.sources.digits import DIGITS
@@ -35,8 +35,6 @@ def evaluation_batches(
     """
     if len(source) == 0:
         raise DataError("An evaluation needs at least one image; got none. Give every class two images or more.")
-    from weft.data import eval_transform  # needs torchvision, which takes seconds to import
-
     images = ImageDataset(source, eval_transform(preprocessing(model)), on_lost=on_lost)
     return make_loader(images, batch_size, shuffle=False, workers=workers, share=share)
 

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from weft import markup
 from weft.data.loading.dataset import LOST
 from weft.data.loading.loader import ImageLoader
-from weft.inference.predictor import infer, ranked
+from weft.inference.probabilities import ranked, softmax
 from weft.inference.real_labels import RealScore
+from weft.inference.torch_backend import infer
 from weft.intervals import Estimate, accuracy_text, interval_of, too_few_text
 from weft.notebook import described
 from weft.runtime import Runtime
@@ -366,10 +367,9 @@ def _outputs(logits: Tensor, labels: Tensor, start: int, among: Sequence[int] | 
         place_of[list(among)] = torch.arange(len(among))
         labels = torch.where(labels == LOST, LOST, place_of[labels.clamp(min=0)])
         logits = logits[:, list(among)]
-    probabilities = logits.softmax(dim=1)
-    top = torch.from_numpy(ranked(probabilities.numpy())[:, :5].copy())
+    top = torch.from_numpy(ranked(softmax(logits.numpy()))[:, :5].copy())
     predicted = top[:, 0]
-    probability = (logits / temperature).softmax(dim=1).gather(1, predicted[:, None])[:, 0]
+    probability = torch.from_numpy(softmax(logits.numpy(), temperature)).gather(1, predicted[:, None])[:, 0]
     loss = F.cross_entropy(logits, labels.clamp(min=0), reduction="none").double()
     loss[~logits.isfinite().all(dim=1)] = math.nan  # also where the loss itself would be finite
     is_read = labels != LOST

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from PIL import Image
-from torch import Tensor, nn
 
-from weft.capabilities import bf16_note
 from weft.checkpoints.confidence import Rejection, confidence_of
-from weft.checkpoints.unknown import detector_of
-from weft.data import open_image
+from weft.checkpoints.config import read_config
+from weft.checkpoints.public import find_model
 from weft.data.images.crop import Pixels
+from weft.data.images.decode import open_image
 from weft.data.images.limits import MAX_PIXELS
 from weft.data.loading.preprocessing import eval_crop, normalize
-from weft.deploy import ExportedModel, fold, open_model
+from weft.deploy import choosing
+from weft.deploy.runtimes import Export, open_export
 from weft.deploy.select import candidates
-from weft.errors import CheckpointError, UsageError, WeftError
-from weft.grid import Grid
-from weft.inference.features import classifiers
-from weft.interpret.maps import AttentionMaps, attention_maps, has_attention, run_with_attention
-from weft.models.base import Backbone
-from weft.models.contract import mean_logits, preprocessing, resized
-from weft.progress import say
-from weft.runtime import Runtime
+from weft.errors import CheckpointError, UsageError, WeftError, need_torch
+from weft.inference.backends import Backend, ExportBackend
+from weft.inference.probabilities import ranked, softmax
+from weft.models.data_config import preprocessing
+from weft.progress import loading, say
 from weft.text import printable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weft.runtime import Runtime
 
 NO_DETECTOR = (
     "Unknown images are detected by a model that stored features of its training images; this one has none, or no"
@@ -96,9 +96,7 @@ class Predictor:
         mirror: average the logits of each image and of its mirror image (test-time augmentation).
 
     Attributes:
-        model: the module that runs: folded, mirrored or `source_model` itself.
-        source_model: the model as it was given.
-        network: the network that the attention maps are read from; None for an export of an unknown network.
+        backend: what runs the model: torch, or the runtime of an export, which needs no torch.
         label_names: the class names of the model, or None if it has none.
         classes: names of the outputs; their numbers if the model has no names.
         cfg: preprocessing, under timm's keys.
@@ -117,28 +115,52 @@ class Predictor:
         fold: bool = True,
         mirror: bool = False,
     ) -> None:
-        is_export = isinstance(model, ExportedModel)
-        self.runtime = Runtime.of("cpu") if runtime is None or is_export else runtime
+        export = model if isinstance(model, Export) else getattr(model, "export", None)
+        self.backend: Backend = (
+            ExportBackend(export, mirror)
+            if isinstance(export, Export)
+            else _torch_backend(model, runtime, fold, mirror)
+        )
         self.label_names = classes
-        self.source_model: Any = model
         self.classes = classes or [str(number) for number in range(model.num_classes)]
         self.cfg: dict[str, Any] = preprocessing(model)
         self.confidence = confidence_of(model)
         self.temperature = 1.0 if self.confidence is None else self.confidence.temperature
-        self.detector = detector_of(model) if (fold or not isinstance(model, Backbone)) and not mirror else None
+        self.detector = self.backend.detector
         self.crop = eval_crop(self.cfg)
-        # attention maps are described by the network as it was trained, and computed by the one that runs
-        self.network: nn.Module | None = model.network if is_export else model
-        running = _folded(model) if fold else model
-        self.model: Any = (Mirrored(running) if mirror else running).to(self.runtime.device).eval()
+        self._source_model = model
         self.metadata = {
             "classes": self.classes,
-            "architecture": type(self.network or model).__name__,
+            "architecture": self.backend.architecture,
             "input": dict(zip(("channels", "height", "width"), self.cfg["input_size"], strict=True)),
-            "runtime": model.format if is_export else "torch",
-            "precision": model.precision if is_export else self.runtime.precision,
-            "overlay": has_attention(self.network) and not mirror,
+            "runtime": self.backend.name,
+            "precision": self.backend.precision,
+            "overlay": self.backend.has_attention,
         }
+
+    @property
+    def model(self) -> Any:
+        """Module of torch that runs: folded, mirrored or `source_model` itself."""
+        return self.backend.model
+
+    @property
+    def source_model(self) -> Any:
+        """The model as it was given; of an export, as a module of torch."""
+        if isinstance(self._source_model, Export):
+            from weft.deploy.exported import ExportedModel
+
+            self._source_model = ExportedModel(self._source_model).eval()
+        return self._source_model
+
+    @property
+    def network(self) -> Any:
+        """Network that the attention maps are read from; None for an export of an unknown network."""
+        return self.backend.network
+
+    @property
+    def runtime(self) -> Runtime:
+        """Device and precision of torch."""
+        return self.backend.runtime
 
     @classmethod
     def load(
@@ -166,6 +188,17 @@ class Predictor:
             UsageError: an unsupported device, precision or image size.
             CheckpointError: the model is missing or cannot be read.
         """
+        if (export := _export(run, quiet=quiet)) is not None:
+            _check_device(device)
+            if img_size is not None:
+                export.set_input_size(img_size)
+            return cls(export, export.label_names, mirror=mirror)
+        need_torch(f"{run} is not an export, and its network runs in torch.")
+        with loading(quiet=quiet):
+            from weft.capabilities import bf16_note
+            from weft.deploy.exported import open_model
+            from weft.models.contract import resized
+            from weft.runtime import Runtime
         runtime = Runtime.of(device, precision)
         if not quiet and (emulated := bf16_note(runtime.device.type, runtime.precision)) is not None:
             say(emulated)
@@ -185,7 +218,10 @@ class Predictor:
         batch_size: int = 1,
         log: Callable[[str], None] = lambda text: None,
     ) -> Predictor:
-        """Load the fastest export of a run that works, or else its best model, and warm it up.
+        """Load the fastest of a run's exports and its best model, and warm it up.
+
+        The first call on a machine times them, at batch sizes 1 and `batch_size`; the result is stored in the cache
+        directory.
 
         Args:
             run: a run directory, a model directory, an export, `hf-hub:OWNER/NAME`, or the name of a public model.
@@ -198,13 +234,43 @@ class Predictor:
             UsageError: there is no export for `runtime`, or `runtime` is not installed.
             CheckpointError: the model is missing or cannot be read.
         """
-        *exports, last = candidates(run, runtime, log)
-        for path in exports:
+        paths = candidates(run, runtime, log)
+        if len(paths) == 1:
+            return cls.load(paths[0], device=device, precision=precision).warmed_up(batch_size)
+        folders = [Path(path) for path in paths]
+        settings = (runtime, device, precision, batch_size)
+        known = choosing.recall(folders, *settings)
+        opened: dict[str, Predictor] = {}
+        errors: list[WeftError] = []
+        for path in sorted(folders, key=lambda path: str(path) != known):
             try:
-                return cls.load(path).warmed_up(batch_size)
-            except WeftError as error:  # damaged, or its runtime is not installed: try the next one
-                log(f"the export {printable(str(path))} is skipped: {error}")
-        return cls.load(last, device=device, precision=precision).warmed_up(batch_size)
+                opened[str(path)] = cls.load(path, device=device, precision=precision).warmed_up(batch_size)
+            except WeftError as error:  # damaged, or its runtime is not installed
+                errors.append(error)
+                log(f"{printable(str(path))} is skipped: {error}")
+                continue
+            if str(path) == known:
+                return opened[str(path)]
+        if not opened:
+            raise errors[-1]
+        if len(opened) == 1:
+            return next(iter(opened.values()))
+        seconds = choosing.time_calls(
+            {path: predictor.timed_call() for path, predictor in opened.items()}, sorted({1, batch_size})
+        )
+        chosen = choosing.fastest(seconds)
+        if not errors:
+            choosing.remember(chosen, folders, *settings)
+        named = {
+            f"{one.metadata['runtime']} {one.metadata['precision']}": seconds[path] for path, one in opened.items()
+        }
+        log(f"measured on this machine: {choosing.speeds_text(named)}.")
+        return opened[chosen]
+
+    def timed_call(self) -> Callable[[int], object]:
+        """Return a function that predicts a batch of blank images of the given size, to measure its time."""
+        blank = self.crop.pixels(Image.new("RGB", (1, 1)))
+        return lambda count: self.predict([blank] * count)
 
     def reject_at(self, error: float) -> Rejection:
         """Return the threshold below which predictions are rejected.
@@ -242,9 +308,15 @@ class Predictor:
         """
         return self.crop.pixels(open_image(image, max_pixels=max_pixels))
 
-    def tensor(self, images: Sequence[Pixels]) -> Float[Tensor, "b c h w"]:
+    def array(self, images: Sequence[Pixels]) -> Float[np.ndarray, "b c h w"]:
         """Stack and normalise prepared images; equal to `eval_transform` bit by bit."""
         return normalize(np.stack([image.values for image in images]), self.cfg)
+
+    def tensor(self, images: Sequence[Pixels]) -> Float[Tensor, "b c h w"]:
+        """Return `array` as a tensor of torch."""
+        import torch
+
+        return torch.from_numpy(self.array(images))
 
     def predict(self, images: Sequence[Pixels], *, overlay: bool = False) -> list[ImagePrediction]:
         """Predict one batch of prepared images in one forward pass.
@@ -256,19 +328,17 @@ class Predictor:
         Raises:
             NonFiniteError: the outputs are not finite.
         """
-        logits, maps, features = self._forward(self.tensor(images), overlay=overlay and self.metadata["overlay"])
-        if not bool(logits.isfinite().all()):
-            raise NonFiniteError
-        probabilities = (logits / self.temperature).softmax(dim=1).numpy()
+        with_attention = overlay and self.backend.has_attention
+        probabilities, saliency, features = self._probabilities(self.array(images), attention=with_attention)
         unknown: list[bool | None] = [None] * len(images)
         if self.detector is not None and features is not None:
             unknown = self.detector.is_unknown(features, probabilities).tolist()
         return [
-            ImagePrediction(row, None if maps is None else self._overlay(maps, i, images[i].size), unknown[i])
+            ImagePrediction(row, None if saliency is None else self._overlay(saliency[i], images[i].size), unknown[i])
             for i, row in enumerate(probabilities)
         ]
 
-    def scores(self, images: Float[Tensor, "b c h w"]) -> Float[np.ndarray, " b"]:
+    def scores(self, images: Float[Tensor, "b c h w"] | Float[np.ndarray, "b c h w"]) -> Float[np.ndarray, " b"]:
         """Return the scores of one batch of images by the detector of unknown images.
 
         Raises:
@@ -277,68 +347,38 @@ class Predictor:
         """
         if self.detector is None:
             raise UsageError(NO_DETECTOR)
-        logits, _, features = self._forward(images, overlay=False)
-        if not bool(logits.isfinite().all()):
-            raise NonFiniteError
+        probabilities, _, features = self._probabilities(np.asarray(images), attention=False)
         assert features is not None
-        return self.detector.scores(features, (logits / self.temperature).softmax(dim=1).numpy())
+        return self.detector.scores(features, probabilities)
 
-    def _forward(
-        self, batch: Float[Tensor, "b c h w"], *, overlay: bool
-    ) -> tuple[Float[Tensor, "b classes"], AttentionMaps | None, np.ndarray | None]:
-        """Return logits, attention maps if requested, and the features (b features) if there is a detector."""
-        maps = None
-        if self.detector is not None and isinstance(self.model, ExportedModel):
-            logits, features = self.model.run_with_features(batch)
-            if overlay:
-                logits, maps = self._with_attention(batch)
-            return logits, maps, features
-        inputs: list[np.ndarray] = []
-        with contextlib.ExitStack() as hooks:
-            for layer in classifiers(self.model) if self.detector is not None else ():
-                hook = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].float().cpu().numpy()))
-                hooks.callback(hook.remove)
-            if overlay:
-                logits, maps = self._with_attention(batch)
-            else:
-                logits = infer(self.model, batch, self.runtime)
-        return logits, maps, np.concatenate(inputs, axis=1) if inputs else None
+    def _probabilities(
+        self, images: Float[np.ndarray, "b c h w"], *, attention: bool
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """Return the probabilities (b classes), the attention map of each image (b h w), and the features."""
+        logits, saliency, features = self.backend.run(images, attention=attention)
+        if not np.isfinite(logits).all():
+            raise NonFiniteError
+        return softmax(logits, self.temperature), saliency, features
 
-    def _with_attention(self, batch: Tensor) -> tuple[Float[Tensor, "b classes"], AttentionMaps]:
-        assert self.network is not None
-        with torch.inference_mode(), self.runtime.autocast():
-            outputs, weights = run_with_attention(self.model, self.runtime.put(batch))
-            maps = attention_maps(self.network, weights, Grid(*batch.shape[-2:]))
-            return mean_logits(outputs).float().cpu(), maps
-
-    def _overlay(self, maps: AttentionMaps, i: int, size: tuple[int, int]) -> Overlay:
-        grid = maps.saliency[i].float().cpu().numpy()
-        low, high = float(grid.min()), float(grid.max())
-        return Overlay((grid - low) / max(high - low, 1e-12), self.crop.region(*size))
+    def _overlay(self, saliency: Float[np.ndarray, "h w"], size: tuple[int, int]) -> Overlay:
+        low, high = float(saliency.min()), float(saliency.max())
+        return Overlay((saliency - low) / max(high - low, 1e-12), self.crop.region(*size))
 
 
-class Mirrored(nn.Module):
-    """A model that also receives the mirror image of each image, and returns the mean of the two logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
-        """Return (b classes), also for a model with two heads."""
-        return (mean_logits(self.model(images)) + mean_logits(self.model(images.flip(-1)))) / 2
+def _export(run: str | Path, *, quiet: bool) -> Export | None:
+    """Load the export that a name means; None if it means another model."""
+    model_source = find_model(run, quiet=quiet)
+    if not isinstance(model_source, Path) or "artefact" not in (config := read_config(model_source)):
+        return None
+    return open_export(model_source, config, quiet=quiet)
 
 
-def infer(model: nn.Module, images: Float[Tensor, "b c h w"], runtime: Runtime) -> Float[Tensor, "b classes"]:
-    """Run a forward pass without gradients; return float32 logits on the CPU, of several heads their mean."""
-    with torch.inference_mode(), runtime.autocast():
-        return mean_logits(model(runtime.put(images))).float().cpu()
+def _torch_backend(model: Any, runtime: Runtime | None, fold: bool, mirror: bool) -> Backend:
+    from weft.inference.torch_backend import TorchBackend
+
+    return TorchBackend(model, runtime, fold, mirror)
 
 
-def ranked(probabilities: np.ndarray) -> np.ndarray:
-    """Return class numbers along the last axis, most probable first; ties in the order of the classes."""
-    return np.argsort(-probabilities, axis=-1, kind="stable")
-
-
-def _folded(model: nn.Module) -> nn.Module:
-    return fold(model) if isinstance(model, Backbone) else model
+def _check_device(device: str) -> None:
+    if device not in ("auto", "cpu", "cuda", "mps"):
+        raise UsageError(f"device must be auto, cpu, cuda or mps; got {device!r}.")

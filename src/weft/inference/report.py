@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from weft import markup
 from weft.inference.conclusions import Training, conclusions, confused_pairs
@@ -18,7 +17,10 @@ from weft.inference.error_gallery import ExplainedError, gallery_figure, gallery
 from weft.inference.feature_map import FeatureMap
 from weft.inference.metrics import Evaluation, percent_text
 from weft.intervals import accuracy_of
-from weft.pages import COLOURS, Fields, Section, shown, write_page
+from weft.pages import COLOURS, Fields, Section, new_figure, shown, write_page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BLUE = COLOURS[0]
 FIGURES = ("curves.png", "loss.png", "confusion.png", "reliability.png", "map.png", "mistakes.png")
@@ -103,7 +105,7 @@ def confusion_figure(result: Evaluation) -> Figure:
     num_classes = len(result.classes)
     share = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = min(4.5 + 0.38 * num_classes, 16)
-    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    figure = new_figure(side + 1, side)
     axes = figure.subplots()
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100)
     figure.colorbar(image, ax=axes, label="share of the true class (%)", shrink=0.8)
@@ -130,7 +132,9 @@ def confusion_figure(result: Evaluation) -> Figure:
 def reliability_figure(result: Evaluation) -> Figure:
     """Draw the reliability diagram: accuracy by confidence, and below it the number of images by confidence."""
     bins = result.calibration
-    figure = Figure(figsize=(4.8, 5.2), layout="constrained")
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(4.8, 5.2)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     upper.plot([0, 100], [0, 100], ":", color="0.4", label="perfect calibration")
     confidence, accuracy = ([100 * getattr(row, name) for row in bins] for name in ("sure", "right"))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
 from weft.checkpoints.unknown import Threshold
@@ -56,6 +55,8 @@ def scores_of_batches(predictor: Predictor, batches: Iterable[tuple[Tensor, Tens
 
 def compare_scores(known: np.ndarray, other: np.ndarray, threshold: float) -> UnknownResult:
     """Compare the scores of images of the classes, and of images that show none of them; at least one each."""
+    from sklearn.metrics import roc_auc_score  # takes seconds to import
+
     is_known = np.r_[np.ones(len(known)), np.zeros(len(other))]
     return UnknownResult(
         auroc=float(roc_auc_score(is_known, np.r_[known, other])),
@@ -78,6 +79,8 @@ def set_threshold(known: Float[np.ndarray, " images"], other: Float[np.ndarray, 
     value = float(np.quantile(known, 1 - KNOWN_SHARE, method="lower"))
     if other is None:
         return Threshold(value, len(known), int((known < value).sum()))
+    from sklearn.metrics import roc_curve  # takes seconds to import
+
     is_known = np.r_[np.ones(len(known)), np.zeros(len(other))]
     false, true, thresholds = roc_curve(is_known, np.r_[known, other])
     value = float(thresholds[1:][int(np.argmax((true - false)[1:]))])  # the first is infinite

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from weft.interpret.explaining import Explanation
+from weft.pages import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SIDE = 2.4  # inches of a panel
 COLUMNS = 4
@@ -30,7 +34,7 @@ def panels(explanation: Explanation, names: Sequence[str] | None = None, title: 
     count = 1 + len(maps) + (explanation.depth is not None)
     columns = min(COLUMNS, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(SIDE * columns, (SIDE + 0.3) * rows + 0.3), layout="constrained")
+    figure = new_figure(SIDE * columns, (SIDE + 0.3) * rows + 0.3)
     places = iter(np.ravel(figure.subplots(rows, columns, squeeze=False)))
     name = str(explanation.label) if names is None else names[explanation.label]
     draw_image(next(places), explanation, f"{_short(name)}, {100 * explanation.probabilities[explanation.label]:.1f} %")

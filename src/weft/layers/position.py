@@ -83,7 +83,7 @@ def resize_offsets(table: Float[Tensor, "heads n"], old: Grid, new: Grid) -> Flo
     """
     if old == new:
         return table
-    fmap = table.detach().double().reshape(1, -1, *old)
+    fmap = table.detach().cpu().double().reshape(1, -1, *old)  # not every device has float64
     resized = F.interpolate(fmap, size=tuple(new), mode="bicubic", align_corners=True)
     resized[..., 0, 0] = fmap[..., 0, 0]
-    return resized.reshape(-1, new.tokens).to(table.dtype)
+    return resized.reshape(-1, new.tokens).to(table)

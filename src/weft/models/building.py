@@ -15,12 +15,11 @@ from weft.errors import UsageError, WeftError, unknown
 from weft.grid import Grid
 from weft.models.arguments import TIMM, WORD, check_arguments
 from weft.models.base import Backbone
+from weft.models.data_config import MEAN, STD
 from weft.models.families import VARIANTS, family_named
 from weft.models.family import Family, Variant, resolve
 from weft.models.timm_names import unknown_model
 from weft.text import reason_of
-
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as in torchvision and timm
 
 # Arguments of timm's factory, in addition to the constructor arguments of the network.
 FACTORY = ("features_only", "out_indices", "feature_cls", "device", "dtype", "pretrained_cfg_overlay")

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.grid import Grid
-from weft.models.building import MEAN, STD
-
-DEFAULTS = dict(
-    input_size=(3, 224, 224), interpolation="bicubic", mean=MEAN, std=STD, crop_pct=0.875, crop_mode="center"
-)  # timm's
+from weft.models.data_config import data_config as data_config
+from weft.models.data_config import preprocessing as preprocessing
 
 
 def mean_logits(logits: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Return logits (b classes); of a model with several heads, the mean over the heads."""
     return torch.stack(logits).mean(dim=0) if isinstance(logits, tuple) else logits
-
-
-def preprocessing(model: nn.Module) -> dict[str, Any]:
-    """Return how images are prepared for a model, under timm's keys: `input_size`, `mean`, `std`, `crop_pct`, ..."""
-    return data_config(getattr(model, "pretrained_cfg", {}))
-
-
-def data_config(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the preprocessing that a `pretrained_cfg` describes, with timm's defaults for what it leaves out."""
-    return {key: cfg.get(key) or default for key, default in DEFAULTS.items()}
 
 
 def resized(model: nn.Module, img_size: int | tuple[int, int]) -> nn.Module:

@@ -12,6 +12,7 @@ from weft.lazy import LazyModule
 
 timm_data: Any = LazyModule("timm.data")
 
+FEWEST = 1000  # classes of the smallest variant
 _ID = re.compile(r"(n\d{8})(?!\d)")
 
 
@@ -63,6 +64,8 @@ class ImageNetClasses:
 
 def imagenet_classes(num_classes: int) -> ImageNetClasses | None:
     """Return the ImageNet classes of a model with public weights by its number of outputs; None: not ImageNet."""
+    if num_classes < FEWEST:  # timm, which takes seconds to import, need not be asked
+        return None
     subset = timm_data.infer_imagenet_subset({"num_classes": num_classes})
     return _read(subset) if subset else None
 

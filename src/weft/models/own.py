@@ -11,14 +11,15 @@ import copy
 import re
 from typing import Any
 
-import timm
 import torch
-from timm.models import register_model
 from torch import nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
+from weft.lazy import LazyModule
 from weft.text import reason_of
+
+timm: Any = LazyModule("timm")
 
 IMG_SIZE = 224
 _DEFAULT_CFG = {
@@ -92,7 +93,7 @@ def register_module(
         return model
 
     build.__name__ = name
-    register_model(build)
+    timm.models.register_model(build)
     return name
 
 

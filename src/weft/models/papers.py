@@ -184,5 +184,7 @@ def rows_of(paper: str, name: str | None = None) -> list[tuple[str, Printed]]:
         return rows
     named = [(table, row) for table, row in rows if row.model.lower() == name.lower()]
     if not named:
-        raise unknown(f"row of {papers()[paper.lower()]}", name, [row.model for _, row in rows], f"reproduce {paper}")
+        raise unknown(
+            f"row of {papers()[paper.lower()]}", name, [row.model for _, row in rows], f"weft reproduce {paper.lower()}"
+        )
     return named

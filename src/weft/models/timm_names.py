@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from importlib.machinery import PathFinder
-from pathlib import Path
 
 from weft.errors import UsageError, nearest
+from weft.lazy import package_folder
 from weft.models.families import VARIANTS
 
 _MODEL = re.compile(r"^@register_model\ndef (\w+)\(", re.MULTILINE)
@@ -16,10 +15,8 @@ _TAGGED = re.compile(r"""['"](\w+)\.(\w[\w.]*)['"]\s*:""")
 
 @functools.cache
 def _source() -> str:
-    spec = PathFinder.find_spec("timm")
-    if spec is None or spec.origin is None:
-        return ""
-    files = sorted((Path(spec.origin).parent / "models").glob("*.py"))
+    folder = package_folder("timm")
+    files = [] if folder is None else sorted((folder / "models").glob("*.py"))
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
@@ -44,9 +41,19 @@ def may_be_timm(name: str) -> bool:
     base, _, tag = name.partition(".")
     if name.startswith("weft_"):  # weft's own, in timm's registry
         return base.removeprefix("weft_") in VARIANTS
-    if re.search(rf"\b{re.escape(base)}\b", _source()) is None:
+    if not _is_word(base):
         return False
     return not tag or name in timm_tags() or not any(known.startswith(f"{base}.") for known in timm_tags())
+
+
+def _is_word(name: str) -> bool:
+    """Return whether a name is in the source files, between characters that no name has."""
+    source, place = _source(), -1
+    while (place := source.find(name, place + 1)) >= 0:
+        around = source[max(place - 1, 0) : place] + source[place + len(name) : place + len(name) + 1]
+        if not re.search(r"\w", around):
+            return True
+    return False
 
 
 def nearest_names(name: str, count: int = 3) -> list[str]:

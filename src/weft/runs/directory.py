@@ -33,7 +33,6 @@ from weft.files import (
     TakenError,
     clear,
     entries_of,
-    is_alive,
     no_follow,
     refuse_taken,
     remove,
@@ -42,12 +41,8 @@ from weft.files import (
     writing,
     written,
 )
+from weft.system import IS_WINDOWS, is_alive, lock_file, rename
 from weft.text import reason_of
-
-try:
-    import fcntl
-except ImportError:  # Windows: run directories are not locked
-    fcntl = None
 
 CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", "images.tsv.gz", "report")
 FINGERPRINT = "images.tsv.gz"
@@ -179,17 +174,14 @@ def _open_lock(path: Path) -> TextIO:
         with writing(path):
             try:
                 (path / LOCK).parent.mkdir(parents=True, exist_ok=True)
-                file = open(path / LOCK, "a+", opener=no_follow)
+                file = open(path / LOCK, "a+", encoding="utf-8", errors="replace", opener=no_follow)
             except FileNotFoundError:  # another process has just removed the directory, after its run was refused
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
                 continue
-        if fcntl is None:
-            return file
         try:
-            # lockf, not flock: forked data loader workers would inherit a flock and keep it after the run is killed
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file.fileno())
         except OSError:
             with file:
                 holder = _holder_of(file)
@@ -281,6 +273,10 @@ def reserved(path: Path, *, force: bool) -> Iterator[Reservation]:
                 if not reservation.is_kept:
                     reservation.roll_back()
     finally:
+        if IS_WINDOWS and not reservation.is_kept:  # it removes no open file; of another process it removes none either
+            with contextlib.suppress(OSError):
+                (path / LOCK).unlink()
+                (path / LOCK.parent).rmdir()
         for folder in missing:
             with contextlib.suppress(OSError):  # not empty: the run is kept, or another run uses the folder
                 folder.rmdir()
@@ -307,7 +303,7 @@ def reserved_numbered(path: Path) -> Iterator[Reservation]:
 def _move(source: Path, target: Path) -> None:
     """Move the files of a run, except the lock, from one directory to another."""
     for path in written(source, REPLACEABLE):
-        os.replace(path, target / path.relative_to(source))
+        rename(path, target / path.relative_to(source))
 
 
 def write_metrics(path: Path, history: Sequence[EpochRow]) -> None:
@@ -330,7 +326,7 @@ def read_metrics(path: Path) -> list[EpochRow]:
         CheckpointError: the file has been edited and is not valid.
     """
     types = get_type_hints(EpochRow)
-    with path.open(newline="") as lines:
+    with path.open(newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     try:
         return [EpochRow(**{name: types[name](value) for name, value in row.items()}) for row in rows]
@@ -353,11 +349,11 @@ class StepLog:
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
-        lines = path.read_text().splitlines() if step and path.exists() else []
+        lines = path.read_text(encoding="utf-8").splitlines() if step and path.exists() else []
         kept = [line for line in lines[1:] if line.count(",") == 4 and int(line.split(",", 1)[0]) <= step]
         write_text(path, "\n".join([",".join(self.FIELDS), *kept]) + "\n")
         with writing(path):
-            self.file = path.open("a")
+            self.file = path.open("a", encoding="utf-8", newline="\n")
 
     def add(self, step: int, epoch: int, lr: float, loss: float, grad_norm: float) -> None:
         """Add the row of a step; `step` and `epoch` count from 1."""

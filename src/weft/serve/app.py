@@ -8,6 +8,7 @@ import functools
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Query
 from fastapi.exceptions import RequestValidationError
+from PIL import Image
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -24,17 +26,18 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from weft.data import BadImage
 from weft.data.images.crop import Pixels
 from weft.inference.predictor import ImagePrediction, Predictor
-from weft.serve.batching import Batcher, ModelError, QueueFull
+from weft.serve.batching import Batcher, ModelError, QueueFull, batch_limit
 from weft.serve.decoding import DecoderPool
 from weft.serve.forms import Upload, parse_form
 from weft.serve.guard import RETRY_LATER, BodyReader, Guard, RequestError, error_response
 from weft.serve.metrics import Metrics
-from weft.serve.settings import Settings
+from weft.serve.settings import MAX_BATCH, Settings
 from weft.text import one_line, printable
 from weft.version import __version__
 
 T = TypeVar("T")
 PAGE_FILES = {"app.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
+MIN_GAIN = 1.05  # of the throughput, for which a batch may have twice as many images and take twice as long
 PATHS = ("/", "/predict", "/model", "/health", "/live", "/ready", "/metrics")
 STATUS_OF_REASON = {  # HTTP status for an image that cannot be used; 400 for all other reasons
     "not-an-image": 415,
@@ -135,12 +138,14 @@ class Service:
         predictor: the model; None to load `settings.run`.
 
     Attributes:
+        max_batch: maximum number of images per forward pass of the current model.
         is_draining: the service is stopping, and refuses new images.
     """
 
     def __init__(self, settings: Settings, predictor: Predictor | None = None) -> None:
         self.settings = settings
         self.predictor = predictor or load_predictor(settings)
+        self.max_batch = _max_batch(settings, self.predictor)
         metadata = self.predictor.metadata
         self.metrics = Metrics(PATHS, str(metadata["runtime"]), str(metadata["precision"]))
         self.body_reader = BodyReader(settings)
@@ -155,9 +160,7 @@ class Service:
     async def running(self) -> AsyncIterator[None]:
         """Run the queue and the decoders while the block lasts. SIGHUP reloads the model."""
         settings = self.settings
-        self.batcher = Batcher(
-            settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue, self.metrics.on_batch
-        )
+        self.batcher = Batcher(self.max_batch, settings.max_wait_ms / 1000, settings.max_queue, self.metrics.on_batch)
         self.metrics.waiting.set_function(lambda: self.batcher.waiting)
         self.batcher.start()
         await self.decoders.start()
@@ -181,11 +184,14 @@ class Service:
 
     async def _reload(self) -> None:
         try:
-            self.predictor = await asyncio.to_thread(load_predictor, self.settings)
+            predictor = await asyncio.to_thread(load_predictor, self.settings)
+            max_batch = await asyncio.to_thread(_max_batch, self.settings, predictor)
         except Exception as error:
             self.metrics.reloads.labels("failed").inc()
             log(f"the model was not reloaded; the current model keeps serving: {error}")
             return
+        self.predictor, self.max_batch = predictor, max_batch
+        self.batcher.max_batch = max_batch
         self.metrics.reloads.labels("done").inc()
         log("the model was reloaded.")
 
@@ -317,7 +323,7 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
         return {
             "name": Path(settings.run).absolute().name,
             **service.predictor.metadata,
-            "limits": limits,
+            "limits": {**limits, "max_batch": service.max_batch},
             "version": __version__,
         }
 
@@ -358,12 +364,30 @@ def load_predictor(settings: Settings) -> Predictor:
         runtime=settings.runtime,
         device=settings.device,
         precision=settings.precision,
-        batch_size=settings.max_batch,
+        batch_size=settings.max_batch or 1,  # without a number, the measurement warms up all sizes that it allows
         log=log,
     )
     if settings.reject_at_error is not None:
         predictor.reject_at(settings.reject_at_error)  # fails before the service is ready
     return predictor
+
+
+def _max_batch(settings: Settings, predictor: Predictor) -> int:
+    if settings.max_batch is not None and settings.max_latency_ms is None:
+        return settings.max_batch
+    blank = predictor.crop.pixels(Image.new("RGB", (1, 1)))
+
+    def seconds(size: int) -> float:
+        begun = time.perf_counter()
+        predictor.predict([blank] * size)
+        return time.perf_counter() - begun
+
+    return batch_limit(
+        seconds,
+        settings.max_batch or MAX_BATCH,
+        max_seconds=None if settings.max_latency_ms is None else settings.max_latency_ms / 2000,
+        min_gain=MIN_GAIN if settings.max_batch is None else None,
+    )
 
 
 def log(text: str) -> None:

@@ -21,6 +21,8 @@ from weft.data.images.crop import Pixels
 from weft.errors import WeftError
 from weft.inference.predictor import ImagePrediction, NonFiniteError, Predictor
 
+TRIALS = 3  # batches of one size that are timed; the shortest time counts, as others may include a warm-up
+
 
 class ModelError(WeftError):
     """The model failed on a batch, for a reason that is not in the images."""
@@ -44,6 +46,33 @@ class _QueuedImage:
     predictor: Predictor
     overlay: bool
     prediction: asyncio.Future[ImagePrediction]
+
+
+def batch_limit(
+    seconds: Callable[[int], float], most: int, *, max_seconds: float | None = None, min_gain: float | None = None
+) -> int:
+    """Return the number of images to which batches are limited, by timing batches of 1, 2, 4, ... images.
+
+    Images of one batch have their results at the same time, so a larger batch that has no higher throughput only makes
+    all of them later. On a CPU, this is so beyond 2 to 8 images; on a GPU it is not.
+
+    Args:
+        seconds: run a batch of a given size and return the duration.
+        most: the largest limit to return.
+        max_seconds: maximum duration of a batch; a limit of 1 is returned also where one image takes longer.
+        min_gain: ratio of the throughputs, above 1, that a batch of twice the size must reach; None for any.
+    """
+    limit, rate = 1, 0.0
+    size = 1
+    while True:
+        duration = min(seconds(size) for _ in range(TRIALS))
+        is_late = size > 1 and max_seconds is not None and duration > max_seconds
+        if is_late or (min_gain is not None and size / duration < min_gain * rate):
+            return limit
+        limit, rate = size, size / duration
+        if size == most:
+            return limit
+        size = min(2 * size, most)
 
 
 class Batcher:

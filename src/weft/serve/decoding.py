@@ -103,7 +103,9 @@ class _DecoderProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # Ctrl-C must not reach the decoders, only the service
+            # Ctrl-C must not reach the decoders, only the service
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # of Windows
         )
 
     @property
@@ -234,5 +236,5 @@ def _limit_memory(memory: int) -> None:
 def _data_bytes() -> int:
     """Return the private memory of this process as RLIMIT_DATA counts it on Linux; 0 on other systems."""
     status = Path("/proc/self/status")
-    lines: list[Any] = status.read_text().splitlines() if status.exists() else []
+    lines: list[Any] = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:")), 0)

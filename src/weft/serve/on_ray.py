@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.errors import UsageError, install_command, unknown
 from weft.models.plugins import VARIABLE as PLUGINS
-from weft.serve.settings import TOKEN, Settings
+from weft.serve.settings import MAX_BATCH, TOKEN, Settings
 
 try:
     from ray import serve
@@ -59,7 +59,7 @@ def application(args: Mapping[str, str]) -> serve.Application:
         os.environ[PLUGINS] = plugins
         return create_app(settings)
 
-    max_requests = settings.max_queue + settings.max_batch
+    max_requests = settings.max_queue + (settings.max_batch or MAX_BATCH)
     deployment = serve.deployment(num_replicas=replicas, max_ongoing_requests=max_requests)(serve.ingress(build)())
     return deployment.bind()
 
@@ -68,6 +68,6 @@ def _parse(name: str, kind: str, text: str) -> Any:
     if name in ("names", "proxies"):
         return tuple(text.split(","))
     try:
-        return int(text) if kind.startswith("int") else float(text) if kind == "float" else text
+        return int(text) if kind.startswith("int") else float(text) if kind.startswith("float") else text
     except ValueError:
         raise UsageError(f"{name} must be a number; got {text}.") from None

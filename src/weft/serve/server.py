@@ -15,19 +15,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from weft.errors import UsageError
 from weft.inference.predictor import Predictor
+from weft.processor import set_num_threads
 from weft.serve.app import Service, create_app, load_predictor, log
 from weft.serve.metrics import MULTIPROC_DIR
 from weft.serve.protocol import GuardedProtocol
 from weft.serve.settings import Settings
+from weft.text import printable
 
 SETTINGS_VARIABLE = "WEFT_SERVE"  # environment variable with the settings, for the worker processes
 
@@ -84,7 +86,7 @@ def _end_with_parent(settings: Settings) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # os.kill would end the process immediately on Windows
         time.sleep(settings.drain + settings.grace + 1)
         os._exit(143)
 
@@ -103,7 +105,7 @@ def _drain_on_sigterm(service: Service) -> None:
 
 def _use_threads(settings: Settings) -> None:
     if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+        set_num_threads(settings.threads)
 
 
 def _config(settings: Settings, app: Any) -> uvicorn.Config:
@@ -192,7 +194,8 @@ def _listening_socket(settings: Settings) -> Iterator[socket.socket]:
             f"--host must be a name or address of this machine; {address_text}: {error.strerror}."
         ) from error
     with sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # on Windows SO_REUSEADDR lets another process take over the port
+        sock.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
         try:
             sock.bind(address)
         except OSError as error:
@@ -208,8 +211,9 @@ def _listening_socket(settings: Settings) -> Iterator[socket.socket]:
 def _announce(settings: Settings, predictor: Predictor, url: str) -> None:
     metadata = predictor.metadata
     workers = "" if settings.workers == 1 else f", {settings.workers} workers"
+    name = printable(Path(settings.run).absolute().name)
     log(
-        f"serving {metadata['architecture']}, {len(metadata['classes'])} classes, {metadata['runtime']}"
+        f"serving {name} ({metadata['architecture']}), {len(metadata['classes'])} classes, {metadata['runtime']}"
         f" {metadata['precision']}{workers}."
     )
     secret = f"/#token={settings.token}" if settings.token is not None else "/"

@@ -11,6 +11,7 @@ from weft.errors import UsageError
 
 RUNTIMES = ("auto", "torch", "openvino", "onnx")
 TOKEN = "WEFT_TOKEN"  # environment variable with the token
+MAX_BATCH = 32  # images per forward pass, where no number is set
 CONNECTIONS, CONNECTION_BYTES = 1000, 512 << 10  # per process; unread bytes and buffers of one connection
 HELD_BYTES = 256 << 20  # of all bodies that are being received or decoded; of forms there is a second copy
 # of one decoder process; the most that was measured for 400 kinds of files is 22 bytes per pixel, for a WebP with alpha
@@ -26,14 +27,18 @@ class Settings:
         run: a run directory, a model directory, an export, or the name of a public model.
         host: address to listen on; a host name or an IP address.
         port: 0 for any free port.
-        runtime: inference runtime, one of RUNTIMES. `auto` is the fastest export of the model, or else torch.
+        runtime: inference runtime, one of RUNTIMES. `auto` is the fastest of the model and its exports, by measurement.
         device: `auto`, `cpu` or `cuda`, for torch.
         precision: `fp32` or `bf16`, for torch.
         reject_at_error: reject predictions below the confidence at which this share of the held-out images was
             classified wrongly, from 0 to 1; None rejects none.
         threads: compute threads per process; None for all cores, divided among the processes.
         workers: server processes, each with its own model.
-        max_batch: maximum number of images per forward pass.
+        max_batch: maximum number of images per forward pass. None: the smallest number, up to MAX_BATCH, whose
+            throughput is about the highest, by measurement at the start.
+        max_latency_ms: limit a batch to the images whose forward pass takes at most half of this time, in ms, by
+            measurement at the start; an image that waits for the pass in progress then has a result in this time. None:
+            no such limit.
         max_wait_ms: maximum time to wait for a batch to fill, in ms.
         max_queue: maximum number of waiting images; more are refused with status 429.
         max_bytes: maximum size of the body of a request.
@@ -63,7 +68,8 @@ class Settings:
     reject_at_error: float | None = None
     threads: int | None = None
     workers: int = 1
-    max_batch: int = 32
+    max_batch: int | None = None
+    max_latency_ms: float | None = None
     max_wait_ms: float = 5.0
     max_queue: int = 128
     max_bytes: int = 10 << 20
@@ -91,11 +97,16 @@ class Settings:
             raise UsageError(f"runtime must be one of {', '.join(RUNTIMES)}; got {self.runtime!r}.")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port must be from 0 to 65535; got {self.port}.")
-        for name in ("workers", "max_batch", "max_queue", "max_bytes", "max_pixels", "max_images"):
+        for name in ("workers", "max_queue", "max_bytes", "max_pixels", "max_images"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        if self.decoders is not None and self.decoders < 1:
-            raise UsageError(f"decoders must be at least 1; got {self.decoders}.")
+        for name in ("decoders", "max_batch"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if self.max_latency_ms is not None and not 0 < self.max_latency_ms <= 60_000:
+            raise UsageError(
+                f"max_latency_ms must be above 0 and at most 60000 milliseconds; got {self.max_latency_ms}."
+            )
         for name in ("read_timeout", "timeout", "grace", "decode_timeout"):
             if not 0 < getattr(self, name) <= 3600:
                 raise UsageError(f"{name} must be above 0 and at most 3600 seconds; got {getattr(self, name)}.")

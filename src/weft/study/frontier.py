@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from weft.intervals import MAX_HALF_WIDTH
-from weft.pages import COLOURS, MARKERS, Lead, Section, shown, write_page
+from weft.pages import COLOURS, MARKERS, Lead, Section, new_figure, shown, write_page
 from weft.study.outcome import DEPLOYED, TRAINED, Comparison, deployed_rows, trained_cells
 from weft.study.report import curves_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 GREY = "0.6"
 WIDTH = 28  # characters of a name in a figure
@@ -75,7 +78,7 @@ def _intervals(seeds: int) -> str:
 
 def frontier_figure(comparison: Comparison) -> Figure:
     """Draw accuracy over throughput: filled points for float, hollow for int8. Forms off the frontier are grey."""
-    figure = Figure(figsize=(6.4, 5), layout="constrained")
+    figure = new_figure(6.4, 5)
     axes = figure.add_subplot()
     joined = []
     for number, entry in enumerate(comparison.entries):

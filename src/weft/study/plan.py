@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -30,6 +31,7 @@ from weft.models.families import VARIANTS
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.schema import Data, Within
 from weft.recipes.yaml_reader import compose, record
+from weft.system import file_name
 from weft.text import reason_of
 
 Settings = Mapping[str, Any]
@@ -282,5 +284,5 @@ def _study(name: str, root: yaml.Node, origin: str) -> Study:
 
 
 def slug(name: str) -> str:
-    """Return a name as a folder name."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
+    """Return a name as a folder name: in lower case, with `-` for everything but letters and digits."""
+    return file_name(re.sub(r"[\W_]+", "-", unicodedata.normalize("NFC", name).lower()).strip("-")[:60])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from weft.intervals import interval_text
-from weft.pages import COLOURS, DASHES, MARKERS, Lead, Section, shown, write_page
+from weft.pages import COLOURS, DASHES, MARKERS, Lead, Section, new_figure, shown, write_page
 from weft.study.result import HEADER, Row, StudyResult, cells
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WIDTH = 34  # characters of a name in a figure
 MANY_SEEDS = 5  # with so many, more seeds are no longer suggested
@@ -79,7 +81,7 @@ def _hours(seconds: float) -> str:
 def effects_figure(rows: Sequence[Row]) -> Figure:
     """Draw the effect of each variant with its interval, and the effect in the paper as a hollow diamond."""
     rows = [row for row in rows if row.effect is not None or row.paper_effect is not None]
-    figure = Figure(figsize=(6.4, 1.5 + 0.4 * len(rows)), layout="constrained")
+    figure = new_figure(6.4, 1.5 + 0.4 * len(rows))
     axes = figure.add_subplot()
     axes.axvline(0, color="0.6", linewidth=1)
     for place, row in enumerate(rows):
@@ -107,7 +109,9 @@ def _bases(rows: Sequence[Row]) -> str:
 
 def curves_figure(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     """Draw the validation top-1 accuracy by epoch, one line per name."""
-    figure = Figure(figsize=(6.4, 5), layout="constrained")
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(6.4, 5)
     axes = figure.add_subplot()
     for number, (name, curve) in enumerate(curves.items()):
         if curve:
@@ -131,7 +135,7 @@ def curves_figure(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
 
 def lines_figure(result: StudyResult) -> Figure:
     """Draw top-1 accuracy over the axis of the study, one line per group of variants."""
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    figure = new_figure(6.4, 4.4)
     axes = figure.add_subplot()
     variants = {variant.name: variant for variant in result.study.variants}
     names = list(dict.fromkeys(variants[row.variant].line or "" for row in result.rows))

@@ -76,7 +76,7 @@ def run_study(
     # an unusable dataset is refused once, before the first run
     with reading(quiet=quiet) as progress:
         classes = {name: open_data(sources[name], limit=64, progress=progress).classes for name in sorted(needed)}
-    folder = Path(out) if out is not None else Path("runs") / f"study-{plan.name}-{scale}"
+    folder = Path(out) if out is not None else Path("runs") / f"study-{slug(plan.name)}-{scale}"
     shown = ", ".join(Path(sources[name]).name for name in sources)
     record = {"study": plan.name, "scale": scale, "data": shown, "settings": dict(settings or {})}
     open_directory(folder, "study.json", record, (*CONTENTS, *FIGURES), force=force, same=_same_study)

@@ -28,11 +28,7 @@ from weft.errors import CheckpointError, StoppedError, UsageError, WeftError, ne
 from weft.files import make_dir, no_follow, write_whole
 from weft.models.plugins import VARIABLE as PLUGINS
 from weft.reading import read_json
-
-try:
-    import resource
-except ImportError:  # Windows has none; the peak memory is then not measured
-    resource = None
+from weft.system import is_alive, peak_mib
 
 ENGINES = ("local", "ray")
 NUMBERS = ("params", "macs", "megabytes", "seconds", "overhead", "peak_mib", "images_per_second")
@@ -347,10 +343,10 @@ class _Process:
         write_whole(job.folder / "job.json", json.dumps(job.record(), indent=2).encode())
         with open(self.log, "wb", opener=no_follow) as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "weft.study.runner", str(job.folder), job.result_file.name],
+                [sys.executable, "-m", "weft.study.runner", str(job.folder), job.result_file.name, str(os.getpid())],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONIOENCODING": "utf-8:backslashreplace"},
             )
 
     def has_ended(self) -> bool:
@@ -363,7 +359,9 @@ class _Process:
             return None
         if code < 0:
             return f"killed by signal {-code} ({signal.Signals(-code).name})"
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
+        ]
         return lines[-1].removeprefix("weft: ") if lines else f"exit code {code} without a message"
 
     def stop(self) -> None:
@@ -420,7 +418,7 @@ def _run_job(folder: Path, file: str) -> None:
         "megabytes": (run / "best" / "model.safetensors").stat().st_size / 1e6,
         "seconds": seconds,
         "overhead": time.perf_counter() - started - (seconds - before),
-        "peak_mib": 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak_mib": peak_mib(),
         "images_per_second": last_speed([row.images_per_second for row in history]),
     }
     write_whole(folder / file, json.dumps(content).encode())
@@ -442,17 +440,21 @@ def _can_resume(run: Path) -> bool:
     return True
 
 
-def _end_with_parent() -> None:
-    """Exit when the parent process has ended; the saved state remains."""
-    parent = os.getppid()
-    while os.getppid() == parent:
+def _end_with_parent(parent: int) -> None:
+    """Exit when the process that started this one has ended; the saved state remains.
+
+    Args:
+        parent: its number. On Windows `os.getppid` stays the same, and is that of a launcher in a virtual environment.
+    """
+    before = os.getppid()
+    while os.getppid() == before and is_alive(parent):
         time.sleep(1)
     os._exit(143)
 
 
 if __name__ == "__main__":
     sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]  # as in `weft.cli`: timm imports it, which takes long
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(int(sys.argv[3]),), daemon=True).start()
     try:
         _run_job(Path(sys.argv[1]), sys.argv[2])
     except WeftError as error:

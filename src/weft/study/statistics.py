@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from scipy import stats
 
 from weft.intervals import LEVEL, Estimate, accuracy_of, difference_of
 
@@ -24,6 +23,8 @@ class Outcome(Protocol):
 
 def mean_of_runs(values: Sequence[float]) -> Estimate:
     """Estimate the mean over runs with different seeds, by Student's t; infinite interval for one run."""
+    from scipy import stats  # takes a second to import
+
     value = float(np.mean(values))
     if len(values) < 2:
         return Estimate(value, -np.inf, np.inf)
@@ -42,6 +43,8 @@ def seeds_to_show(effect: Estimate, seeds: int, size: float) -> int | None:
     Returns:
         The number, if the variation between the seeds stays as it is; None for more than MAX_SEEDS.
     """
+    from scipy import stats
+
     counts = np.arange(2, MAX_SEEDS + 1)
     factors = stats.t.ppf((1 + LEVEL) / 2, counts - 1) / np.sqrt(counts)
     deviation = (effect.high - effect.value) / factors[seeds - 2]
@@ -84,6 +87,8 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
     Args:
         first, second: (images) whether each prediction is correct, on the same images.
     """
+    from scipy import stats
+
     won, lost = _disagreements(first, second)
     return 1.0 if won + lost == 0 else float(stats.binomtest(won, won + lost).pvalue)
 

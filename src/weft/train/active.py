@@ -17,7 +17,7 @@ from weft.files import check_writable, make_dir, refuse_taken, sha256_of, write_
 from weft.inference.arguments import image_files, settings_of
 from weft.inference.embedding import feature_predictor, read_files
 from weft.inference.features import fingerprint, logits_of, unit_length
-from weft.inference.predictor import ranked
+from weft.inference.probabilities import ranked
 from weft.intervals import accuracy_text
 from weft.runs.directory import FEATURES
 from weft.text import printable

@@ -9,6 +9,7 @@ from typing import Any
 
 from weft.checkpoints.finding import PREFIX, WEIGHTS
 from weft.data.sources.open import check_exists
+from weft.devices import check_device
 from weft.errors import CheckpointError, UsageError
 from weft.files import refuse_taken
 from weft.models.timm_names import check_name
@@ -47,7 +48,7 @@ def check_arguments(
     if resume is not None:
         check_resume(resume, recipe, out, force=force)
         recipe_file(Path(resume))
-        load_recipe(None, overrides_of(data, settings or {}, given))
+        check_device(load_recipe(None, overrides_of(data, settings or {}, given)).device)
         return
     loaded = checked_recipe(data, recipe, settings, given, from_scratch=from_scratch)
     check_recipe(loaded)
@@ -60,10 +61,11 @@ def check_recipe(recipe: Recipe) -> None:
     """Check that model, data and initial weights of a recipe exist.
 
     Raises:
-        UsageError: an unknown model.
+        UsageError: an unknown model, or a device that this machine does not have.
         DataError: there is no such data.
         CheckpointError: there are no such weights.
     """
+    check_device(recipe.device)
     if recipe.model is not None:
         check_name(recipe.model)
     start = recipe.start_from

@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
-from matplotlib.axes import Axes
-from matplotlib.backend_bases import FigureCanvasBase
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from weft.data import Splits, open_image
@@ -20,12 +17,16 @@ from weft.data.loading.preprocessing import visible
 from weft.errors import UsageError
 from weft.files import check_writable, writing
 from weft.models.contract import preprocessing
-from weft.pages import shown
+from weft.pages import new_figure, shown
 from weft.recipes import Recipe
 from weft.runtime import Runtime
 from weft.train.batches import training_images
 from weft.train.objective import Mixing
 from weft.train.plan import load_plan_recipe, make_plan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 IMAGES = 6  # rows; an even number, since images are mixed in pairs
 EPOCHS = 6  # columns, after that of the original images
@@ -61,6 +62,8 @@ def preview(
     path = Path(out)
     if path.exists() and not (force and path.is_file()):
         raise UsageError(f"--preview must name a new file; {path} exists already. Pass --force or another name.")
+    from matplotlib.backend_bases import FigureCanvasBase  # takes a second
+
     if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
         raise UsageError(f"--preview must name an image file, such as preview.png; got {path.name}.")
     check_writable(path.parent)
@@ -87,7 +90,7 @@ def augmented_figure(recipe: Recipe, splits: Splits, model: nn.Module) -> Figure
     """
     source, count = splits.train, min(IMAGES, len(splits.train) // 2 * 2)
     indices = stratified_subset([str(i) for i in range(len(source))], source.labels, count, recipe.seed)
-    figure = Figure(figsize=(SIDE * (EPOCHS + 1), (SIDE + 0.25) * len(indices)), layout="constrained")
+    figure = new_figure(SIDE * (EPOCHS + 1), (SIDE + 0.25) * len(indices))
     grid = figure.subplots(len(indices), EPOCHS + 1, squeeze=False)
     for axes, index in zip(grid[:, 0], indices, strict=True):
         axes.imshow(open_image(source.read(index).data))

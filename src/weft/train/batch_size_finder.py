@@ -11,9 +11,10 @@ import torch
 from weft.models.contract import preprocessing
 from weft.recipes import Recipe
 from weft.runtime import Runtime
-from weft.train.distillation import untrained_teacher
+from weft.train.distillation import is_cached, untrained_teacher
 from weft.train.loop import Learner
 from weft.train.network import build_model
+from weft.train.refusals import is_out_of_memory
 
 BATCH_SIZES = tuple(2**power for power in range(3, 13))
 NEAR_BEST = 0.95  # of the highest throughput
@@ -32,8 +33,9 @@ def find_batch_size(recipe: Recipe, num_classes: int, num_images: int, runtime: 
     parts = runtime.world * recipe.accumulate
     sizes = [size for size in BATCH_SIZES if size * parts <= num_images] or [max(num_images // parts, 1)]
     speeds: dict[int, float] = {}
+    with_teacher = recipe.distill.teacher is not None and not is_cached(recipe)
     for size in sizes:
-        seconds = seconds_of_step(recipe, size, num_classes, runtime)
+        seconds = seconds_of_step(recipe, size, num_classes, runtime, with_teacher=with_teacher)
         seconds = max(runtime.gather(seconds))
         if math.isinf(seconds):
             break
@@ -46,6 +48,7 @@ def find_batch_size(recipe: Recipe, num_classes: int, num_images: int, runtime: 
     on_gpu = runtime.device.type == "cuda"
     each = max(fast) if on_gpu else min(fast)
     reason = "the largest that fits and is fast" if on_gpu else "the smallest of nearly the highest throughput"
+    reason += ", with the teacher" if with_teacher else ""
     return each * parts, f"Batch size {each * parts}: {each} per device, {reason}; another: --batch-size N."
 
 
@@ -59,7 +62,7 @@ def seconds_of_step(
         size: images per device and micro-batch.
         num_classes: number of classes.
         runtime: device, precision and processes.
-        with_teacher: include the forward pass of the teacher of the recipe, if it has one, with random weights.
+        with_teacher: include the forward pass of the teacher of the recipe, if it has one.
     """
     try:
         trial = dataclasses.replace(recipe, batch_size=size * runtime.world * recipe.accumulate, pretrained=False)
@@ -82,7 +85,7 @@ def seconds_of_step(
                 break
         return min(times)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "memory" not in str(error):
+        if not is_out_of_memory(error):  # an illegal memory access is not
             raise
         if runtime.device.type == "cuda":
             torch.cuda.empty_cache()

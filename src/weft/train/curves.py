@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
-from weft.pages import COLOURS
+from weft.pages import COLOURS, new_figure
 from weft.runs.directory import EpochRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BLUE, ORANGE = COLOURS[:2]
 
@@ -45,7 +46,9 @@ def _figure(
     train: Sequence[tuple[int, float]], held_out: Sequence[tuple[int, float]], best: tuple[int, float]
 ) -> tuple[Figure, Axes]:
     """Draw two lines without the epochs that have no value, and mark the best epoch."""
-    figure = Figure(figsize=(4.8, 3.6), layout="constrained")
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(4.8, 3.6)
     axes = figure.add_subplot()
     for points, style, color, name in ((train, "--o", BLUE, "training"), (held_out, "-s", ORANGE, "held out")):
         known = [point for point in points if not math.isnan(point[1])] or [(best[0], math.nan)]

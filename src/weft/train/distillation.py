@@ -113,9 +113,9 @@ def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], run
             "Distillation of a student with two heads needs train_mode: train, since it returns the outputs of both"
             " heads only in training mode; got train_mode eval. Set train_mode: train, or distill.teacher: null."
         )
-    if name.startswith(PREFIX) or any((folder / CONFIG).is_file() for folder in (Path(name) / "best", Path(name))):
+    if _is_directory(name):
         model, names = load_model_dir(model_dir(name))
-    elif Path(name).exists() or os.sep in name:
+    elif Path(name).exists() or os.sep in name or "/" in name:
         raise CheckpointError(
             f"A teacher must be a model name or a model directory; {name} is neither. Create a model directory with"
             " weft convert."
@@ -149,13 +149,24 @@ def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], run
 
 
 def untrained_teacher(recipe: Recipe, student: nn.Module, num_classes: int, runtime: Runtime) -> Teacher | None:
-    """Return a teacher of the same architecture with random weights, to measure time; None without distillation."""
+    """Return the teacher to measure time and memory, of a model name with random weights; None without distillation."""
     name = recipe.distill.teacher
     if name is None:
         return None
     enable_both_heads: Any = getattr(student, "set_distilled_training", lambda enable: None)
     enable_both_heads(True)
-    return Teacher(create_model(name, num_classes=num_classes), preprocessing(student), runtime)
+    model = load_model_dir(model_dir(name))[0] if _is_directory(name) else create_model(name, num_classes=num_classes)
+    return Teacher(model, preprocessing(student), runtime)
+
+
+def _is_directory(name: str) -> bool:
+    """Return whether a teacher is a run or model directory, or one on the hub."""
+    return name.startswith(PREFIX) or any((folder / CONFIG).is_file() for folder in (Path(name) / "best", Path(name)))
+
+
+def is_cached(recipe: Recipe) -> bool:
+    """Return whether the teacher's logits of all training images are computed once, before the first step."""
+    return recipe.distill.cache and has_fixed_inputs(recipe)
 
 
 def has_fixed_inputs(recipe: Recipe) -> bool:

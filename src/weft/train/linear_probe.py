@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from scipy.optimize import fminbound
 from scipy.special import log_softmax, softmax
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from threadpoolctl import threadpool_limits
 from torch import nn
 
@@ -252,6 +250,8 @@ def _folds(
     labels: np.ndarray, num_classes: int, seed: int, groups: Sequence[str] | None
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (training, held-out) indices of each fold; none if a class would lack training images in a fold."""
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # takes seconds to import
+
     if groups is not None:
         of_class = [
             {group for group, label in zip(groups, labels, strict=True) if label == c} for c in range(num_classes)
@@ -299,6 +299,8 @@ def _regression(
     points: np.ndarray, labels: np.ndarray, num_classes: int, strength: float, balance: Balance
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return weight (classes features) and bias (classes) of logistic regression on all views of the images."""
+    from sklearn.linear_model import LogisticRegression  # takes seconds to import
+
     number = points.shape[1]
     model = LogisticRegression(
         C=strength / number, max_iter=ITERATIONS, class_weight="balanced" if balance.is_weighted else None

@@ -10,22 +10,21 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
-from timm.optim import create_optimizer_v2
-from timm.utils import ModelEmaV3
-from timm.utils.clip_grad import dispatch_clip_grad
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from weft.data import mix_seed
 from weft.data.loading.dataset import LOST
 from weft.data.loading.order import Key
 from weft.errors import DataError
+from weft.lazy import LazyModule
 from weft.models.contract import mean_logits
 from weft.recipes import Recipe
 from weft.runtime import Runtime
-from weft.train.fsdp import ShardedModel, gather_optimizer_state
 from weft.train.objective import Mixing, Objective
 from weft.train.schedule import lr_at
+
+timm_optim: Any = LazyModule("timm.optim")
+timm_utils: Any = LazyModule("timm.utils")
 
 STEP = -1  # used as sample index in seeds, so that steps and samples draw from different random streams
 
@@ -144,9 +143,13 @@ class Learner:
         self.step, self.skipped = 0, 0
         self.schedule: Callable[[int], float] = lambda step: lr_at(recipe, step, steps_per_epoch, steps)
         _freeze(model, recipe)
-        self.ema = ModelEmaV3(model, decay=recipe.optim.ema_decay, use_warmup=True) if recipe.optim.ema_decay else None
-        is_sharded = recipe.parallel == "fsdp" and runtime.world > 1
-        self.sharded = ShardedModel(model, recipe, runtime, self.ema is not None) if is_sharded else None
+        decay = recipe.optim.ema_decay
+        self.ema = timm_utils.ModelEmaV3(model, decay=decay, use_warmup=True) if decay else None
+        self.sharded = None
+        if recipe.parallel == "fsdp" and runtime.world > 1:
+            from weft.train.fsdp import ShardedModel  # takes seconds to import
+
+            self.sharded = ShardedModel(model, recipe, runtime, self.ema is not None)
         self.trained = model if self.sharded is None else self.sharded.network
         self.optimizer = _optimizer(self.trained, recipe)
         self.wrapped = runtime.wrap(model) if self.sharded is None else self.sharded.network
@@ -180,7 +183,11 @@ class Learner:
     def optimizer_state(self) -> dict[str, Any]:
         """Return the full state of the optimizer. Under FSDP all processes must call this together."""
         state = self.optimizer.state_dict()
-        return state if self.sharded is None else gather_optimizer_state(state)
+        if self.sharded is None:
+            return state
+        from weft.train.fsdp import gather_optimizer_state
+
+        return gather_optimizer_state(state)
 
     def train_step(self, parts: Sequence[Batch], keys: Sequence[Sequence[Key]] = ()) -> StepResult:
         """Run one optimizer step.
@@ -256,9 +263,9 @@ class Learner:
         parameters = [parameter for parameter in self.trained.parameters() if parameter.grad is not None]
         limit = optim.clip_grad if optim.clip_mode == "norm" and optim.clip_grad else math.inf
         total = nn.utils.clip_grad_norm_(parameters, limit)
-        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+        norm = float(total if self.sharded is None else cast(Any, total).full_tensor())
         if optim.clip_grad and optim.clip_mode != "norm":
-            dispatch_clip_grad(parameters, optim.clip_grad, mode=optim.clip_mode)
+            timm_utils.dispatch_clip_grad(parameters, optim.clip_grad, mode=optim.clip_mode)
         return norm
 
     def _update_weights(self) -> None:
@@ -375,4 +382,4 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         arguments |= dict(fused=True)  # one pass over the weights
     if optim.layer_decay < 1:
         arguments |= dict(layer_decay=optim.layer_decay)
-    return create_optimizer_v2(model, lr=1.0, **arguments)  # every step sets its own learning rate
+    return timm_optim.create_optimizer_v2(model, lr=1.0, **arguments)  # every step sets its own learning rate

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from timm.data import Mixup
-from timm.data.mixup import mixup_target
 from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.loading.seeding import seeded_rng
 from weft.errors import UsageError
+from weft.lazy import LazyModule
 from weft.recipes import Recipe
+
+timm_mixup: Any = LazyModule("timm.data.mixup")
 
 MIX = -1_000_000  # used as sample index in seeds, so that mixing draws from a random stream of its own
 
@@ -31,7 +33,7 @@ class Mixing:
         self.seed, self.num_classes, self.smoothing = recipe.seed, num_classes, recipe.loss.label_smoothing
         self.mixup = None
         if augment.mixup or augment.cutmix:
-            self.mixup = Mixup(
+            self.mixup = timm_mixup.Mixup(
                 mixup_alpha=augment.mixup,
                 cutmix_alpha=augment.cutmix,
                 prob=augment.mix_prob,
@@ -45,7 +47,7 @@ class Mixing:
     ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b classes"]]:
         """Return mixed images, possibly changed in place, and their targets as class probabilities."""
         if self.mixup is None:
-            return images, mixup_target(labels, self.num_classes, 1.0, self.smoothing)
+            return images, timm_mixup.mixup_target(labels, self.num_classes, 1.0, self.smoothing)
         with seeded_rng(self.seed, step, MIX):
             return self.mixup(images, labels)
 

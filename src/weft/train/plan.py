@@ -23,6 +23,7 @@ from weft.progress import reading, say
 from weft.recipes import Recipe
 from weft.recipes.load import default_recipe
 from weft.runtime import Runtime
+from weft.system import file_name
 from weft.text import printable
 from weft.train import few_images
 from weft.train.arguments import load_plan_recipe as load_plan_recipe
@@ -243,8 +244,7 @@ def _batch_divisor(recipe: Recipe, world: int) -> int:
 
 def default_name(recipe: Recipe) -> str:
     """Return MODEL-DATA, with only characters that are safe in a path."""
-    text = f"{recipe.model}-{Path(recipe.data.source or '').resolve().name}"
-    return "".join(char if char.isalnum() or char in "._-" else "_" for char in text)[:100]
+    return file_name(f"{recipe.model}-{Path(recipe.data.source or '').resolve().name}")
 
 
 def open_splits(recipe: Recipe, quiet: bool) -> Splits:

@@ -37,7 +37,7 @@ def refusing(requirement: str, out_of_memory: WeftError | None = None, advice: s
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error means that the memory of the machine or the GPU is exhausted."""
-    phrases = ("out of memory", "can't allocate memory")
+    phrases = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
     return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in phrases)
 
 

@@ -44,7 +44,7 @@ from weft.runtime import Runtime
 from weft.train.arguments import check_resume, checked_recipe, load_plan_recipe
 from weft.train.batches import batch_arithmetic
 from weft.train.curves import curve_figures
-from weft.train.distillation import Teacher, has_fixed_inputs
+from weft.train.distillation import Teacher, is_cached
 from weft.train.environment import environment
 from weft.train.extend import Extension, extended_recipe
 from weft.train.extend import extend as extend_run
@@ -458,7 +458,7 @@ class _Run:
 
     def _cache_teacher(self, learner: Learner) -> None:
         """Cache the teacher's logits of all training images, if the recipe asks for it and has no augmentation."""
-        if isinstance(learner.teacher, Teacher) and self.recipe.distill.cache and has_fixed_inputs(self.recipe):
+        if isinstance(learner.teacher, Teacher) and is_cached(self.recipe):
             with counting(len(self.splits.train), quiet=self.quiet, task_name="teacher") as count:
                 learner.teacher.cache_outputs(self.recipe, self.model, self.splits.train, count)
 

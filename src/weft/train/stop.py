@@ -12,11 +12,13 @@ from typing import Any, ClassVar, NoReturn
 
 from weft.errors import StoppedError, UsageError
 
-STOPPING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # Windows has no SIGHUP, and only Windows has SIGBREAK (Ctrl-Break)
+STOPPING = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 
 
 class Stop:
-    """Requests to end a run between two steps: Ctrl-C, SIGTERM, SIGHUP (a closed terminal), a time limit.
+    """Requests to end a run between two steps: Ctrl-C, SIGTERM, SIGHUP (a closed terminal), a time limit. On Windows
+    Ctrl-Break counts as SIGTERM, which no program can send there.
 
     After the first signal the run stops at the end of the step in progress. A second signal has its default effect
     immediately, unless it is an echo of the first: launchers such as torchrun and `timeout` also signal a process that
@@ -30,6 +32,7 @@ class Stop:
     """
 
     TIME, SIGHUP, SIGTERM, SIGINT, EPOCHS = 1, 2, 3, 4, 5
+    SIGBREAK = SIGTERM
     REASONS: ClassVar = {
         TIME: "the time limit is reached",
         SIGHUP: "SIGHUP",

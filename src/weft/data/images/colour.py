@@ -205,7 +205,7 @@ def _to_srgb(image: Image.Image, profile: Any) -> Image.Image:
         or (mode == "L" and image.mode not in ("1", "L"))
     ):
         return image.convert("RGB")
-    return _apply(image.convert(mode), transform)
+    return _apply(image if image.mode == mode else image.convert(mode), transform)
 
 
 def _profile_kind(profile: Any, image: Image.Image) -> str:

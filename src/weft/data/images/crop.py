@@ -74,7 +74,7 @@ class EvalCrop:
 
     def __call__(self, image: Image.Image) -> Image.Image:
         """Return the crop, of `size` and mode `color`; gray images keep their levels exactly in both modes."""
-        image = image.convert(self.color)
+        image = image if image.mode == self.color else image.convert(self.color)  # the latter copies
         height, width = self._resized(image.height, image.width)
         if (image.height, image.width) != (height, width):
             image = image.resize((width, height), Image.Resampling[self.interpolation.upper()])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,21 +23,38 @@ from weft.text import printable
 TIMEOUT_S = 60  # per batch
 
 
-_CAN_BLOCK = hasattr(signal, "pthread_sigmask") and hasattr(signal, "sigwaitinfo")  # not on macOS and Windows
-_PARENT_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_CAN_BLOCK = hasattr(signal, "pthread_sigmask")  # not on Windows
+_CAN_WAIT = hasattr(signal, "sigwaitinfo")  # not on macOS and Windows
+_TERMINAL_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+_BLOCKED_SIGNALS = [*_TERMINAL_SIGNALS, signal.SIGTERM] if _CAN_WAIT else _TERMINAL_SIGNALS
 
 
 def _exit_on_parent_sigterm(worker: int) -> None:
-    """Exit this worker process on a SIGTERM from its parent only; the signals are blocked here."""
-    parent = os.getppid()
+    """Ignore the signals of a terminal in this worker process, and exit on a SIGTERM from the training process only.
+
+    On macOS and Windows a SIGTERM from any process ends the worker.
+    """
+    sys.excepthook = _report_error
+    if not _CAN_WAIT:
+        for number in _TERMINAL_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)  # if the worker is forked by a server from before
+    parent = multiprocessing.parent_process()  # `os.getppid` would return the server
+    assert parent is not None
 
     def watch() -> None:
-        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent.pid:
             pass
         os._exit(0)
 
-    if _CAN_BLOCK:
-        threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _report_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Report an uncaught error of a worker, but not that the training process stopped while it received a tensor."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, traceback)
 
 
 def _resource_error(workers: int, error: OSError | RuntimeError) -> UsageError:
@@ -91,14 +110,14 @@ class ImageLoader(DataLoader):
         self.batch_sampler.start = step
 
     def _get_iterator(self) -> Any:
-        """Start worker processes with SIGINT, SIGTERM and SIGHUP blocked from their first instruction.
+        """Start worker processes with SIGINT, SIGHUP and SIGTERM blocked from their first instruction.
 
         A signal to the process group (Ctrl-C, `timeout`, a cluster's scheduler) also reaches the workers. If a worker
         ended before the parent has stopped, torch would raise in the parent in the middle of a step.
         """
         if self.num_workers == 0:
             return super()._get_iterator()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENT_SIGNALS) if _CAN_BLOCK else ()  # children inherit it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS) if _CAN_BLOCK else ()  # children inherit it
         try:
             return super()._get_iterator()
         except OSError as err:

@@ -1,19 +1,56 @@
-"""Preprocessing for inference: the steps of `eval_transform` without torchvision, which takes seconds to import."""
+"""Preprocessing for inference, with Pillow and NumPy: the same bits with and without torch.
+
+torch is imported only by the functions that return its tensors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, UInt8
-from torch import Tensor
+from PIL import Image
 
 from weft.data.images.crop import EvalCrop
 from weft.errors import UsageError
-from weft.models.contract import data_config
+from weft.models.data_config import data_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class EvalTransform:
+    """Crop and normalise; `mean` and `std` have one value per channel, 0 to 1."""
+
+    crop: EvalCrop
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, image: Image.Image) -> Float[Tensor, "c h w"]:
+        """Transform an upright image."""
+        import torch
+
+        return torch.from_numpy(_normalized(np.array(self.crop(image))[None], self.mean, self.std)[0])
+
+
+def eval_transform(cfg: Mapping[str, Any] | Any) -> EvalTransform:
+    """Create the evaluation transform of a model, as timm does: resize, crop, normalise.
+
+    Args:
+        cfg: a model's `pretrained_cfg`, or a mapping with some of its keys: `input_size` (c, h, w), `interpolation`,
+            `mean`, `std`, `crop_pct` (fraction of the resized side) and `crop_mode`: `center` resizes the short
+            side and crops the centre, `squash` resizes both sides, `border` resizes the long side and pads.
+
+    Returns:
+        A transform from a PIL image to a float32 tensor of `input_size`.
+
+    Raises:
+        UsageError: an invalid value.
+    """
+    return EvalTransform(*evaluation(cfg))
 
 
 def eval_crop(cfg: Mapping[str, Any] | Any) -> EvalCrop:
@@ -28,13 +65,22 @@ def eval_crop(cfg: Mapping[str, Any] | Any) -> EvalCrop:
     return evaluation(cfg)[0]
 
 
-def normalize(pixels: UInt8[np.ndarray, "b h w *c"], cfg: Mapping[str, Any] | Any) -> Float[Tensor, "b c h w"]:
+def normalize(pixels: UInt8[np.ndarray, "b h w *c"], cfg: Mapping[str, Any] | Any) -> Float[np.ndarray, "b c h w"]:
     """Apply the other steps of `eval_transform` to a batch: uint8 pixels to normalised float32."""
     _, mean, std = evaluation(cfg)
-    images = torch.from_numpy(pixels)
-    images = images.permute(0, 3, 1, 2).contiguous() if images.ndim == 4 else images[:, None]
-    shift, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))
-    return images.float().div_(255).sub_(shift).div_(scale)
+    return _normalized(pixels, mean, std)
+
+
+def _normalized(
+    pixels: UInt8[np.ndarray, "b h w *c"], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float[np.ndarray, "b c h w"]:
+    planes = pixels.transpose(0, 3, 1, 2) if pixels.ndim == 4 else pixels[:, None]
+    images = np.ascontiguousarray(planes).astype(np.float32)
+    shift, scale = (np.array(values, np.float32)[:, None, None] for values in (mean, std))
+    images /= np.float32(255)
+    images -= shift
+    images /= scale
+    return images
 
 
 def evaluation(cfg: Mapping[str, Any] | Any) -> tuple[EvalCrop, tuple[float, ...], tuple[float, ...]]:
@@ -58,6 +104,8 @@ def per_channel(values: Sequence[float], in_chans: int) -> tuple[float, ...]:
 def visible(images: Float[Tensor, "*b c h w"], cfg: Mapping[str, Any]) -> Float[Tensor, "*b 3 h w"]:
     """Undo the normalisation: RGB of 0 to 1, clamped. Gray images get three equal channels; of more than three
     channels the first three are used. `cfg` as in `eval_crop`."""
+    import torch
+
     resolved, channels = data_config(cfg), images.shape[-3]
     values = (resolved[key] if channels <= 3 else resolved[key][:1] * channels for key in ("mean", "std"))
     mean, std = (torch.tensor(per_channel(value, channels))[:, None, None] for value in values)

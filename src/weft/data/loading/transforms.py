@@ -1,25 +1,28 @@
-"""Transforms from upright RGB images to tensors: random for training, deterministic for evaluation.
+"""Random transforms from upright RGB images to tensors, for training; `preprocessing` has the one for evaluation.
 
 Both take the result of `open_image`, so that training, evaluation and prediction use the same pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
-from timm.data.auto_augment import RandAugment, posterize, rand_augment_transform
-from timm.data.random_erasing import RandomErasing
-from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_pil_interp
-from torchvision import transforms
-from torchvision.transforms import InterpolationMode
 
-from weft.data.loading.preprocessing import check_interpolation, eval_crop, evaluation, per_channel
+from weft.data.loading.preprocessing import check_interpolation, eval_crop, per_channel
 from weft.errors import UsageError
+from weft.lazy import LazyModule
 from weft.text import reason_of
+
+if TYPE_CHECKING:
+    from torchvision.transforms import Compose
+
+transforms: Any = LazyModule("torchvision.transforms")
+timm_augment: Any = LazyModule("timm.data.auto_augment")
+timm_data: Any = LazyModule("timm.data")
 
 SMALL_SIZE = 48  # pixels; `crop=auto` shifts up to this size
 CUT_MARGIN = 32  # pixels
@@ -42,7 +45,7 @@ def train_transform(
     erase_prob: float = 0.0,
     crop_pct: float | None = None,
     crop_mode: str = "center",
-) -> transforms.Compose:
+) -> Compose:
     """Create the training transform: crop, flip, color jitter, RandAugment, random erasing, in this order.
 
     Args:
@@ -85,26 +88,8 @@ def train_transform(
         steps.append(_rand_augment(rand_augment, height_width, mean, interpolation))
     steps += [_Channels(in_chans), transforms.ToTensor(), transforms.Normalize(mean, std)]
     if erase_prob:
-        steps.append(RandomErasing(erase_prob, mode="pixel", device="cpu"))
+        steps.append(timm_data.random_erasing.RandomErasing(erase_prob, mode="pixel", device="cpu"))
     return transforms.Compose(steps)
-
-
-def eval_transform(cfg: Mapping[str, Any] | Any) -> transforms.Compose:
-    """Create the evaluation transform of a model, as timm does: resize, crop, normalise.
-
-    Args:
-        cfg: a model's `pretrained_cfg`, or a mapping with some of its keys: `input_size` (c, h, w), `interpolation`,
-            `mean`, `std`, `crop_pct` (fraction of the resized side) and `crop_mode`: `center` resizes the short
-            side and crops the centre, `squash` resizes both sides, `border` resizes the long side and pads.
-
-    Returns:
-        A transform from a PIL image to a float32 tensor of `input_size`.
-
-    Raises:
-        UsageError: an invalid value.
-    """
-    crop, mean, std = evaluation(cfg)
-    return transforms.Compose([crop, transforms.ToTensor(), transforms.Normalize(mean, std)])
 
 
 class _Channels:
@@ -128,14 +113,16 @@ def _crop(
     if crop == "auto":
         crop = "shift" if max(size) <= SMALL_SIZE else "resized"
     if crop == "resized":
-        return RandomResizedCropAndInterpolation(size, scale=scale, ratio=ratio, interpolation=interpolation)
+        return timm_data.transforms.RandomResizedCropAndInterpolation(
+            size, scale=scale, ratio=ratio, interpolation=interpolation
+        )
     if crop == "cut":
         larger = (size[0] + CUT_MARGIN, size[1] + CUT_MARGIN)
-        mode = InterpolationMode("bicubic" if interpolation == "random" else interpolation)
+        mode = transforms.InterpolationMode("bicubic" if interpolation == "random" else interpolation)
         return transforms.Compose([transforms.Resize(larger, mode), transforms.RandomCrop(size)])
     if crop != "shift":
         raise UsageError(f"crop must be auto, resized, shift, cut or none; got '{crop}'.")
-    mode = InterpolationMode("bicubic" if interpolation == "random" else interpolation)
+    mode = transforms.InterpolationMode("bicubic" if interpolation == "random" else interpolation)
     return transforms.Compose([transforms.Resize(size, mode), _Shift(max(round(min(size) * PADDED_RATIO), 1))])
 
 
@@ -160,25 +147,25 @@ class _Shift:
         return f"Shift({self.margin})"
 
 
-def _rand_augment(policy: str, size: tuple[int, int], mean: Sequence[float], interpolation: str) -> RandAugment:
+def _rand_augment(policy: str, size: tuple[int, int], mean: Sequence[float], interpolation: str) -> Any:
     hparams: dict[str, Any] = {
         "translate_const": int(min(size) * 0.45),
         "img_mean": tuple(min(255, round(255 * value)) for value in mean),
     }
     if interpolation != "random":
-        hparams["interpolation"] = str_to_pil_interp(interpolation)
+        hparams["interpolation"] = timm_data.transforms.str_to_pil_interp(interpolation)
     try:
-        augment = rand_augment_transform(policy, hparams)
+        augment = timm_augment.rand_augment_transform(policy, hparams)
     except (AssertionError, ValueError, KeyError) as err:
         raise UsageError(
             f"rand_augment must be a policy such as rand-m9-mstd0.5-inc1; got '{policy}' ({reason_of(err)})."
         ) from err
     for op in augment.ops:
-        if op.aug_fn is posterize:
+        if op.aug_fn is timm_augment.posterize:
             op.aug_fn = posterize_at_least_one_bit
     return augment
 
 
 def posterize_at_least_one_bit(image: Image.Image, bits_to_keep: int, **_: Any) -> Image.Image:
     """Posterize with at least 1 bit: timm passes 0 at the strongest level, which Pillow 13 refuses."""
-    return posterize(image, max(bits_to_keep, 1))
+    return timm_augment.posterize(image, max(bits_to_keep, 1))

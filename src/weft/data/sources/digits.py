@@ -5,6 +5,7 @@ The validation set is fixed: a fifth of each digit, independent of the seed, so 
 
 from __future__ import annotations
 
+import gzip
 import io
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from weft.data.index.inventory import ImageEntry
 from weft.data.index.split import stratified_split
 from weft.data.sources.listing import Listing
+from weft.lazy import package_folder
 
 DIGITS = "digits"  # the name of this dataset wherever data is named
 VAL_FRACTION = 0.2
@@ -23,18 +25,33 @@ WHITE = 16  # the largest value; 0 is the background
 
 def open_digits() -> Listing:
     """List the digits as PNG files in memory, with keys `digits/0000` to `digits/1796` in scikit-learn's order."""
-    from sklearn.datasets import load_digits  # takes 0.5 s to import
-
-    digits: Any = load_digits()
-    keys = [f"digits/{i:04d}" for i in range(len(digits.target))]
-    files = dict(zip(keys, map(_png, digits.images), strict=True))
-    classes = [str(name) for name in digits.target_names]
-    val = set(stratified_split(keys, digits.target.tolist(), VAL_FRACTION, SPLIT_SEED)[1])
+    images, labels = read_digits()
+    keys = [f"digits/{i:04d}" for i in range(len(labels))]
+    files = dict(zip(keys, map(_png, images), strict=True))
+    classes = [str(digit) for digit in range(10)]
+    val = set(stratified_split(keys, labels, VAL_FRACTION, SPLIT_SEED)[1])
     entries = [
         ImageEntry(key, classes[label], "val" if i in val else "train")
-        for i, (key, label) in enumerate(zip(keys, digits.target, strict=True))
+        for i, (key, label) in enumerate(zip(keys, labels, strict=True))
     ]
     return Listing(DIGITS, entries, files.__getitem__, classes)
+
+
+def read_digits() -> tuple[np.ndarray, list[int]]:
+    """Return the images (n 8 8), values 0 to `WHITE`, and their digits.
+
+    They are read from scikit-learn's file, since its import takes seconds; by scikit-learn if the file is elsewhere.
+    """
+    folder = package_folder("sklearn")
+    file = None if folder is None else folder / "datasets" / "data" / "digits.csv.gz"
+    if file is not None and file.is_file():
+        with gzip.open(file) as stream:
+            rows = np.loadtxt(stream, delimiter=",")
+        return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(int).tolist()
+    from sklearn.datasets import load_digits
+
+    digits: Any = load_digits()
+    return digits.images, digits.target.tolist()
 
 
 def _png(image: np.ndarray) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import IO, Any
 
 from weft.errors import DataError, UsageError
 from weft.files import cache_dir
+from weft.system import rename
 from weft.text import printable
 
 MAX_DOWNLOAD_BYTES = 64 << 30
@@ -50,7 +50,7 @@ def fetch(url: str) -> Path:
         digest = _download(address, partial)
         if expected is not None and digest != expected:
             raise DataError(f"{printable(address)} must have the sha256 {expected[:12]}...; got {digest[:12]}...")
-        os.replace(partial, path)
+        rename(partial, path)
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise

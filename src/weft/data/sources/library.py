@@ -9,6 +9,7 @@ Hugging Face library downloads by itself.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from collections.abc import Callable, Sequence
@@ -186,12 +187,12 @@ def open_hf(address: str) -> Listing:
         for place, values in enumerate(values_by_split)
         for number, value in enumerate(values)
     ]
+    return Listing(f"hf:{name}", entries, LibraryReader(parts, functools.partial(_hf_bytes, image)), classes)
 
-    def bytes_of(part: Any, number: int) -> bytes:
-        cell = part[number][image]
-        return cell["bytes"] if cell["bytes"] is not None else _file(cell["path"])
 
-    return Listing(f"hf:{name}", entries, LibraryReader(parts, bytes_of), classes)
+def _hf_bytes(column: str, part: Any, number: int) -> bytes:
+    cell = part[number][column]
+    return cell["bytes"] if cell["bytes"] is not None else _file(cell["path"])
 
 
 def _column(part: Any, name: str, kind: str, word: str) -> str:

@@ -21,6 +21,7 @@ from weft.data.index.tree import EXTENSIONS
 from weft.data.sources.download import fetch
 from weft.data.sources.listing import Listing, sort_class_names
 from weft.errors import DataError, UsageError
+from weft.system import read_at
 from weft.text import printable
 
 LABELS = ("cls", "json", "txt")
@@ -49,8 +50,8 @@ class ShardReader:
             raise BadImage(printable(key), "too-many-bytes")
         mine = (os.getpid(), place.shard)
         if mine not in self._files:
-            self._files[mine] = os.open(place.shard, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        data = os.pread(self._files[mine], place.size, place.offset)
+            self._files[mine] = os.open(place.shard, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        data = read_at(self._files[mine], place.size, place.offset)
         if len(data) < place.size:
             raise BadImage(printable(key), "truncated")
         return data

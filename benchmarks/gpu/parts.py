@@ -1,0 +1,307 @@
+"""The parts of a measurement on a GPU: each is a list of cells, and a function that measures one cell.
+
+A cell is the unit that is repeated after an interruption. `measure` returns rows for the CSV of the part, or None if
+the cell has more to do than the seconds allowed and goes on in the next call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import statistics
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from settings import Options, run
+
+from weft.bench.choices import WAYS
+from weft.bench.records import read_csv
+from weft.bench.worker import REFERENCE, Task
+from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
+from weft.errors import UsageError
+
+Row = dict[str, Any]
+BUILDERS = 8  # processes that build and compile at once
+
+
+def tests_cells(options: Options) -> list[str]:
+    return ["tests/gpu"]
+
+
+def tests(cell: str, options: Options) -> list[Row]:
+    """Run the correctness tests; a row per result."""
+    import os
+
+    os.environ["WEFT_TEST_DEVICE"] = options.device
+    report = options.scratch / "tests.xml"
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", cell]
+    small = ["-m", "not slow"] if options.scale_name == "small" else []
+    run([*words, *small], options.scratch / "tests.log", options.seconds)
+    if not report.exists():
+        raise RuntimeError(f"pytest wrote no report; see {options.scratch / 'tests.log'}")
+    rows = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        kinds = {child.tag: child.get("message", "") for child in case}
+        result = next((kind for kind in ("failure", "error", "skipped") if kind in kinds), "passed")
+        rows.append({"test": case.get("name"), "result": result, "message": kinds.get(result, "").splitlines()[:1]})
+    return [row | {"message": "".join(row["message"])[:200]} for row in rows]
+
+
+def parity_cells(options: Options) -> list[str]:
+    from tests.parity.test_golden import RECORDED
+
+    precisions = options.precisions if options.device == "cuda" else ("fp32", "bf16")
+    return [f"{name} {precision}" for name in RECORDED[: options.scale.networks] for precision in precisions]
+
+
+def parity(cell: str, options: Options) -> list[Row]:
+    """Compare a network with the recorded outputs of the released code."""
+    from tests.gpu.deviation import TOLERANCE, deviation
+
+    network, precision = cell.split(" ")
+    difference, is_same = deviation(network, precision, options.device)
+    row = {"network": network, "precision": precision, "difference": f"{difference:.2e}"}
+    return [
+        row
+        | {
+            "tolerance": TOLERANCE[precision],
+            "within": difference <= TOLERANCE[precision],
+            "same_class": is_same,
+        }
+    ]
+
+
+def resume_cells(options: Options) -> list[str]:
+    precisions = ("fp32", "bf16") if options.device == "cuda" else ("fp32",)
+    return [f"{m} {p} {d}" for m in options.scale.families for p in precisions for d in ("true", "false")]
+
+
+def resume(cell: str, options: Options) -> list[Row]:
+    """Kill a run inside an epoch, resume it, and compare its bits with those of an uninterrupted run."""
+    from tests.train import tiny
+
+    model, precision, deterministic = cell.split(" ")
+    more = dict(device=options.device, precision=precision, deterministic=deterministic, batch_size=4)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = tiny.paint(folder / "data")
+        whole = tiny.fresh(tiny.command(data, folder / "whole", model, **more))
+        if whole.returncode:
+            raise RuntimeError(whole.stderr.strip().splitlines()[-1])
+        killed_after = tiny.kill_and_resume(data, folder / "killed", model, **more)
+        try:
+            tiny.assert_same_run(folder / "whole", folder / "killed")
+            difference = ""
+        except AssertionError as error:
+            difference = str(error).splitlines()[0][:200]
+    row = {"model": model, "precision": precision, "deterministic": deterministic, "killed_after_step": killed_after}
+    return [row | {"same_bits": not difference, "difference": difference}]
+
+
+def speed_cells(options: Options) -> list[str]:
+    return [f"{model} {precision}" for model in options.scale.models for precision in options.precisions]
+
+
+def speed(cell: str, options: Options) -> list[Row]:
+    """Time all ways of weft's network and of its first peer in one precision, in alternating turns.
+
+    Every way has a process of its own, and the processes build at the same time. Only one of them computes during a
+    timed turn.
+    """
+    model, precision = cell.split(" ")
+    threads = 1 if options.device == "cpu" else 4
+    ways = [way for way in options.scale.ways if precision in WAYS[way]]
+    tasks = [Task(model, None, True, REFERENCE, "fp32", options.device, threads)]
+    tasks += [Task(model, peer, True, way, precision, options.device, threads) for way in ways for peer in (None, 0)]
+    rows: list[Row] = []
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        workers = [stack.enter_context(WorkerProcess(task, folder / f"{i}.npy")) for i, task in enumerate(tasks)]
+        with ThreadPoolExecutor(BUILDERS) as pool:
+            errors = list(pool.map(_build, workers))
+        for task, error in zip(tasks, errors, strict=True):
+            if error:
+                side = "weft" if task.peer is None else "peer"
+                rows.append(_speed_row(options, model, side, task, 0, None) | {"error": error})
+        if errors[0]:
+            raise RuntimeError(errors[0])
+        ready = [worker for worker, error in zip(workers, errors, strict=True) if not error]
+        for batch in options.scale.batches:
+            rows += _timed(ready, batch, model, options)
+    return rows
+
+
+def _build(worker: WorkerProcess) -> str:
+    """Build a worker's model, and return the reason if it fails."""
+    try:
+        worker.build()
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def _warm(worker: WorkerProcess, batch: int) -> tuple[np.ndarray | None, str]:
+    """Run a batch once, which compiles for it; return the logits, or the reason of a failure."""
+    try:
+        return worker.logits(batch), ""
+    except UsageError as error:
+        return None, str(error)
+
+
+def _timed(workers: list[WorkerProcess], batch: int, model: str, options: Options) -> list[Row]:
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        warmed = list(pool.map(lambda worker: _warm(worker, batch), workers))
+    expected = warmed[0][0]
+    rows, timed = [], []
+    for worker, (logits, error) in zip(workers[1:], warmed[1:], strict=True):
+        side = "weft" if worker.task.peer is None else "peer"
+        row = _speed_row(options, worker.info["model"], side, worker.task, batch, None)
+        if error:
+            rows.append(row | {"error": error})
+            if worker.process.poll() is not None:
+                workers.remove(worker)
+            continue
+        if expected is not None and logits is not None and side == "weft":
+            row["difference"] = f"{np.abs(logits - expected).max() / np.abs(expected).max():.1e}"
+        timed.append((worker, row, list[float]()))
+    for _ in range(options.scale.rounds):
+        for worker, row, seconds in timed:
+            try:
+                seconds += worker.turn(batch)
+            except OutOfMemoryError as error:
+                row["error"] = str(error)
+    for worker, row, seconds in timed:
+        if seconds:
+            median = statistics.median(seconds)
+            row |= {"p50_ms": f"{1e3 * median:.4g}", "images_per_second": f"{batch / median:.5g}"}
+            row |= {"peak_mib": "" if worker.peak_mib is None else round(worker.peak_mib), "calls": len(seconds)}
+        rows.append(row)
+    return rows
+
+
+def _speed_row(options: Options, name: str, side: str, task: Task, batch: int, value: None) -> Row:
+    row = {"run": task.model, "side": side, "model": name, "way": task.way, "precision": task.precision}
+    empty = dict.fromkeys(("p50_ms", "images_per_second", "peak_mib", "difference", "calls", "error"), "")
+    return row | {"batch_size": batch} | empty
+
+
+def steps_cells(options: Options) -> list[str]:
+    modes = ("eager", "compiled") if options.device == "cuda" else ("eager",)
+    return [f"{pair} {m} {p}" for pair in options.scale.pairs for p in options.precisions for m in modes]
+
+
+def steps(cell: str, options: Options) -> list[Row]:
+    """Time training steps of weft's network and its peer, by benchmarks/training/step.py."""
+    pair, mode, precision = cell.split(" ")
+    scale, file = options.scale, options.scratch / "step.csv"
+    file.unlink(missing_ok=True)
+    words = ["benchmarks/training/step.py", "--pairs", pair, "--modes", mode, "--precisions", precision]
+    words += ["--batch-size", str(scale.step_batch), "--rounds", str(scale.step_rounds), "--csv", str(file)]
+    log = options.scratch / "step.log"
+    code = run([*words, "--device", options.device, "--warmup", "3"], log, options.seconds)
+    if code != 0:
+        raise RuntimeError(_last_line(log, code))
+    kept = ("ours", "peer", "mode", "precision", "allocator", "batch_size", "ours_img_s", "peer_img_s", "ratio")
+    kept += ("ours_peak_mib", "peer_peak_mib", "rounds")
+    return [{key: row[key] for key in kept} for row in read_csv(file)]
+
+
+def loop_cells(options: Options) -> list[str]:
+    precisions = ("fp32", "bf16") if options.device == "cuda" else ("fp32",)
+    return [f"{options.scale.loop_model} {precision} {workers}" for precision in precisions for workers in _workers()]
+
+
+def _workers() -> tuple[int, ...]:
+    import os
+
+    cores = os.cpu_count() or 1
+    return tuple(dict.fromkeys((max(1, cores // 2), cores)))
+
+
+def loop(cell: str, options: Options) -> list[Row]:
+    """Measure `weft train` on JPEGs of 500x375 pixels: throughput, and share of the time spent waiting for data."""
+    model, precision, workers = cell.split(" ")
+    data, out = options.scratch / "jpegs", options.scratch / "loop"
+    paint_jpegs(data, options.scale.loop_images)
+    words = ["-m", "weft", "train", str(data), "--model", model, "--device", options.device, "--precision", precision]
+    words += ["--workers", workers, "--batch-size", str(options.scale.loop_batch), "--epochs", "3"]
+    log = options.scratch / "loop.log"
+    code = run([*words, "--out", str(out), "--force", "--set", "pretrained=false"], log, options.seconds)
+    if code != 0:
+        raise RuntimeError(_last_line(log, code))
+    last = read_csv(out / "metrics.csv")[-1]
+    row = {"model": model, "precision": precision, "workers": workers, "batch_size": options.scale.loop_batch}
+    return [row | {"images_per_second": last["images_per_second"], "waiting_percent": last["waiting_percent"]}]
+
+
+def paint_jpegs(folder: Path, count: int) -> None:
+    """Write JPEGs in two classes, unless they are there: smooth noise, which compresses about as photos do."""
+    done = folder / "complete"
+    if done.exists() and done.read_text() == str(count):
+        return
+    random = np.random.default_rng(0)
+    for index in range(count):
+        place = folder / f"class{index % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(0, 256, (47, 63, 3)).astype(np.uint8)
+        Image.fromarray(pixels).resize((500, 375), Image.Resampling.BICUBIC).save(place / f"{index:05}.jpg", quality=90)
+    done.write_text(str(count))
+
+
+def cifar10_cells(options: Options) -> list[str]:
+    return ["cifar10"]
+
+
+def cifar10(cell: str, options: Options) -> list[Row] | None:
+    """Train the recipe cifar10, in as many calls as it needs: each resumes the run of the call before."""
+    if options.cifar10 is None:
+        raise RuntimeError("needs the folder of CIFAR-10 (train/ and test/ with a folder per class): CIFAR10=FOLDER")
+    out, log = options.scratch / "cifar10", options.scratch / "cifar10.log"
+    minutes = f"{max(options.seconds - 60, 30) / 60:.2f}m"
+    words = ["-m", "weft", "train"]
+    if list(out.glob("state/*.json")):
+        words += ["--resume", str(out)]
+    else:
+        words += [str(options.cifar10), "--recipe", "cifar10", "--device", options.device, "--out", str(out), "--force"]
+        words += options.scale.cifar10
+    run([*words, "--max-time", minutes], log, options.seconds)
+    if not (out / "report").exists():
+        if not list(out.glob("state/*.json")):
+            raise RuntimeError(_last_line(log, None))
+        return None
+    with (out / "metrics.csv").open(newline="") as lines:
+        epochs = list(csv.DictReader(lines))
+    kept = ("epoch", "step", "train_loss", "val_loss", "val_top1", "images_per_second", "waiting_percent", "seconds")
+    return [{key: row.get(key, "") for key in kept} for row in epochs]
+
+
+def _last_line(log: Path, code: int | None) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines() or [""]
+    ended = "took longer than it may" if code is None else f"exit code {code}"
+    return f"{ended}: {lines[-1][:300]} (all: {log})"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part: its cells, and the function that measures one."""
+
+    cells: Callable[[Options], list[str]]
+    measure: Callable[[str, Options], list[Row] | None]
+
+
+PARTS = {
+    "parity": Part(parity_cells, parity),
+    "tests": Part(tests_cells, tests),
+    "resume": Part(resume_cells, resume),
+    "speed": Part(speed_cells, speed),
+    "steps": Part(steps_cells, steps),
+    "loop": Part(loop_cells, loop),
+    "cifar10": Part(cifar10_cells, cifar10),
+}

@@ -1,0 +1,187 @@
+"""Check and measure weft on a GPU, in parts that can be interrupted.
+
+    make gpu                                             # everything; call it again until no cell is left
+    python benchmarks/gpu/run.py --part speed --seconds 420
+    make gpu DEVICE=cpu SCALE=small                      # rehearse all parts on the CPU, in runs/gpu-rehearsal
+
+Every call works for at most `--seconds`, continues after the last finished cell, and writes one CSV per part, README.md
+next to them, and the tables of weft's README. A cell that fails is recorded in failures.csv, and the others continue;
+`--retry` measures it again. Nothing is downloaded or installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from report import write_pages
+from settings import HERE, OPTIONAL, REQUIRED, ROOT, SCALES, Options, machine, missing, run
+
+PART_NAMES = ("parity", "tests", "resume", "speed", "steps", "loop", "cifar10")
+LEAST = 20  # seconds in which no further cell is started
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="+", choices=PART_NAMES, default=list(PART_NAMES))
+    parser.add_argument("--seconds", type=float, default=420, help="duration of this call (default: 420)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--scale", choices=SCALES, default="full")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/gpu; on the CPU runs/gpu-rehearsal")
+    parser.add_argument("--cifar10", type=Path, default=os.environ.get("CIFAR10") or None, help="folder of CIFAR-10")
+    parser.add_argument("--retry", action="store_true", help="measure failed cells again")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    out = args.out or (HERE if args.device == "cuda" else ROOT / "runs" / "gpu-rehearsal")
+    cifar10 = None if args.cifar10 is None else Path(args.cifar10).absolute()
+    options = Options(args.device, args.scale, out.absolute(), cifar10, args.seconds)
+    if args.cell is not None:
+        return _measure(args.part[0], args.cell, options)
+    if absent := missing(REQUIRED):
+        print(f"weft needs {', '.join(absent)}, which this Python does not have. Add a folder with them to PYTHONPATH.")
+        return 2
+    if args.device == "cuda" and not _has_cuda():
+        print("There is no CUDA device that PyTorch can use; rehearse on the CPU with: make gpu DEVICE=cpu SCALE=small")
+        return 2
+    for name in missing(OPTIONAL):
+        print(f"{name} is not installed: without {OPTIONAL[name]}.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the process of a cell as well
+    return Session(options, args.part, args.retry).work()
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _measure(part: str, cell: str, options: Options) -> int:
+    """Measure a cell, in a process of its own, and write the result for the calling process."""
+    from parts import PARTS
+
+    if cell == "":
+        result: Any = PARTS[part].cells(options)
+    else:
+        result = PARTS[part].measure(cell, options)
+    _result_file(options, part).write_text(json.dumps(result, default=str))
+    return 0
+
+
+def _result_file(options: Options, part: str) -> Path:
+    return options.scratch / f"{part}.result.json"
+
+
+class Session:
+    """One call: works through the open cells until its time is over.
+
+    Args:
+        options: of the command line; `seconds` is the duration of the call.
+        parts: names of the parts.
+        retry: also measure the cells that failed in an earlier call.
+    """
+
+    def __init__(self, options: Options, parts: list[str], retry: bool) -> None:
+        self.options, self.parts, self.retry = options, parts, retry
+        self.until = time.monotonic() + options.seconds
+        options.out.mkdir(parents=True, exist_ok=True)
+        options.scratch.mkdir(parents=True, exist_ok=True)
+        self.file = options.out / "state.json"
+        self.state: dict[str, dict[str, str]] = json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    def work(self) -> int:
+        """Measure open cells. Return 0 if all are done, 1 if some failed, 3 if the next call continues."""
+        left = 0
+        for part in self.parts:
+            cells = self._cells(part)
+            for cell in cells:
+                known = self.state.get(part, {}).get(cell)
+                if known == "done" or (known is not None and known.startswith("failed") and not self.retry):
+                    continue
+                if self.until - time.monotonic() < LEAST:
+                    left += 1
+                    continue
+                left += self._work_on(part, cell)
+        write_pages(self.options.out, publish=self.options.out == HERE)
+        failed = [f"{part} {cell}" for part, cells in self.state.items() for cell, v in cells.items() if v != "done"]
+        print(f"{left} cells are left: call this command again." if left else "No cell is left.")
+        if failed:
+            print(
+                f"Failed or unfinished ({len(failed)}): {', '.join(failed)}; see {self.options.out / 'failures.csv'}."
+            )
+        return 3 if left else int(bool(failed))
+
+    def _cells(self, part: str) -> list[str]:
+        result, error = self._child(part, "")
+        if error:
+            self._note(part, "*", f"failed: {error}")
+            return []
+        return result
+
+    def _work_on(self, part: str, cell: str) -> int:
+        """Measure a cell; return 1 if it is not finished."""
+        begun, full = time.monotonic(), self.until - time.monotonic() > 0.8 * self.options.seconds
+        print(f"{part} {cell} ...", flush=True)
+        result, error = self._child(part, cell)
+        print(f"  {time.monotonic() - begun:.0f} s {error or ''}", flush=True)
+        if error is None and result is None:  # goes on in the next call
+            return 1
+        if error is None:
+            self._append(part, result)
+            self._note(part, cell, "done")
+            return 0
+        if error == OUT_OF_TIME and not full:  # a call that starts with it has enough
+            return 1
+        self._note(part, cell, f"failed: {error}")
+        return 0
+
+    def _child(self, part: str, cell: str) -> tuple[Any, str | None]:
+        options, seconds = self.options, self.until - time.monotonic()
+        file, log = _result_file(options, part), options.scratch / f"{part}.log.txt"
+        file.unlink(missing_ok=True)
+        words = [str(HERE / "run.py"), "--part", part, "--cell", cell, "--device", options.device]
+        words += ["--scale", options.scale_name, "--out", str(options.out), "--seconds", f"{max(seconds - 10, 10):.0f}"]
+        words += ["--cifar10", str(options.cifar10)] if options.cifar10 else []
+        code = run(words, log, seconds)
+        if code is None:
+            return None, OUT_OF_TIME
+        if code != 0 or not file.exists():
+            lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
+            return None, f"exit code {code}: {lines[-1][:300]}"
+        return json.loads(file.read_text()), None
+
+    def _append(self, part: str, rows: list[dict[str, Any]]) -> None:
+        from weft.bench.records import read_csv, write_csv
+
+        if rows:
+            file, where = self.options.out / f"{part}.csv", machine(self.options.device)
+            write_csv(file, [*read_csv(file), *({**row, **where} for row in rows)])
+
+    def _note(self, part: str, cell: str, result: str) -> None:
+        from weft.bench.records import write_csv
+
+        self.state.setdefault(part, {})[cell] = result
+        self.state[part] = {key: value for key, value in self.state[part].items() if key != "*" or cell == "*"}
+        self.file.write_text(json.dumps(self.state, indent=1) + "\n")
+        failures = [
+            {"part": name, "cell": key, "error": value.removeprefix("failed: "), **machine(self.options.device)}
+            for name, cells in self.state.items()
+            for key, value in cells.items()
+            if value != "done"
+        ]
+        file = self.options.out / "failures.csv"
+        if failures:
+            write_csv(file, failures)
+        else:
+            file.unlink(missing_ok=True)
+
+
+OUT_OF_TIME = "took longer than this call may"
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Options of a measurement on a GPU, its scales, and the record of the machine that every row has."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+REQUIRED = ("accelerate", "jaxtyping", "pydantic", "safetensors", "timm", "torch", "torchvision", "yaml")
+OPTIONAL = {
+    "transformers": "the peer of CvT",
+    "onnx": "ONNX",
+    "onnxscript": "ONNX",
+    "onnxruntime": "ONNX Runtime",
+    "pytest": "the parts tests and parity",
+    "matplotlib": "the report of a training run",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured.
+
+    Attributes:
+        models, batches, rounds: of inference; models have peers.
+        ways: of inference.
+        families, networks: of resumed runs, and of recorded outputs.
+        pairs, step_batch, step_rounds: of training steps, see benchmarks/training/step.py.
+        loop_model, loop_images, loop_batch: of the real loop.
+        cifar10: options of `weft train --recipe cifar10`.
+    """
+
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    rounds: int
+    ways: tuple[str, ...]
+    families: tuple[str, ...]
+    networks: int | None
+    pairs: tuple[str, ...]
+    step_batch: int
+    step_rounds: int
+    loop_model: str
+    loop_images: int
+    loop_batch: int
+    cifar10: tuple[str, ...]
+
+
+NANO = ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
+SCALES = {
+    "full": Scale(
+        models=("levit_128s", "levit_256", "ceit_tiny_patch16_224", "cvt_13"),
+        batches=(1, 16, 256),
+        rounds=8,
+        ways=("eager", "folded", "compiled", "graphed", "aotinductor", "onnx"),
+        families=NANO,
+        networks=None,
+        pairs=("levit", "ceit", "cvt"),
+        step_batch=256,
+        step_rounds=20,
+        loop_model="levit_256",
+        loop_images=4096,
+        loop_batch=256,
+        cifar10=(),
+    ),
+    "small": Scale(
+        models=("levit_128s",),
+        batches=(1,),
+        rounds=1,
+        ways=("eager", "folded"),
+        families=("levit_nano_32",),
+        networks=1,
+        pairs=("levit",),
+        step_batch=2,
+        step_rounds=1,
+        loop_model="levit_nano_32",
+        loop_images=64,
+        loop_batch=16,
+        cifar10=("--epochs", "1", "--limit", "256", "--set", "evaluate_every=1", "--set", "save.every_steps=1"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command line: device, scale, output folder, CIFAR-10, seconds for a cell."""
+
+    device: str
+    scale_name: str
+    out: Path
+    cifar10: Path | None
+    seconds: float
+
+    @property
+    def scale(self) -> Scale:
+        return SCALES[self.scale_name]
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """TF32 is a number format of GPUs; a CPU rehearses without it."""
+        return ("fp32", "tf32", "bf16") if self.device == "cuda" else ("fp32",)
+
+    @property
+    def scratch(self) -> Path:
+        """Folder for runs and logs, which are not published."""
+        return (ROOT / "runs" / "gpu" if self.device == "cuda" else self.out / "runs").absolute()
+
+
+def run(words: list[str], log: Path, seconds: float) -> int | None:
+    """Run a process with this Python and weft's sources, with its output in a file.
+
+    Returns:
+        The exit code; None if it was ended after `seconds`, with all processes that it started.
+    """
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path.rstrip(os.pathsep), "HF_HUB_OFFLINE": "1"}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            return process.wait(timeout=max(seconds, 1))
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)  # a group of its own
+                process.wait()
+
+
+def missing(names: Any) -> list[str]:
+    """Return the packages that cannot be imported."""
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+@functools.cache
+def machine(device: str) -> dict[str, str]:
+    """Return the columns that every row ends with: device, versions, commit of weft's sources."""
+    found = {}
+    for name in ("timm", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "" if device == "cuda" else "",
+        **found,
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str:
+    try:
+        words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # a copy without its history
+        return os.environ.get("WEFT_COMMIT", "unknown")

@@ -1,0 +1,150 @@
+"""config.json of model directories and exports: its types and their validation. No torch is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
+
+from weft.checkpoints.finding import CONFIG, PREFIX, WEIGHTS, local_model_dir, without_model
+from weft.checkpoints.unknown import FILE as DETECTOR
+from weft.errors import CheckpointError, UsageError
+from weft.reading import read_json
+from weft.text import has_control_characters
+
+PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
+
+
+Size = Annotated[int, Field(ge=1, le=65536)]
+Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
+Positive = Annotated[float, Field(allow_inf_nan=False, gt=0, le=1e6)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+@with_config(extra="allow")
+class Preprocessing(TypedDict, total=False):
+    """Preprocessing of images, under timm's keys."""
+
+    input_size: tuple[Annotated[int, Field(ge=1, le=64)], Size, Size]
+    mean: Annotated[list[Finite], Field(min_length=1, max_length=64)]
+    std: Annotated[list[Positive], Field(min_length=1, max_length=64)]
+    interpolation: Literal["bicubic", "bilinear", "nearest", "lanczos", "random"]
+    crop_pct: Annotated[float, Field(gt=0, le=10)]
+    crop_mode: Literal["center", "squash", "border"]
+    label_names: list[str]
+
+
+@with_config(extra="allow")
+class ExportRecord(TypedDict):
+    """Description of an export; see `weft.deploy.exporting`."""
+
+    version: int
+    format: str
+    precision: str
+    input: tuple[Annotated[int, Field(ge=1, le=64)], Size, Size]
+    sha256: dict[str, Sha256]
+    weights_sha256: NotRequired[Sha256]
+    weight_bits: NotRequired[Annotated[int, Field(ge=1, le=8)]]
+
+
+class ConfidenceRecord(TypedDict):
+    """Calibration of a model, as `weft.checkpoints.confidence.Confidence`."""
+
+    temperature: Annotated[float, Field(gt=0, le=1000)]
+    count: Annotated[int, Field(ge=0)]
+    ece_before: Annotated[float, Field(ge=0, le=100)]
+    ece_after: Annotated[float, Field(ge=0, le=100)]
+    curve: list[tuple[Annotated[float, Field(ge=0, le=1)], int, int]]
+
+
+class UnknownRecord(TypedDict):
+    """Threshold of the detector of unknown images, as `weft.checkpoints.unknown.Threshold`, and its file."""
+
+    value: float
+    count: Annotated[int, Field(ge=0)]
+    unknown: Annotated[int, Field(ge=0)]
+    other_count: Annotated[int, Field(ge=0)]
+    other_unknown: Annotated[int, Field(ge=0)]
+    auroc: Annotated[float, Field(ge=0, le=1)] | None
+    sha256: Sha256
+
+
+@with_config(extra="allow")
+class ModelConfig(TypedDict):
+    """Contents of config.json: the keys of timm and additional ones of weft."""
+
+    architecture: str
+    plugin: NotRequired[str]
+    num_classes: Annotated[int, Field(ge=0, le=1_000_000)]
+    pretrained_cfg: NotRequired[Preprocessing]
+    model_args: NotRequired[dict[str, Any]]
+    label_names: NotRequired[list[str] | None]
+    weights_sha256: NotRequired[Sha256]
+    artefact: NotRequired[ExportRecord]
+    confidence: NotRequired[ConfidenceRecord | None]
+    unknown: NotRequired[UnknownRecord | None]
+
+
+def model_dir(run: str | Path) -> Path:
+    """Return the model directory of a run (its best model), of a model directory (itself) or of a hub repository.
+
+    Args:
+        run: a run directory, a model directory, or `hf-hub:OWNER/NAME`, which is downloaded.
+
+    Raises:
+        CheckpointError: there is no model directory, or it cannot be downloaded.
+    """
+    if str(run).startswith(PREFIX):
+        from weft.checkpoints.hub import fetch_files  # imports torch
+
+        folder = fetch_files(str(run), (WEIGHTS, CONFIG))
+        if (folder / CONFIG).is_file() and read_config(folder).get("unknown"):
+            fetch_files(f"{str(run).partition('@')[0]}@{folder.name}", (DETECTOR,))  # of the same commit
+        return folder
+    directory = local_model_dir(run)
+    if directory is None:
+        raise CheckpointError(without_model(Path(run)))
+    return directory
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return config.json after validation, with all optional keys."""
+    file = path / CONFIG
+    if not file.is_file():
+        raise CheckpointError(f"A model directory must hold {CONFIG} and {WEIGHTS}; {path} has no {CONFIG}.")
+    config: dict[str, Any] = {"pretrained_cfg": {}, "model_args": {}, **read_json(file, ModelConfig)}
+    config["label_names"] = config.get("label_names") or config["pretrained_cfg"].get("label_names")
+    try:
+        checked_names(config["label_names"], config["num_classes"])
+    except UsageError as err:
+        raise CheckpointError(f"{file}: {err}") from err
+    return config
+
+
+def checked_names(names: Any, num_classes: int | None = None, what: str = "label_names") -> list[str] | None:
+    """Return class names as a list after validation.
+
+    Args:
+        names: one string per class; None for none.
+        num_classes: required number of names; None for any number.
+        what: name of the list in messages.
+
+    Raises:
+        UsageError: a name is not a string, occurs twice or has control characters, or the number is wrong.
+    """
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{what} must be a list of strings; got {names!r}.")
+    names = list(names)
+    if num_classes is not None and len(names) != num_classes:
+        raise UsageError(f"{what} must have one name per class, {num_classes}; got {len(names)}.")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"{what} must differ from each other; {twice!r} occurs twice.")
+    for name in names:
+        if has_control_characters(name):
+            raise UsageError(f"{what} must have no control characters; got {name!r}.")
+    return names

@@ -1,0 +1,307 @@
+"""Choose the fastest way to run a model by measurement, and remember the choice per machine.
+
+A directory of `weft export --format auto` holds the chosen export, the other exports that passed their verification in
+`candidates/`, and `chosen.json`: the machine, and the time of every candidate on it. Another machine measures again
+and stores its choice in the cache directory, since the directory may be read-only. `weft serve RUN` also
+stores there which of a model and its exports is the fastest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from weft.checkpoints.config import read_config
+from weft.checkpoints.finding import CONFIG
+from weft.errors import CheckpointError, StorageError, UsageError
+from weft.files import cache_dir, sha256_of, write_text
+from weft.processor import cpu_flags, cpu_name, has_bf16, limits, processor_class
+from weft.reading import read_json
+
+FILE, FOLDER = "chosen.json", "candidates"
+Format = Literal["openvino", "onnx"]
+Precision = Literal["fp32", "bf16", "int8"]
+KINDS: tuple[tuple[Format, Precision], ...] = (
+    *(("openvino", "fp32"), ("openvino", "bf16"), ("openvino", "int8")),
+    *(("onnx", "fp32"), ("onnx", "int8")),
+)
+PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}
+WITH_INT8 = ("avx512_vnni", "avx_vnni", "amx_int8", "asimd")  # instructions that sum 8-bit multiplications in 32 bits
+BATCH_SIZES = (1, 16)
+MAX_BATCH = 4096
+ROUNDS = 9  # turns per batch size
+MIN_ROUNDS, SECONDS = 3, 2.0  # after this time, no more than so many turns are started
+MAX_BYTES = 1 << 20  # of chosen.json
+
+Text = Annotated[str, Field(max_length=2000)]
+Short = Annotated[str, Field(max_length=200)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+BatchSize = Annotated[str, Field(pattern="^[1-9][0-9]{0,4}$")]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Properties of a machine that decide which candidate is the fastest.
+
+    Attributes:
+        processor: name of the processor; None where it is not known.
+        processor_class: see `weft.processor.processor_class`.
+        flags: instruction sets.
+        limits: environment variables that limit the instruction set.
+        versions: of the inference runtimes; one that is not installed is absent.
+    """
+
+    processor: Short | None
+    processor_class: Short
+    flags: Annotated[tuple[Short, ...], Field(max_length=64)]
+    limits: Annotated[dict[Short, Short], Field(max_length=16)]
+    versions: Annotated[dict[Short, Short], Field(max_length=16)]
+
+
+@dataclass(frozen=True)
+class ConsideredExport:
+    """An export that was considered.
+
+    Attributes:
+        format, precision: of the export.
+        refused: reason why it was not built, or failed its verification; None if it passed.
+        seconds: median time of a batch, by batch size; empty if it was refused.
+        difference: largest difference of logits from the model, relative to the largest logit; None if refused.
+        top1: accuracy on the held-out images in percent; None without labelled images.
+    """
+
+    format: Format
+    precision: Precision
+    refused: Text | None = None
+    seconds: Annotated[dict[BatchSize, Seconds], Field(max_length=64)] = Field(default_factory=dict)
+    difference: Number | None = None
+    top1: Number | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the directory in `candidates/`."""
+        return f"{self.format}-{self.precision}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Contents of chosen.json.
+
+    Attributes:
+        version: of the format, 1.
+        machine: the machine that measured.
+        candidates: all that were considered.
+        chosen: name of the fastest.
+    """
+
+    version: Literal[1]
+    machine: Machine
+    candidates: Annotated[tuple[ConsideredExport, ...], Field(max_length=len(KINDS))]
+    chosen: Short
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    chosen: Annotated[str, Field(max_length=5000)]
+
+
+def machine() -> Machine:
+    """Return this machine."""
+    versions = {}
+    for package in ("openvino", "onnxruntime", "torch"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Machine(cpu_name(), processor_class(), cpu_flags(), limits(), versions)
+
+
+def check_batch_sizes(batch_sizes: Sequence[int]) -> None:
+    """Check the batch sizes at which candidates are timed.
+
+    Raises:
+        UsageError: there is none, or one is not from 1 to MAX_BATCH.
+    """
+    wrong = [size for size in batch_sizes if not 1 <= size <= MAX_BATCH]
+    if wrong or not batch_sizes:
+        raise UsageError(f"batch_sizes must be whole numbers from 1 to {MAX_BATCH}; got {wrong or 'none'}.")
+
+
+def check_runtimes() -> None:
+    """Check that an inference runtime is installed.
+
+    Raises:
+        UsageError: none is.
+    """
+    if all(importlib.util.find_spec(package) is None for package in PACKAGES.values()):
+        raise UsageError(
+            "format auto needs an inference runtime, openvino or onnxruntime; none is installed. Run: pip install"
+            " 'weft-vision[deploy]'"
+        )
+
+
+def unsuitable(format: str, precision: str, *, has_data: bool) -> str | None:
+    """Return why an export cannot be built or cannot be fast here; None if it can."""
+    if importlib.util.find_spec(PACKAGES[format]) is None:
+        return f"{PACKAGES[format]} is not installed"
+    if precision == "bf16" and not has_bf16():
+        return "this processor emulates bf16"
+    if precision == "int8" and not has_data:
+        return "int8 is calibrated on images; none were given"
+    return None
+
+
+def saturation_note(config: dict[str, Any]) -> str | None:
+    """Return a warning if an int8 export has sums that saturate on this processor; None otherwise.
+
+    Args:
+        config: config.json of the export.
+    """
+    artefact, flags = config["artefact"], cpu_flags()
+    if artefact["precision"] != "int8" or artefact.get("weight_bits", 8) < 8:
+        return None
+    if "avx2" not in flags and "avx512f" not in flags:
+        return None
+    if any(flag in flags for flag in WITH_INT8):
+        return None
+    return (
+        "This int8 export has weights of 8 bits, whose sums saturate on processors without VNNI, such as this one:"
+        " its predictions are less accurate than they were when it was made. Export the model again."
+    )
+
+
+def expected_order() -> list[tuple[str, str]]:
+    """Return formats and precisions by the speed that this class of processors leads to expect; ties go by it."""
+    integer = any(flag in cpu_flags() for flag in WITH_INT8)
+    half = has_bf16()
+
+    def rank(precision: str) -> int:
+        if precision == "int8":
+            return 0 if integer else 3
+        return 1 if precision == "bf16" and half else 2
+
+    kinds = itertools.product(("openvino", "onnx"), ("fp32", "bf16", "fp16", "int8"))
+    return sorted(kinds, key=lambda kind: rank(kind[1]))
+
+
+def time_calls(
+    calls: Mapping[str, Callable[[int], object]], batch_sizes: Sequence[int] = BATCH_SIZES
+) -> dict[str, dict[int, float]]:
+    """Return the median time of a batch in seconds, by name and batch size.
+
+    Args:
+        calls: functions that compute a batch of the given size; they alternate, so that other load on the machine
+            slows all of them.
+        batch_sizes: numbers of images.
+    """
+    medians: dict[str, dict[int, float]] = {name: {} for name in calls}
+    for size in batch_sizes:
+        for call in calls.values():
+            call(size)  # compiles the graph for this size
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        start = time.perf_counter()
+        for turn in range(ROUNDS):
+            if turn >= MIN_ROUNDS and time.perf_counter() - start > SECONDS:
+                break
+            for name, call in calls.items():
+                begin = time.perf_counter()
+                call(size)
+                times[name].append(max(time.perf_counter() - begin, 1e-9))
+        for name, values in times.items():
+            medians[name][size] = median(values)
+    return medians
+
+
+def fastest(seconds: Mapping[str, Mapping[int, float]]) -> str:
+    """Return the name with the least geometric mean of the times over the batch sizes; of equal ones the first."""
+    return min(seconds, key=lambda name: sum(math.log(value) for value in seconds[name].values()))
+
+
+def speeds_text(seconds: Mapping[str, Mapping[int, float]]) -> str:
+    """Return the throughput of each candidate, as part of a sentence."""
+    rates = {name: " and ".join(f"{size / value:.0f}" for size, value in row.items()) for name, row in seconds.items()}
+    sizes = " and ".join(str(size) for size in next(iter(seconds.values())))
+    return f"{', '.join(f'{name} {rate}' for name, rate in rates.items())} images/s at batch size {sizes}"
+
+
+def read_choice(folder: Path) -> Choice:
+    """Read chosen.json, which is untrusted.
+
+    Raises:
+        CheckpointError: it is missing, too large or not in the format that weft writes.
+    """
+    return read_json(folder / FILE, Choice, max_bytes=MAX_BYTES)
+
+
+def write_choice(folder: Path, choice: Choice) -> None:
+    """Write chosen.json."""
+    write_text(folder / FILE, TypeAdapter(Choice).dump_json(choice, indent=2).decode() + "\n")
+
+
+def exports_in(folder: Path, choice: Choice) -> dict[str, Path]:
+    """Return the exports that passed their verification, by name; the chosen one is in the directory itself.
+
+    A directory in `candidates/` is used if it has the same weights, classes and preprocessing as the chosen export.
+    """
+    config = read_config(folder)
+    exports = {_kind(config): folder}
+    for candidate in choice.candidates:
+        path = folder / FOLDER / candidate.name
+        if candidate.refused is not None or not (path / CONFIG).is_file():
+            continue
+        other = read_config(path)
+        if "artefact" in other and _kind(other) == candidate.name and is_same_model(other, config):
+            exports.setdefault(candidate.name, path)
+    return {name: exports[name] for kind in expected_order() if (name := "-".join(kind)) in exports} or exports
+
+
+def is_same_model(export: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two exports were made from the same weights, with the same classes and preprocessing."""
+    keys = ("architecture", "model_args", "num_classes", "label_names", "pretrained_cfg")
+    weights = [config["artefact"].get("weights_sha256") for config in (export, other)]
+    return weights[0] == weights[1] and all(export.get(key) == other.get(key) for key in keys)
+
+
+def recall(paths: Iterable[Path], *settings: object) -> str | None:
+    """Return the choice of this machine among models or exports, by its name; None if it has not measured them.
+
+    Args:
+        paths: their directories, in any order.
+        settings: anything else that the choice depends on.
+    """
+    file = _cache_file(paths, settings)
+    try:
+        return read_json(file, _Remembered, max_bytes=MAX_BYTES).chosen if file.is_file() else None
+    except (CheckpointError, OSError):  # damaged: measured again
+        return None
+
+
+def remember(chosen: str, paths: Iterable[Path], *settings: object) -> None:
+    """Store the choice of this machine for `recall`; where the cache cannot be written, it is measured again."""
+    file = _cache_file(paths, settings)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, TypeAdapter(_Remembered).dump_json(_Remembered(chosen)).decode() + "\n")
+    except (OSError, StorageError):
+        pass
+
+
+def _cache_file(paths: Iterable[Path], settings: tuple[object, ...]) -> Path:
+    parts = (machine(), sorted(sha256_of(path / CONFIG) for path in paths), settings)
+    return cache_dir() / "choices" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json"
+
+
+def _kind(config: dict[str, Any]) -> str:
+    return f"{config['artefact']['format']}-{config['artefact']['precision']}"

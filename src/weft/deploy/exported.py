@@ -1,0 +1,91 @@
+"""Exports with the interface of a model of torch, and loading of any model."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.checkpoints.model_dir import load_model_dir, more_arguments, read_config
+from weft.checkpoints.public import PublicModel, find_model, load_public, names_on_hub
+from weft.deploy.runtimes import Export, open_export
+from weft.models.building import build_described
+
+
+class ExportedModel(nn.Module):
+    """An export with the interface of the model that it was made from: images (b c h w) to logits (b num_classes).
+
+    It computes on the CPU, in the runtime of the export.
+
+    Attributes:
+        export: the export.
+        num_classes, pretrained_cfg, default_cfg: as in the model.
+    """
+
+    def __init__(self, export: Export) -> None:
+        super().__init__()
+        self.export, self.graph, self.config = export, export.graph, export.config
+        self.num_classes, self.size = export.num_classes, export.size
+        self.pretrained_cfg = self.default_cfg = export.pretrained_cfg
+        self.confidence, self.unknown = export.confidence, export.unknown
+        self.format, self.precision = export.format, export.precision
+        self.set_input_size = export.set_input_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of images.
+
+        Raises:
+            UsageError: the images have another size.
+        """
+        return torch.from_numpy(self.export(_array(x)))
+
+    def run_with_attention(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return logits and attention weights, as `Export.run_with_attention`."""
+        logits, weights = self.export.run_with_attention(_array(x))
+        return torch.from_numpy(logits), [torch.from_numpy(weight) for weight in weights]
+
+    @functools.cached_property
+    def network(self) -> nn.Module | None:
+        """The network that was exported, on the meta device (without weights), to interpret its attention.
+
+        None if it is not one of weft's networks.
+        """
+        if self.export.family is None:
+            return None
+        name = self.config["architecture"].removeprefix("weft_")
+        with torch.device("meta"):
+            return build_described(name, self.config["model_args"], **more_arguments(self.config)).eval()
+
+
+def _array(images: Tensor) -> np.ndarray:
+    return images.detach().cpu().float().numpy()
+
+
+def open_model(run: str | Path, threads: int | None = None, *, quiet: bool = False) -> tuple[Any, list[str] | None]:
+    """Load a model: of a run, a model directory, an export, a repository on the hub, or a public one by its name.
+
+    Args:
+        run: as in `weft.checkpoints.public.find_model`.
+        threads: number of threads of an export; None for torch's current number. Other models use torch's.
+        quiet: print no notes.
+
+    Returns:
+        The model, and its class names or None if it has none.
+
+    Raises:
+        CheckpointError: there is no such model, or a file is missing, damaged, or of another version of weft.
+        UsageError: the runtime of the export is not installed.
+    """
+    model_source = find_model(run, quiet=quiet)
+    if isinstance(model_source, PublicModel):
+        return load_public(model_source, quiet=quiet)
+    config = read_config(model_source)
+    if "artefact" not in config:
+        model, names = load_model_dir(model_source)
+        return model, names or names_on_hub(run, model.num_classes)
+    export = open_export(model_source, config, threads, quiet=quiet)
+    return ExportedModel(export).eval(), export.label_names

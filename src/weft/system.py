@@ -1,0 +1,149 @@
+"""Differences between Linux, macOS and Windows: file locks, renames, file names, processes and memory.
+
+On Linux this module uses /proc and the calls of the system alone. psutil is a dependency on other systems only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import threading
+import time
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+IS_WINDOWS = sys.platform == "win32"
+RENAME_S = 2.0  # time to repeat a rename that Windows refuses
+MAX_NAME_BYTES = 100  # of a file name; a number and a suffix are added to it, and file systems accept 255
+_LOCKED_BYTE = 1 << 30  # beyond the content of a lock file, which stays readable: Windows locks are mandatory
+_RESERVED = re.compile(r"(con|prn|aux|nul|conin|conout|clock|(com|lpt)[0-9¹²³])(?![^.])", re.IGNORECASE)  # of Windows
+_position = threading.Lock()
+
+
+def file_name(text: str) -> str:
+    """Return a text as a file name that Linux, macOS and Windows accept and store unchanged.
+
+    Letters and digits of all scripts, `-`, `_` and `.` stay; every other character becomes `_`. The name is in Unicode
+    form NFC, has 1 to `MAX_NAME_BYTES` bytes in UTF-8, no dot at either end, and is no device of Windows (CON, NUL,
+    COM1 ...). Different texts can give the same name, and names that differ in case only are one file on macOS and
+    Windows.
+    """
+    composed = unicodedata.normalize("NFC", text)
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in composed).lstrip(".")
+    safe = safe if _RESERVED.match(safe) is None else f"_{safe}"
+    return safe.encode()[:MAX_NAME_BYTES].decode(errors="ignore").rstrip(".") or "unnamed"
+
+
+def lock_file(descriptor: int) -> None:
+    """Lock an open file for this process, until the file is closed.
+
+    Raises:
+        OSError: another process has locked it.
+    """
+    if fcntl is not None:
+        # lockf, not flock: forked data loader workers would inherit a flock and keep it after the run is killed
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    msvcrt: Any = importlib.import_module("msvcrt")
+    before = os.lseek(descriptor, 0, os.SEEK_CUR)
+    os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    finally:
+        os.lseek(descriptor, before, os.SEEK_SET)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file, over an existing one if there is one, or a directory.
+
+    On Windows, a virus scanner or an indexer may have a new file open for a moment, and an open file cannot be renamed:
+    the rename is repeated for `RENAME_S`.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    deadline = time.monotonic() + RENAME_S
+    while True:
+        try:
+            return os.replace(source, target)
+        except PermissionError:
+            if not IS_WINDOWS or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def read_at(descriptor: int, num_bytes: int, offset: int) -> bytes:
+    """Return bytes of an open file from an offset; threads can share the file."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, num_bytes, offset)
+    with _position:  # Windows
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, num_bytes)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process with this number runs."""
+    if IS_WINDOWS:  # os.kill(pid, 0) would send Ctrl-C there
+        import psutil
+
+        return psutil.pid_exists(pid)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # process of another user, or a number that no process can have
+        return True
+    return True
+
+
+def start_time(pid: int) -> float | None:
+    """Return when a process started, in seconds since 1970; None if that is not known."""
+    if sys.platform == "linux" and not IS_WINDOWS:
+        return _start_time_by_proc(pid)
+    import psutil
+
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
+
+
+def _start_time_by_proc(pid: int) -> float | None:
+    try:
+        process = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        system = Path("/proc/stat").read_text(encoding="ascii")
+        boot = next(line for line in system.splitlines() if line.startswith("btime "))
+        ticks = int(process.rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+    return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def peak_mib() -> int:
+    """Return the largest memory that this process has used so far, in MiB."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        memory: Any = psutil.Process().memory_info()
+        return int(getattr(memory, "peak_wset", memory.rss)) >> 20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak >> (20 if sys.platform == "darwin" else 10)  # in bytes on macOS, in KiB on Linux
+
+
+def total_memory() -> int:
+    """Return the memory of the machine, in bytes."""
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import psutil  # Windows
+
+    return psutil.virtual_memory().total

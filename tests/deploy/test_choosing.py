@@ -1,0 +1,281 @@
+"""The fastest export is chosen by measurement, on the machine at hand, and again on another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.deploy.test_export import CLASSES, model
+from weft.checkpoints import save_model_dir
+from weft.cli.app import main
+from weft.deploy import choosing, export, exporting, open_model
+from weft.deploy.choosing import Choice, ConsideredExport, Machine, expected_order, fastest, time_calls
+from weft.errors import CheckpointError, UsageError, VerificationError
+from weft.inference.predictor import Predictor
+
+OTHER = Machine("another processor", "avx2", ("avx2", "fma"), {}, {"openvino": "2026.4"})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def timings(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[list[str]]:
+    """Let candidates take given times; of a path, its last part counts. Returns the candidates of each measurement."""
+    measured: list[list[str]] = []
+
+    def measure(calls: dict[str, Callable[[int], object]], sizes: Any = (1, 16)) -> dict[str, dict[int, float]]:
+        measured.append(list(calls))
+        for call in calls.values():
+            call(2)
+        return {name: {size: size * seconds[Path(name).name] for size in sizes} for name in calls}
+
+    monkeypatch.setattr(choosing, "time_calls", measure)
+    return measured
+
+
+@pytest.fixture(scope="module")
+def chosen_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chosen") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        timings(patch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
+        export(model("levit_nano_32"), folder, format="auto", precision="fp32", label_names=CLASSES)
+    return folder
+
+
+@pytest.fixture
+def out(chosen_once: Path, tmp_path: Path) -> Path:
+    """A directory of format auto, in which OpenVINO was faster."""
+    return shutil.copytree(chosen_once, tmp_path / "out")
+
+
+def test_the_least_geometric_mean_is_the_fastest() -> None:
+    assert fastest({"a": {1: 0.1, 16: 4.0}, "b": {1: 0.2, 16: 1.0}}) == "b"
+    assert fastest({"a": {1: 0.1}, "b": {1: 0.1}}) == "a"
+
+
+def test_candidates_take_turns() -> None:
+    calls: list[tuple[str, int]] = []
+    seconds = time_calls({name: lambda n, name=name: calls.append((name, n)) for name in "ab"}, (1, 4))
+    assert {name: list(row) for name, row in seconds.items()} == {"a": [1, 4], "b": [1, 4]}
+    assert calls[:6] == [("a", 1), ("b", 1)] * 3
+    assert all(value > 0 for row in seconds.values() for value in row.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "first", "last"),
+    [(("avx2", "fma"), "fp32", "int8"), (("avx512f", "avx512_vnni"), "int8", "fp16"), (("asimd",), "int8", "fp16")],
+)
+def test_the_expected_order_fits_the_processor(
+    flags: tuple[str, ...], first: str, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(choosing, "has_bf16", lambda: False)
+    order = [precision for _, precision in expected_order()]
+    assert (order[0], order[-1]) == (first, last)
+
+
+@pytest.mark.parametrize("winner", ["openvino-fp32", "onnx-fp32"])
+def test_the_choice_follows_the_times(winner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"openvino-fp32": 0.1, "onnx-fp32": 0.1, "openvino-bf16": 0.3, winner: 0.05}
+    timings(monkeypatch, seconds)
+    network = model("levit_nano_32")
+    report = export(network, tmp_path / "out", format="auto", label_names=CLASSES, batch_sizes=(1, 3))
+    assert f"{report.format}-{report.precision}" == winner
+    record = json.loads((tmp_path / "out" / "chosen.json").read_text())
+    assert record["chosen"] == winner
+    assert record["machine"]["processor_class"] == choosing.machine().processor_class
+    rows = {f"{row['format']}-{row['precision']}": row for row in record["candidates"]}
+    assert rows["onnx-fp32"]["seconds"] == {"1": seconds["onnx-fp32"], "3": pytest.approx(3 * seconds["onnx-fp32"])}
+    assert 0 <= rows["onnx-fp32"]["difference"] < 1e-4
+    assert rows["openvino-int8"]["refused"] == "int8 is calibrated on images; none were given"
+    assert rows["openvino-int8"]["seconds"] == {}
+    kept = {path.name for path in (tmp_path / "out" / "candidates").iterdir()}
+    assert kept == {name for name, row in rows.items() if row["refused"] is None} - {winner}
+    for file in (tmp_path / "out").rglob("report.json"):
+        assert json.loads(file.read_text())["out"] == str(file.parent)
+    opened, names = open_model(tmp_path / "out")
+    assert (opened.format, names) == (winner.partition("-")[0], list(CLASSES))
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(opened(x), network(x), rtol=1e-3, atol=1e-3)
+    export(network, tmp_path / "out", format="onnx", force=True)  # replaces all of it
+    assert not (tmp_path / "out" / "chosen.json").exists()
+
+
+def test_bf16_is_refused_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "has_bf16", lambda: False)
+    assert choosing.unsuitable("openvino", "bf16", has_data=True) == "this processor emulates bf16"
+
+
+def test_another_machine_measures_again_once(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
+    assert open_model(out)[0].format == "openvino"
+    assert measured == []
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert Predictor.load(out).metadata["runtime"] == "onnx"
+    assert [sorted(names) for names in measured] == [["onnx-fp32", "openvino-fp32"]]
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "This machine is not the one that chose the export" in line
+    assert "It uses onnx-fp32 from now on." in line
+    assert open_model(out)[0].format == "onnx"
+    assert len(measured) == 1
+    assert capsys.readouterr().err == ""
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    (file,) = (cache / "choices").iterdir()
+    file.write_text("{")  # damaged
+    assert open_model(out, quiet=True)[0].format == "onnx"
+    assert len(measured) == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_a_candidate_that_cannot_be_opened_is_left_out(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    (out / "candidates" / "onnx-fp32" / "model.onnx").write_bytes(b"damaged")
+    assert open_model(out)[0].format == "openvino"
+    assert measured == [["openvino-fp32"]]
+
+
+def test_a_candidate_of_other_weights_is_left_out(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = out / "candidates" / "onnx-fp32" / "config.json"
+    config = json.loads(file.read_text())
+    config["artefact"]["weights_sha256"] = "0" * 64
+    file.write_text(json.dumps(config))
+    assert list(choosing.exports_in(out, choosing.read_choice(out))) == ["openvino-fp32"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "must be JSON"),
+        ("[" * 100_000, "must be JSON"),
+        ("{}", "must have the format that weft writes; version"),
+        (" " * (choosing.MAX_BYTES + 1), "must have at most 1 MiB"),
+        ('"../.."', "must have the format that weft writes"),
+    ],
+)
+def test_a_malformed_record_is_refused(text: str, message: str, out: Path) -> None:
+    (out / "chosen.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        open_model(out)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"candidates": [{"format": "../..", "precision": "fp32"}]},
+        {"candidates": [{"format": "onnx", "precision": "fp32"}] * 99},
+        {"candidates": [{"format": "onnx", "precision": "fp32", "seconds": {"1": "fast"}}]},
+        {"machine": {"processor": "x" * 10_000}},
+    ],
+)
+def test_a_record_with_other_values_is_refused(change: dict[str, Any], out: Path) -> None:
+    record = json.loads((out / "chosen.json").read_text())
+    (out / "chosen.json").write_text(json.dumps(record | change))
+    with pytest.raises(CheckpointError, match="must have the format that weft writes"):
+        open_model(out)
+
+
+def test_a_pipe_in_place_of_the_record_is_refused(out: Path) -> None:
+    (out / "chosen.json").unlink()
+    os.mkfifo(out / "chosen.json")
+    with pytest.raises(CheckpointError, match="must be a regular file"):
+        open_model(out)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    row = ConsideredExport("onnx", "int8", None, {"1": 0.5}, 0.01, 98.5)
+    choice = Choice(1, OTHER, (row, dataclasses.replace(row, refused="too inaccurate", seconds={})), "onnx-int8")
+    choosing.write_choice(tmp_path, choice)
+    assert choosing.read_choice(tmp_path) == choice
+
+
+def test_no_candidate_holds_the_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise VerificationError("The logits of the export must be finite; they are not. Nothing was written.")
+
+    monkeypatch.setattr(exporting, "_verify", refuse)
+    with pytest.raises(VerificationError, match=r"none does\. openvino-fp32: The logits .*; onnx-fp32: .*not\."):
+        export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="fp32")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_arguments_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = model("levit_nano_32")
+    for name in ("model.onnx", "model.xml"):
+        with pytest.raises(UsageError, match=r"format auto writes a directory; got the file name"):
+            export(network, tmp_path / name, format="auto")
+    with pytest.raises(UsageError, match=r"precision must be fp32, bf16 or int8 with format auto; got fp16"):
+        export(network, tmp_path / "out", format="auto", precision="fp16")
+    for sizes in ((), (0,), (1, 5000)):
+        with pytest.raises(UsageError, match="batch_sizes must be whole numbers from 1 to 4096"):
+            export(network, tmp_path / "out", format="auto", batch_sizes=sizes)
+    monkeypatch.setattr(choosing.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"needs an inference runtime, openvino or onnxruntime; none is installed"):
+        export(network, tmp_path / "out", format="auto")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
+    source = save_model_dir(model("levit_nano_32"), tmp_path / "model", label_names=CLASSES)
+    words = ["export", str(source), str(tmp_path / "out"), "--format", "auto", "--precision", "fp32", "--quiet"]
+    assert main([*words, "--batch-size", "0"]) == 2
+    assert main([*words, "--batch-size", "1", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'out'}: onnx fp32")
+    header, *rows = [line.split() for line in lines[-3:]]
+    assert header == "format precision images/s at 1 images/s at 8 refused".split()
+    assert [row[:4] for row in rows] == [["openvino", "fp32", "5.0", "5.0"], ["onnx", "fp32", "10.0", "10.0"]]
+
+
+@pytest.mark.parametrize(
+    ("precision", "bits", "flags", "is_noted"),
+    [
+        ("int8", None, ("avx2",), True),
+        ("int8", 8, ("avx512f",), True),
+        ("int8", 7, ("avx2",), False),
+        ("int8", None, ("avx512f", "avx512_vnni"), False),
+        ("int8", None, ("asimd",), False),
+        ("fp32", None, ("avx2",), False),
+    ],
+)
+def test_int8_that_saturates_here_is_noted(
+    precision: str, bits: int | None, flags: tuple[str, ...], is_noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "cpu_flags", lambda: flags)
+    config = {"artefact": {"precision": precision} | ({} if bits is None else {"weight_bits": bits})}
+    note = choosing.saturation_note(config)
+    assert (note is not None) == is_noted
+    assert note is None or "Export the model again" in note
+
+
+@pytest.mark.parametrize("winner", ["onnx", "best"])
+def test_a_service_runs_what_is_fastest_here(winner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = model("levit_nano_32")
+    save_model_dir(network, tmp_path / "best", label_names=CLASSES)
+    export(network, tmp_path / "onnx", format="onnx", label_names=CLASSES)
+    measured = timings(monkeypatch, {"onnx": 0.2, "best": 0.2, winner: 0.1})
+    told: list[str] = []
+    runtime = {"onnx": "onnx", "best": "torch"}[winner]
+    assert Predictor.open(tmp_path, batch_size=4, log=told.append).metadata["runtime"] == runtime
+    assert "measured on this machine: " in told[-1]
+    assert Predictor.open(tmp_path, batch_size=4, log=told.append).metadata["runtime"] == runtime
+    assert (len(measured), len(told)) == (1, 1)
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    Predictor.open(tmp_path, batch_size=4)
+    assert len(measured) == 2

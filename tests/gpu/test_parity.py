@@ -1,0 +1,69 @@
+"""Networks on the device: equal to the recorded outputs of the released code, and to themselves on the CPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import weft
+from tests.gpu.deviation import TOLERANCE, deviation
+from tests.helpers import NANO, images, lively
+from tests.parity.test_golden import RECORDED
+from weft.layers import attention
+from weft.layers.attention import attend
+
+
+@pytest.mark.parametrize("precision", list(TOLERANCE))
+@pytest.mark.slow_except(*(f"{name}-fp32" for name in ("CeiT-pytorch", "LeViT_128S", "cvt-13-224x224")))
+@pytest.mark.parametrize("theirs", RECORDED)
+def test_the_records_are_reproduced(theirs: str, precision: str, device: str) -> None:
+    if precision == "tf32" and device == "cpu":
+        pytest.skip("a CPU has no TF32")
+    difference, is_same_class = deviation(theirs, precision, device)
+    assert difference <= TOLERANCE[precision]
+    assert is_same_class or precision == "bf16"
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_folded_is_equal(name: str, device: str) -> None:
+    model = lively(name).to(device)
+    x = images(model, 4).to(device)
+    with torch.inference_mode():
+        expected, actual = model(x), weft.fold(model)(x)
+    assert actual.device.type == device
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_gradients_are_those_of_the_cpu(name: str, device: str) -> None:
+    ours = lively(name, drop_path_rate=0.0).train()
+    other = copy.deepcopy(ours).to(device)
+    x, labels = images(ours, 8), torch.arange(8) % 10
+    for model, batch, targets in ((ours, x, labels), (other, x.to(device), labels.to(device))):
+        outputs = model(batch)
+        heads = outputs if isinstance(outputs, tuple) else (outputs,)
+        torch.stack([F.cross_entropy(head, targets) for head in heads]).sum().backward()
+    for (key, mine), theirs in zip(ours.named_parameters(), other.parameters(), strict=True):
+        assert mine.grad is not None
+        scale = max(mine.grad.abs().max().item(), 1e-3)
+        torch.testing.assert_close(theirs.grad.cpu(), mine.grad, rtol=0, atol=2e-3 * scale, msg=key)
+
+
+def test_bf16_attention_of_a_gpu_is_fused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain matrix multiplication in bf16 is a choice for CPUs."""
+    calls: list[str] = []
+    fused = F.scaled_dot_product_attention
+
+    def counted(*args: torch.Tensor, **kwargs: float) -> torch.Tensor:
+        calls.append(args[0].device.type)
+        return fused(*args, **kwargs)
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", counted)
+    q, k, v = (torch.randn(2, 3, 50, 64, device=device, dtype=torch.bfloat16) for _ in range(3))
+    result = attend(q, k, v, 0.125)
+    assert calls == (["cuda"] if device == "cuda" else [])
+    expected = torch.softmax(q.double() @ k.double().mT * 0.125, dim=-1) @ v.double()
+    assert (result.double() - expected).abs().max() <= 0.03

@@ -1,0 +1,243 @@
+"""Predict with and serve exports where torch cannot be imported; the predictions equal those next to torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import urllib.request
+import venv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from packaging.requirements import Requirement
+from PIL import Image
+from torchvision import transforms
+
+import weft
+from tests.data.zoo import GOOD, settle
+from weft.checkpoints import save_model_dir
+from weft.data import open_image
+from weft.data.loading.preprocessing import eval_crop, normalize
+from weft.deploy import export
+from weft.errors import RUNTIME_EXTRAS
+from weft.inference import Predictor, predict
+from weft.inference.probabilities import ranked, softmax
+
+ROOT = Path(__file__).parents[2]
+CLASSES = ["cat", "dog", "owl"]
+LACKS = ("torch", "torchvision", "timm", "accelerate", "huggingface_hub", "sklearn", "scipy", "matplotlib")
+BLOCKED = f"""
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {LACKS!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+MAIN = "from weft.cli import main; sys.exit(main(sys.argv[1:]))"
+PROJECT, RUNTIME = (
+    tomllib.loads((ROOT / path).read_text())["project"]
+    for path in ("pyproject.toml", "packaging/runtime/pyproject.toml")
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory with class names, its ONNX export, and images."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("deployed")
+    model = weft.create_model("levit_nano_32", num_classes=len(CLASSES)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    save_model_dir(model, folder / "model", label_names=CLASSES)
+    export(model, folder / "onnx", format="onnx", label_names=CLASSES)
+    (folder / "images").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(5):
+        pixels = rng.integers(0, 256, (40 + 9 * number, 60, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{number}.{'png' if number % 2 else 'jpg'}")
+    return folder
+
+
+def run(folder: Path, *words: str, code: str = BLOCKED + MAIN, python: str = sys.executable) -> Any:
+    """Run weft in a new process; return the process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [python, "-c", code, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def expected(folder: Path) -> list[dict[str, Any]]:
+    """Return what the process with torch predicts, as `--json` prints it."""
+    return [row.as_dict() for row in predict(folder / "onnx", folder / "images", quiet=True)]
+
+
+def test_predictions_are_the_same_without_torch(folder: Path) -> None:
+    done = run(folder, "predict", str(folder / "onnx"), str(folder / "images"), "--json", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected(folder)
+
+
+def test_predicting_with_an_export_never_imports_torch(folder: Path) -> None:
+    code = "import sys\nfrom weft.cli import main\nmain(sys.argv[1:])\nprint(*sys.modules)"
+    done = run(folder, "predict", "./onnx", "images", "--csv", code=code)
+    assert done.returncode == 0, done.stderr
+    assert not {"torch", "torchvision", "timm", "sklearn"} & set(done.stdout.split())
+
+
+def serve_and_predict(folder: Path, command: list[str]) -> Any:
+    """Start a service, send one image, stop the service, and return the response and the description of the model."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            address = next(line for line in process.stderr if "open http" in line).split("open ")[1].split("/  ")[0]
+            data = (folder / "images" / "0.jpg").read_bytes()
+            request = urllib.request.Request(f"{address}/predict", data, {"Content-Type": "image/jpeg"})
+            with urllib.request.urlopen(request, timeout=60) as response:
+                answer = json.load(response)
+            with urllib.request.urlopen(f"{address}/model", timeout=60) as response:
+                return answer, json.load(response)
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def test_a_service_is_the_same_without_torch(folder: Path) -> None:
+    words = ["serve", "./onnx", "--port", "0", "--threads", "1", "--decoders", "1", "--drain", "0"]
+    answer, model = serve_and_predict(folder, [sys.executable, "-c", BLOCKED + MAIN, *words])
+    assert answer["answers"][0]["top"] == expected(folder)[0]["top"]
+    assert (model["runtime"], model["architecture"], model["overlay"]) == ("onnx", "LeViT", False)
+
+
+@pytest.mark.parametrize(
+    "words", [("predict", "./model", "images"), ("train", "digits"), ("explain", "./onnx", "images", "--out", "new")]
+)
+def test_what_needs_torch_says_so(folder: Path, words: tuple[str, ...]) -> None:
+    done = run(folder, *words)
+    assert done.returncode == 2
+    assert "not installed. Run: pip install" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_and_doctor_need_no_torch(folder: Path) -> None:
+    for words in (("--help",), ("serve", "--help"), ("doctor", "--json")):
+        done = run(folder, *words)
+        assert done.returncode == 0, done.stderr
+    assert "torch_cpu_kernels" not in json.loads(done.stdout)["machine"]
+
+
+def test_pixels_have_the_bits_of_torchvision(tmp_path: Path) -> None:
+    """Over all readable images of the zoo, and all values."""
+    cfg = {"input_size": (3, 40, 56), "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    crop = eval_crop(cfg)
+    theirs = transforms.Compose([transforms.ToTensor(), transforms.Normalize(cfg["mean"], cfg["std"])])
+    images = [Image.fromarray(np.arange(256, dtype=np.uint8).repeat(3 * 3).reshape(16, 48, 3))]
+    settle(tmp_path, GOOD)
+    images += [open_image(tmp_path / animal.name) for animal in GOOD]
+    for image in images:
+        pixels = crop.pixels(image).values
+        assert np.array_equal(normalize(pixels[None], cfg)[0], theirs(crop(image)).numpy())
+
+
+def test_probabilities() -> None:
+    logits = np.random.default_rng(0).normal(0, 8, (40, 1000)).astype(np.float32)
+    for temperature in (1.0, 0.3, 2.5):
+        reference = torch.from_numpy(logits).double().div(temperature).softmax(dim=1).numpy()
+        seen = softmax(logits, temperature)
+        assert np.array_equal(seen, np.concatenate([softmax(row[None], temperature) for row in logits]))
+        assert np.allclose(seen, reference, rtol=1e-7, atol=1e-30)
+    assert ranked(np.array([0.1, 0.4, 0.1, 0.4])).tolist() == [1, 3, 0, 2]
+
+
+def test_the_predictor_of_an_export_has_the_modules_of_torch_on_demand(folder: Path) -> None:
+    predictor = Predictor.load(folder / "onnx", quiet=True)
+    images = [predictor.prepare(path) for path in sorted((folder / "images").iterdir())]
+    logits = predictor.model(predictor.tensor(images)).numpy()
+    assert np.array_equal(np.stack([row.probabilities for row in predictor.predict(images)]), softmax(logits))
+    mirrored = Predictor.load(folder / "onnx", mirror=True, quiet=True)
+    logits = mirrored.model(mirrored.tensor(images)).detach().numpy()
+    assert np.array_equal(np.stack([row.probabilities for row in mirrored.predict(images)]), softmax(logits))
+
+
+def test_both_distributions_have_the_same_requirements() -> None:
+    ours = {Requirement(line).name: str(Requirement(line)) for line in PROJECT["dependencies"]}
+    extras = RUNTIME["optional-dependencies"]
+    theirs = {Requirement(line).name: str(Requirement(line)) for line in RUNTIME["dependencies"] + extras["torch"]}
+    assert theirs == ours
+    for extra in ("onnx", "openvino", "serve"):
+        assert extras[extra] == PROJECT["optional-dependencies"][extra]
+    assert set(RUNTIME_EXTRAS) == set(extras) <= set(PROJECT["optional-dependencies"])
+    for key in ("requires-python", "license", "scripts"):
+        assert RUNTIME[key] == PROJECT[key]
+    assert (ROOT / "packaging/runtime/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_doctor_reports_both_distributions(tmp_path: Path) -> None:
+    for name in ("weft_vision", "weft_vision_runtime"):
+        (tmp_path / f"{name}-0.1.0.dist-info").mkdir()
+        (tmp_path / f"{name}-0.1.0.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 0.1.0\n")
+    done = run(tmp_path, "doctor", code=f"{BLOCKED}sys.path.insert(0, {str(tmp_path)!r}); {MAIN}")
+    assert done.returncode == 1
+    assert "are both installed" in done.stderr
+
+
+def _closure(names: list[str]) -> set[str]:
+    """Return the installed distributions that these need, with themselves."""
+    found: set[str] = set()
+    while names:
+        name = names.pop()
+        if name not in found:
+            found.add(name)
+            needs = map(Requirement, importlib.metadata.requires(name) or [])
+            names += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_environment_without_torch(folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copytree(ROOT / "packaging", source / "packaging", ignore=shutil.ignore_patterns("*.egg-info", "build"))
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    build += ["--no-build-isolation", "--wheel-dir", str(tmp_path), str(source / "packaging" / "runtime")]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("weft_vision_runtime-*.whl")
+
+    venv.create(tmp_path / "venv", symlinks=True)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    shutil.unpack_archive(wheel, site, "zip")
+    extras = RUNTIME["optional-dependencies"]
+    lines = [*RUNTIME["dependencies"], *extras["onnx"], *extras["serve"]]
+    for name in _closure([Requirement(line).name for line in lines]):
+        distribution = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(distribution.locate_file(top))))
+    python = str(tmp_path / "venv" / "bin" / "python")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+
+    def weft_of_venv(*words: str) -> Any:
+        command = [python, "-m", "weft", *words]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+    done = subprocess.run([python, "-c", "import torch"], env=environment, capture_output=True, check=False)
+    assert done.returncode != 0
+    done = weft_of_venv("predict", "./onnx", str(folder / "images"), "--json", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected(folder)
+    done = weft_of_venv("predict", "./model", "images")
+    assert (done.returncode, "pip install 'weft-vision-runtime[torch]'" in done.stderr) == (2, True)
+    done = weft_of_venv("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    assert {row["package"] for row in json.loads(done.stdout)["packages"]}.isdisjoint(LACKS)

@@ -1,0 +1,97 @@
+"""The size of a batch: from durations that are made up, and as the service applies it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.serve.running import running, saved
+from weft.inference.predictor import Predictor
+from weft.serve import app
+from weft.serve.app import Service
+from weft.serve.batching import TRIALS, batch_limit
+from weft.serve.settings import MAX_BATCH, Settings
+
+
+def cpu(size: int) -> float:
+    """Seconds of a batch on a processor: a little for each pass, and the same for each image."""
+    return 0.004 + 0.030 * size
+
+
+def gpu(size: int) -> float:
+    """Seconds of a batch on a card that computes up to 64 images in the time of one."""
+    return 0.010
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "max_seconds", "limit"),
+    [
+        (cpu, 32, None, 2),  # 1: 29 images a second, 2: 31, 4: 32, which is less than 5 % more
+        (gpu, 32, None, 32),
+        (gpu, 20, None, 20),  # the largest is no power of two
+        (gpu, 1, None, 1),
+        (gpu, 32, 0.020, 32),
+        (cpu, 32, 0.050, 1),
+        (cpu, 32, 0.001, 1),  # one image takes longer
+        (lambda size: 0.010 if size < 8 else 0.100, 32, None, 4),  # no longer fits into the cache
+    ],
+)
+def test_a_batch_grows_only_while_that_pays(
+    seconds: Callable[[int], float], most: int, max_seconds: float | None, limit: int
+) -> None:
+    assert batch_limit(seconds, most, max_seconds=max_seconds, min_gain=1.05) == limit
+
+
+def test_with_a_number_only_the_time_limits() -> None:
+    assert batch_limit(cpu, 16, max_seconds=0.150) == 4
+    assert batch_limit(cpu, 16) == 16
+
+
+def test_a_slow_first_trial_does_not_count() -> None:
+    sizes: list[int] = []
+
+    def seconds(size: int) -> float:
+        sizes.append(size)
+        return 0.010 if sizes.count(size) > 1 else 5.0  # the first also compiles
+
+    assert batch_limit(seconds, 8, max_seconds=0.020, min_gain=1.05) == 8
+    assert sizes == [size for size in (1, 2, 4, 8) for _ in range(TRIALS)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words", "limit"),
+    [
+        (cpu, {}, 2),
+        (gpu, {}, MAX_BATCH),
+        (cpu, dict(max_batch=16), 16),
+        (cpu, dict(max_batch=16, max_latency_ms=300), 4),
+        (gpu, dict(max_latency_ms=10), 1),
+    ],
+)
+def test_the_service_limits_its_batches(
+    seconds: Callable[[int], float], words: dict, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def predict(self: Predictor, images: list, *, overlay: bool = False) -> list:
+        nonlocal now
+        now += seconds(len(images))
+        return []
+
+    monkeypatch.setattr(Predictor, "predict", predict)
+    monkeypatch.setattr(app.time, "perf_counter", lambda: now)
+    predictor = Predictor.load(saved(tmp_path / "model"), quiet=True)
+    assert Service(Settings(run="x", **words), predictor).max_batch == limit
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="asks GNU's OpenMP for its settings")
+def test_threads_that_wait_leave_their_cores_to_the_decoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.forked.Popen", subprocess.Popen)  # OpenMP reads its environment once per process
+    with running(saved(tmp_path / "model"), OMP_DISPLAY_ENV="VERBOSE") as service:
+        assert "GOMP_SPINCOUNT = '1000'" in service.said
+        assert service.ask("/model")[1]["limits"]["max_batch"] in (1, 2, 4, 8, 16, 32)

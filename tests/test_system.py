@@ -1,0 +1,192 @@
+"""Differences between operating systems, with the calls of the others simulated on Linux."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+import unicodedata
+from pathlib import Path, PureWindowsPath
+
+import psutil
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.helpers import examples
+from weft import files, system
+from weft.errors import UsageError
+from weft.runs import directory
+from weft.study.plan import slug
+from weft.system import MAX_NAME_BYTES, file_name
+
+DEVICES = {
+    "con",
+    "prn",
+    "aux",
+    "nul",
+    "conin$",
+    "conout$",
+    *(f"{n}{i}" for n in ("com", "lpt") for i in "0123456789¹²³"),
+}
+REFUSED = set('<>:"/\\|?*') | {chr(code) for code in range(32)}
+
+
+def assert_is_safe(name: str) -> None:
+    assert not REFUSED & set(name)
+    assert name not in ("", ".", "..")
+    assert name[0] not in ". "
+    assert name[-1] not in ". "
+    assert name.partition(".")[0].lower() not in DEVICES
+    assert len(name.encode()) <= MAX_NAME_BYTES
+    assert unicodedata.is_normalized("NFC", name)
+    assert PureWindowsPath(name).parts == (name,)
+
+
+NAMES = st.text() | st.sampled_from(sorted(DEVICES)) | st.from_regex(r"(?i)(con|nul|com1|lpt²)[. ].*", fullmatch=True)
+
+
+@given(NAMES)
+@settings(max_examples=examples(4000), deadline=None)
+@example("CON")
+@example("nul.tar.gz")
+@example("com¹.png")
+@example("a" * 99 + "é")
+@example("a" * 99 + ".b")
+@example("\ud800")
+@example("e\u0301" * 200)
+@example("..")
+def test_file_names_that_every_system_accepts(text: str) -> None:
+    for function in (file_name, slug):
+        name = function(text)
+        assert_is_safe(name)
+        assert function(name) == name
+    if unicodedata.is_normalized("NFC", text):
+        assert file_name(unicodedata.normalize("NFD", text)) == file_name(text)
+
+
+def test_names_stay_readable() -> None:
+    assert file_name("levit_256.fb_dist_in1k-photos 2") == "levit_256.fb_dist_in1k-photos_2"
+    assert file_name("사진 é 猫.v2") == "사진_é_猫.v2"
+    assert file_name("C:\\photos") == "C__photos"
+    assert file_name("NUL") == "_NUL"
+    assert file_name("console") == "console"
+    assert file_name(" . ") == "_._"
+    assert file_name("...") == "unnamed"
+    assert slug("3x3 conv, no BN") == "3x3-conv-no-bn"
+    assert slug("con") == "_con"
+    assert (slug("사진"), slug("猫 1")) == ("사진", "猫-1")
+
+
+HOLDER = """
+import sys
+from tests.test_system import simulate_windows_locks
+from weft.runs.directory import locked
+simulate_windows_locks(setattr)
+with locked(__import__("pathlib").Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def simulate_windows_locks(setattr_: object) -> None:
+    """Replace `fcntl` of weft by a module with the interface of `msvcrt`: it locks bytes from the file's position."""
+    import fcntl
+
+    def locking(descriptor: int, mode: int, num_bytes: int) -> None:
+        assert mode == msvcrt.LK_NBLCK
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, num_bytes, 0, os.SEEK_CUR)
+
+    msvcrt = types.SimpleNamespace(LK_NBLCK=2, locking=locking)
+    sys.modules["msvcrt"] = msvcrt  # type: ignore[assignment]
+    setattr_(system, "fcntl", None)  # type: ignore[operator]
+
+
+@pytest.fixture
+def windows_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "msvcrt", None)  # type: ignore[arg-type]  # restored at the end
+    simulate_windows_locks(monkeypatch.setattr)
+
+
+@pytest.mark.usefixtures("windows_locks")
+def test_a_run_directory_is_locked_by_msvcrt(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(UsageError, match=f"in use by process {holder.pid}"), directory.locked(run):
+            pass
+        holder.communicate("end\n")
+    with directory.locked(run):
+        assert (run / directory.LOCK).read_text() == f"{os.getpid()}\n"  # the locked byte is beyond the content
+
+
+@pytest.mark.usefixtures("windows_locks")
+def test_a_refused_run_leaves_nothing_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows removes no open file, so the lock goes after it has been closed."""
+    monkeypatch.setattr(directory, "IS_WINDOWS", True)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(directory, "remove", refuse)
+    with pytest.raises(UsageError, match="refused"), directory.reserved(tmp_path / "a" / "run", force=False):
+        raise UsageError("refused")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_renames_are_repeated_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, failures = os.replace, [PermissionError("in use")] * 3
+
+    def replace(source: Path, target: Path) -> None:
+        if failures:
+            raise failures.pop()
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    (tmp_path / "a").write_text("x")
+    with pytest.raises(PermissionError):
+        system.rename(tmp_path / "a", tmp_path / "b")
+    assert len(failures) == 2
+    monkeypatch.setattr(system, "IS_WINDOWS", True)
+    files.write_text(tmp_path / "b", "y")
+    assert (tmp_path / "b").read_text() == "y"
+    monkeypatch.setattr(system, "RENAME_S", 0)
+    failures.append(PermissionError("in use"))
+    with pytest.raises(PermissionError):
+        system.rename(tmp_path / "a", tmp_path / "b")
+
+
+def test_processes_of_windows_are_found_without_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """os.kill(pid, 0) is Ctrl-C on Windows."""
+    started = system.start_time(os.getpid())
+    assert started == pytest.approx(psutil.Process().create_time(), abs=2)
+    monkeypatch.setattr(system, "IS_WINDOWS", True)
+    monkeypatch.setattr(psutil, "pid_exists", lambda pid: pid in psutil.pids())  # psutil's own, on Linux, uses os.kill
+    monkeypatch.delattr(os, "kill")
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert system.is_alive(process.pid)
+        process.communicate(b"\n")
+    assert not system.is_alive(process.pid)
+    assert system.is_alive(os.getpid())
+    assert system.start_time(os.getpid()) == psutil.Process().create_time()
+    assert system.start_time(process.pid) is None
+
+
+def test_files_are_read_at_an_offset_without_pread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").write_bytes(bytes(range(100)))
+    monkeypatch.delattr(os, "pread")
+    with (tmp_path / "x").open("rb") as file:
+        assert system.read_at(file.fileno(), 3, 50) == bytes([50, 51, 52])
+        assert system.read_at(file.fileno(), 9, 95) == bytes(range(95, 100))
+
+
+def test_memory_without_posix(monkeypatch: pytest.MonkeyPatch) -> None:
+    total, peak = system.total_memory(), system.peak_mib()
+    monkeypatch.delattr(os, "sysconf_names")
+    assert system.total_memory() == pytest.approx(total, rel=0.01)
+    monkeypatch.setitem(sys.modules, "resource", None)  # type: ignore[arg-type]
+    assert 0 < system.peak_mib() <= peak + 50  # psutil has no peak on Linux: the memory in use

@@ -19,6 +19,7 @@ import timm
 import torch
 
 import weft
+import weft.models.registry  # registers with timm
 from tests.helpers import images, lively
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
@@ -31,12 +32,9 @@ from weft.models.families import VARIANTS, family_of
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "my_family.py"
 PAGE = ROOT / "docs" / "your-own-network.md"
-pytestmark = pytest.mark.filterwarnings("ignore:Overwriting weft_mixed")  # in timm's registry, test after test
-
-
 @pytest.fixture(autouse=True)
 def _forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let every test begin without plugins, and leave none behind."""
+    """Let every test begin without plugins, and leave none behind: neither in weft nor in timm's registry."""
     weft.list_models()
     monkeypatch.setenv(plugins.VARIABLE, "")
     known = dict(families._families)
@@ -45,6 +43,10 @@ def _forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     families._families.update(known)
     families._sources.clear()
     plugins._loaded.clear()
+    registered = timm.models._registry._module_to_models["registry"]  # of weft.models.registry
+    for name in {name for name in registered if name.removeprefix("weft_") not in VARIANTS}:
+        registered.remove(name)
+        del timm.models._registry._model_entrypoints[name]
 
 
 def written(folder: Path, text: str) -> Path:

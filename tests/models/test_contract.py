@@ -14,6 +14,7 @@ from torch import nn
 from torchvision.models.feature_extraction import NodePathTracer, create_feature_extractor, get_graph_node_names
 
 import weft
+import weft.models.registry  # registers with timm
 from tests.helpers import NANO, enliven, images, lively
 from weft.errors import UsageError
 from weft.models.families import VARIANTS

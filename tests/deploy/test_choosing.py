@@ -85,6 +85,7 @@ def test_the_expected_order_fits_the_processor(
     assert (order[0], order[-1]) == (first, last)
 
 
+@pytest.mark.slow_except("onnx-fp32")
 @pytest.mark.parametrize("winner", ["openvino-fp32", "onnx-fp32"])
 def test_the_choice_follows_the_times(winner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"openvino-fp32": 0.1, "onnx-fp32": 0.1, "openvino-bf16": 0.3, winner: 0.05}
@@ -264,6 +265,7 @@ def test_int8_that_saturates_here_is_noted(
     assert note is None or "Export the model again" in note
 
 
+@pytest.mark.slow_except("onnx")
 @pytest.mark.parametrize("winner", ["onnx", "best"])
 def test_a_service_runs_what_is_fastest_here(winner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = model("levit_nano_32")

@@ -97,10 +97,10 @@ def test_compiled_for_this_processor(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 def test_int8_is_near(format, pictures, tmp_path):
-    """To a twelfth of the largest logit."""
+    """To a sixteenth of the largest logit."""
     network = model("levit_nano_32")
     report = export(network, tmp_path / "out", format=format, precision="int8", data=open_data(pictures), max_drop=20)
-    assert report.max_difference < 0.08 * report.max_logit  # weights have 7 bits: twice the rounding error of 8
+    assert report.max_difference < report.max_logit / 16  # a twentieth with 8 bits, which saturate without VNNI
     exported, _ = open_model(tmp_path / "out")
     x = images(network, 4)
     assert (exported(x) - network(x)).abs().max() < 0.1 * network(x).abs().max()

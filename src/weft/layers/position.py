@@ -83,7 +83,8 @@ def resize_offsets(table: Float[Tensor, "heads n"], old: Grid, new: Grid) -> Flo
     """
     if old == new:
         return table
-    fmap = table.detach().cpu().double().reshape(1, -1, *old)  # not every device has float64
+    values = table.detach() if table.is_meta else table.detach().cpu()  # not every device has float64
+    fmap = values.double().reshape(1, -1, *old)
     resized = F.interpolate(fmap, size=tuple(new), mode="bicubic", align_corners=True)
     resized[..., 0, 0] = fmap[..., 0, 0]
     return resized.reshape(-1, new.tokens).to(table)

@@ -14,7 +14,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from weft.bench.choices import WAYS, check_choices
+from weft.bench.cold_start import ColdStart, measure_cold_starts
 from weft.bench.peers import peers_of
 from weft.bench.worker import REFERENCE, Task, is_directory, tf32
 from weft.bench.worker_process import WorkerProcess
@@ -55,6 +56,7 @@ class SpeedRow:
             None for networks with other weights.
         calls: number of timed calls.
         threads: number of threads.
+        cold_start_s, peak_mb, disk_mb: see `weft.bench.cold_start.ColdStart`; None if not measured.
     """
 
     model: str
@@ -73,6 +75,9 @@ class SpeedRow:
     difference: float | None
     calls: int
     threads: int
+    cold_start_s: float | None = None
+    peak_mb: float | None = None
+    disk_mb: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as a dictionary of JSON values."""
@@ -90,6 +95,7 @@ def speed(
     threads: int | None = None,
     peers: bool = False,
     device: str = "cpu",
+    cold_start: bool = False,
     log: Callable[[str], None] = lambda text: None,
 ) -> list[SpeedRow]:
     """Measure the speed of models, runs and exports.
@@ -107,6 +113,7 @@ def speed(
         peers: also measure the same networks of timm, transformers and vit-pytorch in the same ways (for CeiT, the DeiT
             of its size); timm's LeViT with the same weights. A way that fails for a peer is left out with a warning.
         device: cpu or cuda.
+        cold_start: also measure new processes that predict an image, for ways of WAYS in `weft.bench.cold_start`.
         log: called with a line about the memory, about every process that is ready, and about every turn.
 
     Returns:
@@ -123,6 +130,7 @@ def speed(
     tasks = [
         task for model in models for task in _tasks(str(model), ways, precisions, allocators, peers, device, threads)
     ]
+    starts = measure_cold_starts([task for task in tasks if task.way != REFERENCE], log) if cold_start else {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers = [stack.enter_context(WorkerProcess(task, folder / f"{i}.npy")) for i, task in enumerate(tasks)]
@@ -135,7 +143,7 @@ def speed(
         workers = built
         measured = {worker.precision for worker in workers if worker.task.way != REFERENCE}
         peaks = {precision: matrix_peak(precision, device, threads) for precision in measured}
-        return [row for size in batch_sizes for row in _measured(workers, size, rounds, peaks, log)]
+        return [row for size in batch_sizes for row in _measured(workers, size, rounds, peaks, starts, log)]
 
 
 def _memory_text(processes: int) -> str:
@@ -196,6 +204,7 @@ def _measured(
     batch_size: int | str,
     rounds: int,
     peaks: dict[str, float],
+    starts: Mapping[Task, ColdStart],
     log: Callable[[str], None],
 ) -> Iterator[SpeedRow]:
     measured = [worker for worker in workers if worker.task.way != REFERENCE]
@@ -231,6 +240,7 @@ def _measured(
             difference=difference,
             calls=len(seconds),
             threads=worker.task.threads,
+            **(asdict(starts[worker.task]) if worker.task in starts else {}),
         )
 
 

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def build(task: Task, folder: Path) -> Subject:
     Raises:
         WeftError: the model is unknown or cannot be loaded, or a package is missing.
     """
-    model, name, size = _network(task)
+    model, name, size = network_of(task)
     if isinstance(model, ExportedModel):
         return Subject(name, model.format, model.precision, size, None, model)
     counted = cost(model, (size[1], size[2]), size[0])
@@ -108,8 +108,12 @@ def is_directory(model: str) -> bool:
     return Path(model).exists() or "/" in model
 
 
-def _network(task: Task) -> tuple[Any, str, tuple[int, ...]]:
-    """Return the network, its name and its input size; the weights are the same in every process."""
+def network_of(task: Task) -> tuple[Any, str, tuple[int, ...]]:
+    """Return the network or export of a task, its name and its input size; the weights are the same in every process.
+
+    Raises:
+        WeftError: the model is unknown or cannot be loaded.
+    """
     if is_directory(task.model):
         model: Any = open_model(model_dir(task.model))[0]
         return model, task.model, tuple(model.pretrained_cfg["input_size"])
@@ -157,7 +161,7 @@ def _call(model: nn.Module, task: Task, size: tuple[int, ...], folder: Path) -> 
         return _onnx_on_gpu(model.cpu(), precision, size, folder / "model.onnx")
     if way in ("onnx", "openvino"):
         file = folder / ("model.onnx" if way == "onnx" else "model.xml")
-        write_graph(model, file, way, precision, size, _noise(size) if precision == "int8" else ())
+        write_graph(model, file, way, precision, size, noise(size) if precision == "int8" else ())
         graph = run_file(file, way, precision)
         return lambda images: torch.from_numpy(graph(images.numpy()))
     if precision == "amp":
@@ -227,7 +231,8 @@ def _onnx_on_gpu(model: nn.Module, precision: str, size: tuple[int, ...], file: 
     return run
 
 
-def _noise(size: tuple[int, ...]) -> Iterator[np.ndarray]:
+def noise(size: Sequence[int]) -> Iterator[np.ndarray]:
+    """Yield CALIBRATION random images of a size (channels, height, width), one at a time."""
     generator = np.random.default_rng(0)
     for _ in range(CALIBRATION):
         yield generator.standard_normal((1, *size), dtype=np.float32)

@@ -27,6 +27,8 @@ HEADER = (
     "differs",
 )
 
+COLD_START = ("start s", "peak MB", "disk MB")
+
 # options that a protocol fixes -> their defaults without one
 FIXED: dict[str, Any] = {
     "ways": ["eager", "folded"],
@@ -35,6 +37,7 @@ FIXED: dict[str, Any] = {
     "batch_size": ["1", "16"],
     "threads": None,
     "peers": False,
+    "cold_start": False,
     "plot": None,
 }
 
@@ -46,7 +49,8 @@ weft bench --protocol levit levit_128s levit_256    # one thread, batch 16, next
 
 All ways take turns on the same images. ratio: throughput relative to the first line with the same batch size. peak %:
 percent of this machine's measured peak of matrix multiplication. differs: largest difference of the logits from the
-model in fp32, relative to the largest logit (meaningless for int8, which is calibrated on noise here).
+model in fp32, relative to the largest logit (meaningless for int8, which is calibrated on noise here). With
+--cold-start, start s, peak MB, disk MB: needs of a new process of `weft predict` with one image, and of its files.
 """
 
 
@@ -88,6 +92,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, "--threads")
     parser.add_argument(
         "--peers", action="store_true", help="also measure the same networks of timm, transformers and vit-pytorch"
+    )
+    parser.add_argument(
+        "--cold-start",
+        action="store_true",
+        help="also start `weft predict` with what each way deploys: time to the first prediction, memory, disk space",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device (default: cpu)")
     parser.add_argument("--plot", metavar="FILE", help="plot throughput against multiply-adds (.png, .svg or .pdf)")
@@ -140,12 +149,15 @@ def run(args: argparse.Namespace) -> int:
         threads=threads,
         peers=args.peers,
         device=args.device,
+        cold_start=args.cold_start,
         log=note,
     )
     if args.json:
         print_json([row.as_dict() for row in rows])
     elif args.csv:
         print_csv(list(rows[0].as_dict()), [list(row.as_dict().values()) for row in rows])
+    elif args.cold_start:
+        print(table((*HEADER, *COLD_START), [(*_cells(row), *_needs(row)) for row in rows]))
     else:
         print(table(HEADER, [_cells(row) for row in rows]))
     if args.plot:
@@ -209,3 +221,8 @@ def _cells(row) -> tuple[str, ...]:  # no annotation: its module imports torch, 
         "-" if row.macs is None else f"{row.macs / 1e6:.0f}M",
         "-" if row.difference is None else f"{row.difference:.1g}",
     )
+
+
+def _needs(row) -> tuple[str, ...]:
+    values = ((row.cold_start_s, ".2f"), (row.peak_mb, ".0f"), (row.disk_mb, ".1f"))
+    return tuple("-" if value is None else f"{value:{form}}" for value, form in values)

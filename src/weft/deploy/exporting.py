@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -177,39 +177,67 @@ def export(
     if Path(out).suffix in SUFFIXES:
         options = dict(precision=precision, data=data, label_names=label_names, max_drop=max_drop, quiet=quiet)
         return _export_file(model, Path(out), format, force, options)
-    network: Any = model
-    height_width = tuple(network.pretrained_cfg["input_size"])
     path = Path(out)
     with (
         new_directory(path, CONTENTS, force=force) as folder,
         working(f"converting to {format}", quiet=quiet) as progress,
     ):
-        names = FILES[format]
-        # other networks keep BatchNorm; the runtimes merge it
-        folded = fold(model) if isinstance(model, Backbone) else copy.deepcopy(model)
         calibration = _calibration(data, model, progress) if precision == "int8" else ()
-        infer = write_graph(folded.cpu(), folder / names[0], format, precision, height_width, calibration)
-        artefact = {
-            "version": 1,
-            "format": format,
-            "precision": precision,
-            "input": list(height_width),
-            "batch": "any",
-            "weights_sha256": weights_sha256(model),
-            "sha256": {name: sha256_of(folder / name) for name in names},
-            "weft": __version__,
-            **({"opset": OPSET} if format == "onnx" else {}),
-            **({"weight_bits": WEIGHT_BITS} if precision == "int8" else {}),
-        }
-        config = describe(model, folder, label_names, {"artefact": artefact})
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
+        infer = write_export(model, folder, format, precision, calibration, label_names)
         _check_config(folder, model, label_names, data)
-        size = sum((folder / name).stat().st_size for name in names)
-        report = _compare(model, infer, path, format, precision, data, height_width, size, progress)
+        size = sum((folder / name).stat().st_size for name in FILES[format])
+        report = _compare(model, infer, path, format, precision, data, _input_size(model), size, progress)
         _verify(report, max_drop)
         text = json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n"
         (folder / REPORT).write_text(text, encoding="utf-8", newline="\n")
     return report
+
+
+def write_export(
+    model: nn.Module,
+    folder: Path,
+    format: str,
+    precision: str,
+    calibration: Iterable[np.ndarray],
+    label_names: Sequence[str] | None = None,
+) -> Infer:
+    """Write the graph of a model and config.json, without verification.
+
+    Args:
+        model: in evaluation mode; unchanged.
+        folder: existing directory.
+        format, precision: see `export`.
+        calibration: images (1, channels, height, width) that calibrate int8; unused in other precisions.
+        label_names: one name per class.
+
+    Returns:
+        A function from images (b channels height width) to logits, which runs the graph.
+    """
+    size, names = _input_size(model), FILES[format]
+    # other networks keep BatchNorm; the runtimes merge it
+    folded = fold(model) if isinstance(model, Backbone) else copy.deepcopy(model)
+    infer = write_graph(folded.cpu(), folder / names[0], format, precision, size, calibration)
+    artefact = {
+        "version": 1,
+        "format": format,
+        "precision": precision,
+        "input": list(size),
+        "batch": "any",
+        "weights_sha256": weights_sha256(model),
+        "sha256": {name: sha256_of(folder / name) for name in names},
+        "weft": __version__,
+        **({"opset": OPSET} if format == "onnx" else {}),
+        **({"weight_bits": WEIGHT_BITS} if precision == "int8" else {}),
+    }
+    config = describe(model, folder, label_names, {"artefact": artefact})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
+    return infer
+
+
+def _input_size(model: nn.Module) -> tuple[int, ...]:
+    """Return (channels, height, width) of the images of a network."""
+    network: Any = model
+    return tuple(network.pretrained_cfg["input_size"])
 
 
 def _export_fastest(

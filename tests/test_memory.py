@@ -23,11 +23,15 @@ print(did, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(*words: str, **environment: str) -> tuple[str, int]:
+def faults(*arguments: str, **environment: str) -> tuple[str, int]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "LD_PRELOAD"))}
     # a threshold that does not adapt: the default learns sizes below 32 MiB
     done = subprocess.run(
-        [sys.executable, "-c", CODE, *words], env={**clean, **environment}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", CODE, *arguments],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     did, count = done.stdout.split()
     return did, int(count)

@@ -86,12 +86,12 @@ if __name__ == "__main__":
 """
 
 
-def run(folder: Path, program: str, *words: str) -> str:
+def run(folder: Path, program: str, *arguments: str) -> str:
     """Run a program in a new process, and return the last line that it prints."""
     file = folder / "program.py"  # spawned processes import it
     file.write_text(program, encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, str(file), *words], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(file), *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

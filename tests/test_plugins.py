@@ -32,6 +32,8 @@ from weft.models.families import VARIANTS, family_of
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "my_family.py"
 PAGE = ROOT / "docs" / "your-own-network.md"
+
+
 @pytest.fixture(autouse=True)
 def _forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let every test begin without plugins, and leave none behind: neither in weft nor in timm's registry."""
@@ -188,12 +190,12 @@ def test_the_page_from_training_to_serving(tmp_path: Path) -> None:
     """Every command of docs/your-own-network.md, in processes of their own, as a reader would run it."""
     (tmp_path / "examples").symlink_to(EXAMPLE.parent)
     *before, serve = commands()
-    assert [words[1] for words in before] == ["models", "train", "evaluate", "bench", "export", "compare"]
-    for words in before:
+    assert [arguments[1] for arguments in before] == ["models", "train", "evaluate", "bench", "export", "compare"]
+    for arguments in before:
         ended = subprocess.run(
-            [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
+            [sys.executable, "-m", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
         )
-        assert ended.returncode == 0, (words, ended.stderr[-2000:])
+        assert ended.returncode == 0, (arguments, ended.stderr[-2000:])
     with (tmp_path / "log.txt").open("wb") as log:
         service = subprocess.Popen([sys.executable, "-m", *serve], cwd=tmp_path, stderr=log)
     try:

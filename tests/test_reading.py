@@ -183,11 +183,11 @@ def test_any_sealed_manifest_of_a_state_is_read_or_refused(run: Path) -> None:
     states = sorted((run / "state").glob("*.json"))
     before = {state: state.read_bytes() for state in states}
     newest = states[-1]
-    facts = json.loads(before[newest].split(b"\n", 1)[1])
+    fields = json.loads(before[newest].split(b"\n", 1)[1])
     try:
         for state in states[:-1]:
             state.unlink()
-        for name, some in changed(facts, EVERY):
+        for name, some in changed(fields, EVERY):
             newest.write_bytes(sealed(json.dumps(some)))
             assert_read_or_refused(lambda: open_run(run, (), override=False), name)
     finally:
@@ -199,8 +199,8 @@ def test_any_sealed_manifest_of_a_state_is_read_or_refused(run: Path) -> None:
 def test_a_manifest_that_fits_its_types_and_not_the_run_is_refused(change: tuple[str, Any], run: Path) -> None:
     newest = sorted((run / "state").glob("*.json"))[-1]
     before = newest.read_bytes()
-    facts = json.loads(before.split(b"\n", 1)[1])
-    newest.write_bytes(sealed(json.dumps({**facts, change[0]: change[1]})))
+    fields = json.loads(before.split(b"\n", 1)[1])
+    newest.write_bytes(sealed(json.dumps({**fields, change[0]: change[1]})))
     try:
         assert_read_or_refused(lambda: train(resume=run, stop_after=1, quiet=True), str(change))
     finally:
@@ -268,9 +268,9 @@ def test_what_a_recipe_reads_is_told_before_it_is_read(tmp_path: Path, capsys: p
     data = tmp_path / "empty"
     data.mkdir()
     code = main(["train", str(data), "--set", "distill.teacher=t", "--set", "pretrained=true"])
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert code == 3
-    assert said.startswith(f"Reading data.source: {data}, distill.teacher: t, pretrained: the public")
+    assert output.startswith(f"Reading data.source: {data}, distill.teacher: t, pretrained: the public")
 
 
 def test_weights_that_cannot_be_fetched_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

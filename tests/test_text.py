@@ -128,7 +128,7 @@ def test_hostile_names_reach_no_terminal_as_they_are(tmp_path: Path, capsys: pyt
     model = save_model_dir(lively("levit_nano_32", num_classes=2), tmp_path / "m", label_names=["[red]", ":bomb:"])
     data = tiny.paint(tmp_path / "data", per_class=2)
     (data / "class0" / f"{name}.png").write_bytes(b"none")
-    for words in (
+    for arguments in (
         ["convert", str(tmp_path / "w.safetensors"), str(tmp_path / "out")],
         ["convert", str(tmp_path / "w.safetensors"), str(tmp_path / "out"), "--model", HOSTILE],
         ["train", "digits", "--recipe", str(tmp_path / "r.yaml"), "--out", str(tmp_path / "run")],
@@ -149,5 +149,5 @@ def test_hostile_names_reach_no_terminal_as_they_are(tmp_path: Path, capsys: pyt
         ["export", str(model), str(tmp_path / "e"), "--format", HOSTILE],
         ["explain", str(model), str(folder), "--out", str(tmp_path / "explained")],
     ):
-        main(words)
+        main(arguments)
         assert_clean(capsys)

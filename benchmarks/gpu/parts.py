@@ -41,9 +41,9 @@ def tests(cell: str, options: Options) -> list[Row]:
 
     os.environ["WEFT_TEST_DEVICE"] = options.device
     report = options.scratch / "tests.xml"
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", cell]
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", cell]
     small = ["-m", "not slow"] if options.scale_name == "small" else []
-    run([*words, *small], options.scratch / "tests.log", options.seconds)
+    run([*arguments, *small], options.scratch / "tests.log", options.seconds)
     if not report.exists():
         raise RuntimeError(f"pytest wrote no report; see {options.scratch / 'tests.log'}")
     rows = []
@@ -202,10 +202,10 @@ def steps(cell: str, options: Options) -> list[Row]:
     pair, mode, precision = cell.split(" ")
     scale, file = options.scale, options.scratch / "step.csv"
     file.unlink(missing_ok=True)
-    words = ["benchmarks/training/step.py", "--pairs", pair, "--modes", mode, "--precisions", precision]
-    words += ["--batch-size", str(scale.step_batch), "--rounds", str(scale.step_rounds), "--csv", str(file)]
+    arguments = ["benchmarks/training/step.py", "--pairs", pair, "--modes", mode, "--precisions", precision]
+    arguments += ["--batch-size", str(scale.step_batch), "--rounds", str(scale.step_rounds), "--csv", str(file)]
     log = options.scratch / "step.log"
-    code = run([*words, "--device", options.device, "--warmup", "3"], log, options.seconds)
+    code = run([*arguments, "--device", options.device, "--warmup", "3"], log, options.seconds)
     if code != 0:
         raise RuntimeError(_last_line(log, code))
     kept = ("ours", "peer", "mode", "precision", "allocator", "batch_size", "ours_img_s", "peer_img_s", "ratio")
@@ -230,10 +230,21 @@ def loop(cell: str, options: Options) -> list[Row]:
     model, precision, workers = cell.split(" ")
     data, out = options.scratch / "jpegs", options.scratch / "loop"
     paint_jpegs(data, options.scale.loop_images)
-    words = ["-m", "weft", "train", str(data), "--model", model, "--device", options.device, "--precision", precision]
-    words += ["--workers", workers, "--batch-size", str(options.scale.loop_batch), "--epochs", "3"]
+    arguments = [
+        "-m",
+        "weft",
+        "train",
+        str(data),
+        "--model",
+        model,
+        "--device",
+        options.device,
+        "--precision",
+        precision,
+    ]
+    arguments += ["--workers", workers, "--batch-size", str(options.scale.loop_batch), "--epochs", "3"]
     log = options.scratch / "loop.log"
-    code = run([*words, "--out", str(out), "--force", "--set", "pretrained=false"], log, options.seconds)
+    code = run([*arguments, "--out", str(out), "--force", "--set", "pretrained=false"], log, options.seconds)
     if code != 0:
         raise RuntimeError(_last_line(log, code))
     last = read_csv(out / "metrics.csv")[-1]
@@ -265,13 +276,22 @@ def cifar10(cell: str, options: Options) -> list[Row] | None:
         raise RuntimeError("needs the folder of CIFAR-10 (train/ and test/ with a folder per class): CIFAR10=FOLDER")
     out, log = options.scratch / "cifar10", options.scratch / "cifar10.log"
     minutes = f"{max(options.seconds - 60, 30) / 60:.2f}m"
-    words = ["-m", "weft", "train"]
+    arguments = ["-m", "weft", "train"]
     if list(out.glob("state/*.json")):
-        words += ["--resume", str(out)]
+        arguments += ["--resume", str(out)]
     else:
-        words += [str(options.cifar10), "--recipe", "cifar10", "--device", options.device, "--out", str(out), "--force"]
-        words += options.scale.cifar10
-    run([*words, "--max-time", minutes], log, options.seconds)
+        arguments += [
+            str(options.cifar10),
+            "--recipe",
+            "cifar10",
+            "--device",
+            options.device,
+            "--out",
+            str(out),
+            "--force",
+        ]
+        arguments += options.scale.cifar10
+    run([*arguments, "--max-time", minutes], log, options.seconds)
     if not (out / "report").exists():
         if not list(out.glob("state/*.json")):
             raise RuntimeError(_last_line(log, None))

@@ -144,10 +144,17 @@ class Session:
         options, seconds = self.options, self.until - time.monotonic()
         file, log = _result_file(options, part), options.scratch / f"{part}.log.txt"
         file.unlink(missing_ok=True)
-        words = [str(HERE / "run.py"), "--part", part, "--cell", cell, "--device", options.device]
-        words += ["--scale", options.scale_name, "--out", str(options.out), "--seconds", f"{max(seconds - 10, 10):.0f}"]
-        words += ["--cifar10", str(options.cifar10)] if options.cifar10 else []
-        code = run(words, log, seconds)
+        arguments = [str(HERE / "run.py"), "--part", part, "--cell", cell, "--device", options.device]
+        arguments += [
+            "--scale",
+            options.scale_name,
+            "--out",
+            str(options.out),
+            "--seconds",
+            f"{max(seconds - 10, 10):.0f}",
+        ]
+        arguments += ["--cifar10", str(options.cifar10)] if options.cifar10 else []
+        code = run(arguments, log, seconds)
         if code is None:
             return None, OUT_OF_TIME
         if code != 0 or not file.exists():

@@ -115,7 +115,7 @@ class Options:
         return (ROOT / "runs" / "gpu" if self.device == "cuda" else self.out / "runs").absolute()
 
 
-def run(words: list[str], log: Path, seconds: float) -> int | None:
+def run(arguments: list[str], log: Path, seconds: float) -> int | None:
     """Run a process with this Python and weft's sources, with its output in a file.
 
     Returns:
@@ -126,7 +126,12 @@ def run(words: list[str], log: Path, seconds: float) -> int | None:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, *words], cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         try:
             return process.wait(timeout=max(seconds, 1))
@@ -163,7 +168,7 @@ def machine(device: str) -> dict[str, str]:
 
 def _commit() -> str:
     try:
-        words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        arguments = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+        return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # a copy without its history
         return os.environ.get("WEFT_COMMIT", "unknown")

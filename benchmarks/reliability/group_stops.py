@@ -43,23 +43,23 @@ def command(data: Path | None, out: Path, model: str, processes: int, workers: i
     """`weft train` as the words of a process, under torchrun for two."""
     from tests.train import tiny
 
-    words = tiny.command(data, out, workers=workers) if data is None else tiny.command(
+    arguments = tiny.command(data, out, workers=workers) if data is None else tiny.command(
         data, out, model, workers=workers, **MORE
     )  # fmt: skip
     if processes == 1:
-        return words
+        return arguments
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return [*run, "--no-python", *words]
+    return [*run, "--no-python", *arguments]
 
 
 class Process:
     """A run in a process group of its own."""
 
-    def __init__(self, words: list[str], log: Path, is_forked: bool) -> None:
+    def __init__(self, arguments: list[str], log: Path, is_forked: bool) -> None:
         self.is_forked = is_forked
         if not is_forked:
             with log.open("ab") as sink:
-                self.process = subprocess.Popen(words, stdout=sink, stderr=sink, start_new_session=True)
+                self.process = subprocess.Popen(arguments, stdout=sink, stderr=sink, start_new_session=True)
             self.pid = self.process.pid
             return
         self.pid = os.fork()
@@ -71,7 +71,7 @@ class Process:
             from weft.cli import main
 
             try:
-                code = main(words[3:])  # python -m weft
+                code = main(arguments[3:])  # python -m weft
             except BaseException:
                 traceback.print_exc()
                 code = 1

@@ -90,10 +90,10 @@ class Others:
         while not self._end.wait(0.05):
             self.answer = max(self.answer, self._timed(body=body))
 
-    def _timed(self, **words: Any) -> float:
+    def _timed(self, **arguments: Any) -> float:
         begun = time.monotonic()
         try:
-            self.lost += self.service.ask(**words)[0] != 200
+            self.lost += self.service.ask(**arguments)[0] != 200
         except OSError:
             self.lost += 1
         return time.monotonic() - begun

@@ -87,16 +87,19 @@ def leave(folder: Path, turn: int) -> str:
 def fuzz(folder: Path, examples: int) -> tuple[str, str]:
     """Requests that the description allows, and that it does not."""
     with running(folder) as service, tempfile.TemporaryDirectory() as there:
-        words = [str(Path(sys.executable).with_name("schemathesis")), "run", "--seed", "2"]
-        words += [f"http://127.0.0.1:{service.port}/openapi.json", "--max-examples", str(examples)]
-        words += ["--phases", "examples,coverage,fuzzing,stateful", "--suppress-health-check", "all"]
-        words += ["--exclude-checks", "positive_data_acceptance"]  # that a string is binary does not make it a picture
-        done = subprocess.run(words, capture_output=True, text=True, cwd=there)
+        arguments = [str(Path(sys.executable).with_name("schemathesis")), "run", "--seed", "2"]
+        arguments += [f"http://127.0.0.1:{service.port}/openapi.json", "--max-examples", str(examples)]
+        arguments += ["--phases", "examples,coverage,fuzzing,stateful", "--suppress-health-check", "all"]
+        arguments += [
+            "--exclude-checks",
+            "positive_data_acceptance",
+        ]  # that a string is binary does not make it a picture
+        done = subprocess.run(arguments, capture_output=True, text=True, cwd=there)
         cases = re.search(r"([\d,]+) generated", done.stdout)
         alive = bool(_top(service, 0))
     print(done.stdout[-1500:], flush=True)
-    said = f"{cases[1]} cases" if cases else "no count of cases"
-    return said, "" if done.returncode == 0 and alive else f"exit {done.returncode}, alive {alive}"
+    output = f"{cases[1]} cases" if cases else "no count of cases"
+    return output, "" if done.returncode == 0 and alive else f"exit {done.returncode}, alive {alive}"
 
 
 def _top(service: Running, seed: int) -> dict[str, float] | None:
@@ -141,9 +144,9 @@ def main() -> None:
                 print(rows[-1], flush=True)
                 write_csv(args.csv, rows)
         begun = time.monotonic()
-        said, fault = fuzz(folder, args.examples)
+        output, fault = fuzz(folder, args.examples)
         seconds = f"{time.monotonic() - begun:.1f}"
-        rows.append({"what": f"fuzz, {said}", "turn": 0, "seconds": seconds, "fault": fault})
+        rows.append({"what": f"fuzz, {output}", "turn": 0, "seconds": seconds, "fault": fault})
     write_csv(args.csv, rows)
     sys.exit(any(row["fault"] for row in rows))
 

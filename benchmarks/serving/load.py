@@ -138,14 +138,25 @@ class Service:
 
     def __init__(self, run: Path, *options: str) -> None:
         self.log = tempfile.TemporaryFile("w+")
-        words = [sys.executable, "-m", "weft", "serve", str(run), "--port", "0", "--max-batch", str(BATCH), *options]
-        self.process = subprocess.Popen(words, stderr=self.log)
+        arguments = [
+            sys.executable,
+            "-m",
+            "weft",
+            "serve",
+            str(run),
+            "--port",
+            "0",
+            "--max-batch",
+            str(BATCH),
+            *options,
+        ]
+        self.process = subprocess.Popen(arguments, stderr=self.log)
         while not (found := re.search(r"http://\S*?:(\d+)", self.said())):
             assert self.process.poll() is None, self.said()
             time.sleep(0.1)
         self.port = int(found[1])
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Its log."""
         self.log.seek(0)
         return self.log.read()
@@ -167,9 +178,9 @@ class Service:
 
 def benched(run: Path) -> float:
     """Images per second of the forward pass alone, folded as the service has it, by `weft bench`."""
-    words = ["bench", str(run), "--batch-size", str(BATCH), "--rounds", "3", "--json", "--ways", "folded"]
-    words += ["--allocator", "keep"]  # the service keeps memory as well
-    done = subprocess.run([sys.executable, "-m", "weft", *words], capture_output=True, text=True, check=True)
+    arguments = ["bench", str(run), "--batch-size", str(BATCH), "--rounds", "3", "--json", "--ways", "folded"]
+    arguments += ["--allocator", "keep"]  # the service keeps memory as well
+    done = subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout)[0]["images_per_second"])
 
 

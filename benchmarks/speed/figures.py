@@ -246,7 +246,8 @@ def shares(rows: list[Row]) -> str:
     for key in dict.fromkeys((row["model"], row["program"], row["precision"]) for row in rows):
         same = {row["kind"]: row for row in rows if (row["model"], row["program"], row["precision"]) == key}
         percent = {
-            kind: sum(float(same[word]["percent"]) for word in words if word in same) for kind, words in kinds.items()
+            kind: sum(float(same[word]["percent"]) for word in arguments if word in same)
+            for kind, arguments in kinds.items()
         }
         whole = sum(float(row["milliseconds"]) for row in same.values())
         cells = [f"{value:.0f}" if value >= 0.5 else "" for value in percent.values()]

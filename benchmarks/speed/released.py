@@ -71,9 +71,9 @@ class Side:
     """The parent's end of a process."""
 
     def __init__(self, side: str, args: argparse.Namespace, keep: bool) -> None:
-        words = [sys.executable, __file__, args.checkout, "--side", side, "--batch-size", str(args.batch_size)]
-        words += ["--threads", str(args.threads), *(["--keep"] * keep)]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        arguments = [sys.executable, __file__, args.checkout, "--side", side, "--batch-size", str(args.batch_size)]
+        arguments += ["--threads", str(args.threads), *(["--keep"] * keep)]
+        self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.logits = torch.tensor(self.read())
 
     def read(self) -> Any:

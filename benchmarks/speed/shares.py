@@ -59,7 +59,7 @@ Share = dict[str, tuple[int, float]]  # of a kind of operation: calls, seconds
 def kind_of(name: str) -> str:
     """The kind of an operation."""
     low = name.lower()
-    return next((kind for kind, words in KINDS.items() if any(word in low for word in words)), "other")
+    return next((kind for kind, arguments in KINDS.items() if any(word in low for word in arguments)), "other")
 
 
 def by_torch(call: Callable[[], Any]) -> Iterator[Share]:
@@ -77,7 +77,7 @@ def by_torch(call: Callable[[], Any]) -> Iterator[Share]:
 
 def by_openvino(network: nn.Module, precision: str, images: torch.Tensor) -> Iterator[Share]:
     """One run after another."""
-    words = {
+    arguments = {
         "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precision],
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "PERF_COUNT": True,
@@ -85,7 +85,7 @@ def by_openvino(network: nn.Module, precision: str, images: torch.Tensor) -> Ite
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.xml"
         write_graph(network, file, "openvino", "fp32", tuple(images.shape[1:]))
-        request = openvino.compile_model(str(file), "CPU", words).create_infer_request()
+        request = openvino.compile_model(str(file), "CPU", arguments).create_infer_request()
         request.infer([images.numpy()])
         for _ in range(RUNS):
             request.infer([images.numpy()])

@@ -55,18 +55,18 @@ EXPERIMENTS = (  # paper, where, experiment, study (or the command of what is no
 def studies() -> str:
     """Return Markdown: every variant of every study with the effects in the paper and here."""
     parts = []
-    for facts in _found("study"):
-        minutes = facts["seconds"] / 60
-        settings = ", ".join(f"{key}={value}" for key, value in facts["settings"].items())
+    for fields in _found("study"):
+        minutes = fields["seconds"] / 60
+        settings = ", ".join(f"{key}={value}" for key, value in fields["settings"].items())
         lines = [
-            f"**{facts['study']}** ({facts['source']}). In the paper: {facts['claim']}"
-            f" Here: {facts['data']}, {settings}; {_seeds(facts)} seeds, {minutes:.0f} minutes of one core.",
+            f"**{fields['study']}** ({fields['source']}). In the paper: {fields['claim']}"
+            f" Here: {fields['data']}, {settings}; {_seeds(fields)} seeds, {minutes:.0f} minutes of one core.",
             "",
             "| variant | paper % | paper, effect | here % (95 %) | here, effect (95 %) | result |",
             "|---|---|---|---|---|---|",
         ]
-        rows = {row["variant"]: row for row in facts["variants"]}
-        for row in facts["variants"]:
+        rows = {row["variant"]: row for row in fields["variants"]}
+        for row in fields["variants"]:
             paper = f"{_number(row['paper'])} | {_number(row['paper_effect'], '+')}"
             here = f"{_interval(row['mean'])} | {_interval(row['effect'], '+')}"
             result = row["verdict"].partition(" (for ")[0] + needed_seeds(row, rows)
@@ -81,7 +81,7 @@ def experiments() -> str:
         "| paper | experiment | study | effects here, against those of the paper | not run |",
         "|---|---|---|---|---|",
     ]
-    results = {facts["study"]: facts for facts in _found("study")}
+    results = {fields["study"]: fields for fields in _found("study")}
     for paper, where, what, name in EXPERIMENTS:
         head = f"| {paper}, {where} | {what} | `{name}`"
         if name.startswith("weft "):
@@ -178,22 +178,22 @@ def effects() -> Figure:
 
 def _effects() -> Iterator[tuple[str, list[tuple[float, Estimate]]]]:
     """Yield each study with the effects that the paper has too: in the paper, and here."""
-    for facts in _found("study"):
-        rows = [row for row in facts["variants"] if row["paper_effect"] is not None and row["effect"] is not None]
+    for fields in _found("study"):
+        rows = [row for row in fields["variants"] if row["paper_effect"] is not None and row["effect"] is not None]
         points = [(row["paper_effect"], Estimate(*row["effect"])) for row in rows if None not in row["effect"]]
         if points:
-            yield facts["study"], points
+            yield fields["study"], points
 
 
 def comparisons() -> str:
     """Return Markdown: every comparison."""
     parts = []
-    for facts in _found("entries"):
+    for fields in _found("entries"):
         lines = [
             "| model | top-1 % (95 %) | difference to best (95 %) | float img/s | int8 img/s | int8 top-1 % | MB |",
             "|---|---|---|---|---|---|---|",
         ]
-        for entry in facts["entries"]:
+        for entry in fields["entries"]:
             stopped = f", stopped after epoch {entry['stopped_after']}" if entry["stopped_after"] else ""
             forms = {form["name"]: form for form in entry["forms"]}
             speeds = [f"{forms[name]['images_per_second']:.0f}" if name in forms else "" for name in ("float", "int8")]
@@ -201,17 +201,17 @@ def comparisons() -> str:
             accuracy = entry["error"] or _interval(entry["accuracy"])
             cells = (accuracy, _interval(entry["to_best"], "+"), *speeds, int8, f"{entry['megabytes']:.1f}")
             lines.append(f"| {entry['name']}{stopped} | {' | '.join(cells)} |")
-        parts.append(f"**{facts['data']}**: {facts['protocol']}\n\n" + "\n".join(lines) + f"\n\n{facts['advice']}")
+        parts.append(f"**{fields['data']}**: {fields['protocol']}\n\n" + "\n".join(lines) + f"\n\n{fields['advice']}")
     return "\n\n".join(parts)
 
 
 def _found(key: str) -> list[dict[str, Any]]:
     files = sorted(HERE.glob("*/results.json"))
-    return [facts for file in files if key in (facts := json.loads(file.read_text()))]
+    return [fields for file in files if key in (fields := json.loads(file.read_text()))]
 
 
-def _seeds(facts: dict[str, Any]) -> str:
-    counts = sorted({len(row["top1"]) for row in facts["variants"] if row["top1"]})
+def _seeds(fields: dict[str, Any]) -> str:
+    counts = sorted({len(row["top1"]) for row in fields["variants"] if row["top1"]})
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 

@@ -77,9 +77,9 @@ class Child:
     """A side in a process of its own, which does a step when told."""
 
     def __init__(self, name: str, place: int, mode: str, precision: str, keeps: bool, args: argparse.Namespace) -> None:
-        words = [sys.executable, __file__, "--side", name, str(place), mode, precision, "--device", args.device]
-        words += ["--batch-size", str(args.batch_size), "--threads", str(args.threads)] + ["--keep"] * keeps
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        arguments = [sys.executable, __file__, "--side", name, str(place), mode, precision, "--device", args.device]
+        arguments += ["--batch-size", str(args.batch_size), "--threads", str(args.threads)] + ["--keep"] * keeps
+        self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(args.warmup):
             self.ask("step")
 

@@ -60,8 +60,8 @@ def test_deployments_are_measured(
 ) -> None:
     monkeypatch.setattr(cold_start, "ROUNDS", 1)
     folder = str(save_model_dir(create_model("levit_nano_32", num_classes=3).eval(), tmp_path / "model"))
-    words = ["bench", folder, "--ways", "eager", "folded", "onnx", "--batch-size", "1", "--rounds", "1"]
-    assert main([*words, "--cold-start", "--json"]) == 0
+    arguments = ["bench", folder, "--ways", "eager", "folded", "onnx", "--batch-size", "1", "--rounds", "1"]
+    assert main([*arguments, "--cold-start", "--json"]) == 0
     eager, folded, onnx = json.loads(capsys.readouterr().out)
     assert (eager["cold_start_s"], eager["peak_mb"], eager["disk_mb"]) == (None, None, None)
     assert 30 < onnx["peak_mb"] < folded["peak_mb"] < 3000  # torch is imported for the latter alone

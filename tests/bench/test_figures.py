@@ -96,9 +96,9 @@ def test_the_released_checkout_is_measured_under_equal_settings(tmp_path: Path) 
     """With a stand-in of the released code's interface: `ceit_model.ceit_tiny_patch16_224`, and its state dict."""
     (tmp_path / "checkout").mkdir()
     (tmp_path / "checkout" / "ceit_model.py").write_text(STAND_IN.format(root=str(ROOT)))
-    words = ["--batch-size", "1", "--rounds", "1", "--threads", "1", "--csv", str(tmp_path / "released.csv")]
+    arguments = ["--batch-size", "1", "--rounds", "1", "--threads", "1", "--csv", str(tmp_path / "released.csv")]
     done = subprocess.run(
-        [sys.executable, str(SPEED / "released.py"), str(tmp_path / "checkout"), *words],
+        [sys.executable, str(SPEED / "released.py"), str(tmp_path / "checkout"), *arguments],
         capture_output=True,
         text=True,
     )

@@ -38,8 +38,8 @@ def test_without_a_gpu_it_says_how_to_rehearse(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(tmp_path / "out")])
     assert modules["run"].main() == 2
-    assert "no CUDA device" in (said := capsys.readouterr().out)
-    assert said.rstrip().endswith("make gpu DEVICE=cpu SCALE=small")
+    assert "no CUDA device" in (output := capsys.readouterr().out)
+    assert output.rstrip().endswith("make gpu DEVICE=cpu SCALE=small")
     assert not (tmp_path / "out").exists()
 
 

@@ -116,8 +116,8 @@ def test_an_allocator_that_cannot_be_set_is_refused(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_an_export_at_its_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     export(lively("levit_nano_32", num_classes=3), tmp_path / "out", format="openvino")
-    words = ["bench", str(tmp_path / "out"), "--batch-size", "best", "--rounds", "1", "--threads", "1", "--json"]
-    assert main(words) == 0
+    arguments = ["bench", str(tmp_path / "out"), "--batch-size", "best", "--rounds", "1", "--threads", "1", "--json"]
+    assert main(arguments) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["way"], row["precision"], row["macs"], row["peak_percent"]) == ("openvino", "fp32", None, None)
     assert row["batch_size"] in [2**power for power in range(10)]
@@ -134,7 +134,7 @@ def test_the_batch_grows_until_that_brings_nothing(
 
 
 def test_a_picture_has_a_panel_per_batch_size_asked(tmp_path: Path) -> None:
-    facts = dict(
+    fields = dict(
         ratio=1.0,
         peak_percent=None,
         difference=None,
@@ -153,7 +153,7 @@ def test_a_picture_has_a_panel_per_batch_size_asked(tmp_path: Path) -> None:
         params=1000,
         macs=1000,
         batch_size=1,
-        **facts,
+        **fields,
     )
     rows = [row, replace(row, way="folded"), replace(row, batch_size=8), replace(row, way="folded", batch_size=16)]
     assert [len(panel) for panel in _panels(rows)] == [2, 2]
@@ -163,8 +163,8 @@ def test_a_picture_has_a_panel_per_batch_size_asked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_peers_have_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "levit_128s", "--ways", "eager", "folded", "--peers", "--batch-size", "1", "--rounds", "1"]
-    assert main([*words, "--plot", str(tmp_path / "new" / "speed.png"), "--json"]) == 0
+    arguments = ["bench", "levit_128s", "--ways", "eager", "folded", "--peers", "--batch-size", "1", "--rounds", "1"]
+    assert main([*arguments, "--plot", str(tmp_path / "new" / "speed.png"), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     ran = [(row["model"], row["way"]) for row in rows]
     assert ran == [("levit_128s", "eager"), ("levit_128s", "folded"), ("timm levit_128s", "eager")]
@@ -212,7 +212,7 @@ def test_the_peak_is_a_machines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (
             ["--ways", "tpu"],
@@ -233,8 +233,8 @@ def test_the_peak_is_a_machines() -> None:
     ],
 )
 def test_what_does_not_fit(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert main(["bench", "levit_nano_32", *words]) == UsageError.exit_code
+    assert main(["bench", "levit_nano_32", *arguments]) == UsageError.exit_code
     assert message in capsys.readouterr().err

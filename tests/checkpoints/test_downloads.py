@@ -151,8 +151,8 @@ def test_the_hub_is_asked_again_later(unreachable: list[str], monkeypatch: pytes
 def test_training_from_weights_that_cannot_be_had_is_one_line(
     unreachable: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--model", "resnet18.a1_in1k", "--set", "pretrained=true", "--limit", "40", "--epochs", "1", "--quiet"]
-    assert main(["train", "digits", *words, "--out", str(tmp_path / "run")]) == 4
+    arguments = ["--model", "resnet18.a1_in1k", "--set", "pretrained=true", "--limit", "40", "--epochs", "1", "--quiet"]
+    assert main(["train", "digits", *arguments, "--out", str(tmp_path / "run")]) == 4
     (line,) = capsys.readouterr().err.splitlines()
     assert "the hub cannot be reached. Connect to the internet" in line
     assert not (tmp_path / "run").exists()

@@ -14,13 +14,13 @@ from weft.cli import app
 from weft.cli.app import VERBS, main, verb_module, verb_parser
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "weft", *words], capture_output=True, text=True, timeout=120)
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
-def test_help_ends_in_an_example(words: list[str]) -> None:
-    done = run(*words)
+@pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+def test_help_ends_in_an_example(arguments: list[str]) -> None:
+    done = run(*arguments)
     assert done.returncode == 0
     assert done.stderr == ""
     _, found, example = done.stdout.partition("\nexample:\n")
@@ -28,10 +28,10 @@ def test_help_ends_in_an_example(words: list[str]) -> None:
     assert "\n\n  -" not in example, "something stands behind the example"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["models"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
-def test_torch_is_not_loaded_for_words(words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["models"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+def test_torch_is_not_loaded_for_words(arguments: list[str]) -> None:
     """And nothing else that takes long to import: what is loaded is little, and most of it Python's own."""
-    code = f"import sys; from weft.cli import main; main({words!r}); print(*sys.modules)"
+    code = f"import sys; from weft.cli import main; main({arguments!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     modules = set(done.stdout.splitlines()[-1].split())
     assert not {"torch", "timm", "numpy", "PIL", "scipy", "matplotlib", "pydantic", "huggingface_hub"} & modules
@@ -63,7 +63,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["trian", "x"], "Unknown verb 'trian'. Nearest: train, "),
         (["--verison"], "Unknown option '--verison'. Nearest: --version, "),
@@ -77,9 +77,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_slip_gets_the_nearest_name_and_exit_code_2(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == 2
+    assert main(arguments) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith(f"weft: {message}")
     assert len(shown.err.splitlines()) == 1
@@ -103,7 +103,7 @@ CODES = [
 def test_exit_codes(
     error: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def verb(words: list[str]) -> int:
+    def verb(arguments: list[str]) -> int:
         raise error
 
     monkeypatch.setattr(app, "_run", verb)
@@ -112,7 +112,7 @@ def test_exit_codes(
 
 
 def test_other_errors_are_ours_and_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verb(words: list[str]) -> int:
+    def verb(arguments: list[str]) -> int:
         raise FileNotFoundError(errno.ENOENT, "gone", "x")
 
     monkeypatch.setattr(app, "_run", verb)
@@ -123,7 +123,7 @@ def test_other_errors_are_ours_and_keep_their_traceback(monkeypatch: pytest.Monk
 def test_sigterm_unwinds_and_the_handler_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     swept: list[str] = []
 
-    def verb(words: list[str]) -> int:
+    def verb(arguments: list[str]) -> int:
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:

@@ -15,8 +15,8 @@ transformers = pytest.importorskip("transformers")
 vit_pytorch = pytest.importorskip("vit_pytorch.cvt")
 
 
-def convert(capsys, *words):
-    code = main(["convert", *map(str, words)])
+def convert(capsys, *arguments):
+    code = main(["convert", *map(str, arguments)])
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -50,8 +50,8 @@ def test_a_switch_that_is_given_wins(tmp_path, capsys):
     """The weights of microsoft/cvt-* were trained with another activation than transformers computes with."""
     theirs = enliven(transformers.CvtForImageClassification(transformers.CvtConfig(num_labels=4)))
     save_file(theirs.state_dict(), tmp_path / "x.safetensors")
-    words = ("--set", "act_layer=quick_gelu", "--json")
-    code, out, _ = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *words)
+    arguments = ("--set", "act_layer=quick_gelu", "--json")
+    code, out, _ = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *arguments)
     assert (code, json.loads(out)["switches"]["act_layer"]) == (0, "quick_gelu")
     ours = weft.create_model("cvt_13", num_classes=4).eval()
     weft.load_checkpoint(ours, theirs.state_dict(), switches="ignore")
@@ -78,8 +78,8 @@ def test_several_state_dicts_in_one_file(tmp_path, capsys):
 def test_another_size_and_another_head(tmp_path, capsys):
     model = lively("levit_nano_32", num_classes=5)
     save_file(model.state_dict(), tmp_path / "x.safetensors")
-    words = ("--img-size", "48x64", "--head", "drop", "--num-classes", "7")
-    code, out, _ = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *words)
+    arguments = ("--img-size", "48x64", "--head", "drop", "--num-classes", "7")
+    code, out, _ = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *arguments)
     assert code == 0
     assert "resized: " in out
     assert "not loaded: head.bn" in out
@@ -90,8 +90,8 @@ def test_another_size_and_another_head(tmp_path, capsys):
 def test_our_own_files_and_constructor_values(tmp_path, capsys):
     model = lively("cvt_nano_32", num_classes=5, kv_stride=1)
     save_file(model.state_dict(), tmp_path / "x.safetensors")
-    words = ("--model", "cvt_nano_32", "--set", "kv_stride=1")
-    assert convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *words)[0] == 0
+    arguments = ("--model", "cvt_nano_32", "--set", "kv_stride=1")
+    assert convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *arguments)[0] == 0
     x = torch.randn(1, 3, 32, 32)
     assert torch.equal(load_model_dir(tmp_path / "m")[0](x), model(x))
 
@@ -99,12 +99,12 @@ def test_our_own_files_and_constructor_values(tmp_path, capsys):
 def test_any_timm_model_by_name(tmp_path, capsys):
     model = weft.create_model("resnet18", num_classes=1000).eval()
     save_file(model.state_dict(), tmp_path / "x.safetensors")
-    words = ("--model", "resnet18", "--num-classes", "1000")
-    assert convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *words)[0] == 0
+    arguments = ("--model", "resnet18", "--num-classes", "1000")
+    assert convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *arguments)[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         ((), 2, "must match exactly one model of weft; it matches none. Pass --model NAME"),
         (("--model", "levit_128z"), 2, "Unknown model 'levit_128z'. Nearest: levit_128, levit_128s, levit_192"),
@@ -113,9 +113,9 @@ def test_any_timm_model_by_name(tmp_path, capsys):
         (("--set", "kv_stride"), 2, "--set takes KEY=VALUE; got 'kv_stride'"),
     ],
 )
-def test_what_does_not_fit(tmp_path, capsys, words, code, message):
+def test_what_does_not_fit(tmp_path, capsys, arguments, code, message):
     save_file({"a.weight": torch.zeros(3, 3)}, tmp_path / "x.safetensors")
-    found, out, err = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *words)
+    found, out, err = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *arguments)
     assert (found, out) == (code, "")
     assert message in err
     assert not (tmp_path / "m").exists()

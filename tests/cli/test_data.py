@@ -54,15 +54,15 @@ def test_the_report(mixed: Path, capsys: Capture) -> None:
 
 def test_json(mixed: Path, capsys: Capture) -> None:
     assert main(["data", "check", str(mixed), "--json"]) == 3
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["classes"] == {"": {"cats": 3, "dogs": 4}}
-    assert facts["copies"] == [["cats/0001.jpg", "dogs/cat.jpg"]]
-    assert [(bad["key"], bad["reason"]) for bad in facts["bad"]] == [
+    fields = json.loads(capsys.readouterr().out)
+    assert fields["classes"] == {"": {"cats": 3, "dogs": 4}}
+    assert fields["copies"] == [["cats/0001.jpg", "dogs/cat.jpg"]]
+    assert [(bad["key"], bad["reason"]) for bad in fields["bad"]] == [
         ("cats/cut.jpg", "truncated"),
         ("cats/two\nlines.jpg", "not-an-image"),
         ("dogs/empty.jpg", "zero-byte"),
     ]
-    assert (facts["good"], facts["ignored"], facts["notes"], facts["skipped"]) == (
+    assert (fields["good"], fields["ignored"], fields["notes"], fields["skipped"]) == (
         7,
         {"txt": 1},
         {"gray": 1},
@@ -221,7 +221,7 @@ def test_links(tmp_path: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         (["check", "/no/such/place"], 3, "The data directory must exist; '/no/such/place' does not."),
         (["check", "digits"], 2, "DATA must be a directory; got digits, which is part of scikit-learn"),
@@ -234,10 +234,10 @@ def test_links(tmp_path: Path, capsys: Capture) -> None:
     ],
 )
 def test_refusals(
-    words: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["data", *words]) == code
+    assert main(["data", *arguments]) == code
     assert message in capsys.readouterr().err
 
 

@@ -27,7 +27,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def said(marker: str) -> Callable[[subprocess.Popen[bytes], Path], bool]:
+def output(marker: str) -> Callable[[subprocess.Popen[bytes], Path], bool]:
     return lambda process, log: marker in log.read_text()
 
 
@@ -48,15 +48,15 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("verb", "is_time"),
     [
-        ("evaluate RUN PHOTOS --workers 2", said("reading: ")),
-        ("evaluate RUN MANY --workers 2 --split all --batch-size 1", said("evaluating: ")),
-        ("export RUN OUT --format openvino --precision int8 --data PHOTOS", said("converting to openvino: ")),
-        ("export RUN OUT --format openvino --precision int8 --data PHOTOS", said("calibrating int8: ")),
-        ("data check MANY", said("checking: ")),
-        ("data prepare MANY OUT --size 8", said("packing: ")),
-        ("compare digits --models levit_nano_32 ceit_nano_32 --out OUT", said("training levit-nano-32-seed0")),
-        ("compare digits --models levit_nano_32 ceit_nano_32 --budget 1h --out OUT", said("estimating the cost")),
-        ("study ceit-leff digits --seeds 1 --out OUT", said("training ")),
+        ("evaluate RUN PHOTOS --workers 2", output("reading: ")),
+        ("evaluate RUN MANY --workers 2 --split all --batch-size 1", output("evaluating: ")),
+        ("export RUN OUT --format openvino --precision int8 --data PHOTOS", output("converting to openvino: ")),
+        ("export RUN OUT --format openvino --precision int8 --data PHOTOS", output("calibrating int8: ")),
+        ("data check MANY", output("checking: ")),
+        ("data prepare MANY OUT --size 8", output("packing: ")),
+        ("compare digits --models levit_nano_32 ceit_nano_32 --out OUT", output("training levit-nano-32-seed0")),
+        ("compare digits --models levit_nano_32 ceit_nano_32 --budget 1h --out OUT", output("estimating the cost")),
+        ("study ceit-leff digits --seeds 1 --out OUT", output("training ")),
         pytest.param(
             "bench levit_nano_32 ceit_nano_32",
             has_children,
@@ -73,11 +73,11 @@ def test_one_line(
     tmp_path: Path,
 ) -> None:
     places = {"RUN": trained.out, "PHOTOS": photos, "MANY": many, "OUT": tmp_path / "out"}
-    words = [str(places.get(word, word)) for word in verb.split()]
+    arguments = [str(places.get(word, word)) for word in verb.split()]
     log = tmp_path / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-c", START, *words],
+            [sys.executable, "-c", START, *arguments],
             stdout=subprocess.DEVNULL,
             stderr=file,
             start_new_session=True,

@@ -42,12 +42,12 @@ def test_lines_of_a_log(
     weights = tmp_path / "weights.pth"
     torch.save(create_model("levit_nano_32", num_classes=3).state_dict(), weights)
     places = {"RUN": str(trained.out), "PHOTOS": str(photos), "OUT": str(tmp_path / "out"), "WEIGHTS": str(weights)}
-    words = [places.get(word, word) for word in verb.split()]
+    arguments = [places.get(word, word) for word in verb.split()]
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)  # a line at every step
     monkeypatch.setattr(progress, "TICK_SECONDS", 0.01)
-    assert main(words) == 0
+    assert main(arguments) == 0
     lines = capsys.readouterr().err.splitlines()
     for task in tasks:
         assert any(line.startswith(f"{task}: ") and " elapsed" in line for line in lines), task
-    assert main([*words, "--quiet", *(["--force"] if "OUT" in verb else [])]) == 0
+    assert main([*arguments, "--quiet", *(["--force"] if "OUT" in verb else [])]) == 0
     assert capsys.readouterr().err == ""

@@ -59,7 +59,7 @@ def test_a_copy_to_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["show"], "weft recipes show needs the name of a recipe; got none."),
         (
@@ -72,6 +72,6 @@ def test_a_copy_to_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         (["copy", "no/such.yaml"], "no/such.yaml must be readable; No such file or directory"),
     ],
 )
-def test_wrong_input(words: list[str], message: str, capsys: Shown) -> None:
-    assert main(["recipes", *words]) == 2
+def test_wrong_input(arguments: list[str], message: str, capsys: Shown) -> None:
+    assert main(["recipes", *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_the_data_of_a_recipe_are_used(photos: Path, tmp_path: Path, capsys: Sho
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         (["no/such/folder"], 3, "no/such/folder"),
         (["digits", "--model", "ceit_nano"], 2, "Unknown model 'ceit_nano'. Nearest: ceit_nano_32"),
@@ -78,10 +78,10 @@ def test_the_data_of_a_recipe_are_used(photos: Path, tmp_path: Path, capsys: Sho
     ],
 )
 def test_train_refuses(
-    words: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown
+    arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["train", *words, "--quiet"]) == code
+    assert main(["train", *arguments, "--quiet"]) == code
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -98,8 +98,8 @@ def test_print_config_is_a_recipe(tmp_path: Path, capsys: Shown) -> None:
 
 @pytest.mark.slow
 def test_evaluate(trained: RunResult, photos: Path, tmp_path: Path, capsys: Shown) -> None:
-    words = ["evaluate", str(trained.out), str(photos)]
-    assert main(words) == 0
+    arguments = ["evaluate", str(trained.out), str(photos)]
+    assert main(arguments) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[0] == "top-1: 100.00 % of 9 images (95 % CI 70.1 to 100.0 %)"
     assert "top-5" not in shown.out  # of three classes
@@ -108,12 +108,12 @@ def test_evaluate(trained: RunResult, photos: Path, tmp_path: Path, capsys: Show
     table = [line.split() for line in shown.out.splitlines()]
     assert ["red", "3", "100.0", "100.0", "100.0"] in table
     assert ["red", "0", "0", "3"] in table
-    assert main([*words, "--json", "--quiet", "--out", str(tmp_path / "check")]) == 0
+    assert main([*arguments, "--json", "--quiet", "--out", str(tmp_path / "check")]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     assert json.loads(shown.out)["n"] == 9
     assert (tmp_path / "check" / "confusion.png").is_file()
-    assert main([*words, "--csv", "--quiet", "--split", "all"]) == 0
+    assert main([*arguments, "--csv", "--quiet", "--split", "all"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(row["class"], row["images"]) for row in rows] == [("blue", "15"), ("green", "15"), ("red", "15")]
 
@@ -133,26 +133,26 @@ def test_evaluate_refuses(tmp_path: Path, capsys: Shown) -> None:
 
 
 def test_predict(trained: RunResult, photos: Path, capsys: Shown) -> None:
-    words = ["predict", str(trained.out), str(photos / "red" / "00.png"), f"{photos}/blue/0[12].png"]
-    assert main([*words, "--top-k", "1"]) == 0
+    arguments = ["predict", str(trained.out), str(photos / "red" / "00.png"), f"{photos}/blue/0[12].png"]
+    assert main([*arguments, "--top-k", "1"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     rows = [line.split() for line in shown.out.splitlines()]
     assert rows[0] == ["image", "rank", "class", "probability"]
     assert [row[2] for row in rows[1:]] == ["red", "blue", "blue"]
-    assert main([*words, "--csv", "--top-k", "2"]) == 0
+    assert main([*arguments, "--csv", "--top-k", "2"]) == 0
     answers = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["rank"] for row in answers] == ["1", "2"] * 3
     assert answers[0]["class"] == "red"
-    assert main([*words, "--json"]) == 0
+    assert main([*arguments, "--json"]) == 0
     answers = json.loads(capsys.readouterr().out)
     assert [answer["top"][0]["class"] for answer in answers] == ["red", "blue", "blue"]
 
 
 def test_predict_answers_what_it_can(trained: RunResult, photos: Path, tmp_path: Path, capsys: Shown) -> None:
     (tmp_path / "zero.png").touch()
-    words = ["predict", str(trained.out), str(tmp_path / "zero.png"), str(photos / "red" / "00.png"), "--csv"]
-    assert main(words) == 3
+    arguments = ["predict", str(trained.out), str(tmp_path / "zero.png"), str(photos / "red" / "00.png"), "--csv"]
+    assert main(arguments) == 3
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 1 + 3
     assert shown.err.splitlines()[0].startswith(f"weft: {tmp_path / 'zero.png'}") or "zero.png" in shown.err

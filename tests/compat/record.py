@@ -115,7 +115,7 @@ def _forget_places() -> None:
 
 def _stopped(images: Path, name: str, out: Path) -> None:
     """A run that is told to stop within its second epoch."""
-    words = tiny.command(images, out, name, **settings(name))
+    arguments = tiny.command(images, out, name, **settings(name))
     code = (
         "import os, pathlib, signal, sys\n"
         "from tests.killpoints import killpoints\n"
@@ -126,7 +126,7 @@ def _stopped(images: Path, name: str, out: Path) -> None:
         f"    if not stopping and (newest_step(pathlib.Path({str(out)!r}) / 'state') or 0) >= 4:\n"
         "        stopping.append(os.kill(os.getpid(), signal.SIGTERM))\n"
         "killpoints(at).__enter__()\n"
-        f"sys.exit(main({words[3:]!r}))\n"
+        f"sys.exit(main({arguments[3:]!r}))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=tiny.environment(), timeout=300)
     assert done.returncode == 128 + signal.SIGTERM, done
@@ -158,8 +158,8 @@ def variant_facts(name: str) -> dict[str, Any]:
 def record_networks() -> None:
     from weft.models.families import VARIANTS
 
-    facts = {name: variant_facts(name) for name in VARIANTS}
-    text = ",\n".join(f'"{name}": {json.dumps(row)}' for name, row in facts.items())
+    fields = {name: variant_facts(name) for name in VARIANTS}
+    text = ",\n".join(f'"{name}": {json.dumps(row)}' for name, row in fields.items())
     (DATA / "networks.json").write_text(f"{{\n{text}\n}}\n")
 
 
@@ -174,12 +174,12 @@ def service_answers(run: Path) -> dict[str, Any]:
 def verb_answers(images: Path, run: Path) -> dict[str, Any]:
     """What verbs print with --json."""
     answers = {}
-    for words in (["models"], ["recipes"], ["evaluate", str(run), str(images)]):
+    for arguments in (["models"], ["recipes"], ["evaluate", str(run), str(images)]):
         done = subprocess.run(
-            [sys.executable, "-m", "weft", *words, "--json"],
+            [sys.executable, "-m", "weft", *arguments, "--json"],
             capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-        answers[words[0]] = json.loads(done.stdout)
+        answers[arguments[0]] = json.loads(done.stdout)
     return answers
 
 

@@ -88,9 +88,9 @@ def test_an_export_beside_its_model_is_recognised(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("folder", sorted(DATA.glob("*/runs/*")), ids=lambda folder: folder.name)
 def test_a_job_that_is_done_is_not_done_again(folder: Path) -> None:
-    facts: dict[str, Any] = json.loads((folder / "job.json").read_text())
-    words = {key: facts[key] for key in ("recipe", "data", "settings", "until")}
-    job = Job(folder, **words, test_sizes=tuple(facts["test_sizes"]))
+    fields: dict[str, Any] = json.loads((folder / "job.json").read_text())
+    arguments = {key: fields[key] for key in ("recipe", "data", "settings", "until")}
+    job = Job(folder, **arguments, test_sizes=tuple(fields["test_sizes"]))
     result = read_result(job)
     assert result is not None
     assert 0 <= result.measured[None].top1 <= 100

@@ -51,18 +51,18 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize("command", commands())
 def test_every_command_exists(command: str) -> None:
-    words = shlex.split(command)
-    if words[0] == "weft":
-        parser = verb_parser(words[1])
+    arguments = shlex.split(command)
+    if arguments[0] == "weft":
+        parser = verb_parser(arguments[1])
         known = set(parser.option_names())
-        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
-        end = words.index(">") if ">" in words else len(words)
-        if "--help" not in words:
-            parser.parse_args(words[2:end])  # raises UsageError where it does not fit
-    elif words[0] == "make":
-        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert {word.partition("=")[0] for word in arguments if word.startswith("--")} <= known
+        end = arguments.index(">") if ">" in arguments else len(arguments)
+        if "--help" not in arguments:
+            parser.parse_args(arguments[2:end])  # raises UsageError where it does not fit
+    elif arguments[0] == "make":
+        assert re.search(rf"^{arguments[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     else:
-        assert words[0] in ELSEWHERE, f"what is {words[0]}?"
+        assert arguments[0] in ELSEWHERE, f"what is {arguments[0]}?"
 
 
 def test_the_first_python_ends_in_the_shape(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,9 +103,9 @@ def test_the_container_runs_a_command_that_exists() -> None:
     entry, command = (
         json.loads(re.search(rf"^{word} (\[.*\])$", text, re.MULTILINE)[1]) for word in ("ENTRYPOINT", "CMD")
     )
-    program, verb, *words = entry + command
+    program, verb, *arguments = entry + command
     assert program == "weft"
-    args = verb_parser(verb).parse_args(words)
+    args = verb_parser(verb).parse_args(arguments)
     assert f"EXPOSE {args.port}" in text
     assert "USER 10001" in text  # no root
     assert set(re.search(r"/weft\[(.*?)\]", text)[1].split(",")) <= set(extras())

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited and read as on Linux")
 def test_mutants():
     command = [sys.executable, "-W", "error", "-m", "tests.data.fuzz", str(COUNT)]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert told.returncode == 0, f"after mutant({told.stderr.splitlines()[-1:]}): {told.stderr[-2000:]}"
-    result = json.loads(told.stdout)
+    messages = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert messages.returncode == 0, f"after mutant({messages.stderr.splitlines()[-1:]}): {messages.stderr[-2000:]}"
+    result = json.loads(messages.stdout)
     assert result["findings"] == []
     assert result["seeds"] >= 200
     assert sum(result["verdicts"].values()) == COUNT

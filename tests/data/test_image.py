@@ -255,10 +255,12 @@ def test_bombs_cost_neither_time_nor_memory(tmp_path):
     for name, (data, _) in kinds.items():
         (tmp_path / name).write_bytes(data)
     paths = [str(tmp_path / name) for name in ("first.jpg", *kinds)]
-    told = subprocess.run(
+    messages = subprocess.run(
         [sys.executable, "-W", "error", "-c", COST, *paths], capture_output=True, text=True, check=True
     )
-    for (name, (_, expected)), (verdict, calls, megabytes) in zip(kinds.items(), json.loads(told.stdout), strict=True):
+    for (name, (_, expected)), (verdict, calls, megabytes) in zip(
+        kinds.items(), json.loads(messages.stdout), strict=True
+    ):
         assert (name, verdict) == (name, expected)
         assert calls <= 200_000, name
         assert megabytes <= 50, name

@@ -68,9 +68,9 @@ def test_numbered_folders_are_the_outputs_of_nameless_weights(
     monkeypatch.setattr("weft.inference.inputs.open_data", watched)
     assert evaluate(nameless, v2, device="cpu").count == 2 * CLASSES
     assert seen == [[str(number) for number in range(CLASSES)]]
-    said = capsys.readouterr().err
-    assert "The weights have no class names" in said
-    assert "first '0', last '11'" in said
+    output = capsys.readouterr().err
+    assert "The weights have no class names" in output
+    assert "first '0', last '11'" in output
 
 
 def test_named_weights_go_by_name(tmp_path: Path, v2: Path) -> None:
@@ -145,8 +145,8 @@ def test_evaluate_scores_real_labels(nameless: Path, tmp_path: Path, capsys: pyt
         file.write_bytes(jpeg(number))
     every = [list(range(CLASSES))] * (CLASSES - 1) + [[]]
     (tmp_path / "real.json").write_text(json.dumps(every))
-    words = ["evaluate", str(nameless), str(tmp_path / "val"), "--real-labels", str(tmp_path / "real.json")]
-    assert main([*words, "--split", "all", "--device", "cpu", "--quiet", "--json"]) == 0
+    arguments = ["evaluate", str(nameless), str(tmp_path / "val"), "--real-labels", str(tmp_path / "real.json")]
+    assert main([*arguments, "--split", "all", "--device", "cpu", "--quiet", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["real"] == {"top1": 100.0, "images": CLASSES - 1, "unlabelled": 1}
     result = evaluate(nameless, tmp_path / "val", split="all", device="cpu", quiet=True)
@@ -218,7 +218,7 @@ def test_damaged_annotations(change, message: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (
             ["inaturalist", "a.json"],
@@ -228,8 +228,8 @@ def test_damaged_annotations(change, message: str, tmp_path: Path) -> None:
         (["list", "x"], "must have the form: weft data list. Number of paths given: 1."),
     ],
 )
-def test_words_that_do_not_fit(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", *words]) == 2
+def test_words_that_do_not_fit(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 

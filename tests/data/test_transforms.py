@@ -53,18 +53,18 @@ def test_evaluation_equals_timms_for_every_shape(crop_mode: str, interpolation: 
     for _ in range(60):
         image = Image.fromarray(photo(*rng.integers(1, 90, 2), seed=int(rng.integers(99))))
         size = (3, *(int(side) for side in rng.integers(8, 64, 2))) if rng.random() < 0.5 else (3, 32, 32)
-        words = dict(interpolation=interpolation, mean=MEAN, std=STD, crop_mode=crop_mode)
-        words |= dict(input_size=size, crop_pct=float(rng.uniform(0.7, 1.0)))
+        arguments = dict(interpolation=interpolation, mean=MEAN, std=STD, crop_mode=crop_mode)
+        arguments |= dict(input_size=size, crop_pct=float(rng.uniform(0.7, 1.0)))
         try:
-            expected = create_transform(**words, is_training=False)(image)
+            expected = create_transform(**arguments, is_training=False)(image)
         except ValueError:  # timm rounds a side to 0
             expected = None
-        seen = eval_transform(words)(image)
+        seen = eval_transform(arguments)(image)
         assert seen.shape == size
         if expected is not None:
             torch.testing.assert_close(seen, expected, rtol=0, atol=0)
-        batch = np.stack([eval_crop(words).pixels(image).values] * 2)
-        assert np.array_equal(normalize(batch, words)[1], seen.numpy())
+        batch = np.stack([eval_crop(arguments).pixels(image).values] * 2)
+        assert np.array_equal(normalize(batch, arguments)[1], seen.numpy())
 
 
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32", "cvt_13", "levit_128s"])

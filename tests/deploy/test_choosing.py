@@ -272,12 +272,12 @@ def test_a_service_runs_what_is_fastest_here(winner: str, tmp_path: Path, monkey
     save_model_dir(network, tmp_path / "best", label_names=CLASSES)
     export(network, tmp_path / "onnx", format="onnx", label_names=CLASSES)
     measured = timings(monkeypatch, {"onnx": 0.2, "best": 0.2, winner: 0.1})
-    told: list[str] = []
+    messages: list[str] = []
     runtime = {"onnx": "onnx", "best": "torch"}[winner]
-    assert Predictor.open(tmp_path, batch_size=4, log=told.append).metadata["runtime"] == runtime
-    assert "measured on this machine: " in told[-1]
-    assert Predictor.open(tmp_path, batch_size=4, log=told.append).metadata["runtime"] == runtime
-    assert (len(measured), len(told)) == (1, 1)
+    assert Predictor.open(tmp_path, batch_size=4, log=messages.append).metadata["runtime"] == runtime
+    assert "measured on this machine: " in messages[-1]
+    assert Predictor.open(tmp_path, batch_size=4, log=messages.append).metadata["runtime"] == runtime
+    assert (len(measured), len(messages)) == (1, 1)
     monkeypatch.setattr(choosing, "machine", lambda: OTHER)
     Predictor.open(tmp_path, batch_size=4)
     assert len(measured) == 2

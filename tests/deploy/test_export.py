@@ -31,7 +31,7 @@ WAYS = [(format, precision) for format, words in FORMATS.items() for precision i
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three classes of noise, 24 pictures of each for training and 9 held out."""
     root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for split, count in (("train", 24), ("val", 9)):
@@ -96,10 +96,10 @@ def test_compiled_for_this_processor(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
-def test_int8_is_near(format, pictures, tmp_path):
+def test_int8_is_near(format, photos, tmp_path):
     """To a sixteenth of the largest logit."""
     network = model("levit_nano_32")
-    report = export(network, tmp_path / "out", format=format, precision="int8", data=open_data(pictures), max_drop=20)
+    report = export(network, tmp_path / "out", format=format, precision="int8", data=open_data(photos), max_drop=20)
     assert report.max_difference < report.max_logit / 16  # a twentieth with 8 bits, which saturate without VNNI
     exported, _ = open_model(tmp_path / "out")
     x = images(network, 4)
@@ -149,8 +149,8 @@ def test_no_path_of_this_machine_is_in_an_onnx_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_int8_where_no_batch_may_be_unknown(pictures, tmp_path, monkeypatch):
-    network, data = model("levit_nano_32"), open_data(pictures)
+def test_int8_where_no_batch_may_be_unknown(photos, tmp_path, monkeypatch):
+    network, data = model("levit_nano_32"), open_data(photos)
     export(network, tmp_path / "out", format="openvino", precision="int8", data=data, max_drop=100)
     x = images(network, 67)
     want = open_model(tmp_path / "out")[0](x)
@@ -204,9 +204,9 @@ def test_a_file_for_other_programs(name, tmp_path):
     assert {path.name for path in file.parent.iterdir()} == {name, "model.json"} | (
         {"model.bin"} if name == "model.xml" else set()
     )
-    facts = json.loads(file.with_suffix(".json").read_text())
-    assert facts["label_names"] == list(CLASSES)
-    assert facts["artefact"]["format"] == making.SUFFIXES[file.suffix]
+    fields = json.loads(file.with_suffix(".json").read_text())
+    assert fields["label_names"] == list(CLASSES)
+    assert fields["artefact"]["format"] == making.SUFFIXES[file.suffix]
     x = images(network, 3)
     if name == "model.onnx":
         import onnxruntime
@@ -259,18 +259,18 @@ def test_a_network_of_timm(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_answer_through_every_door(models, pictures, tmp_path):
+def test_the_same_answer_through_every_door(models, photos, tmp_path):
     """Python, command line, ONNX, OpenVINO: equal classes, probabilities to 1e-4; whatever stands beside a picture."""
     source = models["levit_nano_32"]
     network, names = load_model_dir(source)
     for format in ("onnx", "openvino"):
         export(network, tmp_path / format, format=format, label_names=names)
-    files = sorted(str(path) for path in (pictures / "val").rglob("*.png"))
+    files = sorted(str(path) for path in (photos / "val").rglob("*.png"))
     expected = predict(source, files, batch_size=27)
     doors = [predict(tmp_path / format, files, batch_size=size) for format in ("onnx", "openvino") for size in (1, 4)]
     command = [sys.executable, "-m", "weft", "predict", str(tmp_path / "onnx"), *files, "--json"]
-    said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    doors.append([{"top": [(top["class"], top["probability"]) for top in item["top"]]} for item in said])
+    output = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    doors.append([{"top": [(top["class"], top["probability"]) for top in item["top"]]} for item in output])
     for door in doors:
         for answer, other in zip(expected, door, strict=True):
             top = other["top"] if isinstance(other, dict) else other.top
@@ -280,11 +280,11 @@ def test_the_same_answer_through_every_door(models, pictures, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["predict", "evaluate"])
-def test_threads(verb, models, pictures, tmp_path, capsys):
+def test_threads(verb, models, photos, tmp_path, capsys):
     out, before = tmp_path / "out", torch.get_num_threads()
     export(load_model_dir(models["levit_nano_32"])[0], out, format="openvino", label_names=CLASSES)
     assert open_model(out, threads=2)[0].graph.hints["INFERENCE_NUM_THREADS"] == 2
-    words = [verb, str(out), str(pictures if verb == "evaluate" else next(pictures.rglob("*.png")))]
+    words = [verb, str(out), str(photos if verb == "evaluate" else next(photos.rglob("*.png")))]
     try:
         assert main([*words, "--threads", "3"]) == 0
         assert torch.get_num_threads() == 3
@@ -296,27 +296,27 @@ def test_threads(verb, models, pictures, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_int8_by_the_command_line(models, pictures, tmp_path):
+def test_int8_by_the_command_line(models, photos, tmp_path):
     """Calibrated on the training images, measured on the held-out ones; then it predicts as it evaluates."""
     out = tmp_path / "out"
     words = ["export", str(models["ceit_nano_32"]), str(out), "--format", "openvino", "--precision", "int8"]
-    words += ["--data", str(pictures), "--max-drop", "30", "--json"]
+    words += ["--data", str(photos), "--max-drop", "30", "--json"]
     done = subprocess.run([sys.executable, "-m", "weft", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["images"], report["compared_on"]) == (27, "held-out images")
-    files = sorted(str(path) for path in (pictures / "val").rglob("*.png"))
+    files = sorted(str(path) for path in (photos / "val").rglob("*.png"))
     answers = predict(out, files, batch_size=27)  # as many as evaluation takes at once: another number rounds otherwise
     right = [answer.top[0][0] == Path(file).parent.name for file, answer in zip(files, answers, strict=True)]
-    assert evaluate(out, pictures, quiet=True).top1 == pytest.approx(100 * sum(right) / 27)
-    assert evaluate(models["ceit_nano_32"], pictures, quiet=True).top1 == pytest.approx(report["top1_model"])
+    assert evaluate(out, photos, quiet=True).top1 == pytest.approx(100 * sum(right) / 27)
+    assert evaluate(models["ceit_nano_32"], photos, quiet=True).top1 == pytest.approx(report["top1_model"])
     fp32 = export(load_model_dir(models["ceit_nano_32"])[0], tmp_path / "fp32", format="openvino")
     assert report["bytes"] < 0.6 * fp32.bytes
     assert 0 < report["max_difference"] < report["max_logit"]
 
 
 @pytest.mark.slow
-def test_making_int8_speaks_to_nobody(models, pictures, tmp_path):
+def test_making_int8_speaks_to_nobody(models, photos, tmp_path):
     """OpenVINO and NNCF both count their users, unless they are asked in the right way."""
     code = """
 import socket, sys
@@ -329,7 +329,7 @@ assert not isinstance(telemetry, NNCFTelemetry)
 raise SystemExit(code)
 """
     words = ["export", str(models["levit_nano_32"]), str(tmp_path / "out"), "--format", "openvino"]
-    words += ["--precision", "int8", "--data", str(pictures), "--max-drop", "100", "--quiet"]
+    words += ["--precision", "int8", "--data", str(photos), "--max-drop", "100", "--quiet"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -365,12 +365,12 @@ def test_other_answers_in_bf16_are_noticed_without_pictures(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_swapped_classes_are_noticed(tmp_path, monkeypatch, pictures):
+def test_swapped_classes_are_noticed(tmp_path, monkeypatch, photos):
     swapped = ("right", "left", "up")
     describe = making.describe
     monkeypatch.setattr(making, "describe", lambda net, folder, names, extra: describe(net, folder, swapped, extra))
     refused(tmp_path, r"must have the class names of the model; it has 'right' instead of", label_names=CLASSES)
-    data = open_data(pictures)
+    data = open_data(photos)
     refused(tmp_path, r"must have the class names of the folder of images; it has 'right' instead of", data=data)
 
 
@@ -401,9 +401,9 @@ class Relabelled:
 
 
 @pytest.mark.slow
-def test_lost_accuracy_is_refused_with_its_own_code(models, pictures, tmp_path, monkeypatch):
+def test_lost_accuracy_is_refused_with_its_own_code(models, photos, tmp_path, monkeypatch):
     network, _ = load_model_dir(models["levit_nano_32"])
-    data = open_data(pictures)
+    data = open_data(photos)
     answers = [int(network(batch).argmax()) for batch, _ in making._batches(data, "val", network, 1)]
     data = dataclasses.replace(data, val=Relabelled(data.val, answers))
 
@@ -421,10 +421,10 @@ def test_lost_accuracy_is_refused_with_its_own_code(models, pictures, tmp_path, 
 
 
 @pytest.mark.parametrize(("wrong", "is_refused"), [(0, False), (1, False), (4, False), (5, True), (27, True)])
-def test_max_drop_is_judged_with_an_interval(wrong, is_refused, pictures, tmp_path, monkeypatch):
+def test_max_drop_is_judged_with_an_interval(wrong, is_refused, photos, tmp_path, monkeypatch):
     """Of 27 images one is 3.7 points, above --max-drop, but can be chance; five cannot."""
     network = model("levit_nano_32")
-    data = open_data(pictures)
+    data = open_data(photos)
     labels = [int(network(batch).argmax()) for batch, _ in making._batches(data, "val", network, 1)]
     data = dataclasses.replace(data, val=Relabelled(data.val, labels))
     remaining = [wrong]
@@ -454,7 +454,7 @@ def test_max_drop_is_judged_with_an_interval(wrong, is_refused, pictures, tmp_pa
     assert json.loads((tmp_path / "out" / "report.json").read_text())["drop"] == report.drop._asdict()
 
 
-def test_what_does_not_fit_says_so(models, pictures, tmp_path, monkeypatch):
+def test_what_does_not_fit_says_so(models, photos, tmp_path, monkeypatch):
     network = model("levit_nano_32")
     cases = [
         (dict(format="tflite"), r"format must be one of onnx, openvino, torch, aotinductor, auto; got 'tflite'\."),
@@ -474,7 +474,7 @@ def test_what_does_not_fit_says_so(models, pictures, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"it is in training mode\. Call model\.eval\(\)\."):
         export(network.train(), tmp_path / "out")
     with pytest.raises(UsageError, match=r"data must have the model's 5 classes; it has 3\."):
-        export(lively("levit_nano_32", num_classes=5), tmp_path / "out", data=open_data(pictures))
+        export(lively("levit_nano_32", num_classes=5), tmp_path / "out", data=open_data(photos))
     monkeypatch.setattr(runtimes.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"onnx is needed for this.* pip install 'weft-vision\[deploy\]'"):
         export(network.eval(), tmp_path / "out")

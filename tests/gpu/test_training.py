@@ -21,7 +21,7 @@ FAMILIES = tuple(tiny.ARGUMENTS)
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data"))
 
 
@@ -29,12 +29,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("model", FAMILIES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_killed_run_ends_with_the_same_bits(
-    model: str, precision: str, device: str, pictures: Path, tmp_path: Path
+    model: str, precision: str, device: str, photos: Path, tmp_path: Path
 ) -> None:
     more = dict(device=device, precision=precision, deterministic=True, batch_size=4)
-    whole = tiny.fresh(tiny.command(pictures, tmp_path / "whole", model, **more))
+    whole = tiny.fresh(tiny.command(photos, tmp_path / "whole", model, **more))
     assert whole.returncode == 0, whole.stderr
-    assert tiny.kill_and_resume(pictures, tmp_path / "killed", model, **more) >= 2
+    assert tiny.kill_and_resume(photos, tmp_path / "killed", model, **more) >= 2
     tiny.assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
@@ -72,31 +72,31 @@ def test_bf16_learns_as_fp32(model: str, device: str) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
-def test_batches_are_pinned_for_a_gpu(device: str, pictures: Path) -> None:
-    loaded = load_recipe(None, [("data.source", str(pictures)), ("batch_size", 4), ("workers", 0)])
+def test_batches_are_pinned_for_a_gpu(device: str, photos: Path) -> None:
+    loaded = load_recipe(None, [("data.source", str(photos)), ("batch_size", 4), ("workers", 0)])
     source = open_splits(loaded, quiet=True).train
     images, labels = next(iter(evaluation_batches(source, learner("levit_nano_32", device).model, 4, 0)))
     assert images.is_pinned() == labels.is_pinned() == (device == "cuda")
     assert Runtime.of(device).put(images).device.type == device
 
 
-def test_evaluation_on_the_device_is_that_of_the_cpu(device: str, pictures: Path, tmp_path: Path) -> None:
-    done = tiny.fresh(tiny.command(pictures, tmp_path / "run", device=device))
+def test_evaluation_on_the_device_is_that_of_the_cpu(device: str, photos: Path, tmp_path: Path) -> None:
+    done = tiny.fresh(tiny.command(photos, tmp_path / "run", device=device))
     assert done.returncode == 0, done.stderr
-    on_cpu, on_device = (evaluate(tmp_path / "run", str(pictures), device=name) for name in ("cpu", device))
+    on_cpu, on_device = (evaluate(tmp_path / "run", str(photos), device=name) for name in ("cpu", device))
     assert on_device.count == on_cpu.count
     assert on_device.loss == pytest.approx(on_cpu.loss, rel=1e-3)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_group_of_one_process(parallel: str, device: str, pictures: Path, tmp_path: Path) -> None:
+def test_a_group_of_one_process(parallel: str, device: str, photos: Path, tmp_path: Path) -> None:
     with socket.socket() as sock:
         sock.bind(("localhost", 0))
         port = str(sock.getsockname()[1])
     group = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     more = dict(device=device, parallel=parallel, deterministic=True)
-    done = tiny.fresh(tiny.command(pictures, tmp_path / "group", **more), **group)
+    done = tiny.fresh(tiny.command(photos, tmp_path / "group", **more), **group)
     assert done.returncode == 0, done.stderr
-    alone = tiny.fresh(tiny.command(pictures, tmp_path / "alone", **more))
+    alone = tiny.fresh(tiny.command(photos, tmp_path / "alone", **more))
     assert alone.returncode == 0, alone.stderr
     tiny.assert_same_run(tmp_path / "group", tmp_path / "alone")

@@ -80,24 +80,24 @@ def test_no_errors_among_few_images_prove_little() -> None:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data") / "noise", per_class=20)
 
 
 @pytest.fixture(scope="module")
-def run(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "run"
-    train(pictures, "levit_nano_32", epochs=3, batch_size=12, settings={"optim.lr": 3e-3}, out=out, quiet=True)
+    train(photos, "levit_nano_32", epochs=3, batch_size=12, settings={"optim.lr": 3e-3}, out=out, quiet=True)
     return out
 
 
-def test_probabilities_use_the_temperature_everywhere(run: Path, pictures: Path, tmp_path: Path) -> None:
+def test_probabilities_use_the_temperature_everywhere(run: Path, photos: Path, tmp_path: Path) -> None:
     model, classes = load_model_dir(run / "best")
     confidence = model.confidence
     assert confidence.count == 12
     assert confidence.temperature != 1
     predictor = Predictor(model, classes, fold=False)
-    image = predictor.prepare(pictures / "class1" / "003.png")
+    image = predictor.prepare(photos / "class1" / "003.png")
     logits = model(predictor.tensor([image])).mean(0) if not isinstance(model, tuple) else None
     with torch.inference_mode():
         logits = model(predictor.tensor([image]))
@@ -105,16 +105,16 @@ def test_probabilities_use_the_temperature_everywhere(run: Path, pictures: Path,
     assert predictor.predict([image])[0].probabilities == pytest.approx(expected, abs=1e-6)
 
     export_run(run, tmp_path / "export", quiet=True)
-    file = pictures / "class1" / "003.png"
+    file = photos / "class1" / "003.png"
     of_run, of_export = (dict(predict(place, [file], quiet=True)[0].top) for place in (run, tmp_path / "export"))
     assert of_run == pytest.approx(of_export, abs=1e-5)
     assert of_run[classes[int(expected.argmax())]] == pytest.approx(expected.max(), abs=1e-5)
     assert Predictor.load(tmp_path / "export").reject_at(0.9) == predictor.reject_at(0.9)
 
 
-def test_evaluation_has_calibrated_confidences(run: Path, pictures: Path) -> None:
+def test_evaluation_has_calibrated_confidences(run: Path, photos: Path) -> None:
     confidence = load_model_dir(run / "best")[0].confidence
-    result = evaluate(run, pictures, quiet=True, reject_at_error=0.99)
+    result = evaluate(run, photos, quiet=True, reject_at_error=0.99)
     rejection = confidence.rejection(0.99)
     assert (result.accepted.images, result.count) == (rejection.accepted, 12)
     assert sorted(result.sure)[0] >= rejection.threshold  # all are accepted at this error
@@ -127,9 +127,9 @@ def test_evaluation_has_calibrated_confidences(run: Path, pictures: Path) -> Non
     assert record["aurc"] == pytest.approx(100 * errors.mean())
 
 
-def test_the_command_line_rejects(run: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_rejects(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, classes = load_model_dir(run / "best")
-    images = [str(path) for path in sorted(pictures.rglob("*.png"))[:10]]
+    images = [str(path) for path in sorted(photos.rglob("*.png"))[:10]]
     threshold = model.confidence.curve[0][0]
     assert main(["predict", str(run), *images, "--json", "--reject-at-error", "99%"]) == 0
     printed = capsys.readouterr()
@@ -137,7 +137,7 @@ def test_the_command_line_rejects(run: Path, pictures: Path, capsys: pytest.Capt
     assert all(row["rejected"] in (True, False) for row in json.loads(printed.out))
     assert main(["predict", str(run), *images, "--csv", "--reject-at-error", "99"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "image,rank,class,probability,rejected"
-    assert main(["evaluate", str(run), str(pictures), "--reject-at-error", "99%"]) == 0
+    assert main(["evaluate", str(run), str(photos), "--reject-at-error", "99%"]) == 0
     assert "accepted: 12 of 12 images (100.0 %)" in capsys.readouterr().out
     assert 0 < threshold <= 1
     assert classes
@@ -148,37 +148,37 @@ def test_the_command_line_rejects(run: Path, pictures: Path, capsys: pytest.Capt
     [("one", "must be a percentage, such as 1%; got 'one'"), ("-1%", "at least 0"), ("100%", "below 100 %")],
 )
 def test_percentages_that_make_no_sense(
-    run: Path, pictures: Path, value: str, message: str, capsys: pytest.CaptureFixture[str]
+    run: Path, photos: Path, value: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["predict", str(run), str(pictures), "--quiet", f"--reject-at-error={value}"]) == 2
+    assert main(["predict", str(run), str(photos), "--quiet", f"--reject-at-error={value}"]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_model_without_calibration_says_so(run: Path, pictures: Path, tmp_path: Path) -> None:
+def test_a_model_without_calibration_says_so(run: Path, photos: Path, tmp_path: Path) -> None:
     config = json.loads((run / "best" / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes((run / "best" / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "confidence"}))
     assert Predictor.load(tmp_path).temperature == 1
     with pytest.raises(UsageError, match="needs a model that was calibrated on held-out images"):
-        predict(tmp_path, [pictures / "class0" / "000.png"], reject_at_error=0.01, quiet=True)
+        predict(tmp_path, [photos / "class0" / "000.png"], reject_at_error=0.01, quiet=True)
     (tmp_path / "config.json").write_text(json.dumps({**config, "confidence": {"temperature": 0}}))
     with pytest.raises(CheckpointError, match=r"config\.json must have the format that weft writes; confidence"):
         Predictor.load(tmp_path)
 
 
-def test_a_resumed_run_has_the_same_calibration(run: Path, pictures: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_calibration(run: Path, photos: Path, tmp_path: Path) -> None:
     before = (run / "best" / "config.json").read_text()
     train(resume=run, quiet=True)
     assert (run / "best" / "config.json").read_text() == before
-    assert len(open_data(pictures).val) == 12
+    assert len(open_data(photos).val) == 12
 
 
-def test_the_service_rejects(run: Path, pictures: Path) -> None:
+def test_the_service_rejects(run: Path, photos: Path) -> None:
     from weft.serve.app import _image_json, load_predictor
     from weft.serve.settings import Settings
 
     predictor = load_predictor(Settings(run=str(run), reject_at_error=0.99))
-    image = predictor.predict([predictor.prepare(pictures / "class0" / "000.png")])[0]
+    image = predictor.predict([predictor.prepare(photos / "class0" / "000.png")])[0]
     fields = _image_json(predictor, "x", image, 3, 0.99)
     assert fields["rejected"] == (fields["top"][0]["probability"] < predictor.reject_at(0.99).threshold)
     assert "rejected" not in _image_json(predictor, "x", image, 3, None)

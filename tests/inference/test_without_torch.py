@@ -70,10 +70,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *words: str, code: str = BLOCKED + MAIN, python: str = sys.executable) -> Any:
+def run(folder: Path, *arguments: str, code: str = BLOCKED + MAIN, python: str = sys.executable) -> Any:
     """Run weft in a new process; return the process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [python, "-c", code, *words]
+    command = [python, "-c", code, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -114,25 +114,26 @@ def serve_and_predict(folder: Path, command: list[str]) -> Any:
 
 
 def test_a_service_is_the_same_without_torch(folder: Path) -> None:
-    words = ["serve", "./onnx", "--port", "0", "--threads", "1", "--decoders", "1", "--drain", "0"]
-    answer, model = serve_and_predict(folder, [sys.executable, "-c", BLOCKED + MAIN, *words])
+    arguments = ["serve", "./onnx", "--port", "0", "--threads", "1", "--decoders", "1", "--drain", "0"]
+    answer, model = serve_and_predict(folder, [sys.executable, "-c", BLOCKED + MAIN, *arguments])
     assert answer["answers"][0]["top"] == expected(folder)[0]["top"]
     assert (model["runtime"], model["architecture"], model["overlay"]) == ("onnx", "LeViT", False)
 
 
 @pytest.mark.parametrize(
-    "words", [("predict", "./model", "images"), ("train", "digits"), ("explain", "./onnx", "images", "--out", "new")]
+    "arguments",
+    [("predict", "./model", "images"), ("train", "digits"), ("explain", "./onnx", "images", "--out", "new")],
 )
-def test_what_needs_torch_says_so(folder: Path, words: tuple[str, ...]) -> None:
-    done = run(folder, *words)
+def test_what_needs_torch_says_so(folder: Path, arguments: tuple[str, ...]) -> None:
+    done = run(folder, *arguments)
     assert done.returncode == 2
     assert "not installed. Run: pip install" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_help_and_doctor_need_no_torch(folder: Path) -> None:
-    for words in (("--help",), ("serve", "--help"), ("doctor", "--json")):
-        done = run(folder, *words)
+    for arguments in (("--help",), ("serve", "--help"), ("doctor", "--json")):
+        done = run(folder, *arguments)
         assert done.returncode == 0, done.stderr
     assert "torch_cpu_kernels" not in json.loads(done.stdout)["machine"]
 
@@ -227,8 +228,8 @@ def test_the_wheel_works_in_an_environment_without_torch(folder: Path, tmp_path:
     python = str(tmp_path / "venv" / "bin" / "python")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
 
-    def weft_of_venv(*words: str) -> Any:
-        command = [python, "-m", "weft", *words]
+    def weft_of_venv(*arguments: str) -> Any:
+        command = [python, "-m", "weft", *arguments]
         return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
     done = subprocess.run([python, "-c", "import torch"], env=environment, capture_output=True, check=False)

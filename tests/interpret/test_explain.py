@@ -214,10 +214,10 @@ def test_one_layer_has_grad_cam_of_the_map_before_it(name):
 def test_two_threads_explain_one_model():
     """Each gets the maps of its own image, as it would alone."""
     model = lively("ceit_nano_32", num_classes=5)
-    pictures = [images(model, 1, seed=seed)[0] for seed in range(8)]
-    alone = [explain(model, picture, grad_cam=False) for picture in pictures]
+    photos = [images(model, 1, seed=seed)[0] for seed in range(8)]
+    alone = [explain(model, picture, grad_cam=False) for picture in photos]
     with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(lambda picture: explain(model, picture, grad_cam=False), pictures * 3))
+        together = list(pool.map(lambda picture: explain(model, picture, grad_cam=False), photos * 3))
     for i, explanation in enumerate(together):
         assert explanation.rollout is not None
         np.testing.assert_array_equal(explanation.rollout, alone[i % 8].rollout)
@@ -287,7 +287,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def photos(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     for folder in ("one", "two"):
         (tmp_path / "pictures" / folder).mkdir(parents=True)
@@ -297,11 +297,11 @@ def pictures(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_command(model_dir, pictures, tmp_path, capsys):
+def test_the_command(model_dir, photos, tmp_path, capsys):
     out = tmp_path / "out"
-    (pictures / "broken.png").write_bytes(b"no picture")
-    words = ["explain", str(model_dir), str(pictures), "--out", str(out), "--quiet"]
-    assert main([*words, "--json"]) == 3
+    (photos / "broken.png").write_bytes(b"no picture")
+    arguments = ["explain", str(model_dir), str(photos), "--out", str(out), "--quiet"]
+    assert main([*arguments, "--json"]) == 3
     said = capsys.readouterr()
     rows = json.loads(said.out)
     assert "broken.png" in said.err
@@ -317,28 +317,28 @@ def test_the_command(model_dir, pictures, tmp_path, capsys):
     with Image.open(out / "same.png") as panel:
         assert panel.width > 600
 
-    assert main([*words, "--no-grad-cam"]) == 2
+    assert main([*arguments, "--no-grad-cam"]) == 2
     assert "--force" in capsys.readouterr().err
-    (pictures / "broken.png").unlink()
-    assert main([*words, "--force", "--label", "$b", "--no-grad-cam", "--img-size", "48"]) == 0
+    (photos / "broken.png").unlink()
+    assert main([*arguments, "--force", "--label", "$b", "--no-grad-cam", "--img-size", "48"]) == 0
     assert "$b" in capsys.readouterr().out
     with np.load(out / "same.npz") as arrays:
         assert "grad_cam" not in arrays
         assert arrays["rollout"].shape == (12, 12)
     (out / "mine.txt").write_text("keep me")
-    assert main([*words, "--force"]) == 2
+    assert main([*arguments, "--force"]) == 2
     assert "mine.txt" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_what_is_refused_writes_nothing(model_dir, pictures, tmp_path, monkeypatch, capsys):
+def test_what_is_refused_writes_nothing(model_dir, photos, tmp_path, monkeypatch, capsys):
     export(load_model_dir(model_dir)[0].eval(), tmp_path / "exported", format="onnx")
-    assert main(["explain", str(tmp_path / "exported"), str(pictures), "--out", str(tmp_path / "out")]) == 2
+    assert main(["explain", str(tmp_path / "exported"), str(photos), "--out", str(tmp_path / "out")]) == 2
     find_spec = gradcam.importlib.util.find_spec
     monkeypatch.setattr(
         gradcam.importlib.util, "find_spec", lambda name, *more: None if name == "captum" else find_spec(name, *more)
     )
-    assert main(["explain", str(model_dir), str(pictures), "--out", str(tmp_path / "out")]) == 2
+    assert main(["explain", str(model_dir), str(photos), "--out", str(tmp_path / "out")]) == 2
     assert "weft-vision[explain]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -352,9 +352,9 @@ def test_what_is_refused_writes_nothing(model_dir, pictures, tmp_path, monkeypat
         (["--out", "{out}", "--limit", "-1"], "limit"),
     ],
 )
-def test_wrong_words(more, message, model_dir, pictures, tmp_path, capsys):
-    words = [word.format(out=tmp_path / "out") for word in more]
-    assert main(["explain", str(model_dir), str(pictures), *words]) == 2
+def test_wrong_words(more, message, model_dir, photos, tmp_path, capsys):
+    arguments = [word.format(out=tmp_path / "out") for word in more]
+    assert main(["explain", str(model_dir), str(photos), *arguments]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -84,11 +84,11 @@ def drawn() -> list[bytes]:
 def test_the_same_file_gets_the_same_answer(levits, files):
     ours, theirs = levits
     prepare = eval_transform(ours.pretrained_cfg)
-    pictures = files()
-    plain = [Image.open(io.BytesIO(data)) for data in pictures]
+    photos = files()
+    plain = [Image.open(io.BytesIO(data)) for data in photos]
     # Where a picture brings a colour profile or a rotation, ours is what a person sees, theirs is not.
     kept = [i for i, p in enumerate(plain) if "icc_profile" not in p.info and p.getexif().get(0x0112, 1) == 1]
     assert len(kept) >= 4
-    mine = torch.stack([prepare(open_image(pictures[i])) for i in kept])
+    mine = torch.stack([prepare(open_image(photos[i])) for i in kept])
     released = torch.stack([RELEASED(plain[i].convert("RGB")) for i in kept])
     assert_same_answers(ours(mine), theirs(released), 2e-3)

@@ -142,8 +142,8 @@ def test_the_page_names_every_recipe_and_every_key() -> None:
 
 def test_cifar10_is_what_was_measured() -> None:
     """The recipe, resolved, is the record of the run whose accuracy its head tells."""
-    said = recipe_text("cifar10")
-    record = ROOT / re.search(r"benchmarks/cifar10/[\w-]*mixed", said)[0]  # type: ignore[index]
+    output = recipe_text("cifar10")
+    record = ROOT / re.search(r"benchmarks/cifar10/[\w-]*mixed", output)[0]  # type: ignore[index]
     run = yaml.safe_load(record.with_suffix(".yaml").read_text())
     recipe = yaml.safe_load(dump(load_recipe("cifar10")))
 
@@ -158,4 +158,4 @@ def test_cifar10_is_what_was_measured() -> None:
     assert run["environment"]["processes"] == 2
     with record.with_suffix(".csv").open(newline="") as lines:
         best = max(float(row["val_top1"]) for row in csv.DictReader(lines) if row["val_top1"] != "nan")
-    assert f"{best:.2f} %" in said
+    assert f"{best:.2f} %" in output

@@ -57,8 +57,8 @@ def picture(seed: int, size: int = 40, format: str = "PNG") -> bytes:
 class Running:
     """`weft serve` at work."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, said: str) -> None:
-        self.process, self.port, self.said = process, port, said
+    def __init__(self, process: subprocess.Popen[bytes], port: int, output: str) -> None:
+        self.process, self.port, self.said = process, port, output
 
     def ask(
         self,
@@ -66,13 +66,13 @@ class Running:
         body: Any = None,
         headers: dict[str, str] | None = None,
         method: str | None = None,
-        **words: Any,
+        **arguments: Any,
     ) -> tuple[int, Any, http.client.HTTPMessage]:
         """Status, body (JSON where it is) and headers of an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         with contextlib.closing(connection):
             method = method or ("POST" if body is not None else "GET")
-            connection.request(method, path, body=body, headers=headers or {}, **words)
+            connection.request(method, path, body=body, headers=headers or {}, **arguments)
             response = connection.getresponse()
             raw = response.read()
         is_json = response.headers.get_content_type() == "application/json"
@@ -118,15 +118,15 @@ def read_all(sock: socket.socket) -> bytes:
 @contextlib.contextmanager
 def running(run: Path, *options: str, program: str = "", **env: str) -> Iterator[Running]:
     """A service on a free port; `program` is Python that runs before it, to change what it is made of."""
-    words = ["serve", str(run), "--port", "0", *options]
-    code = f"{program}\nimport sys\nfrom weft.cli import main\nsys.exit(main({words!r}))"
+    arguments = ["serve", str(run), "--port", "0", *options]
+    code = f"{program}\nimport sys\nfrom weft.cli import main\nsys.exit(main({arguments!r}))"
     with tempfile.TemporaryFile("w+") as errors:
         process = forked.Popen(
             [sys.executable, "-c", code], stderr=errors, env={**os.environ, "OMP_NUM_THREADS": "1", **env}
         )
         try:
-            said = _said(process, errors, "http://")
-            yield Running(process, int(re.search(r"http://\S*?:(\d+)", said)[1]), said)
+            output = _said(process, errors, "http://")
+            yield Running(process, int(re.search(r"http://\S*?:(\d+)", output)[1]), output)
         finally:
             process.kill()
             process.wait()
@@ -137,9 +137,9 @@ def _said(process: subprocess.Popen[bytes], errors: IO[str], word: str, seconds:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         errors.seek(0)
-        said = errors.read()
-        if word in said and said.endswith("\n"):
-            return said
-        assert process.poll() is None, f"weft serve ended: {said}"
+        output = errors.read()
+        if word in output and output.endswith("\n"):
+            return output
+        assert process.poll() is None, f"weft serve ended: {output}"
         time.sleep(0.02)
-    raise AssertionError(f"weft serve did not start: {said}")
+    raise AssertionError(f"weft serve did not start: {output}")

@@ -63,7 +63,7 @@ def test_a_slow_first_trial_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words", "limit"),
+    ("seconds", "arguments", "limit"),
     [
         (cpu, {}, 2),
         (gpu, {}, MAX_BATCH),
@@ -73,7 +73,7 @@ def test_a_slow_first_trial_does_not_count() -> None:
     ],
 )
 def test_the_service_limits_its_batches(
-    seconds: Callable[[int], float], words: dict, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: Callable[[int], float], arguments: dict, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
 
@@ -85,7 +85,7 @@ def test_the_service_limits_its_batches(
     monkeypatch.setattr(Predictor, "predict", predict)
     monkeypatch.setattr(app.time, "perf_counter", lambda: now)
     predictor = Predictor.load(saved(tmp_path / "model"), quiet=True)
-    assert Service(Settings(run="x", **words), predictor).max_batch == limit
+    assert Service(Settings(run="x", **arguments), predictor).max_batch == limit
 
 
 @pytest.mark.slow

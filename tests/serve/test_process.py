@@ -271,25 +271,25 @@ def _until(look, count: int, seconds: float = 120) -> list[int]:
 
 
 def test_a_port_in_use_and_a_place_that_is_not_here(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def said(*words: str) -> tuple[int, str]:
-        return main(["serve", *words]), capsys.readouterr().err
+    def output(*arguments: str) -> tuple[int, str]:
+        return main(["serve", *arguments]), capsys.readouterr().err
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert said(str(model_dir), "--port", port) == (
+        assert output(str(model_dir), "--port", port) == (
             2,
             "weft: --host must be an address of this machine and --port a free port;"
             f" 127.0.0.1:{port}: Address already in use. Pass another --port, or 0 for any free port.\n",
         )
-    code, text = said(str(model_dir), "--host", "203.0.113.9", "--port", "0")
+    code, text = output(str(model_dir), "--host", "203.0.113.9", "--port", "0")
     assert code == 2
     assert "203.0.113.9:0: Cannot assign requested address" in text
-    code, text = said(str(model_dir), "--runtime", "openvino", "--port", "0")
+    code, text = output(str(model_dir), "--runtime", "openvino", "--port", "0")
     assert code == 2
     assert "runtime openvino needs an export in or next to" in text
-    code, text = said("nowhere", "--port", "0")
+    code, text = output("nowhere", "--port", "0")
     assert code == 4
-    code, text = said(str(model_dir), "--max-batch", "many")
+    code, text = output(str(model_dir), "--max-batch", "many")
     assert code == 2
     assert "--max-batch must be a whole number of at least 1; got many" in text
 
@@ -303,8 +303,8 @@ def test_other_machines_need_the_token_that_is_printed(model_dir: Path) -> None:
         assert service.ask("/live", headers={"Host": "evil.example"})[0] == 421
     with running(model_dir, "--host", "0.0.0.0", "--name", "pictures.example", WEFT_TOKEN="of mine") as service:
         assert "of mine" in service.said
-        words = {"Host": "pictures.example", "Authorization": "Bearer of mine"}
-        assert service.ask("/model", headers=words)[0] == 200
+        arguments = {"Host": "pictures.example", "Authorization": "Bearer of mine"}
+        assert service.ask("/model", headers=arguments)[0] == 200
 
 
 @pytest.mark.slow

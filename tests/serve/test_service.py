@@ -88,11 +88,11 @@ class Slow(Predictor):
         self.seconds, self.sizes, self.may_go = seconds, [], threading.Event()
         self.may_go.set()
 
-    def predict(self, pictures, *, overlay=False):
+    def predict(self, photos, *, overlay=False):
         self.may_go.wait(20)
         time.sleep(self.seconds)
-        self.sizes.append(len(pictures))
-        return super().predict(pictures, overlay=overlay)
+        self.sizes.append(len(photos))
+        return super().predict(photos, overlay=overlay)
 
 
 def test_one_picture_is_named_as_predict_names_it(model_dir: Path, tmp_path: Path) -> None:
@@ -238,11 +238,11 @@ def test_a_body_of_another_type_is_told_which(model_dir: Path) -> None:
 )
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_has_a_sentence_and_disturbs_nobody(case: str, model_dir: Path) -> None:
-    words, status, code = REFUSED[case]
+    arguments, status, code = REFUSED[case]
 
     async def body(client: httpx2.AsyncClient) -> None:
         response, good = await asyncio.gather(
-            client.post("/predict", **words), client.post("/predict", content=picture(1))
+            client.post("/predict", **arguments), client.post("/predict", content=picture(1))
         )
         assert (response.status_code, response.json()["error"]["code"]) == (status, code), response.text
         error = response.json()["error"]
@@ -406,16 +406,16 @@ def test_a_model_that_fails_is_no_fault_of_the_picture(model_dir: Path, capsys: 
             broken.model.head.weight.fill_(float("nan"))
         response = await client.post("/predict", content=picture(0))
         assert (response.status_code, response.json()["error"]["code"]) == (503, "model-fault")
-        broken.predict = lambda pictures, *, overlay=False: 1 / 0
+        broken.predict = lambda photos, *, overlay=False: 1 / 0
         response = await client.post("/predict", content=picture(0))
         assert (response.status_code, response.json()["error"]["code"]) == (503, "model-fault")
         assert "ZeroDivisionError" not in response.text
         assert (await client.get("/ready")).status_code == 200
 
     with_client(body, model_dir, broken)
-    said = capsys.readouterr().err
-    assert "ZeroDivisionError" in said
-    assert "the model failed" in said
+    output = capsys.readouterr().err
+    assert "ZeroDivisionError" in output
+    assert "the model failed" in output
 
 
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])
@@ -513,10 +513,10 @@ def test_the_description_names_every_way_in(model_dir: Path) -> None:
             "application/octet-stream",
             "multipart/form-data",
         }
-        facts = (await client.get("/model")).json()
-        assert facts["classes"] == NAMES
-        assert facts["input"] == {"channels": 3, "height": 32, "width": 32}
-        assert str(model_dir) not in json.dumps([described, facts])
+        fields = (await client.get("/model")).json()
+        assert fields["classes"] == NAMES
+        assert fields["input"] == {"channels": 3, "height": 32, "width": 32}
+        assert str(model_dir) not in json.dumps([described, fields])
 
     with_client(body, model_dir)
 
@@ -575,10 +575,8 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
     torch_one = Predictor.open(tmp_path / "run", runtime="torch")
     for runtime in ("onnx", "openvino"):
         other = Predictor.open(tmp_path / "run", runtime=runtime)
-        pictures = [other.prepare(picture(i)) for i in range(3)]
-        for one, two in zip(
-            torch_one.predict(pictures, overlay=True), other.predict(pictures, overlay=True), strict=True
-        ):
+        photos = [other.prepare(picture(i)) for i in range(3)]
+        for one, two in zip(torch_one.predict(photos, overlay=True), other.predict(photos, overlay=True), strict=True):
             np.testing.assert_allclose(one.probabilities, two.probabilities, atol=1e-4)
             assert one.overlay is not None
             assert two.overlay is not None
@@ -591,7 +589,7 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (dict(runtime="tensorrt"), "runtime must be one of auto, torch, openvino, onnx; got 'tensorrt'"),
         (dict(port=70000), "port must be from 0 to 65535; got 70000"),
@@ -604,9 +602,9 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
         (dict(is_open=True, token="x"), "got both WEFT_TOKEN and --no-token"),
     ],
 )
-def test_settings_that_do_not_fit(words: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Settings(run="x", **words)
+        Settings(run="x", **arguments)
 
 
 def exported(folder: Path, name: str, seed: int = 0) -> Path:
@@ -623,9 +621,9 @@ def test_only_an_export_of_the_same_weights_answers(tmp_path: Path) -> None:
     exported(tmp_path / "one", "onnx")
     other = saved(tmp_path / "two" / "best", seed=1)
     shutil.copytree(tmp_path / "one" / "onnx", tmp_path / "two" / "onnx")
-    told: list[str] = []
-    assert candidates(tmp_path / "two", log=told.append) == [other]
-    assert "onnx is skipped: it does not record that it was made from these weights" in told[0]
+    messages: list[str] = []
+    assert candidates(tmp_path / "two", log=messages.append) == [other]
+    assert "onnx is skipped: it does not record that it was made from these weights" in messages[0]
     assert candidates(tmp_path / "one") == [tmp_path / "one" / "onnx", tmp_path / "one" / "best"]
     with pytest.raises(UsageError, match="there is none that fits"):
         candidates(tmp_path / "two", "onnx")
@@ -637,9 +635,9 @@ def test_an_export_that_an_older_weft_made_is_served_by_its_own_path_only(tmp_pa
     config = json.loads((tmp_path / "onnx" / "config.json").read_text())
     del config["artefact"]["weights_sha256"]
     (tmp_path / "onnx" / "config.json").write_text(json.dumps(config))
-    told: list[str] = []
-    assert candidates(tmp_path, log=told.append) == [best]
-    assert "Export the model again" in told[0]
+    messages: list[str] = []
+    assert candidates(tmp_path, log=messages.append) == [best]
+    assert "Export the model again" in messages[0]
     assert Predictor.open(tmp_path / "onnx").metadata["runtime"] == "onnx"
 
 
@@ -648,9 +646,9 @@ def test_an_export_that_an_older_weft_made_is_served_by_its_own_path_only(tmp_pa
 def test_an_export_of_another_user_is_skipped(tmp_path: Path) -> None:
     best = exported(tmp_path, "onnx")
     os.chown(tmp_path / "onnx" / "config.json", 12345, 12345)
-    told: list[str] = []
-    assert candidates(tmp_path, log=told.append) == [best]
-    assert "belongs to another user" in told[0]
+    messages: list[str] = []
+    assert candidates(tmp_path, log=messages.append) == [best]
+    assert "belongs to another user" in messages[0]
 
 
 @pytest.mark.slow
@@ -663,9 +661,9 @@ def test_a_damaged_neighbour_is_told_and_skipped(tmp_path: Path, damage: str) ->
         config = json.loads((tmp_path / "onnx" / "config.json").read_text())
         config["artefact"]["sha256"]["model.onnx"] = hashlib.sha256(file.read_bytes()).hexdigest()
         (tmp_path / "onnx" / "config.json").write_text(json.dumps(config))
-    told: list[str] = []
-    assert Predictor.open(tmp_path, log=told.append).metadata["runtime"] == "torch"
-    assert len(told) == 1
-    assert "is skipped" in told[0]
+    messages: list[str] = []
+    assert Predictor.open(tmp_path, log=messages.append).metadata["runtime"] == "torch"
+    assert len(messages) == 1
+    assert "is skipped" in messages[0]
     with pytest.raises(CheckpointError):
         Predictor.open(tmp_path / "onnx")

@@ -411,14 +411,14 @@ def test_a_budget_measures_all_forms_of_the_first_and_torch_of_the_others(tmp_pa
     monkeypatch.setattr(speeds, "_forms_of", forms_of)
     quick, full = (speeds.form_seconds(0.01, 100, is_full=is_full) for is_full in (False, True))
     assert 0 < quick < full
-    said: list[str] = []
+    output: list[str] = []
 
     def measure(left):
-        return measure_forms(tmp_path, jobs, said.append, num_val=100, left=lambda: left, quiet=True)
+        return measure_forms(tmp_path, jobs, output.append, num_val=100, left=lambda: left, quiet=True)
 
     measure(quick)
     assert asked == [("best", False), ("other", False)]
-    assert "other is measured in torch only: the budget does not suffice to convert it to OpenVINO and int8." in said
+    assert "other is measured in torch only: the budget does not suffice to convert it to OpenVINO and int8." in output
     measure(quick)
     assert len(asked) == 2
     measure(math.inf)
@@ -427,19 +427,19 @@ def test_a_budget_measures_all_forms_of_the_first_and_torch_of_the_others(tmp_pa
     assert len(asked) == 4
 
 
-def planned(tmp_path, candidates, said, base=None, settings=None):
+def planned(tmp_path, candidates, output, base=None, settings=None):
     plan = comparing._Plan(
         tmp_path, "photos", base, settings or {}, None, candidates, "local", 1, 1, {"budget": None}, Stopwatch(), True
     )
-    plan.tell = said.append
+    plan.tell = output.append
     plan.start_from(plan.find_weights())
     return plan
 
 
 def test_candidates_with_public_weights_start_from_them(tmp_path, hub):
     """From a hub's cache that holds the default candidates' weights; CeiT has none on any hub."""
-    said: list[str] = []
-    plan = planned(tmp_path, LARGE, said)
+    output: list[str] = []
+    plan = planned(tmp_path, LARGE, output)
     assert {candidate.name: candidate.weights for candidate in plan.candidates} == {
         "CeiT": "",
         "CvT": "microsoft/cvt-13",
@@ -447,8 +447,8 @@ def test_candidates_with_public_weights_start_from_them(tmp_path, hub):
         "DeiT": "timm/deit_tiny_patch16_224.fb_in1k",
         "ResNet": "timm/resnet18.a1_in1k",
     }
-    assert len(said) == 1
-    assert "CeiT is trained from scratch: weft cannot download the weights of ceit_tiny_patch16_224" in said[0]
+    assert len(output) == 1
+    assert "CeiT is trained from scratch: weft cannot download the weights of ceit_tiny_patch16_224" in output[0]
     jobs = {candidate.name: plan.job(candidate, 0, 3, None) for candidate in plan.candidates}
     assert {name: job.recipe for name, job in jobs.items()} == {
         "CeiT": None,
@@ -460,11 +460,11 @@ def test_candidates_with_public_weights_start_from_them(tmp_path, hub):
 def test_without_any_weights_all_are_trained_from_scratch(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(comparing, "public_weights", lambda model: ("", "no network"))
-    said: list[str] = []
-    plan = planned(tmp_path, LARGE, said)
+    output: list[str] = []
+    plan = planned(tmp_path, LARGE, output)
     assert plan.recipe is None
     assert not any(candidate.weights for candidate in plan.candidates)
-    assert len(said) == len(LARGE)
+    assert len(output) == len(LARGE)
 
 
 def test_small_images_and_given_recipes_are_not_asked_about(tmp_path, monkeypatch):

@@ -87,9 +87,9 @@ def test_a_study_from_its_file_to_its_page(file, capfd):
         rows = list(csv.DictReader(lines))
     sizes = [("with", "0", ""), ("without", "0", ""), ("larger", "0", "48")]
     assert [(row["variant"], row["seed"], row["img_size"]) for row in rows[:6:2]] == sizes
-    facts = json.loads((done.out / "results.json").read_text())
-    assert facts["variants"][1]["paper_effect"] == -1.5
-    assert facts["variants"][1]["effect"] == pytest.approx(list(without.effect))
+    fields = json.loads((done.out / "results.json").read_text())
+    assert fields["variants"][1]["paper_effect"] == -1.5
+    assert fields["variants"][1]["effect"] == pytest.approx(list(without.effect))
     page, text = ((done.out / name).read_text() for name in ("report.html", "report.md"))
     for word in ("What attention bias brings", "Failed runs", "at least 2 images", without.verdict):
         assert word in page
@@ -99,9 +99,9 @@ def test_a_study_from_its_file_to_its_page(file, capfd):
     before = {path: path.stat().st_mtime_ns for path in done.out.glob("runs/*/result.json")}
     assert len(before) == 4
     assert main(["study", str(file), "--out", str(done.out), "--only", "without", "--json"]) == 0
-    said = json.loads(capfd.readouterr().out)
-    assert [row["variant"] for row in said["variants"]] == ["with", "without", "larger"]  # all that are finished
-    assert said["variants"][0]["top1"] == list(base.top1)
+    output = json.loads(capfd.readouterr().out)
+    assert [row["variant"] for row in output["variants"]] == ["with", "without", "larger"]  # all that are finished
+    assert output["variants"][0]["top1"] == list(base.top1)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     with pytest.raises(UsageError, match="out"):
         run_study(file, out=done.out, settings={"epochs": 2}, quiet=True)
@@ -207,7 +207,7 @@ def test_a_job_that_stops_early_goes_on_later(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("effect", "paper", "words"),
+    ("effect", "paper", "arguments"),
     [
         (None, None, ""),
         (Estimate(1.0, -0.2, 2.2), 1.5, "no difference shown"),
@@ -216,8 +216,8 @@ def test_a_job_that_stops_early_goes_on_later(tmp_path):
         (Estimate(-1.0, -1.8, -0.2), None, "lower"),
     ],
 )
-def test_nothing_is_called_equal(effect, paper, words):
-    assert verdict(effect, paper) == words
+def test_nothing_is_called_equal(effect, paper, arguments):
+    assert verdict(effect, paper) == arguments
 
 
 def test_an_effect_that_is_not_shown_states_the_number_of_seeds():

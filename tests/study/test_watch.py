@@ -139,9 +139,9 @@ def test_threads_of_a_run(
 def test_threads_from_the_command_line(
     verb: str, tmp_path: Path, started: list[int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*verb.split(), "--epochs", "1", "--out", str(tmp_path / "out")]
-    assert main([*words, "--threads", "0"]) == 2
+    arguments = [*verb.split(), "--epochs", "1", "--out", str(tmp_path / "out")]
+    assert main([*arguments, "--threads", "0"]) == 2
     assert "--threads must be a whole number of at least 1 and at most 1024; got 0." in capfd.readouterr().err
-    main([*words, "--threads", "3"])
+    main([*arguments, "--threads", "3"])
     assert started
     assert set(started) == {3}

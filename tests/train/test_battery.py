@@ -26,14 +26,14 @@ HERE = dict(model="levit_nano_32", quiet=True)
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
 
 
 @pytest.fixture(scope="session")
-def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
-    assert tiny.finish(tiny.command(pictures, out)).returncode == 0
+    assert tiny.finish(tiny.command(photos, out)).returncode == 0
     return out
 
 
@@ -45,28 +45,28 @@ def settings(**more: object) -> dict[str, object]:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_signal_stops_the_run_before_its_end(
-    number: signal.Signals, code: int, workers: int, pictures: Path, whole: Path, tmp_path: Path
+    number: signal.Signals, code: int, workers: int, photos: Path, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     process = forked.Popen(
-        tiny.command(pictures, out, workers=workers), env=tiny.environment(), stderr=subprocess.PIPE, text=True
+        tiny.command(photos, out, workers=workers), env=tiny.environment(), stderr=subprocess.PIPE, text=True
     )
     until = time.monotonic() + 120
     while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
         time.sleep(0.01)
     process.send_signal(number)
-    _, said = process.communicate(timeout=120)
+    _, output = process.communicate(timeout=120)
     if process.returncode == 0:
         pytest.skip("the run had ended before the signal came")
-    assert process.returncode == code, said
-    assert "resume with: weft train --resume" in said
+    assert process.returncode == code, output
+    assert "resume with: weft train --resume" in output
     train(resume=out, quiet=True)
     tiny.assert_same_run(whole, out)
 
 
 @pytest.mark.parametrize("moment", ["in a step", "between two steps"])
 def test_a_reader_that_dies_in_a_step_leaves_no_half_step_behind(
-    moment: str, pictures: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, photos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch tells of a dead worker by an exception anywhere in the parent: here once BatchNorm has seen a batch that
     the weights have not."""
@@ -83,14 +83,14 @@ def test_a_reader_that_dies_in_a_step_leaves_no_half_step_behind(
     with monkeypatch.context() as patch:
         patch.setattr(loop.Learner, "train_step", dying)
         with pytest.raises(SystemExit) as caught:
-            train(pictures, settings=settings(), out=out, **HERE)
+            train(photos, settings=settings(), out=out, **HERE)
     assert caught.value.code == 143
     assert load_state(out / "state")[0].metadata["step"] == 3
     train(resume=out, quiet=True)
     tiny.assert_same_run(whole, out)
 
 
-def test_a_reader_that_is_killed_is_told(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_is_killed_is_told(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(self: loop.Learner, *more: object) -> loop.StepResult:
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
 
@@ -98,16 +98,16 @@ def test_a_reader_that_is_killed_is_told(pictures: Path, tmp_path: Path, monkeyp
     with pytest.raises(
         WeftError, match=r"one was terminated \(DataLoader worker \(pid 7\) is killed .*No state was saved yet"
     ):
-        train(pictures, settings=settings(), out=tmp_path / "run", **HERE)
+        train(photos, settings=settings(), out=tmp_path / "run", **HERE)
 
 
 @pytest.mark.slow_except("SIGTERM")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_to_the_whole_group(number: signal.Signals, pictures: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_signal_to_the_whole_group(number: signal.Signals, photos: Path, whole: Path, tmp_path: Path) -> None:
     """It reaches the processes that read images as well; they leave it to their parent."""
     out = tmp_path / "run"
     process = forked.Popen(
-        tiny.command(pictures, out, workers=2),
+        tiny.command(photos, out, workers=2),
         env=tiny.environment(),
         stderr=subprocess.PIPE,
         text=True,
@@ -117,17 +117,17 @@ def test_a_signal_to_the_whole_group(number: signal.Signals, pictures: Path, who
     while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
         time.sleep(0.01)
     os.killpg(process.pid, number)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode in (0, 128 + number), said
-    assert "Traceback" not in said
+    _, output = process.communicate(timeout=120)
+    assert process.returncode in (0, 128 + number), output
+    assert "Traceback" not in output
     train(resume=out, quiet=True)
     tiny.assert_same_run(whole, out)
 
 
-def test_readers_end_with_their_parent(pictures: Path, tmp_path: Path) -> None:
+def test_readers_end_with_their_parent(photos: Path, tmp_path: Path) -> None:
     """They ignore the signals of others, not the end of the run."""
     out = tmp_path / "run"
-    process = forked.Popen(tiny.command(pictures, out, workers=2), env=tiny.environment(), stderr=subprocess.DEVNULL)
+    process = forked.Popen(tiny.command(photos, out, workers=2), env=tiny.environment(), stderr=subprocess.DEVNULL)
     until = time.monotonic() + 120
     while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
         time.sleep(0.01)
@@ -146,9 +146,9 @@ def test_readers_end_with_their_parent(pictures: Path, tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{reader}/stat").exists() for reader in readers)
 
 
-def test_the_second_signal_acts_at_once_and_breaks_nothing(pictures: Path, whole: Path, tmp_path: Path) -> None:
+def test_the_second_signal_acts_at_once_and_breaks_nothing(photos: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = forked.Popen(tiny.command(pictures, out), env=tiny.environment(), stderr=subprocess.DEVNULL)
+    process = forked.Popen(tiny.command(photos, out), env=tiny.environment(), stderr=subprocess.DEVNULL)
     until = time.monotonic() + 120
     while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
         time.sleep(0.01)
@@ -162,10 +162,10 @@ def test_the_second_signal_acts_at_once_and_breaks_nothing(pictures: Path, whole
 @pytest.mark.slow_except("manifest")
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "zeros", "manifest"])
 def test_a_damaged_newest_state_is_told_and_the_one_before_taken(
-    damage: str, pictures: Path, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    damage: str, photos: Path, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    stopped_at(4, pictures, out)
+    stopped_at(4, photos, out)
     newest = sorted((out / "state").glob("*.safetensors"))[-1]
     content = bytearray(newest.read_bytes())
     if damage == "truncated":
@@ -186,7 +186,7 @@ class Killed(BaseException):
     """Stands for a kill."""
 
 
-def stopped_at(step: int, pictures: Path, out: Path, **more: object) -> None:
+def stopped_at(step: int, photos: Path, out: Path, **more: object) -> None:
     learn = loop.Learner.train_step
 
     def fatal(self: loop.Learner, *args: object) -> loop.StepResult:
@@ -197,16 +197,16 @@ def stopped_at(step: int, pictures: Path, out: Path, **more: object) -> None:
     loop.Learner.train_step = fatal  # type: ignore[method-assign]  # given back below
     try:
         with pytest.raises(Killed):
-            train(pictures, settings=settings(**more), out=out, **HERE)
+            train(photos, settings=settings(**more), out=out, **HERE)
     finally:
         loop.Learner.train_step = learn  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
-def test_a_full_disk_stops_the_run_with_the_last_state_intact(pictures: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_run_with_the_last_state_intact(photos: Path, whole: Path, tmp_path: Path) -> None:
     """A limit on the size of files, as a quota: the second state does not fit any more."""
     out = tmp_path / "run"
-    stopped_at(2, pictures, out)
+    stopped_at(2, photos, out)
     before = load_state(out / "state")[0].metadata["step"]
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -222,7 +222,7 @@ def test_a_full_disk_stops_the_run_with_the_last_state_intact(pictures: Path, wh
     tiny.assert_same_run(whole, out)
 
 
-def test_a_run_directory_that_vanishes(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_directory_that_vanishes(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, learn = tmp_path / "run", loop.Learner.train_step
 
     def removed(self: loop.Learner, *args: object) -> loop.StepResult:
@@ -232,14 +232,14 @@ def test_a_run_directory_that_vanishes(pictures: Path, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(loop.Learner, "train_step", removed)
     with pytest.raises(StorageError, match=r"must be writable; No such file or directory"):
-        train(pictures, settings=settings(), out=out, **HERE)
+        train(photos, settings=settings(), out=out, **HERE)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written(pictures: Path, tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_written(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o555)
     with pytest.raises(StorageError, match="Permission denied"):
-        train(pictures, settings=settings(), out=tmp_path / "closed" / "run", **HERE)
+        train(photos, settings=settings(), out=tmp_path / "closed" / "run", **HERE)
 
 
 EXPLOSIONS = {
@@ -254,7 +254,7 @@ EXPLOSIONS = {
 @pytest.mark.parametrize("name", EXPLOSIONS)
 @pytest.mark.parametrize("step", [1, 5])
 def test_an_explosion_stops_the_run_in_that_step(
-    name: str, step: int, pictures: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, step: int, photos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, objective, out = [], loop.Objective.__call__, tmp_path / "run"
 
@@ -267,7 +267,7 @@ def test_an_explosion_stops_the_run_in_that_step(
         patch.setattr(loop.Objective, "__call__", exploding)
         where = rf"at step {step} \(epoch {1 + step // 4}\), learning rate .*, images class\d/\d+\.png, "
         with pytest.raises(DivergedError, match=where):
-            train(pictures, settings=settings(), out=out, **HERE)
+            train(photos, settings=settings(), out=out, **HERE)
     lines = (out / "steps.csv").read_text().splitlines()
     assert lines[-1].startswith(f"{step},")
     assert "nan" in lines[-1] or "inf" in lines[-1]  # as it was, and not a smoothed number
@@ -278,7 +278,7 @@ def test_an_explosion_stops_the_run_in_that_step(
 
 
 def test_some_explosions_may_be_left_out(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     calls, objective = [], loop.Objective.__call__
 
@@ -287,18 +287,18 @@ def test_some_explosions_may_be_left_out(
         return objective(self, *args) * (float("nan") if len(calls) in (2, 6) else 1)
 
     monkeypatch.setattr(loop.Objective, "__call__", exploding)
-    words = {**HERE, "quiet": False}
-    train(pictures, settings=settings(), skip_nonfinite=2, out=tmp_path / "run", **words)
+    arguments = {**HERE, "quiet": False}
+    train(photos, settings=settings(), skip_nonfinite=2, out=tmp_path / "run", **arguments)
     assert "Skipped a step: the loss was nan at step 1 (epoch 1)" in capfd.readouterr().err
     assert all(value.isfinite().all() for value in tiny.state_of(tmp_path / "run").values())
     calls.clear()
     with pytest.raises(DivergedError, match=r"at step 3 .* Steps skipped before, as skip_nonfinite allows: 1"):
-        train(pictures, settings=settings(), skip_nonfinite=1, out=tmp_path / "other", **HERE)
+        train(photos, settings=settings(), skip_nonfinite=1, out=tmp_path / "other", **HERE)
 
 
 @pytest.fixture
-def copied(pictures: Path, tmp_path: Path) -> Path:
-    shutil.copytree(pictures, tmp_path / "data")
+def copied(photos: Path, tmp_path: Path) -> Path:
+    shutil.copytree(photos, tmp_path / "data")
     return tmp_path / "data"
 
 
@@ -332,11 +332,11 @@ def test_a_picture_that_vanishes_is_left_out_where_that_is_wanted(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     vanishing(copied, monkeypatch, "gone", 6)
-    words = {**HERE, "quiet": False}
-    result = train(copied, settings=settings(**{"data.on_lost": "exclude"}), out=tmp_path / "run", **words)
-    said = capfd.readouterr().err
-    assert "class1/" in said
-    assert "is missing or can no longer be read; training continues without it." in said
+    arguments = {**HERE, "quiet": False}
+    result = train(copied, settings=settings(**{"data.on_lost": "exclude"}), out=tmp_path / "run", **arguments)
+    output = capfd.readouterr().err
+    assert "class1/" in output
+    assert "is missing or can no longer be read; training continues without it." in output
     assert result.epochs == 2
     report = (tmp_path / "run" / "report" / "report.md").read_text()
     assert "held-out images: 9" in report or "excluded" in report
@@ -354,8 +354,8 @@ class Hanging:
         self.good = good
 
 
-def test_a_reader_that_hangs_is_named(pictures: Path) -> None:
-    good = (pictures / "class0" / "000.png").read_bytes()
+def test_a_reader_that_hangs_is_named(photos: Path) -> None:
+    good = (photos / "class0" / "000.png").read_bytes()
     source = KeyedSource(Hanging(good), ["a"], ["fine.png", "bad.png", "also.png", "too.png"], [0] * 4)
     cfg = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bicubic"}
     dataset = ImageDataset(source, eval_transform({**cfg, "crop_pct": 1.0, "crop_mode": "center"}))
@@ -365,24 +365,24 @@ def test_a_reader_that_hangs_is_named(pictures: Path) -> None:
     assert isinstance(source.read(0), Sample)
 
 
-def test_too_little_memory_is_a_sentence(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_a_sentence(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(self: loop.Learner, *args: object) -> loop.StepResult:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried ...")
 
     monkeypatch.setattr(loop.Learner, "train_step", greedy)
     with pytest.raises(UsageError, match=r"must fit into memory; batch_size 12 in 2 part\(s\) does not\. Lower"):
-        train(pictures, settings=settings(), out=tmp_path / "run", **HERE)
+        train(photos, settings=settings(), out=tmp_path / "run", **HERE)
 
 
 @pytest.mark.slow
-def test_strange_surroundings(pictures: Path, tmp_path: Path) -> None:
+def test_strange_surroundings(photos: Path, tmp_path: Path) -> None:
     """A name with a space and a newline, a home that cannot be written, a strict umask, another language."""
     home = tmp_path / "home"
     home.mkdir(mode=0o555)
     out = tmp_path / "a b\nc" / "run"
     before = os.umask(0o077)
     try:
-        done = tiny.fresh(tiny.command(pictures, out), HOME=str(home), LC_ALL="C", TMPDIR=str(tmp_path))
+        done = tiny.fresh(tiny.command(photos, out), HOME=str(home), LC_ALL="C", TMPDIR=str(tmp_path))
     finally:
         os.umask(before)
     assert done.returncode == 0, done.stderr
@@ -394,10 +394,12 @@ def test_strange_surroundings(pictures: Path, tmp_path: Path) -> None:
 def test_the_losses_of_a_hundred_steps(tmp_path: Path) -> None:
     """Recorded once; the same machine gives the same digits, another one the same up to rounding."""
     recorded = Path(__file__).with_name("losses.txt")
-    words = {"epochs": 25, "batch_size": 100, "optim.lr": 1e-3, "device": "cpu", "augment.mixup": 0.8}
-    words |= {"model_args.depth": [1, 1, 1], "evaluate_every": 25}
+    arguments = {"epochs": 25, "batch_size": 100, "optim.lr": 1e-3, "device": "cpu", "augment.mixup": 0.8}
+    arguments |= {"model_args.depth": [1, 1, 1], "evaluate_every": 25}
     command = [sys.executable, "-m", "weft", "train", "digits", "--model", "levit_nano_32", "--limit", "400", "--out"]
-    done = tiny.finish([*command, str(tmp_path / "run"), *(w for k, v in words.items() for w in ("--set", f"{k}={v}"))])
+    done = tiny.finish(
+        [*command, str(tmp_path / "run"), *(w for k, v in arguments.items() for w in ("--set", f"{k}={v}"))]
+    )
     assert done.returncode == 0, done.stderr
     losses = [float(line.split(",")[3]) for line in (tmp_path / "run" / "steps.csv").read_text().splitlines()[1:]]
     if os.environ.get("WEFT_RECORD"):

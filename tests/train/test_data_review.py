@@ -158,8 +158,8 @@ def test_a_review_finds_them_and_the_table_corrects_them(
     assert (out / "errors.png").is_file()
     assert [row["path"] for row in rows_of(out / "changes.csv")] == [row.path for row in result.findings]
 
-    words = ["data", "review", str(data), "--apply", str(out / "changes.csv"), "--out", str(table)]
-    assert main(words) == 0
+    arguments = ["data", "review", str(data), "--apply", str(out / "changes.csv"), "--out", str(table)]
+    assert main(arguments) == 0
     assert "relabel 2" in capsys.readouterr().out
     labels = {Path(row["path"]).name: row["label"] for row in rows_of(table) if "wrong" in row["path"]}
     assert labels == {"wrong.png": "blue"}
@@ -167,7 +167,7 @@ def test_a_review_finds_them_and_the_table_corrects_them(
     assert groups == ["copies-1", "copies-1"]
     assert {path: path.read_bytes() for path in data.rglob("*.png")} == before
     assert main(["data", "check", str(table)]) == 0
-    assert main([*words, "--quiet"]) == 2
+    assert main([*arguments, "--quiet"]) == 2
     assert "exists. Choose another --out, or pass --force" in capsys.readouterr().err
 
 

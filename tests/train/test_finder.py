@@ -40,8 +40,8 @@ def found(speeds: dict[int, float], monkeypatch: pytest.MonkeyPatch, device: str
 
     monkeypatch.setattr(finder, "seconds_of_step", seconds)
     recipe = load_recipe(overrides=[(key.replace("__", "."), value) for key, value in settings.items()])
-    size, said = find_batch_size(recipe, 10, 1000, Pretended(CPU.accelerator, "fp32"))
-    assert f"Batch size {size}: " in said
+    size, output = find_batch_size(recipe, 10, 1000, Pretended(CPU.accelerator, "fp32"))
+    assert f"Batch size {size}: " in output
     return size
 
 
@@ -94,9 +94,9 @@ def test_a_step_includes_the_teacher_unless_its_outputs_are_cached(
         ]
     )
     recipe = dataclasses.replace(recipe, epochs=1)
-    _, said = find_batch_size(recipe, 10, 100, CPU)
+    _, output = find_batch_size(recipe, 10, 100, CPU)
     assert set(sizes) == ({8} if runs_teacher else set())
-    assert ("with the teacher" in said) == runs_teacher
+    assert ("with the teacher" in output) == runs_teacher
 
 
 def test_training_with_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,8 +129,8 @@ def test_the_steepest_fall_before_the_lowest_point() -> None:
 
 @pytest.mark.slow
 def test_on_the_command_line(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train", str(photos), "--model", "levit_nano_32", "--batch-size", "12", "--find-lr", "--quiet"]
-    assert main(words) == 0
+    arguments = ["train", str(photos), "--model", "levit_nano_32", "--batch-size", "12", "--find-lr", "--quiet"]
+    assert main(arguments) == 0
     assert "suggested: --set optim.lr=" in capsys.readouterr().out
-    assert main([*words, "--json"]) == 0
+    assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["points"]

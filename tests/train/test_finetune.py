@@ -38,8 +38,8 @@ def test_from_a_run_its_directory_or_its_file(part: str, trained: RunResult, pho
 def test_other_classes_get_a_new_head(trained: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = paint(tmp_path / "photos", classes=("blue", "red"))
     settings = {**STILL, "name": "x"}
-    words = {**ONE, "quiet": False}
-    result = train(folder, start_from=trained.out, out=tmp_path / "run", settings=settings, **words)
+    arguments = {**ONE, "quiet": False}
+    result = train(folder, start_from=trained.out, out=tmp_path / "run", settings=settings, **arguments)
     assert "except the head, which has other classes." in capsys.readouterr().err
     best = load_file(trained.out / "best" / "model.safetensors")
     for name, value in body(weights(result.out)).items():
@@ -62,8 +62,8 @@ def test_another_size_resizes_positions(name: str, photos: Path, tmp_path: Path)
     torch.manual_seed(1)
     small = weft.create_model(name, num_classes=3)
     save_file(small.state_dict(), tmp_path / "small.safetensors")
-    words = {**ONE, "model": name, "img_size": 48}
-    result = train(photos, start_from=tmp_path / "small.safetensors", out=tmp_path / "run", settings=STILL, **words)
+    arguments = {**ONE, "model": name, "img_size": 48}
+    result = train(photos, start_from=tmp_path / "small.safetensors", out=tmp_path / "run", settings=STILL, **arguments)
     large = weft.create_model(name, num_classes=3, img_size=48)
     weft.load_checkpoint(large, small.state_dict())
     for key, value in body(large.state_dict()).items():

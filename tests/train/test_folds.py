@@ -19,21 +19,21 @@ SETTINGS = {"data.folds": 3, "data.group": r"(\d)\.png", "batch_size": 6, "save.
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data") / "noise", per_class=9)
 
 
 @pytest.fixture(scope="module")
-def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory):
+def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory):
     out = tmp_path_factory.mktemp("run") / "run"
-    return train(pictures, "levit_nano_32", settings=SETTINGS, epochs=1, out=out, quiet=True)
+    return train(photos, "levit_nano_32", settings=SETTINGS, epochs=1, out=out, quiet=True)
 
 
 def tables(out: Path) -> list[str]:
     return [(out / place / "steps.csv").read_text() for place in (".", "folds/2", "folds/3")]
 
 
-def test_every_image_is_held_out_once(whole, pictures: Path) -> None:
+def test_every_image_is_held_out_once(whole, photos: Path) -> None:
     folds = whole.cross_validation
     assert [fold.count for fold in folds.folds] == [9, 9, 9]
     pooled = folds.evaluation
@@ -48,28 +48,26 @@ def test_every_image_is_held_out_once(whole, pictures: Path) -> None:
     assert record["by_epoch"][0]["top1"] == pytest.approx(record["top1"], abs=1e-3)  # the only epoch is the best
     assert record["top1_interval"] == list(pooled.interval[1:])
     assert (whole.out / "folds" / "report" / "report.html").is_file()
-    held_out = [
-        key for fold in (1, 2, 3) for key in open_data(pictures, folds=3, fold=fold, group=r"(\d)\.png").val.keys
-    ]
+    held_out = [key for fold in (1, 2, 3) for key in open_data(photos, folds=3, fold=fold, group=r"(\d)\.png").val.keys]
     assert len(set(held_out)) == 27
 
 
-def test_evaluate_holds_the_same_images_out(whole, pictures: Path) -> None:
+def test_evaluate_holds_the_same_images_out(whole, photos: Path) -> None:
     for folder, fold in zip((whole.out, whole.out / "folds" / "2"), whole.cross_validation.folds, strict=False):
-        again = evaluate(folder, pictures, quiet=True)
+        again = evaluate(folder, photos, quiet=True)
         assert again.count == 9
         assert np.array_equal(again.confusion, fold.confusion)
 
 
-def test_a_fold_is_the_same_on_its_own(whole, pictures: Path, tmp_path: Path) -> None:
+def test_a_fold_is_the_same_on_its_own(whole, photos: Path, tmp_path: Path) -> None:
     settings = SETTINGS | {"data.fold": 2}
-    alone = train(pictures, "levit_nano_32", settings=settings, epochs=1, out=tmp_path / "run", quiet=True)
+    alone = train(photos, "levit_nano_32", settings=settings, epochs=1, out=tmp_path / "run", quiet=True)
     assert alone.cross_validation is None
     assert (tmp_path / "run" / "steps.csv").read_text() == tables(whole.out)[1]
 
 
 def test_a_stopped_cross_validation_goes_on(
-    whole, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stop within the second fold: the message names the run, and resuming it finishes all folds."""
     out = tmp_path / "run"
@@ -85,7 +83,7 @@ def test_a_stopped_cross_validation_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(Session, "_after_step", stop_in_second_fold)
         with pytest.raises(StoppedError, match=rf"resume with: weft train --resume {re.escape(str(out))}$"):
-            train(pictures, "levit_nano_32", settings=SETTINGS, epochs=1, out=out, quiet=True)
+            train(photos, "levit_nano_32", settings=SETTINGS, epochs=1, out=out, quiet=True)
     assert not (out / "folds" / "3").exists()
     result = train(resume=out, quiet=True)
     assert tables(out) == tables(whole.out)
@@ -94,9 +92,9 @@ def test_a_stopped_cross_validation_goes_on(
     assert again.cross_validation.evaluation.top1 == whole.cross_validation.evaluation.top1
 
 
-def test_the_command_line_prints_it(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_prints_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--model", "levit_nano_32", "--epochs", "1", "--batch-size", "6", "--out", str(tmp_path / "run")]
-    assert main(["train", str(pictures), "--folds", "2", "--group", r"(\d)\.png", *arguments, "--json"]) == 0
+    assert main(["train", str(photos), "--folds", "2", "--group", r"(\d)\.png", *arguments, "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["cross_validation"]["n"] == 27
     assert "Fold 2 of 2." in printed.err

@@ -35,12 +35,12 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
 
 
-def batches(pictures: Path, network: nn.Module, size: int = 5):
-    return evaluation_batches(open_data(str(pictures)).train, network, size, 0)
+def batches(photos: Path, network: nn.Module, size: int = 5):
+    return evaluation_batches(open_data(str(photos)).train, network, size, 0)
 
 
 def clouds(classes: int, images: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -94,10 +94,10 @@ def test_a_class_with_one_image_leaves_no_cross_validation() -> None:
 
 
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32", "resnet10t", "vit_tiny_patch16_224"])
-def test_every_head_of_every_network_gets_its_classifier(name: str, pictures: Path) -> None:
+def test_every_head_of_every_network_gets_its_classifier(name: str, photos: Path) -> None:
     """The network then predicts what the regression predicts; LeViT has two heads, each behind its own BatchNorm."""
     network = resized(create_model(name, num_classes=3), 32).eval()
-    loader = batches(pictures, network)
+    loader = batches(photos, network)
     probes = fit_heads(network, loader, 3, CPU)
     assert len(probes) == len(classifiers(network)) == (2 if name.startswith("levit") else 1)
     views, labels = read_features(network, loader, CPU)
@@ -108,47 +108,47 @@ def test_every_head_of_every_network_gets_its_classifier(name: str, pictures: Pa
     assert labels.tolist() == [int(label) for _, targets in loader for label in targets]
 
 
-def test_features_come_from_the_cache_only_for_the_same_pixels_and_weights(pictures: Path) -> None:
+def test_features_come_from_the_cache_only_for_the_same_pixels_and_weights(photos: Path) -> None:
     network = create_model("ceit_nano_32", num_classes=3).eval()
     calls = []
     network.register_forward_hook(lambda *_: calls.append(1))
-    first, _ = read_features(network, batches(pictures, network), CPU)
+    first, _ = read_features(network, batches(photos, network), CPU)
     assert calls
     calls.clear()
-    again, _ = read_features(network, batches(pictures, network, size=3), CPU)  # other batches
+    again, _ = read_features(network, batches(photos, network, size=3), CPU)  # other batches
     assert calls == []
     assert np.array_equal(first[0], again[0])
 
     with torch.no_grad():
         classifiers(network)[0].weight.zero_()  # has no part in the features
-    read_features(network, batches(pictures, network), CPU)
+    read_features(network, batches(photos, network), CPU)
     assert calls == []
     with torch.no_grad():
         next(network.parameters()).add_(0.01)
-    other, _ = read_features(network, batches(pictures, network), CPU)
+    other, _ = read_features(network, batches(photos, network), CPU)
     assert calls
     assert not np.array_equal(first[0], other[0])
 
 
 @pytest.mark.parametrize("damage", [b"", b"no zip", "half"])
-def test_a_damaged_cache_is_replaced(damage: bytes | str, pictures: Path) -> None:
+def test_a_damaged_cache_is_replaced(damage: bytes | str, photos: Path) -> None:
     network = create_model("ceit_nano_32", num_classes=3).eval()
-    first, _ = read_features(network, batches(pictures, network), CPU)
+    first, _ = read_features(network, batches(photos, network), CPU)
     (path,) = features.cache_folder().iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if isinstance(damage, str) else damage)
-    again, _ = read_features(network, batches(pictures, network), CPU)
+    again, _ = read_features(network, batches(photos, network), CPU)
     assert np.array_equal(first[0], again[0])
     assert path.read_bytes() == whole
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "file"))
     network = create_model("ceit_nano_32", num_classes=3).eval()
-    views, _ = read_features(network, batches(pictures, network), CPU)
+    views, _ = read_features(network, batches(photos, network), CPU)
     assert np.isfinite(views[0]).all()
 
 
@@ -163,30 +163,30 @@ def rows(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def test_a_probe_alone_is_a_run(pictures: Path, tmp_path: Path) -> None:
+def test_a_probe_alone_is_a_run(photos: Path, tmp_path: Path) -> None:
     """Evaluated, saved, reported, and finished: there is nothing to resume."""
-    result = train(pictures, "levit_nano_32", settings={**SETTINGS, "epochs": 0}, out=tmp_path / "run", quiet=True)
+    result = train(photos, "levit_nano_32", settings={**SETTINGS, "epochs": 0}, out=tmp_path / "run", quiet=True)
     assert (result.epochs, result.best_epoch) == (0, 0)
     assert [row["epoch"] for row in rows(tmp_path / "run")] == ["0"]
-    assert evaluate(tmp_path / "run", pictures, quiet=True).top1 == pytest.approx(result.top1)
+    assert evaluate(tmp_path / "run", photos, quiet=True).top1 == pytest.approx(result.top1)
     assert (tmp_path / "run" / "report" / "report.html").exists()
     again = train(resume=tmp_path / "run", quiet=True)
     assert again.top1 == result.top1
 
 
-def test_the_best_model_may_be_the_one_before_training(pictures: Path, tmp_path: Path) -> None:
+def test_the_best_model_may_be_the_one_before_training(photos: Path, tmp_path: Path) -> None:
     settings = {**SETTINGS, "optim.lr": 10.0, "optim.clip_grad": 0.0, "skip_nonfinite": 1000}
-    result = train(pictures, "ceit_nano_32", settings=settings, out=tmp_path / "run", quiet=True)
+    result = train(photos, "ceit_nano_32", settings=settings, out=tmp_path / "run", quiet=True)
     accuracies = [float(row["val_top1"]) for row in rows(tmp_path / "run")]
     assert len(accuracies) == 3
     assert result.top1 == max(accuracies)
     assert result.best_epoch == accuracies.index(max(accuracies))
 
 
-def test_a_stopped_run_ends_with_the_same_bits(pictures: Path, tmp_path: Path) -> None:
-    whole = train(pictures, "levit_nano_32", settings=SETTINGS, out=tmp_path / "whole", quiet=True)
+def test_a_stopped_run_ends_with_the_same_bits(photos: Path, tmp_path: Path) -> None:
+    whole = train(photos, "levit_nano_32", settings=SETTINGS, out=tmp_path / "whole", quiet=True)
     with pytest.raises(StoppedError):
-        train(pictures, "levit_nano_32", settings=SETTINGS, out=tmp_path / "run", stop_after=1, quiet=True)
+        train(photos, "levit_nano_32", settings=SETTINGS, out=tmp_path / "run", stop_after=1, quiet=True)
     result = train(resume=tmp_path / "run", quiet=True)
     assert (result.top1, result.best_epoch) == (whole.top1, whole.best_epoch)
     for name in ("best", "last"):
@@ -194,9 +194,9 @@ def test_a_stopped_run_ends_with_the_same_bits(pictures: Path, tmp_path: Path) -
         assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
-def test_no_epochs_need_a_probe(pictures: Path, tmp_path: Path) -> None:
+def test_no_epochs_need_a_probe(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"epochs must be at least 1, or 0 with --set head_init=probe; got 0\."):
-        train(pictures, "ceit_nano_32", settings={"epochs": 0}, out=tmp_path / "run", quiet=True)
+        train(photos, "ceit_nano_32", settings={"epochs": 0}, out=tmp_path / "run", quiet=True)
 
 
 def test_a_probe_corrects_class_frequencies() -> None:

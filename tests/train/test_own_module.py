@@ -36,16 +36,16 @@ class FixedSize(nn.Sequential):
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
 
 
-def test_a_module_is_a_model(pictures: Path, tmp_path: Path) -> None:
+def test_a_module_is_a_model(photos: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = Own()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     arguments = dict(img_size=24, epochs=2, batch_size=12, settings=SETTINGS, quiet=True)
-    result = train(pictures, network, out=tmp_path / "run", **arguments)
+    result = train(photos, network, out=tmp_path / "run", **arguments)
     assert result.model == "Own"
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items()), "a copy is trained"
     assert not hasattr(network, "pretrained_cfg")
@@ -53,39 +53,39 @@ def test_a_module_is_a_model(pictures: Path, tmp_path: Path) -> None:
     model, classes = load_model_dir(result.out / "best")
     assert isinstance(model, Own)
     assert classes == ["class0", "class1", "class2"]
-    assert evaluate(result.out, pictures, quiet=True).top1 == result.top1
-    report = export_run(result.out, tmp_path / "export", data=pictures, quiet=True)
+    assert evaluate(result.out, photos, quiet=True).top1 == result.top1
+    report = export_run(result.out, tmp_path / "export", data=photos, quiet=True)
     assert report.top1 == pytest.approx(result.top1)
-    image = pictures / "class0" / "000.png"
+    image = photos / "class0" / "000.png"
     top = predict(result.out, [image], quiet=True)[0].top
     assert top[0][1] == pytest.approx(predict(tmp_path / "export", [image], quiet=True)[0].top[0][1], abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", [Own, FixedSize])
-def test_a_run_resumes_with_the_module(kind: type[nn.Module], pictures: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_with_the_module(kind: type[nn.Module], photos: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = kind()
     arguments = dict(img_size="24", epochs=2, batch_size=12, settings=SETTINGS, quiet=True)
-    whole = train(pictures, network, out=tmp_path / "whole", **arguments)
+    whole = train(photos, network, out=tmp_path / "whole", **arguments)
     with pytest.raises(StoppedError):
-        train(pictures, network, out=tmp_path / "run", stop_after=1, **arguments)
+        train(photos, network, out=tmp_path / "run", stop_after=1, **arguments)
     result = train(resume=tmp_path / "run", model=kind(), quiet=True)  # the weights are those of the saved state
     assert (tmp_path / "run" / "steps.csv").read_text() == (tmp_path / "whole" / "steps.csv").read_text()
     assert result.loss == whole.loss
 
 
-def test_a_linear_probe_finds_the_last_layer(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linear_probe_finds_the_last_layer(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
     settings = {"head_init": "probe", "epochs": 0, "batch_size": 8}
-    result = train(pictures, Own(), img_size=24, settings=settings, out=tmp_path / "run", quiet=True)
+    result = train(photos, Own(), img_size=24, settings=settings, out=tmp_path / "run", quiet=True)
     assert result.top1 > 60  # the classes differ in brightness
 
 
-def test_a_module_of_timm_adapts_to_the_classes(pictures: Path, tmp_path: Path) -> None:
+def test_a_module_of_timm_adapts_to_the_classes(photos: Path, tmp_path: Path) -> None:
     import timm
 
     network = timm.create_model("test_resnet.r160_in1k", num_classes=7)
-    result = train(pictures, network, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
+    result = train(photos, network, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
     assert load_model_dir(result.out / "best")[0].num_classes == 3
 
 
@@ -114,9 +114,9 @@ class Broken(nn.Module):
         (["levit_128s"], "got a list"),
     ],
 )
-def test_a_module_that_is_no_classifier_is_refused(model: object, message: str, pictures: Path, tmp_path: Path) -> None:
+def test_a_module_that_is_no_classifier_is_refused(model: object, message: str, photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        train(pictures, model, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
+        train(photos, model, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
     assert len(str(caught.value)) < 400, "it does not print the network"
     assert not (tmp_path / "run").exists()
 
@@ -132,8 +132,8 @@ def test_names_of_modules() -> None:
         weft.register_module(Own(), name="../own")
 
 
-def test_another_process_says_what_is_missing(pictures: Path, tmp_path: Path) -> None:
-    train(pictures, Own(), img_size=24, epochs=1, batch_size=12, out=tmp_path / "run", quiet=True)
+def test_another_process_says_what_is_missing(photos: Path, tmp_path: Path) -> None:
+    train(photos, Own(), img_size=24, epochs=1, batch_size=12, out=tmp_path / "run", quiet=True)
     code = "import sys; from weft.checkpoints import load_model_dir; load_model_dir(sys.argv[1])"
     ended = subprocess.run([sys.executable, "-c", code, tmp_path / "run" / "best"], capture_output=True, text=True)
     assert "register it first, in Python: weft.register_module(MODULE)" in ended.stderr

@@ -72,15 +72,15 @@ def test_grey_networks_are_shown_grey(photos: Path) -> None:
 
 def test_on_the_command_line(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "seen.png"
-    words = ["train", str(photos), "--model", "levit_nano_32", "--quiet", "--preview", str(out)]
-    assert main(words) == 0
+    arguments = ["train", str(photos), "--model", "levit_nano_32", "--quiet", "--preview", str(out)]
+    assert main(arguments) == 0
     assert capsys.readouterr().out == f"{out}\n"
     with Image.open(out) as image:
         assert image.width > 1000
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", "seen.png"]
-    assert main(words) == 2
+    assert main(arguments) == 2
     assert f"--preview must name a new file; {out} exists already." in capsys.readouterr().err
-    assert main([*words, "--force"]) == 0
+    assert main([*arguments, "--force"]) == 0
 
 
 def test_nothing_is_fetched_or_tried_for_it(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,8 @@ def test_nothing_is_fetched_or_tried_for_it(photos: Path, tmp_path: Path, monkey
 def test_one_thing_at_a_time(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(photos), "--find-lr", "--preview", str(tmp_path / "seen.png")]) == 2
     assert "--preview: not allowed with argument --find-lr" in capsys.readouterr().err
-    words = ["train", str(photos), "--model", "levit_nano_32", "--quiet", "--json"]
-    assert main([*words, "--preview", str(tmp_path / "seen.svg")]) == 0
+    arguments = ["train", str(photos), "--model", "levit_nano_32", "--quiet", "--json"]
+    assert main([*arguments, "--preview", str(tmp_path / "seen.svg")]) == 0
     assert json.loads(capsys.readouterr().out) == {"preview": str(tmp_path / "seen.svg")}
 
 

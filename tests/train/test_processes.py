@@ -25,7 +25,7 @@ STILL = {"model_args.drop_path_rate": 0}  # chance inside the network is drawn b
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
 
 
@@ -34,12 +34,12 @@ def losses(out: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("model", ["ceit_nano_32", pytest.param("levit_nano_32", marks=pytest.mark.slow)])
-def test_two_processes_compute_what_one_does(model: str, pictures: Path, tmp_path: Path) -> None:
+def test_two_processes_compute_what_one_does(model: str, photos: Path, tmp_path: Path) -> None:
     """With mixup, cutmix, repeated augmentation and averaging; statistics of BatchNorm shared."""
     one, two = tmp_path / "one", tmp_path / "two"
-    done = tiny.finish(tiny.command(pictures, one, model, **SHARED, **STILL))
+    done = tiny.finish(tiny.command(photos, one, model, **SHARED, **STILL))
     assert done.returncode == 0, done.stderr
-    for done in tiny.finish_two(tiny.command(pictures, two, model, **SHARED, **STILL)):
+    for done in tiny.finish_two(tiny.command(photos, two, model, **SHARED, **STILL)):
         assert done.returncode == 0, done.stderr
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)
     first, second = (
@@ -53,15 +53,15 @@ def test_two_processes_compute_what_one_does(model: str, pictures: Path, tmp_pat
 
 @pytest.mark.slow
 def test_two_processes_agree_on_the_number_of_a_run(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without --out; the second process writes nothing to a directory of its own."""
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "none"
-    words = tiny.command(pictures, out, **SHARED, **STILL)
-    words = [word for word in words if word not in ("--out", str(out))]
+    arguments = tiny.command(photos, out, **SHARED, **STILL)
+    arguments = [word for word in arguments if word not in ("--out", str(out))]
     for _ in range(2):
-        for done in tiny.finish_two(words):
+        for done in tiny.finish_two(arguments):
             assert done.returncode == 0, done.stderr
     first, second = sorted((tmp_path / "runs").iterdir())
     assert second.name == f"{first.name}-2"
@@ -69,11 +69,11 @@ def test_two_processes_agree_on_the_number_of_a_run(
 
 
 @pytest.mark.slow
-def test_two_then_one_then_two(pictures: Path, tmp_path: Path) -> None:
+def test_two_then_one_then_two(photos: Path, tmp_path: Path) -> None:
     """The same images in the same order, and weights equal but for rounding."""
     whole, out = tmp_path / "whole", tmp_path / "run"
-    assert tiny.finish(tiny.command(pictures, whole, **SHARED, **STILL)).returncode == 0
-    stopped = tiny.finish([*TORCHRUN, *tiny.command(pictures, out, **SHARED, **STILL), "--max-time", "0.01"])
+    assert tiny.finish(tiny.command(photos, whole, **SHARED, **STILL)).returncode == 0
+    stopped = tiny.finish([*TORCHRUN, *tiny.command(photos, out, **SHARED, **STILL), "--max-time", "0.01"])
     assert stopped.returncode != 0
     assert "Stopped after step 1 of 6: the time limit is reached." in stopped.stderr
     stopped = tiny.finish([*tiny.command(None, out), "--max-time", "0.01"])
@@ -86,15 +86,15 @@ def test_two_then_one_then_two(pictures: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_spread_model_computes_what_a_whole_one_does(pictures: Path, tmp_path: Path) -> None:
+def test_a_spread_model_computes_what_a_whole_one_does(photos: Path, tmp_path: Path) -> None:
     """FSDP2, with accumulation and averaging; then it goes on where it was stopped, and then in one process."""
-    words = {"sync_bn": True, "parallel": "fsdp", "batch_size": 8, **STILL}
+    arguments = {"sync_bn": True, "parallel": "fsdp", "batch_size": 8, **STILL}
     one, two, three = tmp_path / "one", tmp_path / "two", tmp_path / "three"
-    assert tiny.finish([*TORCHRUN, *tiny.command(pictures, one, **words | {"parallel": "ddp"})]).returncode == 0
-    done = tiny.finish([*TORCHRUN, *tiny.command(pictures, two, **words)])
+    assert tiny.finish([*TORCHRUN, *tiny.command(photos, one, **arguments | {"parallel": "ddp"})]).returncode == 0
+    done = tiny.finish([*TORCHRUN, *tiny.command(photos, two, **arguments)])
     assert done.returncode == 0, done.stderr
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)
-    stopped = tiny.finish([*TORCHRUN, *tiny.command(pictures, three, **words), "--max-time", "0.01"])
+    stopped = tiny.finish([*TORCHRUN, *tiny.command(photos, three, **arguments), "--max-time", "0.01"])
     assert "Stopped after step 1 of" in stopped.stderr
     stopped = tiny.finish([*TORCHRUN, *tiny.command(None, three), "--max-time", "0.01"])
     assert "Stopped after step 2 of" in stopped.stderr
@@ -148,20 +148,20 @@ os.write(1, (line + chr(10)).encode())  # in one piece: two processes share the 
 
 
 @pytest.mark.slow
-def test_what_a_spread_model_does_not_allow(pictures: Path, tmp_path: Path) -> None:
-    words = {"parallel": "fsdp", "optim.opt": "lamb"}
-    done = tiny.finish([*TORCHRUN, *tiny.command(pictures, tmp_path / "run", accumulate=1, **words)])
+def test_what_a_spread_model_does_not_allow(photos: Path, tmp_path: Path) -> None:
+    arguments = {"parallel": "fsdp", "optim.opt": "lamb"}
+    done = tiny.finish([*TORCHRUN, *tiny.command(photos, tmp_path / "run", accumulate=1, **arguments)])
     assert done.returncode != 0
     assert "parallel=fsdp supports optim.opt adamw or sgd, optim.clip_mode norm or value" in done.stderr
     assert "got lamb" in done.stderr
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_noticed_and_the_run_goes_on(pictures: Path, tmp_path: Path) -> None:
+def test_a_process_that_dies_is_noticed_and_the_run_goes_on(photos: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
-    assert tiny.finish([*TORCHRUN, *tiny.command(pictures, whole, accumulate=1)]).returncode == 0
+    assert tiny.finish([*TORCHRUN, *tiny.command(photos, whole, accumulate=1)]).returncode == 0
     process = subprocess.Popen(
-        [*TORCHRUN, *tiny.command(pictures, out, accumulate=1)],
+        [*TORCHRUN, *tiny.command(photos, out, accumulate=1)],
         env=tiny.environment(),
         stderr=subprocess.PIPE,
         text=True,
@@ -186,8 +186,8 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_steps_that_do_not_divide(pictures: Path, tmp_path: Path) -> None:
-    done, other = tiny.finish_two(tiny.command(pictures, tmp_path / "run", batch_size=9, **SHARED))
+def test_steps_that_do_not_divide(photos: Path, tmp_path: Path) -> None:
+    done, other = tiny.finish_two(tiny.command(photos, tmp_path / "run", batch_size=9, **SHARED))
     assert (done.returncode, other.returncode) == (2, 2)
     assert "equal batches; 9 is not by 2 processes x accumulate 1" in done.stderr
     assert not (tmp_path / "run").exists()
@@ -239,10 +239,10 @@ def test_of_one_process_it_is_still_batchnorm(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
-def test_odd_parts_cannot_be_mixed(pictures: Path, tmp_path: Path) -> None:
+def test_odd_parts_cannot_be_mixed(photos: Path, tmp_path: Path) -> None:
     from weft.train import train
 
     settings = {**tiny.EVERYTHING, **tiny.ARGUMENTS["levit_nano_32"], "batch_size": 6}
     with pytest.raises(UsageError, match=r"got 3 images \(batch_size 6 in 2 parts\)"):
-        train(pictures, "levit_nano_32", settings=settings, out=tmp_path / "run", quiet=True)
+        train(photos, "levit_nano_32", settings=settings, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

@@ -114,7 +114,7 @@ def broken_held_out(place: Place) -> dict[str, Any]:
     return {"data.max_bad": 1}
 
 
-def told(**settings: Any) -> Callable[[Place], dict[str, Any]]:
+def messages(**settings: Any) -> Callable[[Place], dict[str, Any]]:
     return lambda place: {key.replace("__", "."): value for key, value in settings.items()}
 
 
@@ -131,33 +131,41 @@ CASES: dict[str, tuple[Callable[[Place], dict[str, Any]], int, str]] = {
     "out where nothing can be written": (at("/proc/new/run"), 6, "/proc/new/run must be writable"),
     "out that holds something else": (foreign, 2, "must be new or empty"),
     "out in the data": (at("data/run"), 2, "must be outside the data folder"),
-    "unknown tracker": (told(track="tensorbord"), 2, "Unknown tracker"),
-    "tracker that cannot start": (told(track="wandb"), 2, "--track wandb must be able to start; No API key"),
-    "teacher that does not exist": (told(distill__teacher="nowhere"), 2, "Unknown model 'nowhere'"),
+    "unknown tracker": (messages(track="tensorbord"), 2, "Unknown tracker"),
+    "tracker that cannot start": (messages(track="wandb"), 2, "--track wandb must be able to start; No API key"),
+    "teacher that does not exist": (messages(distill__teacher="nowhere"), 2, "Unknown model 'nowhere'"),
     "teacher of other classes": (teacher_of("levit_nano_32", 4), 2, "has 4, the dataset 3"),
     "teacher that cannot take the size": (teacher_of("inception_v3", 3), 2, "must support 32x32 pixels"),
-    "weights that do not exist": (told(start_from="nowhere"), 4, "nowhere is none of these"),
+    "weights that do not exist": (messages(start_from="nowhere"), 4, "nowhere is none of these"),
     "weights that are none": (no_weights, 4, "must hold weights"),
-    "too few states": (told(save__keep=1), 2, "save.keep must be"),
-    "states every zeroth step": (told(save__every_steps=0), 2, "save.every_steps must be"),
-    "evaluation every zeroth epoch": (told(evaluate_every=0), 2, "evaluate_every must be"),
-    "epochs and steps": (told(steps=5), 2, "epochs and steps exclude each other"),
-    "too small an image size": (told(img_size=4), 2, "img_size must be"),
+    "too few states": (messages(save__keep=1), 2, "save.keep must be"),
+    "states every zeroth step": (messages(save__every_steps=0), 2, "save.every_steps must be"),
+    "evaluation every zeroth epoch": (messages(evaluate_every=0), 2, "evaluate_every must be"),
+    "epochs and steps": (messages(steps=5), 2, "epochs and steps exclude each other"),
+    "too small an image size": (messages(img_size=4), 2, "img_size must be"),
     "image size below a patch": (
-        told(model="vit_tiny_patch16_224", img_size=8),
+        messages(model="vit_tiny_patch16_224", img_size=8),
         2,
         "must support these images",
     ),
-    "image size below a network's strides": (told(model="vgg11", img_size=16), 2, "at 16x16 pixels; .*too small"),
-    "batches of one image": (told(model="resnet10t", img_size=32, batch_size=1), 2, "batches of 1 at 32x32 pixels"),
-    "odd batch for mixup": (told(augment__mixup=0.5, batch_size=11), 2, "mix pairs of images"),
-    "parts that do not divide": (told(accumulate=5), 2, "must be divisible into equal batches"),
-    "network without checkpointing": (told(model="vgg11", img_size=32, grad_checkpointing=True), 2, "not supported"),
-    "augmentation policy of another language": (told(augment__rand_augment="strong"), 2, "must be a policy such as"),
-    "unknown argument of the model": (told(model_args__depht=3), 2, "depht"),
-    "unknown setting": (told(optim__learning_rate=3), 2, "Unknown setting"),
-    "time that is none": (told(max_time="soon"), 2, "--max-time must be a duration"),
-    "no GPU": (told(device="cuda"), 2, "needs a GPU"),
+    "image size below a network's strides": (messages(model="vgg11", img_size=16), 2, "at 16x16 pixels; .*too small"),
+    "batches of one image": (messages(model="resnet10t", img_size=32, batch_size=1), 2, "batches of 1 at 32x32 pixels"),
+    "odd batch for mixup": (messages(augment__mixup=0.5, batch_size=11), 2, "mix pairs of images"),
+    "parts that do not divide": (messages(accumulate=5), 2, "must be divisible into equal batches"),
+    "network without checkpointing": (
+        messages(model="vgg11", img_size=32, grad_checkpointing=True),
+        2,
+        "not supported",
+    ),
+    "augmentation policy of another language": (
+        messages(augment__rand_augment="strong"),
+        2,
+        "must be a policy such as",
+    ),
+    "unknown argument of the model": (messages(model_args__depht=3), 2, "depht"),
+    "unknown setting": (messages(optim__learning_rate=3), 2, "Unknown setting"),
+    "time that is none": (messages(max_time="soon"), 2, "--max-time must be a duration"),
+    "no GPU": (messages(device="cuda"), 2, "needs a GPU"),
 }
 
 
@@ -190,9 +198,9 @@ def test_what_is_refused_takes_no_step_and_leaves_nothing(
     words += [] if max_time is None else ["--max-time", max_time]
     before = sorted(tmp_path.rglob("*"))
     assert main([*words, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]) == code
-    said = capfd.readouterr().err
-    assert re.search(message, said), said
-    assert "Traceback" not in said
+    output = capfd.readouterr().err
+    assert re.search(message, output), output
+    assert "Traceback" not in output
     assert steps == []
     after = [path for path in sorted(tmp_path.rglob("*")) if path.relative_to(tmp_path).parts[0] != "home"]
     assert after == before

@@ -104,9 +104,9 @@ def test_a_report_is_whole(tmp_path: Path) -> None:
     result = evaluation(["$x", "tab\tby|bar", "<b>bold</b>" + "y" * 60])
     write_report(tmp_path / "report", "A & B", [("images", "5 < 6")], result, curves=curve_figures(HISTORY, 2))
     folder = tmp_path / "report"
-    pictures = {"confusion.png", "curves.png", "loss.png", "reliability.png"}
-    assert {path.name for path in folder.iterdir()} == {*pictures, "report.html", "report.md"}
-    for name in pictures:
+    photos = {"confusion.png", "curves.png", "loss.png", "reliability.png"}
+    assert {path.name for path in folder.iterdir()} == {*photos, "report.html", "report.md"}
+    for name in photos:
         with Image.open(folder / name) as image:
             assert min(image.size) > 400
     page = (folder / "report.html").read_text(encoding="utf-8")
@@ -130,12 +130,12 @@ def test_reliability_says_which_way_it_errs(tmp_path: Path) -> None:
     result = evaluation(["a", "b", "c"])
     unsure = dataclasses.replace(result, sure=np.full(result.count, 0.05))
     even = dataclasses.replace(result, sure=np.full(result.count, result.top1 / 100))
-    for found, words in (
+    for found, arguments in (
         (unsure, "below accuracy (underconfident)"),
         (even, "mean confidence equals accuracy within 1 point"),
     ):
         write_report(tmp_path, "t", [], found)
-        assert words in (tmp_path / "report.md").read_text()
+        assert arguments in (tmp_path / "report.md").read_text()
     upper, lower = reliability_figure(result).axes
     line = upper.get_lines()[1]
     assert list(line.get_ydata()) == [100 * row.right for row in result.calibration]

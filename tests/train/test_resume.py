@@ -29,18 +29,18 @@ MODELS = tuple(tiny.ARGUMENTS)
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
 
 
 @pytest.fixture(scope="session")
-def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """For each family a run that nothing disturbed, in a process of its own."""
     folder = tmp_path_factory.mktemp("whole")
 
     class Runs(dict[str, Path]):
         def __missing__(self, model: str) -> Path:
-            done = tiny.finish(tiny.command(pictures, folder / model, model))
+            done = tiny.finish(tiny.command(photos, folder / model, model))
             assert done.returncode == 0, done.stderr
             self[model] = folder / model
             return self[model]
@@ -48,11 +48,11 @@ def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return Runs()
 
 
-def started(words: list[str], out: Path) -> subprocess.Popen[bytes]:
+def started(arguments: list[str], out: Path) -> subprocess.Popen[bytes]:
     """The run in a process, once it has done another step."""
     before = set(out.glob("state/step-*.json"))
     process = forked.Popen(
-        words,
+        arguments,
         env=tiny.environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -64,10 +64,10 @@ def started(words: list[str], out: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("model", [MODELS[0], *(pytest.param(model, marks=pytest.mark.slow) for model in MODELS[1:])])
-def test_killed_again_and_again(model: str, pictures: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+def test_killed_again_and_again(model: str, photos: Path, whole: dict[str, Path], tmp_path: Path) -> None:
     """`kill -9` at random moments, with worker processes; on with another number of them."""
     out, chance = tmp_path / "run", random.Random(model)
-    process = started(tiny.command(pictures, out, model, workers=2), out)
+    process = started(tiny.command(photos, out, model, workers=2), out)
     for workers in (1, 2, 0):
         time.sleep(chance.uniform(0, 0.1))
         process.send_signal(signal.SIGKILL)
@@ -86,12 +86,12 @@ class Killed(BaseException):
     """Stands for `kill -9`: nothing in weft catches it."""
 
 
-def run_here(pictures: Path, out: Path, model: str = "levit_nano_32", **more: object) -> None:
+def run_here(photos: Path, out: Path, model: str = "levit_nano_32", **more: object) -> None:
     settings = {**tiny.EVERYTHING, **tiny.ARGUMENTS[model], **more}
-    train(pictures, model, settings=settings, out=out, quiet=True)
+    train(photos, model, settings=settings, out=out, quiet=True)
 
 
-def killed_at(step: int, pictures: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **more: object) -> None:
+def killed_at(step: int, photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **more: object) -> None:
     """A run that ends after so many steps, as if the process had vanished."""
     learn = loop.Learner.train_step
 
@@ -103,23 +103,23 @@ def killed_at(step: int, pictures: Path, out: Path, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr(loop.Learner, "train_step", fatal)
         with pytest.raises(Killed):
-            run_here(pictures, out, **more)
+            run_here(photos, out, **more)
 
 
 @pytest.fixture(scope="session")
-def whole_here(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_here(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run in this process."""
     out = tmp_path_factory.mktemp("here") / "run"
-    run_here(pictures, out)
+    run_here(photos, out)
     return out
 
 
 @pytest.mark.slow_except("4", "3")
 @pytest.mark.parametrize("step", range(1, tiny.STEPS))
 def test_from_every_step(
-    step: int, pictures: Path, whole_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, photos: Path, whole_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed_at(step, pictures, tmp_path / "run", monkeypatch)
+    killed_at(step, photos, tmp_path / "run", monkeypatch)
     train(resume=tmp_path / "run", workers=step % 3, quiet=True)
     tiny.assert_same_run(whole_here, tmp_path / "run")
 
@@ -144,21 +144,21 @@ CHOICES = [(key, value) for key, value in choices() if key not in ELSEWHERE]
 @pytest.mark.slow
 @pytest.mark.parametrize(("key", "value"), CHOICES, ids=str)
 def test_with_every_choice(
-    key: str, value: object, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str, value: object, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if key == "compile" and shutil.which("g++") is None:
         pytest.skip("torch.compile needs a compiler")
-    words = {key: value}
+    arguments = {key: value}
     if needed := NEEDS_MODEL.get(key.split(".")[0], NEEDS_MODEL.get(key)):
-        words |= {needed: str(_trained(pictures, tmp_path / "before"))}
-    run_here(pictures, tmp_path / "whole", **words)
-    killed_at(4, pictures, tmp_path / "run", monkeypatch, **words)
+        arguments |= {needed: str(_trained(photos, tmp_path / "before"))}
+    run_here(photos, tmp_path / "whole", **arguments)
+    killed_at(4, photos, tmp_path / "run", monkeypatch, **arguments)
     train(resume=tmp_path / "run", quiet=True)
     tiny.assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
-def _trained(pictures: Path, out: Path) -> Path:
-    train(pictures, "levit_nano_32", settings={**tiny.ARGUMENTS["levit_nano_32"], "epochs": 1}, out=out, quiet=True)
+def _trained(photos: Path, out: Path) -> Path:
+    train(photos, "levit_nano_32", settings={**tiny.ARGUMENTS["levit_nano_32"], "epochs": 1}, out=out, quiet=True)
     return out / "best"
 
 
@@ -222,10 +222,10 @@ FAULTS = (
 @pytest.mark.slow_except("_forget_the_meter", "_forget_the_history", "_random_augmentation", "_forget_the_moments")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_resume_with_a_fault_is_noticed(
-    fault: object, pictures: Path, whole_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: object, photos: Path, whole_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the tests above: each way to resume wrongly makes the comparison fail."""
-    killed_at(4, pictures, tmp_path / "run", monkeypatch)
+    killed_at(4, photos, tmp_path / "run", monkeypatch)
     restore = session.Session.restore
 
     def faulty(self: session.Session, state: object) -> None:
@@ -250,42 +250,42 @@ def test_a_finished_run_is_finished(whole_here: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "report" / "report.html").is_file()
 
 
-def test_time_runs_out(pictures: Path, whole_here: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_time_runs_out(photos: Path, whole_here: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from weft.cli import main
 
-    words = tiny.command(pictures, tmp_path / "run")[3:]
-    assert main([*words, "--max-time", "0.01", "--quiet"]) == 143
+    arguments = tiny.command(photos, tmp_path / "run")[3:]
+    assert main([*arguments, "--max-time", "0.01", "--quiet"]) == 143
     assert "Stopped after step 1 of 6: the time limit is reached." in capfd.readouterr().err
     train(resume=tmp_path / "run", quiet=True)
     tiny.assert_same_run(whole_here, tmp_path / "run")
 
 
-def test_a_run_waits_after_an_epoch(pictures: Path, whole_here: Path, tmp_path: Path) -> None:
+def test_a_run_waits_after_an_epoch(photos: Path, whole_here: Path, tmp_path: Path) -> None:
     settings = {**tiny.EVERYTHING, **tiny.ARGUMENTS["levit_nano_32"]}
     with pytest.raises(StoppedError, match=r"after step 3 of 6: the requested number of epochs is reached\."):
-        train(pictures, "levit_nano_32", settings=settings, out=tmp_path / "run", stop_after=1, quiet=True)
+        train(photos, "levit_nano_32", settings=settings, out=tmp_path / "run", stop_after=1, quiet=True)
     with pytest.raises(StoppedError):  # it has no epoch left to run before it stops again
         train(resume=tmp_path / "run", stop_after=1, quiet=True)
     assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 2
     train(resume=tmp_path / "run", stop_after=2, quiet=True)
     tiny.assert_same_run(whole_here, tmp_path / "run")
     with pytest.raises(UsageError, match=r"stop_after must be an epoch, from 1; got 0\."):
-        train(pictures, stop_after=0)
+        train(photos, stop_after=0)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [("soon", "such as 90s, 45m or 1h30m; got 'soon'"), ("0", "longer than zero; got '0'"), ("", "got ''")],
 )
-def test_times_that_are_none(text: str, message: str, pictures: Path, tmp_path: Path) -> None:
+def test_times_that_are_none(text: str, message: str, photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        train(pictures, max_time=text, out=tmp_path / "run")
+        train(photos, max_time=text, out=tmp_path / "run")
 
 
 @pytest.fixture
-def stopped(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stopped(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the data, and a run on it that was killed."""
-    shutil.copytree(pictures, tmp_path / "data")
+    shutil.copytree(photos, tmp_path / "data")
     killed_at(3, tmp_path / "data", tmp_path / "run", monkeypatch)
     return tmp_path / "run"
 
@@ -327,10 +327,10 @@ def test_data_may_move(stopped: Path, whole_here: Path, tmp_path: Path) -> None:
     tiny.assert_same_run(whole_here, stopped)
 
 
-@pytest.mark.parametrize("words", [{"recipe": "digits"}, {"out": "x"}, {"force": True}])
-def test_what_does_not_go_with_resume(words: dict[str, object], stopped: Path) -> None:
+@pytest.mark.parametrize("arguments", [{"recipe": "digits"}, {"out": "x"}, {"force": True}])
+def test_what_does_not_go_with_resume(arguments: dict[str, object], stopped: Path) -> None:
     with pytest.raises(UsageError, match="--resume uses the recipe and the directory of the run"):
-        train(resume=stopped, quiet=True, **words)
+        train(resume=stopped, quiet=True, **arguments)
 
 
 def test_no_run_to_go_on_with(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_another_version_is_told(stopped: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "words"),
+    ("was", "now", "arguments"),
     [
         (1, 2, "now has 0.5 times as many images per step. The result differs by more than rounding"),
         (1, 2, "Use 1 process or set sync_bn (--override --set sync_bn=true) to get the same result up to rounding."),
@@ -355,13 +355,13 @@ def test_another_version_is_told(stopped: Path, monkeypatch: pytest.MonkeyPatch,
     ],
 )
 def test_another_number_of_processes_changes_batchnorm(
-    was: int, now: int, words: str, stopped: Path, monkeypatch: pytest.MonkeyPatch
+    was: int, now: int, arguments: str, stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = open_run(stopped, (), override=False)
     run.state.metadata["machine"]["processes"] = was
     runtime, here = Runtime.of("cpu", "fp32"), resume.machine
     monkeypatch.setattr(resume, "machine", lambda runtime: {**here(runtime), "processes": now})
-    assert words in " ".join(run.notes(runtime))
+    assert arguments in " ".join(run.notes(runtime))
     synced = run._replace(recipe=dataclasses.replace(run.recipe, sync_bn=True))
     assert f"processes was {was} and is now {now}: the result may differ in the last bits." in synced.notes(runtime)
 

@@ -40,7 +40,7 @@ class Killed(BaseException):
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
 
 
@@ -66,14 +66,14 @@ def stopped(data: Path, out: Path, **settings: Any) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run."""
-    return whole(pictures, tmp_path_factory.mktemp("whole") / "run")
+    return whole(photos, tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.fixture(scope="session")
-def _stopped(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stopped(pictures, tmp_path_factory.mktemp("stopped") / "run")
+def _stopped(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stopped(photos, tmp_path_factory.mktemp("stopped") / "run")
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def out(_stopped: Path, tmp_path: Path) -> Path:
 def edit_manifests(out: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     """Change what the states of a run say, as another version of weft would have written them."""
     for manifest in (out / "state").glob("step-*.json"):
-        facts = json.loads(manifest.read_text().partition("\n")[2])
-        edit(facts)
-        body = json.dumps(facts)
+        fields = json.loads(manifest.read_text().partition("\n")[2])
+        edit(fields)
+        body = json.dumps(fields)
         manifest.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
 
 
@@ -95,8 +95,8 @@ def edit_manifests(out: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 @pytest.fixture
-def data(pictures: Path, tmp_path: Path) -> Path:
-    shutil.copytree(pictures, tmp_path / "data")
+def data(photos: Path, tmp_path: Path) -> Path:
+    shutil.copytree(photos, tmp_path / "data")
     return tmp_path / "data"
 
 
@@ -181,17 +181,17 @@ def test_settings_that_are_taken_over_only_when_meant(key: str, value: Any, out:
 
 
 @pytest.mark.slow
-def test_weights_to_start_from_are_read_once(pictures: Path, tmp_path: Path) -> None:
-    before = whole(pictures, tmp_path / "before", epochs=1, seed=7)
-    reference = whole(pictures, tmp_path / "whole", start_from=str(before))
-    out = stopped(pictures, tmp_path / "run", start_from=str(before))
+def test_weights_to_start_from_are_read_once(photos: Path, tmp_path: Path) -> None:
+    before = whole(photos, tmp_path / "before", epochs=1, seed=7)
+    reference = whole(photos, tmp_path / "whole", start_from=str(before))
+    out = stopped(photos, tmp_path / "run", start_from=str(before))
     shutil.rmtree(before)
     train(resume=out, quiet=True)
     tiny.assert_same_run(reference, out)
 
 
 @pytest.mark.slow
-def test_public_weights_are_read_once(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_weights_are_read_once(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import timm
 
     source = timm.create_model("resnet10t")
@@ -200,8 +200,8 @@ def test_public_weights_are_read_once(pictures: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     settings = {**tiny.EVERYTHING, "model": "resnet10t", "img_size": 32, "pretrained": True}
     monkeypatch.setattr("tests.train.test_resume_inputs.LEVIT", {})
-    reference = whole(pictures, tmp_path / "whole", **settings)
-    out = stopped(pictures, tmp_path / "run", **settings)
+    reference = whole(photos, tmp_path / "whole", **settings)
+    out = stopped(photos, tmp_path / "run", **settings)
     shutil.rmtree(tmp_path / "hub")
     stored = out / PUBLIC_CLASSIFIER
     content = stored.read_bytes()
@@ -249,21 +249,21 @@ CHANGES = {
 
 @pytest.mark.slow_except("weights-False")
 @pytest.mark.parametrize(("change", "cache"), [("weights", True), *((change, False) for change in CHANGES)])
-def test_another_teacher_is_refused(change: str, cache: bool, pictures: Path, tmp_path: Path, capfd: Capture) -> None:
+def test_another_teacher_is_refused(change: str, cache: bool, photos: Path, tmp_path: Path, capfd: Capture) -> None:
     teacher = make_teacher(tmp_path / "teacher", seed=1)
     fixed = {"augment.mixup": 0, "augment.cutmix": 0, "augment.rand_augment": "null", "augment.erase_prob": 0,
              "augment.crop": "none", "augment.hflip": False, "augment.color_jitter": 0} if cache else {}  # fmt: skip
     settings = {"distill.teacher": str(teacher), "distill.cache": cache, **fixed}
-    reference = whole(pictures, tmp_path / "whole", **settings)
-    out = stopped(pictures, tmp_path / "run", **settings)
+    reference = whole(photos, tmp_path / "whole", **settings)
+    out = stopped(photos, tmp_path / "run", **settings)
     kept = shutil.copytree(teacher, tmp_path / "kept")
     alter, message = CHANGES[change]
     alter(teacher)
     step = newest_step(out / "state")
     assert main(["train", "--resume", str(out), "--quiet"]) == DataError.exit_code
-    said = capfd.readouterr().err
-    assert "A resumed run needs the teacher that it started with" in said
-    assert re.search(message, said), said
+    output = capfd.readouterr().err
+    assert "A resumed run needs the teacher that it started with" in output
+    assert re.search(message, output), output
     assert newest_step(out / "state") == step
     shutil.rmtree(teacher)
     kept.rename(teacher)
@@ -271,9 +271,9 @@ def test_another_teacher_is_refused(change: str, cache: bool, pictures: Path, tm
     tiny.assert_same_run(reference, out)
 
 
-def test_another_teacher_on_purpose(pictures: Path, tmp_path: Path, capfd: Capture) -> None:
+def test_another_teacher_on_purpose(photos: Path, tmp_path: Path, capfd: Capture) -> None:
     first, second = make_teacher(tmp_path / "first", seed=1), make_teacher(tmp_path / "second", seed=2)
-    out = stopped(pictures, tmp_path / "run", **{"distill.teacher": str(first)})
+    out = stopped(photos, tmp_path / "run", **{"distill.teacher": str(first)})
     train(resume=out, settings={"distill.teacher": str(second)}, override=True)
     note = f"distill.teacher changes from {first} to {second} from here on."
     assert note in capfd.readouterr().err.replace("\n", " ")
@@ -281,30 +281,30 @@ def test_another_teacher_on_purpose(pictures: Path, tmp_path: Path, capfd: Captu
     assert record["weights_sha256"] == sha256_of_state(load_file(second / WEIGHTS))
 
 
-def test_a_teacher_that_is_gone_is_refused(pictures: Path, tmp_path: Path) -> None:
+def test_a_teacher_that_is_gone_is_refused(photos: Path, tmp_path: Path) -> None:
     teacher = make_teacher(tmp_path / "teacher", seed=1)
-    out = stopped(pictures, tmp_path / "run", **{"distill.teacher": str(teacher)})
+    out = stopped(photos, tmp_path / "run", **{"distill.teacher": str(teacher)})
     shutil.rmtree(teacher)
     with pytest.raises(CheckpointError, match=r"A teacher must be a model name or a model directory; .*is neither"):
         train(resume=out, quiet=True)
 
 
 @pytest.mark.slow
-def test_a_run_of_a_version_that_recorded_less_is_resumed(pictures: Path, tmp_path: Path, capfd: Capture) -> None:
+def test_a_run_of_a_version_that_recorded_less_is_resumed(photos: Path, tmp_path: Path, capfd: Capture) -> None:
     teacher = make_teacher(tmp_path / "teacher", seed=1)
     settings = {"distill.teacher": str(teacher)}
-    reference = whole(pictures, tmp_path / "whole", **settings)
-    out = stopped(pictures, tmp_path / "run", **settings)
+    reference = whole(photos, tmp_path / "whole", **settings)
+    out = stopped(photos, tmp_path / "run", **settings)
 
-    def forget(facts: dict[str, Any]) -> None:
-        del facts["recipe"], facts["teacher"], facts["machine"]["instructions"]
+    def forget(fields: dict[str, Any]) -> None:
+        del fields["recipe"], fields["teacher"], fields["machine"]["instructions"]
 
     edit_manifests(out, forget)
     capfd.readouterr()
     train(resume=out)
-    said = capfd.readouterr().err.replace("\n", " ")
-    assert said.count("The teacher could not be compared") == 1
-    assert "instructions" not in said
+    output = capfd.readouterr().err.replace("\n", " ")
+    assert output.count("The teacher could not be compared") == 1
+    assert "instructions" not in output
     tiny.assert_same_run(reference, out)
 
 
@@ -333,7 +333,7 @@ def notes_of(out: Path) -> list[str]:
 @pytest.mark.parametrize("key", ["weft", "python", "torch", "torchvision", "timm", "numpy", "pillow", "device"])
 def test_another_version_or_machine_is_told(key: str, out: Path) -> None:
     assert notes_of(out) == []
-    edit_manifests(out, lambda facts: facts["machine"].update({key: "other"}))
+    edit_manifests(out, lambda fields: fields["machine"].update({key: "other"}))
     now = environment.machine(Runtime.of("cpu"))[key]
     assert notes_of(out) == [f"{key} was other and is now {now}: the result may differ in the last bits."]
 
@@ -353,8 +353,8 @@ def test_other_instructions_are_told(out: Path) -> None:
         "import sys; from weft.train import resume; from weft.runtime import Runtime; from pathlib import Path;"
         "print(resume.open_run(Path(sys.argv[1]), (), override=False).notes(Runtime.of('cpu')))"
     )
-    said = tiny.fresh([sys.executable, "-c", code, str(out)], ATEN_CPU_CAPABILITY="default").stdout
-    assert "and is now DEFAULT: the result may differ" in said
+    output = tiny.fresh([sys.executable, "-c", code, str(out)], ATEN_CPU_CAPABILITY="default").stdout
+    assert "and is now DEFAULT: the result may differ" in output
 
 
 def test_variables_that_name_places_have_no_effect(

@@ -222,9 +222,9 @@ def test_a_signal_stops_between_two_steps_and_keeps_the_weights(
     monkeypatch.setattr(loop.Learner, "train_step", signalled)
     with pytest.raises(error) as caught:
         train(photos, out=tmp_path / "run", **SHORT)
-    said = f"{caught.value} {capsys.readouterr().err}".replace("\n", " ")
-    assert "Stopped after step 2 of 6: " in said
-    assert "resume with: weft train --resume" in said
+    output = f"{caught.value} {capsys.readouterr().err}".replace("\n", " ")
+    assert "Stopped after step 2 of 6: " in output
+    assert "resume with: weft train --resume" in output
     assert weights(tmp_path / "run")
     assert not (tmp_path / "run" / "best").exists()
     monkeypatch.setattr(loop.Learner, "train_step", learn)

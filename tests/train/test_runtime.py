@@ -47,15 +47,15 @@ def test_mps_is_used_only_by_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("gpu", "fp32"), "device must be auto, cpu, cuda or mps; got 'gpu'"),
         (("cpu", "fp16"), "auto, fp32 or bf16; got 'fp16'"),
     ],
 )
-def test_unknown_words(words: tuple[str, str], message: str) -> None:
+def test_unknown_words(arguments: tuple[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Runtime.of(*words)
+        Runtime.of(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub(tmp_path / "cache")
     real = create_autospec(HfApi, instance=True)  # calls that the real one would not take are errors
     for name in ("create_repo", "file_exists", "create_commit"):
-        getattr(real, name).side_effect = lambda *args, name=name, **words: getattr(hub, name)(*args, **words)
+        getattr(real, name).side_effect = lambda *args, name=name, **arguments: getattr(hub, name)(*args, **arguments)
     monkeypatch.setattr(sharing, "HfApi", lambda: real)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub.cache))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -114,9 +114,9 @@ def test_nothing_is_replaced_unasked(hub: Hub, trained: RunResult) -> None:
 def test_the_card(trained: RunResult) -> None:
     text = model_card(trained.out, REPO, license="apache-2.0")
     _, head, body = text.split("---\n", 2)
-    facts = yaml.safe_load(head)
-    assert (facts["license"], facts["pipeline_tag"]) == ("apache-2.0", "image-classification")
-    (result,) = facts["model-index"][0]["results"]
+    fields = yaml.safe_load(head)
+    assert (fields["license"], fields["pipeline_tag"]) == ("apache-2.0", "image-classification")
+    (result,) = fields["model-index"][0]["results"]
     assert result["metrics"][0]["value"] == pytest.approx(trained.top1 / 100, abs=1e-5)
     assert f"| held-out top-1 | {trained.top1:.2f} % of 9 images (95 % CI 70.1 to 100.0 %) |" in body
     assert "top-5" not in body  # of three classes

@@ -104,14 +104,14 @@ def free_port() -> int:
 
 def test_two_tasks_compute_one_run(tmp_path: Path) -> None:
     """With SLURM's variables alone: one run directory, and steps divided by two."""
-    pictures = tiny.paint(tmp_path / "noise")
+    photos = tiny.paint(tmp_path / "noise")
     port = free_port()
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     environment |= {"OMP_NUM_THREADS": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "localhost"}
     environment |= {"SLURM_JOB_ID": str(20_000 + port - 15_000), "PYTHONUNBUFFERED": "1"}
     tasks = [
         forked.Popen(
-            tiny.command(pictures, tmp_path / "run", accumulate=1),
+            tiny.command(photos, tmp_path / "run", accumulate=1),
             env={**environment, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -119,9 +119,9 @@ def test_two_tasks_compute_one_run(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    said = [task.communicate(timeout=300) for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], said
-    assert "x 2 devices" in said[0][1]
-    assert "images per step" not in said[1][1]  # the second task is silent
+    output = [task.communicate(timeout=300) for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], output
+    assert "x 2 devices" in output[0][1]
+    assert "images per step" not in output[1][1]  # the second task is silent
     (recipe,) = (tmp_path / "run").glob("recipe.yaml")
     assert "processes: 2" in recipe.read_text()

@@ -296,8 +296,8 @@ def test_a_leftover_of_an_earlier_process_of_the_same_number_is_one(tmp_path: Pa
     real = Path.read_text
 
     # the time of a file's last change cannot be set back: the start of the process is set forward
-    def later(self: Path, *args: object, **words: object) -> str:
-        text = real(self, *args, **words)
+    def later(self: Path, *args: object, **arguments: object) -> str:
+        text = real(self, *args, **arguments)
         if self == Path("/proc/stat"):
             text = re.sub(r"btime (\d+)", lambda found: f"btime {int(found[1]) + 3600}", text)
         return text

@@ -26,14 +26,14 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
 
 
 @pytest.fixture(scope="session")
-def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
-    train(pictures, settings={**tiny.EVERYTHING, **LEVIT}, out=out, quiet=True)
+    train(photos, settings={**tiny.EVERYTHING, **LEVIT}, out=out, quiet=True)
     return out
 
 
@@ -56,39 +56,39 @@ def together(folder: Path, commands: list[list[str]]) -> list[tuple[int, str]]:
     """Processes that begin at the same moment; exit codes and what they said."""
     processes = [
         forked.Popen(
-            [sys.executable, "-c", TOGETHER, str(folder / f"ready{number}"), str(folder / "go"), *words],
+            [sys.executable, "-c", TOGETHER, str(folder / f"ready{number}"), str(folder / "go"), *arguments],
             env=tiny.environment(),
             stderr=subprocess.PIPE,
             text=True,
         )
-        for number, words in enumerate(commands)
+        for number, arguments in enumerate(commands)
     ]
     until = time.monotonic() + 120
     while not all((folder / f"ready{number}").exists() for number in range(len(commands))):
         assert time.monotonic() < until
         time.sleep(0.01)
     (folder / "go").touch()
-    said = [process.communicate(timeout=300)[1] for process in processes]
-    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+    output = [process.communicate(timeout=300)[1] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, output, strict=True)]
 
 
 @pytest.mark.slow
-def test_of_several_runs_in_one_directory_one_goes_on(pictures: Path, whole: Path, tmp_path: Path) -> None:
+def test_of_several_runs_in_one_directory_one_goes_on(photos: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "run"
-    ended = together(tmp_path, [tiny.command(pictures, out)[3:]] * 3)
+    ended = together(tmp_path, [tiny.command(photos, out)[3:]] * 3)
     assert sorted(code for code, _ in ended) == [0, 2, 2], ended
-    for code, said in ended:
+    for code, output in ended:
         if code:
-            assert re.search(r"is in use by process (\d+|unknown)\.|must be new or empty", said), said
-            assert said.count("\n") <= 2
+            assert re.search(r"is in use by process (\d+|unknown)\.|must be new or empty", output), output
+            assert output.count("\n") <= 2
     tiny.assert_same_run(whole, out)
 
 
 def test_of_several_resumes_one_goes_on(
-    pictures: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    assert main([*tiny.command(pictures, out)[3:], "--max-time", "0.01", "--quiet"]) == 143
+    assert main([*tiny.command(photos, out)[3:], "--max-time", "0.01", "--quiet"]) == 143
     ended = together(tmp_path, [tiny.command(None, out)[3:]] * 2)
     codes = [code for code, _ in ended]
     assert 0 in codes
@@ -107,38 +107,38 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_no_place_for_temporary_files(whole: Path, pictures: Path) -> None:
+def test_no_place_for_temporary_files(whole: Path, photos: Path) -> None:
     """As on a machine whose every file system is read-only or full."""
-    done = tiny.finish([sys.executable, "-c", NO_FILES, "predict", str(whole), str(pictures / "class0" / "000.png")])
+    done = tiny.finish([sys.executable, "-c", NO_FILES, "predict", str(whole), str(photos / "class0" / "000.png")])
     assert done.returncode == 6, done.stderr
     assert re.fullmatch(r"weft: There must be a directory for temporary files; .* Set TMPDIR to .*\n", done.stderr)
 
 
 @pytest.mark.slow
-def test_places_that_cannot_be_written_to(pictures: Path, whole: Path, tmp_path: Path) -> None:
+def test_places_that_cannot_be_written_to(photos: Path, whole: Path, tmp_path: Path) -> None:
     """Below a file there is no directory, for root neither. Python then takes /tmp, libraries go without a cache."""
     (tmp_path / "file").write_text("")
     names = ("TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "TORCH_HOME", "MPLCONFIGDIR", "HOME")
     closed = {name: str(tmp_path / "file" / name.lower()) for name in names}
-    picture = str(pictures / "class0" / "000.png")
-    for words in (
-        tiny.command(pictures, tmp_path / "run", workers=2),
-        [sys.executable, "-m", "weft", "evaluate", str(whole), str(pictures), "--out", str(tmp_path / "evaluated")],
+    picture = str(photos / "class0" / "000.png")
+    for arguments in (
+        tiny.command(photos, tmp_path / "run", workers=2),
+        [sys.executable, "-m", "weft", "evaluate", str(whole), str(photos), "--out", str(tmp_path / "evaluated")],
         [sys.executable, "-m", "weft", "predict", str(whole), picture],
     ):
-        done = tiny.fresh(words, **closed)
+        done = tiny.fresh(arguments, **closed)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
     tiny.assert_same_run(whole, tmp_path / "run")
 
 
-def test_without_a_home(pictures: Path, whole: Path, tmp_path: Path) -> None:
-    for words in (
-        tiny.command(pictures, tmp_path / "run"),
-        [sys.executable, "-m", "weft", "predict", str(whole), str(pictures / "class0" / "000.png")],
+def test_without_a_home(photos: Path, whole: Path, tmp_path: Path) -> None:
+    for arguments in (
+        tiny.command(photos, tmp_path / "run"),
+        [sys.executable, "-m", "weft", "predict", str(whole), str(photos / "class0" / "000.png")],
     ):
         environment = {key: value for key, value in tiny.environment().items() if key not in ("HOME", "USER")}
-        done = forked.run(words, env=environment, capture_output=True, text=True)
+        done = forked.run(arguments, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     tiny.assert_same_run(whole, tmp_path / "run")
 
@@ -152,9 +152,9 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_too_many_workers_for_the_system(pictures: Path, tmp_path: Path) -> None:
-    words = tiny.command(pictures, tmp_path / "run", workers=60)[3:]
-    done = tiny.finish([sys.executable, "-c", FEW_FILES, *words, "--quiet"])
+def test_too_many_workers_for_the_system(photos: Path, tmp_path: Path) -> None:
+    arguments = tiny.command(photos, tmp_path / "run", workers=60)[3:]
+    done = tiny.finish([sys.executable, "-c", FEW_FILES, *arguments, "--quiet"])
     assert done.returncode == 2, done.stderr
     assert re.fullmatch(
         r"weft: There must be resources for 60 worker processes; .*Too many open files\. .*\n", done.stderr
@@ -179,10 +179,10 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("jumping")
-def test_a_clock_that_jumps(pictures: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_clock_that_jumps(photos: Path, whole: Path, tmp_path: Path) -> None:
     begun = time.monotonic()
     settings = {**tiny.EVERYTHING, **LEVIT, "save.every_minutes": 1, "save.every_steps": "null"}
-    result = train(pictures, settings=settings, out=tmp_path / "run", max_time="1h", quiet=True)
+    result = train(photos, settings=settings, out=tmp_path / "run", max_time="1h", quiet=True)
     took = time.monotonic() - begun  # by the clock that does not jump
     assert 0 < result.seconds < took
     rows = [line.split(",") for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]]
@@ -197,9 +197,9 @@ def test_progress_when_the_clock_jumps() -> None:
         for step in range(1, 20):
             reporter.step(1, Meter(step=step, steps=20, seconds=0.0))
             time.sleep(0.01)
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "left" in said
-    assert not re.search(r"-\d+:|\d{4,}:", said)
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "left" in output
+    assert not re.search(r"-\d+:|\d{4,}:", output)
 
 
 def test_no_duration_is_measured_by_the_clock_on_the_wall() -> None:

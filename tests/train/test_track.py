@@ -83,8 +83,8 @@ def test_wandb_offline(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_wandb_from_the_command_line(photos: Path, tmp_path: Path) -> None:
     """Which hides wandb from timm, and must find it again."""
     environment = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}
-    words = [*tiny.command(photos, tmp_path / "run", epochs=1), "--track", "wandb"]
-    done = tiny.finish(words, **environment)
+    arguments = [*tiny.command(photos, tmp_path / "run", epochs=1), "--track", "wandb"]
+    done = tiny.finish(arguments, **environment)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "run").glob("wandb/offline-run-*/run-*.wandb"))) == 1
 

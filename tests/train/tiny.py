@@ -72,17 +72,17 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **more}
 
 
-def finish(words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+def finish(arguments: list[str], **more: str) -> subprocess.CompletedProcess[str]:
     """Runs a process to its end, forked from one that has imported torch."""
-    return forked.run(words, env=environment(**more), capture_output=True, text=True)
+    return forked.run(arguments, env=environment(**more), capture_output=True, text=True)
 
 
-def fresh(words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+def fresh(arguments: list[str], **more: str) -> subprocess.CompletedProcess[str]:
     """Runs a process that imports everything itself, to its end."""
-    return subprocess.run(words, env=environment(**more), capture_output=True, text=True, timeout=300)
+    return subprocess.run(arguments, env=environment(**more), capture_output=True, text=True, timeout=300)
 
 
-def finish_two(words: list[str]) -> list[subprocess.CompletedProcess[str]]:
+def finish_two(arguments: list[str]) -> list[subprocess.CompletedProcess[str]]:
     """Runs two processes of one group to their end, with the variables that torchrun sets."""
     with socket.socket() as sock:
         sock.bind(("localhost", 0))
@@ -90,7 +90,7 @@ def finish_two(words: list[str]) -> list[subprocess.CompletedProcess[str]]:
     group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     processes = [
         forked.Popen(
-            words,
+            arguments,
             env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **group),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -98,10 +98,10 @@ def finish_two(words: list[str]) -> list[subprocess.CompletedProcess[str]]:
         )
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=300) for process in processes]
+    output = [process.communicate(timeout=300) for process in processes]
     return [
-        subprocess.CompletedProcess(words, process.returncode, *texts)
-        for process, texts in zip(processes, said, strict=True)
+        subprocess.CompletedProcess(arguments, process.returncode, *texts)
+        for process, texts in zip(processes, output, strict=True)
     ]
 
 

@@ -11,6 +11,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[1]  # for the programs that import `tests`
+
 WITHOUT_POSIX = """
 import builtins, importlib, os, pathlib, pkgutil, signal, sys, types, warnings
 import accelerate, fastapi, matplotlib.pyplot, psutil, sklearn.datasets, timm, torchvision, uvicorn
@@ -90,7 +92,7 @@ def run(folder: Path, program: str, *arguments: str) -> str:
     """Run a program in a new process, and return the last line that it prints."""
     file = folder / "program.py"  # spawned processes import it
     file.write_text(program, encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, str(file), *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]

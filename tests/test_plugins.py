@@ -212,4 +212,5 @@ def test_the_page_from_training_to_serving(tmp_path: Path) -> None:
     finally:
         service.terminate()
         service.wait(60)
-    assert (model["architecture"], model["overlay"], model["precision"]) == ("Mixed", True, "int8")
+    assert (model["architecture"], model["overlay"]) == ("Mixed", True)
+    assert model["precision"] in ("fp32", "int8")  # what is faster here: the model or its export

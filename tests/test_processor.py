@@ -68,10 +68,24 @@ def test_a_busy_machine_is_named(
     loads = tmp_path / "loadavg"
     loads.write_text(f"{average} 1.00 1.00 {running} 4711\n")
     monkeypatch.setattr(processor, "_LOADAVG", loads)
+    monkeypatch.setattr(processor, "_TASKS", tmp_path / "none")
     monkeypatch.setattr("os.getloadavg", lambda: (average, 1.0, 1.0), raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     shown = processor.busy_note(threads)
     assert shown is None if note is None else note in (shown or "")
+
+
+def test_threads_of_this_process_are_not_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP's threads spin for a moment after a computation."""
+    for number, state in enumerate("RRS"):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "stat").write_text(f"{number} (a) name) {state} 1 2 3\n")
+    monkeypatch.setattr(processor, "_TASKS", tmp_path)
+    (tmp_path / "loadavg").write_text("2.00 1.00 1.00 2/90 4711\n")
+    monkeypatch.setattr(processor, "_LOADAVG", tmp_path / "loadavg")
+    monkeypatch.setattr("os.getloadavg", lambda: (2.0, 1.0, 1.0), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert processor.busy_note(2) is None
 
 
 def test_fewer_threads_are_advised_where_they_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

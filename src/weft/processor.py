@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -11,6 +12,7 @@ FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "am
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 _CPUINFO = Path("/proc/cpuinfo")
 _LOADAVG = Path("/proc/loadavg")
+_TASKS = Path("/proc/self/task")
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _CLASSES = (  # the first whose flags are all there names the class
     ("amx", ("amx_bf16", "amx_int8")),
@@ -126,10 +128,19 @@ def _load() -> float:
     """Return the number of other processes that have used the cores in the last minute and use them now."""
     average = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     try:
-        running = _LOADAVG.read_text(encoding="ascii").split()[3]  # "4/812": runnable, all; this process is one
-        return min(average, float(running.partition("/")[0]) - 1)
+        running = _LOADAVG.read_text(encoding="ascii").split()[3]  # "4/812": threads that run now, and all
+        return min(average, max(0.0, float(running.partition("/")[0]) - _own_running_threads()))
     except OSError:
         return average
+
+
+def _own_running_threads() -> int:
+    """Return the number of threads of this process that run now, also those that spin while they wait."""
+    states = []
+    for stat in _TASKS.glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            states.append(stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0])
+    return max(1, states.count("R"))
 
 
 def processor_class() -> str:

@@ -95,15 +95,23 @@ def test_compiled_for_this_processor(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["onnx", "openvino"])
-def test_int8_is_near(format, photos, tmp_path):
-    """To a sixteenth of the largest logit."""
-    network = model("levit_nano_32")
-    report = export(network, tmp_path / "out", format=format, precision="int8", data=open_data(photos), max_drop=20)
-    assert report.max_difference < report.max_logit / 16  # a twentieth with 8 bits, which saturate without VNNI
+@pytest.mark.parametrize(
+    ("name", "format", "part"),
+    [
+        ("levit_nano_32", "onnx", 16),
+        ("levit_nano_32", "openvino", 16),
+        ("ceit_nano_32", "onnx", 8),
+        ("cvt_nano_32", "onnx", 8),
+    ],
+)
+def test_int8_is_near(name, format, part, photos, tmp_path):
+    """To a part of the largest logit. Weights have 7 bits; with 8, which saturate without VNNI, LeViT is at 1/20."""
+    network = model(name)
+    report = export(network, tmp_path / "out", format=format, precision="int8", data=open_data(photos), max_drop=50)
+    assert report.max_difference < report.max_logit / part
     exported, _ = open_model(tmp_path / "out")
     x = images(network, 4)
-    assert (exported(x) - network(x)).abs().max() < 0.1 * network(x).abs().max()
+    assert (exported(x) - network(x)).abs().max() < 0.15 * network(x).abs().max()
 
 
 @pytest.mark.slow

@@ -78,17 +78,19 @@ def measure_cold_starts(tasks: Iterable[Task], log: Callable[[str], None] = lamb
                 words = ["predict", str(folder), str(image), "--quiet", "--threads", str(task.threads), *precision]
                 commands[task] = folder, [sys.executable, "-m", "weft", *words]
         runs: dict[Task, list[tuple[float, float | None]]] = {task: [] for task in commands}
+        if commands:
+            log(f"{(ROUNDS + 1) * len(commands)} processes of weft predict start, one after the other.")
         for turn in range(ROUNDS + 1):
             for task, (_, command) in commands.items():
                 needs = _run(command)
                 if turn:
                     runs[task].append(needs)
+                log(f"cold start {turn} of {ROUNDS}, {task.model} {task.way} {task.precision}: {needs[0]:.1f} s.")
         found = {}
         for task, (folder, _) in commands.items():
             seconds, memory = zip(*runs[task], strict=True)
             peak = None if None in memory else float(median(memory))
             found[task] = ColdStart(median(seconds), peak, size_mb(folder))
-            log(f"{task.model} {task.way} {task.precision}: first prediction after {median(seconds):.1f} s.")
         return found
 
 

@@ -42,14 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print versions and the machine; return 1 if a required package is missing or any package is too old."""
     packages = check_packages()
+    if not args.json:  # before torch is imported
+        print(f"weft {__version__}, Python {platform.python_version()}\n")
+        print(table(("package", "installed", "needed", "state"), [tuple(row.values()) for row in packages]), flush=True)
     machine = describe_machine()
     measured = _measured() if args.measure else None
     if args.json:
         print_json({"weft": __version__, "packages": packages, "machine": machine, "measured": measured})
     else:
-        print(f"weft {__version__}, Python {platform.python_version()}\n")
-        print(table(("package", "installed", "needed", "state"), [tuple(row.values()) for row in packages]) + "\n")
-        print(table(("machine", ""), [(name.replace("_", " "), _text(value)) for name, value in machine.items()]))
+        print(
+            "\n" + table(("machine", ""), [(name.replace("_", " "), _text(value)) for name, value in machine.items()])
+        )
         if measured is not None:
             rows = [tuple(row.values()) for row in measured["speeds"]]
             print("\n" + table(("operation", "precision", "threads", "GFLOP/s"), rows))

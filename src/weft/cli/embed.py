@@ -38,12 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compute features, write them, and print their number."""
     from weft.checkpoints.finding import check_model
-    from weft.inference.arguments import feature_files, settings_of
+    from weft.inference.arguments import check_images, feature_files, settings_of
     from weft.progress import loading
 
     settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
     feature_files(Path(args.out), force=args.force)
     check_model(args.run)
+    check_images(args.images)
     with loading(quiet=args.quiet):
         use_threads(args.threads)
         from weft.inference import embed

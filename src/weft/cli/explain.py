@@ -43,12 +43,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("weft explain needs an output directory; pass --out DIR.")
     from weft.checkpoints.finding import check_model
     from weft.files import refuse_taken
-    from weft.inference.arguments import settings_of
+    from weft.inference.arguments import check_images, settings_of
 
     settings_of(None, args.img_size, args.device, None, None, args.limit)
     if not args.force:
         refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)
+    check_images(args.images)
     from weft.progress import loading
 
     with loading(quiet=args.quiet):

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Find similar images, and print them as text, JSON or CSV."""
     from weft.checkpoints.finding import check_model
     from weft.files import refuse_taken
-    from weft.inference.arguments import check_top_k, settings_of
+    from weft.inference.arguments import check_images, check_top_k, settings_of
     from weft.progress import loading
 
     one_format(args)
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and not args.force:
         refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)
+    check_images(args.query, args.images)
     with loading(quiet=args.quiet):
         use_threads(args.threads)
         from weft.inference import similar

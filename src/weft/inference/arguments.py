@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from weft.data.images.decode import BadImage
 from weft.data.index.tree import EXTENSIONS, extension, walk
 from weft.devices import check_device
 from weft.errors import UsageError, need
@@ -51,6 +52,21 @@ def image_files(images: str | Path | Sequence[str | Path]) -> list[str]:
             inside = sorted(name for name in glob.glob(str(image), recursive=True) if Path(name).is_file())
         files += inside or [str(image)]
     return files
+
+
+def check_images(*images: str | Path | Sequence[str | Path]) -> None:
+    """Refuse images of which no file exists, before the import of torch.
+
+    Args:
+        images: as in `image_files`; each argument must have a file.
+
+    Raises:
+        BadImage: no file exists; names the first.
+    """
+    for argument in images:
+        paths = image_files(argument)
+        if paths and not any(Path(path).exists() for path in paths):
+            raise BadImage(printable(paths[0]), "missing")
 
 
 def check_top_k(top_k: int) -> None:

@@ -103,6 +103,10 @@ def predict(
     """
     check_top_k(top_k)
     settings = settings_of(batch_size, img_size, device, precision, None, limit)
+    paths = image_files(images)[: settings.data.limit]
+    if not any(Path(path).exists() for path in paths):  # before torch is imported
+        missing = [BadImage(path, "missing") for path in paths]
+        return ImageList(FilePrediction(printable(bad.name), [], str(bad), bad.reason) for bad in missing)
     predictor = Predictor.load(
         run, img_size=settings.img_size, device=settings.device, precision=settings.precision, mirror=tta, quiet=quiet
     )
@@ -112,7 +116,6 @@ def predict(
         threshold = rejection.threshold
         if not quiet:
             say(str(rejection))
-    paths = image_files(images)[: settings.data.limit]
     predictions = ImageList[FilePrediction]()
     size = int(settings.batch_size)
     with counting(len(paths), quiet=quiet, task_name="classifying") as advance:

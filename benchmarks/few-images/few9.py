@@ -11,12 +11,13 @@ measured on, one number for 42 images.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from weft.bench.records import read_csv, write_csv
 from weft.inference import evaluate
 from weft.inference.exports import export_run
 from weft.inference.metrics import calibration_error
@@ -48,11 +49,12 @@ def main() -> None:
             sure, right, rows = [], [], []
             for fold in range(1, FOLDS + 1):
                 run = args.runs / f"{method}-{seed}-{fold}"
+                known = [row for row in read_csv(folds_file) if key(row) == (method, str(seed), str(fold))]
                 start = time.perf_counter()
                 if not (run / "report" / "report.html").is_file():
                     settings = {"data.folds": FOLDS, "data.fold": fold}
                     train(args.photos, **RECIPES[method], seed=seed, settings=settings, out=run, force=True, quiet=True)
-                seconds = time.perf_counter() - start
+                seconds = f"{time.perf_counter() - start:.1f}" if not known else known[0]["train_seconds"]
                 result = evaluate(run, args.photos, other=args.other, quiet=True)
                 assert result.unknown is not None
                 report = export_run(
@@ -79,12 +81,12 @@ def main() -> None:
                         "top1_int8": f"{report.top1:.2f}",
                         "auroc_other": f"{result.unknown.auroc:.4f}",
                         "other_images": result.unknown.other,
-                        "train_seconds": f"{seconds:.1f}",
+                        "train_seconds": seconds,
                     }
                 )
                 print(rows[-1], flush=True)
-            append(folds_file, rows)
-            append(pooled_file, [pooled(method, seed, np.concatenate(sure), np.concatenate(right), rows)])
+                add(folds_file, rows[-1])
+            add(pooled_file, pooled(method, seed, np.concatenate(sure), np.concatenate(right), rows))
 
 
 def pooled(
@@ -96,6 +98,7 @@ def pooled(
     rng = np.random.default_rng(0)
     perfect = [calibration_error(sure, rng.random(len(sure)) < sure) for _ in range(200)]
     estimate = interval_of(top1, len(right))
+    int8, images = (np.array([float(str(row[name])) for row in rows]) for name in ("top1_int8", "images"))
     return {
         "method": method,
         "seed": seed,
@@ -103,7 +106,7 @@ def pooled(
         "top1": f"{top1:.2f}",
         "low": f"{estimate.low:.2f}",
         "high": f"{estimate.high:.2f}",
-        "top1_int8": f"{np.average(*np.array([[row['top1_int8'], row['images']] for row in rows], float).T):.2f}",
+        "top1_int8": f"{np.average(int8, weights=images):.2f}",
         "ece": f"{calibration_error(sure, right):.2f}",
         "ece_of_perfect_calibration": f"{np.mean(perfect):.2f}",
         "error": f"{100 - top1:.2f}",
@@ -112,14 +115,14 @@ def pooled(
     }
 
 
-def append(path: Path, rows: list[dict[str, object]]) -> None:
-    """Add rows to a CSV file."""
-    is_new = not path.is_file()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
+def key(row: Mapping[str, object]) -> tuple[str, ...]:
+    """Return what a row measures."""
+    return tuple(str(row[name]) for name in ("method", "seed", "fold") if name in row)
+
+
+def add(path: Path, row: dict[str, object]) -> None:
+    """Add a row to a CSV file, in place of one that measured the same."""
+    write_csv(path, [*(old for old in read_csv(path) if key(old) != key(row)), row])
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_without_a_split_one_is_made_and_said(photos):
     assert splits.train.labels == labels(splits.train)
     assert not splits.is_given
     assert splits.notes == [
-        "48 images in 3 classes for training, 12 held out: a stratified split of 20% made with seed 0, "
+        "48 images in 3 classes for training, 12 held out: a stratified split of 20 % made with seed 0, "
         "because the dataset has none."
     ]
 
@@ -105,7 +105,7 @@ def test_train_alone_is_split(tmp_path):
     class_folders(tmp_path / "train", 10)
     splits = open_data(tmp_path)
     assert (len(splits.train), len(splits.val), splits.is_given) == (16, 4, False)
-    assert "a stratified split of 20% made with seed 0" in splits.notes[0]
+    assert "a stratified split of 20 % made with seed 0" in splits.notes[0]
 
 
 def test_a_class_of_trains(tmp_path):

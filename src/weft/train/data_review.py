@@ -100,7 +100,8 @@ class Review:
         """Return the conclusion as one sentence."""
         if not self.errors:
             return f"No label of {count(self.images, 'image')} looks wrong."
-        return f"{self.errors:,} of {count(self.images, 'label')} ({self.errors / self.images:.1%}) are likely wrong."
+        share = 100 * self.errors / self.images
+        return f"{self.errors:,} of {count(self.images, 'label')} ({share:.1f} %) may be wrong."
 
     def lines(self) -> list[tuple[str, str]]:
         """Return (name, value) lines for the report and the terminal."""
@@ -462,7 +463,7 @@ def _write(folder: Path, data: str, result: Review, *, force: bool) -> None:
         text = "Images whose features are far from those of all other images: not of any class, or unusual."
         sections.append(Section("Outliers", text, figures, table=cells(far)))
     steps = [
-        f"Check the images below, and edit the column `action` of {CHANGES}: relabel, exclude or keep.",
+        f"Check the images below, and edit the column action of {CHANGES}: relabel, exclude or keep.",
         f"Write a corrected table; your files do not change: weft data review {data} --apply {folder / CHANGES} --out"
         " corrected.csv",
         "Train with it: weft train corrected.csv" + (" --group group" if result.duplicates else ""),

@@ -172,7 +172,7 @@ def open_data(
         check_empty(names, train if limit is None and train_fraction == 1 else inside, inventory)
     if not train + val or not (evaluate_only or (classes is not None and not is_given)):
         check_sides(inventory, len(train), len(val))
-    how = f"{val_fraction:.0%}" if folds is None else f"fold {fold} of {folds}"
+    how = f"{100 * val_fraction:.0f} %" if folds is None else f"fold {fold} of {folds}"
     notes = [_split_note(train, val, names, f"{how} made with seed {seed}", inventory, is_folder=listing is None)]
     if group_of is not None:
         notes += group_notes(group_of, train, val)

@@ -1,0 +1,118 @@
+"""Run the verbs as a new user does, and measure when each prints its first output, its longest silence, and its end.
+
+    python benchmarks/readme/first_hour.py PHOTOS OTHER --work FOLDER --csv benchmarks/readme/first_hour.csv
+
+PHOTOS is a folder with one folder of images per class, OTHER one of photos that show none of the classes. Writes what
+every command printed to FOLDER/log.txt. Needs a quiet machine, and the extras deploy and offline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from weft.bench.records import write_csv
+from weft.processor import processor_class
+
+# Commands in the order of the README; afterwards, those with wrong input.
+COMMANDS = """
+weft --help
+weft models levit
+weft recipes
+weft doctor
+weft data check photos
+weft train photos --out runs/photos
+weft train photos --out runs/again
+weft train photos --recipe probe --out runs/probe
+weft predict runs/photos six
+weft evaluate runs/photos photos
+weft evaluate runs/photos photos --other other
+weft explain runs/photos six --out explained
+weft embed runs/photos six --out features.npy
+weft similar runs/photos six/0.jpg photos
+weft label runs/photos other --out chosen
+weft data review photos --out review
+weft export runs/photos deploy/onnx --format onnx --precision int8 --data photos
+weft export runs/photos deploy/auto --format auto --data photos
+weft predict deploy/auto six
+weft evaluate deploy/auto photos
+weft bench levit_128s --ways eager folded openvino --batch-size 1 --rounds 3
+weft reproduce levit
+weft study transfer --plan
+weft compare photos --set data.val_fraction=0.5 --budget 5s
+weft compare photos --set data.val_fraction=0.5 --budget 6m --out compared
+weft train digits --epochs 1 --out runs/digits
+weft predict runs/digits six
+weft train --resume runs/photos
+weft train nowhere
+weft train photos --model levit_256x
+weft train photos --out runs/photos
+weft predict runs/photos nowhere.jpg
+weft predict levit_256 six
+weft evaluate runs/nowhere photos
+weft embed runs/photos nowhere --out other.npy
+weft export runs/photos deploy/onnx
+weft data review nowhere
+weft bench nowhere
+weft compare nowhere
+"""
+
+
+def run(command: str, folder: Path) -> tuple[dict[str, object], str]:
+    """Run a command, and return its row and what it printed with the seconds of each part."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "WEFT_CACHE": str(folder / "cache")}
+    words = [sys.executable, "-m", *shlex.split(command)]
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    times, parts = [0.0], []
+    while part := os.read(process.stdout.fileno(), 1 << 16):
+        times.append(time.perf_counter() - begun)
+        parts.append(f"[{times[-1]:.1f} s] {part.decode(errors='replace')}")
+    code, end = process.wait(), time.perf_counter() - begun
+    silence = max(after - before for before, after in zip(times, [*times[1:], end], strict=True))
+    row = {
+        "command": command,
+        "first_output_s": f"{times[1] if len(times) > 1 else end:.1f}",
+        "longest_silence_s": f"{silence:.1f}",
+        "end_s": f"{end:.1f}",
+        "exit_code": code,
+        "processor_class": processor_class(),
+    }
+    return row, "".join(parts)
+
+
+def main() -> None:
+    """Run all commands in a new folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("photos", type=Path)
+    parser.add_argument("other", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--csv", type=Path, required=True)
+    args = parser.parse_args()
+    args.work.mkdir(parents=True)
+    shutil.copytree(args.photos, args.work / "photos")
+    shutil.copytree(args.other, args.work / "other")
+    (args.work / "six").mkdir()
+    for number, file in enumerate(sorted(path for path in args.photos.rglob("*") if path.is_file())[::40][:6]):
+        shutil.copyfile(file, args.work / "six" / f"{number}.jpg")
+    rows = []
+    for command in COMMANDS.strip().splitlines():
+        row, text = run(command, args.work)
+        rows.append(row)
+        print(*list(row.values())[1:5], command, flush=True)
+        with (args.work / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(f"\n$ {command}\n{text}\n")
+        write_csv(args.csv, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -46,7 +46,7 @@ weft bench levit_128s --ways eager folded openvino --batch-size 1 --rounds 3
 weft reproduce levit
 weft study transfer --plan
 weft compare photos --set data.val_fraction=0.5 --budget 5s
-weft compare photos --set data.val_fraction=0.5 --budget 6m --out compared
+weft compare photos --set data.val_fraction=0.5 --budget 3m --out compared
 weft train digits --epochs 1 --out runs/digits
 weft predict runs/digits six
 weft train --resume runs/photos

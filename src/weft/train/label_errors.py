@@ -1,7 +1,7 @@
 """Likely label errors, ambiguous classes, outliers and near-duplicates among labelled images, from their features.
 
-Label errors are found by confident learning (Northcutt et al., arXiv 1911.00068): the probabilities of every image come
-from a classifier that was fitted without it, and each class has a threshold of its own. The classifiers are fitted
+Label errors are found as in confident learning (Northcutt et al., arXiv 1911.00068): the probabilities of every image
+come from a classifier that was fitted without it, and each class has a threshold of its own. The classifiers are fitted
 twice, the second time without the likely errors of the first.
 """
 
@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from weft.inference.features import unit_length
 from weft.train.linear_probe import FOLDS, held_out_probabilities
 
+MAX_SHARE = 0.1  # of the mean probability of a label, below which a label counts as wrong
 NEIGHBOURS = 10  # of the outlier score
 OUTLIER_DEVIATIONS = 4.0  # robust standard deviations above the median distance
 MIN_SIMILARITY = 0.7  # cosine of the centred features of near-duplicates; of other images of few9 at most 0.57
@@ -37,7 +38,7 @@ class LabelErrors:
         proposed: (images) the most probable class, by its index; the label itself for images that are not judged.
         quality: (images) probability of the label, from 0 to 1. The lower it is, the more likely the label is wrong. 1
             for images that are not judged.
-        is_error: (images) whether confident learning counts the label as wrong.
+        is_error: (images) whether the label counts as wrong.
         confusions: (classes classes) number of images with label i (row) that confident learning counts as class j.
     """
 
@@ -84,8 +85,11 @@ def find_label_errors(
 def judge(probabilities: np.ndarray, labels: np.ndarray, is_judged: np.ndarray) -> LabelErrors:
     """Find likely label errors from held-out probabilities (images classes); arguments as in `LabelErrors`.
 
-    An image is confidently of class j if its probability of j is at least the mean probability of j among the images
-    with label j. It is a likely error if the most probable of these classes is not its label.
+    A label is a likely error if its probability is less than `MAX_SHARE` of the mean probability of this label among
+    the images that have it, and another class is more probable.
+
+    `confusions` are those of confident learning: an image is confidently of class j if its probability of j is at least
+    the mean probability of j among the images with label j.
     """
     rows, num_classes = np.arange(len(labels)), probabilities.shape[1]
     own = probabilities[rows, labels]
@@ -99,7 +103,7 @@ def judge(probabilities: np.ndarray, labels: np.ndarray, is_judged: np.ndarray) 
     np.add.at(confusions, (labels[is_confident], likely[is_confident]), 1)
     others = probabilities.copy()
     others[rows, labels] = 0
-    is_error = is_confident & (likely != labels) & (own < others.max(axis=1))
+    is_error = is_judged & (own < MAX_SHARE * thresholds[labels]) & (own < others.max(axis=1))
     quality = np.where(is_judged, own, 1.0)
     proposed = np.where(is_judged, probabilities.argmax(axis=1), labels)
     return LabelErrors(probabilities, is_judged, proposed, quality, is_error, confusions)

@@ -104,7 +104,7 @@ def predict(
     check_top_k(top_k)
     settings = settings_of(batch_size, img_size, device, precision, None, limit)
     paths = image_files(images)[: settings.data.limit]
-    if not any(Path(path).exists() for path in paths):  # before torch is imported
+    if Path(run).exists() and not any(Path(path).exists() for path in paths):  # before torch is imported
         missing = [BadImage(path, "missing") for path in paths]
         return ImageList(FilePrediction(printable(bad.name), [], str(bad), bad.reason) for bad in missing)
     predictor = Predictor.load(

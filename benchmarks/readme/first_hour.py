@@ -15,9 +15,10 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-from weft.bench.records import write_csv
+from weft.bench.records import read_csv, write_csv
 from weft.processor import processor_class
 
 # Commands in the order of the README; afterwards, those with wrong input.
@@ -45,8 +46,9 @@ weft evaluate deploy/auto photos
 weft bench levit_128s --ways eager folded openvino --batch-size 1 --rounds 3
 weft reproduce levit
 weft study transfer --plan
-weft compare photos --set data.val_fraction=0.5 --budget 5s
-weft compare photos --set data.val_fraction=0.5 --budget 3m --out compared
+weft compare photos --budget 5s
+weft compare digits --models levit_nano_32 ceit_nano_32 --budget 5s
+weft compare digits --models levit_nano_32 ceit_nano_32 --budget 3m --out compared
 weft train digits --epochs 1 --out runs/digits
 weft predict runs/digits six
 weft train --resume runs/photos
@@ -97,21 +99,29 @@ def main() -> None:
     parser.add_argument("other", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--csv", type=Path, required=True)
+    parser.add_argument("--only", metavar="TEXT", help="run the commands with this text alone, in the folder of before")
     args = parser.parse_args()
-    args.work.mkdir(parents=True)
-    shutil.copytree(args.photos, args.work / "photos")
-    shutil.copytree(args.other, args.work / "other")
-    (args.work / "six").mkdir()
-    for number, file in enumerate(sorted(path for path in args.photos.rglob("*") if path.is_file())[::40][:6]):
-        shutil.copyfile(file, args.work / "six" / f"{number}.jpg")
-    rows = []
-    for command in COMMANDS.strip().splitlines():
-        row, text = run(command, args.work)
-        rows.append(row)
-        print(*list(row.values())[1:5], command, flush=True)
-        with (args.work / "log.txt").open("a", encoding="utf-8") as log:
-            log.write(f"\n$ {command}\n{text}\n")
-        write_csv(args.csv, rows)
+    if args.only is None:
+        prepare(args.photos, args.other, args.work)
+    measured: dict[str, Mapping[str, object]] = {row["command"]: row for row in read_csv(args.csv)} if args.only else {}
+    commands = COMMANDS.strip().splitlines()
+    for command in commands:
+        if args.only is None or args.only in command:
+            measured[command], text = run(command, args.work)
+            print(*list(measured[command].values())[1:5], command, flush=True)
+            with (args.work / "log.txt").open("a", encoding="utf-8") as log:
+                log.write(f"\n$ {command}\n{text}\n")
+            write_csv(args.csv, [measured[name] for name in commands if name in measured])
+
+
+def prepare(photos: Path, other: Path, work: Path) -> None:
+    """Copy the images to a new folder, six of them also to a folder of their own."""
+    work.mkdir(parents=True)
+    shutil.copytree(photos, work / "photos")
+    shutil.copytree(other, work / "other")
+    (work / "six").mkdir()
+    for number, file in enumerate(sorted(path for path in photos.rglob("*") if path.is_file())[::40][:6]):
+        shutil.copyfile(file, work / "six" / f"{number}.jpg")
 
 
 if __name__ == "__main__":

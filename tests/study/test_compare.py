@@ -522,13 +522,17 @@ def test_seeds_are_compared_with_their_own():
     assert comparing._difference_to_best(mine, best).value == pytest.approx(-9.5)
 
 
-def test_too_few_held_out_images(tmp_path: Path):
-    for name in ("cat", "dog"):
+@pytest.mark.parametrize(
+    ("cats", "advice"),
+    [(8, r"Add images to these classes"), (17, r"hold out more of them: --set data\.val_fraction=0\.3\.")],
+)
+def test_too_few_held_out_images(cats: int, advice: str, tmp_path: Path):
+    for name, count in (("cat", cats), ("dog", 40)):
         (tmp_path / "few" / name).mkdir(parents=True)
-        for number in range(8):
-            pixels = np.full((32, 32, 3), 20 * number, np.uint8)
+        for number in range(count):
+            pixels = np.full((32, 32, 3), 5 * number, np.uint8)
             Image.fromarray(pixels).save(tmp_path / "few" / name / f"{number}.png")
-    with pytest.raises(DataError, match=r"at least 5 held-out images of every class; got cat: 2, dog: 2\."):
+    with pytest.raises(DataError, match=rf"at least 5 held-out images of every class; got cat: \d\. .*{advice}"):
         compare(tmp_path / "few", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

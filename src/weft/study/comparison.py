@@ -154,13 +154,23 @@ def _plain(value: Any) -> Any:
 
 
 def _check_val_size(splits: Splits) -> None:
-    counts = np.bincount(splits.val.labels, minlength=len(splits.classes))
-    few = [f"{name}: {count}" for name, count in zip(splits.classes, counts, strict=True) if count < MIN_PER_CLASS]
-    if few:
-        shown = ", ".join(few[:5]) + (f" and {len(few) - 5} more" if len(few) > 5 else "")
+    size = len(splits.classes)
+    counts, totals = (
+        np.bincount(labels, minlength=size)
+        for labels in (splits.val.labels, [*splits.train.labels, *splits.val.labels])
+    )
+    few = counts < MIN_PER_CLASS
+    if few.any():
+        names = [
+            f"{name}: {count}" for name, count in zip(splits.classes, counts, strict=True) if count < MIN_PER_CLASS
+        ]
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        advice = "Add images to these classes, or leave them out."
+        if not splits.is_given and totals[few].min() >= 2 * MIN_PER_CLASS:
+            fraction = math.ceil(100 * MIN_PER_CLASS / totals[few].min()) / 100
+            advice = f"Add images, or hold out more of them: --set data.val_fraction={fraction:g}."
         raise DataError(
-            f"A comparison needs at least {MIN_PER_CLASS} held-out images of every class; got {shown}. Add images, or"
-            " use a larger validation set: --set data.val_fraction=0.5."
+            f"A comparison needs at least {MIN_PER_CLASS} held-out images of every class; got {shown}. {advice}"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from weft.bench.cold_start import _run, measure_cold_starts, size_mb
 from weft.bench.worker import Task
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
-from weft.cli.app import main
 from weft.errors import UsageError
 
 MEGABYTE = 10**6
@@ -55,15 +53,14 @@ def test_what_predict_cannot_run_is_left_out() -> None:
 
 
 @pytest.mark.slow
-def test_deployments_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deployments_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_start, "ROUNDS", 1)
     folder = str(save_model_dir(create_model("levit_nano_32", num_classes=3).eval(), tmp_path / "model"))
-    arguments = ["bench", folder, "--ways", "eager", "folded", "onnx", "--batch-size", "1", "--rounds", "1"]
-    assert main([*arguments, "--cold-start", "--json"]) == 0
-    eager, folded, onnx = json.loads(capsys.readouterr().out)
-    assert (eager["cold_start_s"], eager["peak_mb"], eager["disk_mb"]) == (None, None, None)
-    assert 30 < onnx["peak_mb"] < folded["peak_mb"] < 3000  # torch is imported for the latter alone
-    assert 0.1 < onnx["cold_start_s"] < folded["cold_start_s"]
-    assert onnx["disk_mb"] == pytest.approx(folded["disk_mb"], rel=0.3)
+    tasks = [task("levit_nano_32", "onnx"), task(folder, "folded")]
+    measured = measure_cold_starts(tasks)
+    assert list(measured) == tasks
+    for needs in measured.values():
+        assert needs.peak_mb is not None
+        assert 30 < needs.peak_mb < 3000
+        assert needs.cold_start_s > 0.1
+        assert needs.disk_mb > 1

@@ -17,13 +17,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from weft.files import folder_size
 from weft.processor import processor_class
-
-
-def size_mb(folder: Path) -> float:
-    """Return the size of all files below a folder in MB (10^6 bytes); links count nothing."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return round(sum(path.stat().st_size for path in files) / 1e6, 1)
 
 
 def run(command: list[str]) -> tuple[float, float, float]:
@@ -55,8 +50,8 @@ def main() -> None:
     values = {
         "installation": args.name,
         "model": args.model,
-        "venv_mb": size_mb(args.venv),
-        "export_mb": size_mb(Path(args.export)),
+        "venv_mb": round(folder_size(args.venv) / 1e6, 1),
+        "export_mb": round(folder_size(Path(args.export)) / 1e6, 1),
         "predict_cpu_s": f"{cpu:.2f}",
         "predict_elapsed_s": f"{elapsed:.2f}",
         "predict_peak_mb": f"{memory:.0f}",

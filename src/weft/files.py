@@ -318,3 +318,9 @@ def _began_later(pid: int, path: Path) -> bool:
     return (
         began is not None and began > max(status.st_mtime, status.st_ctime) + 2
     )  # seconds: the boot's is a whole number
+
+
+def folder_size(folder: Path) -> int:
+    """Return the size of all files below a folder in bytes; links count nothing."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files)

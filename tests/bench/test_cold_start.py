@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from weft.bench import cold_start
-from weft.bench.cold_start import _run, measure_cold_starts, size_mb
+from weft.bench.cold_start import _run, measure_cold_starts
 from weft.bench.worker import Task
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
+from weft.cli.app import main
 from weft.errors import UsageError
+from weft.files import folder_size
 
 MEGABYTE = 10**6
 
 
-def task(model: str, way: str, precision: str = "fp32", peer: int | None = None, device: str = "cpu") -> Task:
-    return Task(model, peer, False, way, precision, device, 1)
+def task(model: str, way: str, precision: str = "fp32", peer: int | None = None) -> Task:
+    return Task(model, peer, False, way, precision, "cpu", 1)
 
 
 def test_memory_is_that_of_the_process() -> None:
@@ -38,29 +41,29 @@ def test_links_need_no_space(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "file").write_bytes(bytes(MEGABYTE))
     (tmp_path / "link").symlink_to(tmp_path / "inner" / "file")
-    assert size_mb(tmp_path) == 1
+    assert folder_size(tmp_path) == MEGABYTE
 
 
 def test_what_predict_cannot_run_is_left_out() -> None:
     name = "levit_nano_32"
-    tasks = [
-        task(name, "eager"),
-        task(name, "compiled"),
-        task(name, "folded", peer=0),
-        task(name, "onnx", device="cuda"),
-    ]
-    assert measure_cold_starts(tasks) == {}
+    assert measure_cold_starts([task(name, "eager"), task(name, "compiled"), task(name, "folded", peer=0)]) == {}
+
+
+def test_a_gpu_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "levit_nano_32", "--cold-start", "--device", "cuda"]) == 2
+    assert "--cold-start is measured on the CPU; got device cuda" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_deployments_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deployments_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(cold_start, "ROUNDS", 1)
     folder = str(save_model_dir(create_model("levit_nano_32", num_classes=3).eval(), tmp_path / "model"))
-    tasks = [task("levit_nano_32", "onnx"), task(folder, "folded")]
-    measured = measure_cold_starts(tasks)
-    assert list(measured) == tasks
-    for needs in measured.values():
-        assert needs.peak_mb is not None
-        assert 30 < needs.peak_mb < 3000
-        assert needs.cold_start_s > 0.1
-        assert needs.disk_mb > 1
+    arguments = ["bench", folder, "--ways", "eager", "folded", "onnx", "--batch-size", "1", "--rounds", "1"]
+    assert main([*arguments, "--cold-start", "--json"]) == 0
+    eager, folded, onnx = json.loads(capsys.readouterr().out)
+    assert (eager["cold_start_s"], eager["peak_mb"], eager["disk_mb"]) == (None, None, None)
+    assert 30 < onnx["peak_mb"] < folded["peak_mb"] < 3000  # torch is imported for the latter alone
+    assert 0.1 < onnx["cold_start_s"] < folded["cold_start_s"]
+    assert onnx["disk_mb"] == pytest.approx(folded["disk_mb"], rel=0.3)

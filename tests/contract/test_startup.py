@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -358,6 +359,18 @@ print(json.dumps(wrong, indent=1))
 """
     assert python(code, tmp_path).strip() == "[]"
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_missing_images_are_reported_without_torch(tmp_path: Path) -> None:
+    save_model_dir(weft.create_model("levit_nano_32", num_classes=3), tmp_path / "model")
+    code = """
+import sys
+from weft.cli import main
+sys.modules["torch"] = None
+sys.exit(main(["predict", "model", "x.jpg", "y*.jpg", "--json"]) != 3)
+"""
+    rows = json.loads(python(code, tmp_path))
+    assert [(row["image"], row["reason"]) for row in rows] == [("x.jpg", "missing"), ("y*.jpg", "missing")]
 
 
 def test_names_of_timm_are_read_from_its_source() -> None:

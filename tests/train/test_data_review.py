@@ -16,7 +16,7 @@ from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.errors import DataError, UsageError
 from weft.train import Review, apply_changes, review
-from weft.train.label_errors import find_label_errors, near_duplicates, neighbour_distances, outliers
+from weft.train.label_errors import find_label_errors, judge, near_duplicates, neighbour_distances, outliers
 
 CLASSES = 4
 
@@ -41,6 +41,16 @@ def test_changed_labels_are_found(seed: int) -> None:
     assert result.is_judged.all()
     assert ((result.quality >= 0) & (result.quality <= 1)).all()
     assert result.confusions.sum() <= len(labels)
+
+
+def test_a_label_counts_as_wrong_by_its_own_probability() -> None:
+    """Below a tenth of the mean of its class (here 0.65), whether or not the classifier is sure of another class."""
+    rows = [[0.9, 0.05, 0.05]] * 7 + [[0.25, 0.75, 0.0], [0.02, 0.49, 0.49], [0.0, 1.0, 0.0]]
+    labels = np.array([0] * 10 + [1, 1, 2, 2])
+    others = [[0.1, 0.8, 0.1]] * 2 + [[0.1, 0.1, 0.8]] * 2
+    result = judge(np.array(rows + others), labels, np.ones(14, bool))
+    assert np.flatnonzero(result.is_error).tolist() == [8, 9]
+    assert result.order().tolist() == [9, 8]
 
 
 def test_correct_labels_have_few_findings() -> None:

@@ -58,3 +58,13 @@ def check_choices(
     wrong = [choice for choice in (*ways, *precisions) if choice in unsupported]
     if wrong:
         raise UsageError(f"{wrong[0]} is not supported on {device}; choose another device, way or precision.")
+
+
+def check_cold_start(cold_start: bool, device: str) -> None:
+    """Refuse to measure cold starts on a GPU.
+
+    Raises:
+        UsageError: `cold_start` and a device other than the CPU.
+    """
+    if cold_start and device != "cpu":
+        raise UsageError(f"--cold-start is measured on the CPU; got device {device}. Leave one of the two out.")

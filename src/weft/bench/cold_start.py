@@ -20,6 +20,7 @@ from weft.checkpoints.model_dir import save_model_dir
 from weft.deploy import ExportedModel
 from weft.deploy.exporting import write_export
 from weft.errors import UsageError
+from weft.files import folder_size
 
 WAYS = ("folded", "onnx", "openvino")  # those that `weft predict` runs; it folds the networks of a model directory
 ROUNDS = 3  # processes of each deployment, after one that fills the caches
@@ -57,8 +58,8 @@ def measure_cold_starts(tasks: Iterable[Task], log: Callable[[str], None] = lamb
     """Start `weft predict` for each task that it can run; the deployments take turns.
 
     Args:
-        tasks: ways of running models. Peers, compiled ways and GPUs are left out.
-        log: called with a line about every deployment.
+        tasks: ways of running models on the CPU. Peers and ways that are not in WAYS are left out.
+        log: called with a line about every process.
 
     Returns:
         Results of the tasks that were measured.
@@ -90,19 +91,13 @@ def measure_cold_starts(tasks: Iterable[Task], log: Callable[[str], None] = lamb
         for task, (folder, _) in commands.items():
             seconds, memory = zip(*runs[task], strict=True)
             peak = None if None in memory else float(median(memory))
-            found[task] = ColdStart(median(seconds), peak, size_mb(folder))
+            found[task] = ColdStart(median(seconds), peak, folder_size(folder) / 1e6)
         return found
-
-
-def size_mb(folder: Path) -> float:
-    """Return the size of all files below a folder in MB (10^6 bytes); links count nothing."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return sum(path.stat().st_size for path in files) / 1e6
 
 
 def _deployment(task: Task, folder: Path) -> Path | None:
     """Write what `weft predict` loads; return None for a task that it cannot run."""
-    if task.peer is not None or task.device != "cpu" or task.allocator != "default":
+    if task.peer is not None or task.allocator != "default":
         return None
     model: Any = network_of(replace(task, peers=False))[0]
     if isinstance(model, ExportedModel):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.bench.choices import WAYS, check_choices
+from weft.bench.choices import WAYS, check_choices, check_cold_start
 from weft.bench.cold_start import ColdStart, measure_cold_starts
 from weft.bench.peers import peers_of
 from weft.bench.worker import REFERENCE, Task, is_directory, tf32
@@ -113,7 +113,8 @@ def speed(
         peers: also measure the same networks of timm, transformers and vit-pytorch in the same ways (for CeiT, the DeiT
             of its size); timm's LeViT with the same weights. A way that fails for a peer is left out with a warning.
         device: cpu or cuda.
-        cold_start: also measure new processes that predict an image, for ways of WAYS in `weft.bench.cold_start`.
+        cold_start: also measure new processes that predict an image on the CPU, for the ways that
+            `weft.bench.cold_start.WAYS` lists.
         log: called with a line about the memory, about every process that is ready, and about every turn.
 
     Returns:
@@ -126,6 +127,7 @@ def speed(
     check_choices(ways, precisions, allocators, batch_sizes, rounds, threads, device)
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError(NO_CUDA)
+    check_cold_start(cold_start, device)
     threads = threads or torch.get_num_threads()
     tasks = [
         task for model in models for task in _tasks(str(model), ways, precisions, allocators, peers, device, threads)

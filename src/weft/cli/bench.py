@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cold-start",
         action="store_true",
-        help="also start `weft predict` with what each way deploys: time to the first prediction, memory, disk space",
+        help="also start `weft predict` with what folded, onnx and openvino deploy: time, memory, disk space",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device (default: cpu)")
     parser.add_argument("--plot", metavar="FILE", help="plot throughput against multiply-adds (.png, .svg or .pdf)")
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("weft bench needs a MODEL, or --protocol levit; got neither. See: weft bench --help")
     for name, default in FIXED.items():
         setattr(args, name, getattr(args, name) or default)
-    from weft.bench.choices import BEST, check_choices
+    from weft.bench.choices import BEST, check_choices, check_cold_start
     from weft.checkpoints.finding import check_model
     from weft.devices import check_device
     from weft.models.timm_names import check_name
@@ -125,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
     rounds = whole("--rounds", args.rounds)
     threads = None if args.threads is None else whole("--threads", args.threads, MAX_THREADS)
     check_choices(args.ways, args.precision, args.allocator, batch_sizes, rounds, threads or 1, args.device)
+    check_cold_start(args.cold_start, args.device)
     check_device(args.device)
     for model in args.models:
         if Path(model).exists() or "/" in model:

@@ -56,11 +56,14 @@ def run(args: argparse.Namespace) -> int:
     one_format(args)
     check_top_k(args.top_k)
     settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
+    reject_at_error = percentage("--reject-at-error", args.reject_at_error)
     check_model(args.run)
     use_threads(args.threads)
     from weft.inference import predict
+    from weft.inference.prediction import all_missing
 
-    predictions = predict(
+    # without loading the model, which can take seconds, if there is nothing to classify
+    predictions = all_missing(args.images) or predict(
         args.run,
         args.images,
         top_k=args.top_k,
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision or "fp32",
         limit=args.limit,
         tta=args.tta,
-        reject_at_error=percentage("--reject-at-error", args.reject_at_error),
+        reject_at_error=reject_at_error,
         quiet=args.quiet,
     )
     good = [prediction for prediction in predictions if prediction.error is None]

@@ -148,8 +148,9 @@ def _write_torch(network: nn.Module, file: Path, format: str, precision: str, si
 def quantize_onnx(file: Path, calibration: Iterable[np.ndarray], bits: int = WEIGHT_BITS) -> None:
     """Quantise a file with ONNX Runtime after training: symmetric weights per channel, unsigned activations.
 
-    The inputs of multiplications are quantised, and the outputs of convolutions. Outputs of linear layers stay in
-    float32: a few large values in the residual sums of a transformer leave 8 bits too coarse for all others.
+    The inputs of multiplications are quantised, and the outputs of convolutions. Outputs of matrix
+    multiplications stay in float32: a few large values in the residual sums of a transformer leave 8 bits too coarse
+    for all others.
 
     Args:
         file: the ONNX file; replaced.

@@ -103,10 +103,6 @@ def predict(
     """
     check_top_k(top_k)
     settings = settings_of(batch_size, img_size, device, precision, None, limit)
-    paths = image_files(images)[: settings.data.limit]
-    if Path(run).exists() and not any(Path(path).exists() for path in paths):  # before torch is imported
-        missing = [BadImage(path, "missing") for path in paths]
-        return ImageList(FilePrediction(printable(bad.name), [], str(bad), bad.reason) for bad in missing)
     predictor = Predictor.load(
         run, img_size=settings.img_size, device=settings.device, precision=settings.precision, mirror=tta, quiet=quiet
     )
@@ -116,6 +112,7 @@ def predict(
         threshold = rejection.threshold
         if not quiet:
             say(str(rejection))
+    paths = image_files(images)[: settings.data.limit]
     predictions = ImageList[FilePrediction]()
     size = int(settings.batch_size)
     with counting(len(paths), quiet=quiet, task_name="classifying") as advance:
@@ -134,6 +131,19 @@ def predict(
                     predictions.append(FilePrediction(printable(path), top, None, None, is_rejected, row.unknown))
             advance(len(batch))
     return predictions
+
+
+def all_missing(images: str | Path | Sequence[str | Path]) -> list[FilePrediction]:
+    """Return a prediction with an error for every image if none of the files exists, else an empty list.
+
+    Args:
+        images: as in `predict`.
+    """
+    paths = image_files(images)
+    if any(Path(path).exists() for path in paths):
+        return []
+    missing = [BadImage(path, "missing") for path in paths]
+    return [FilePrediction(printable(bad.name), [], str(bad), bad.reason) for bad in missing]
 
 
 def prepared_file(predictor: Predictor, path: str) -> Pixels | BadImage:

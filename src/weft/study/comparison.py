@@ -154,24 +154,20 @@ def _plain(value: Any) -> Any:
 
 
 def _check_val_size(splits: Splits) -> None:
-    size = len(splits.classes)
-    counts, totals = (
-        np.bincount(labels, minlength=size)
-        for labels in (splits.val.labels, [*splits.train.labels, *splits.val.labels])
+    counts = np.bincount(splits.val.labels, minlength=len(splits.classes))
+    few = np.flatnonzero(counts < MIN_PER_CLASS)
+    if not len(few):
+        return
+    shown = ", ".join(f"{splits.classes[number]}: {counts[number]}" for number in few[:5])
+    shown += f" and {len(few) - 5} more" if len(few) > 5 else ""
+    least = (counts + np.bincount(splits.train.labels, minlength=len(counts)))[few].min()
+    advice = "Add images to these classes, or leave them out."
+    if not splits.is_given and least >= 2 * MIN_PER_CLASS:
+        fraction = math.ceil(100 * MIN_PER_CLASS / least) / 100
+        advice = f"Add images, or hold out more of them: --set data.val_fraction={fraction:g}."
+    raise DataError(
+        f"A comparison needs at least {MIN_PER_CLASS} held-out images of every class; got {shown}. {advice}"
     )
-    few = counts < MIN_PER_CLASS
-    if few.any():
-        names = [
-            f"{name}: {count}" for name, count in zip(splits.classes, counts, strict=True) if count < MIN_PER_CLASS
-        ]
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        advice = "Add images to these classes, or leave them out."
-        if not splits.is_given and totals[few].min() >= 2 * MIN_PER_CLASS:
-            fraction = math.ceil(100 * MIN_PER_CLASS / totals[few].min()) / 100
-            advice = f"Add images, or hold out more of them: --set data.val_fraction={fraction:g}."
-        raise DataError(
-            f"A comparison needs at least {MIN_PER_CLASS} held-out images of every class; got {shown}. {advice}"
-        )
 
 
 def _chosen(models: Sequence[str], side: int) -> tuple[Candidate, ...]:

@@ -1,6 +1,6 @@
 """Measure the training time of the variants of studies that were not run: costs.csv.
 
-    python benchmarks/studies/costs.py STUDY CIFAR10 [--only VARIANT ...] [--set KEY=VALUE ...]
+    python benchmarks/studies/costs.py STUDY CIFAR10 [--only VARIANT ...]
 
 One process with one thread per variant trains one epoch on 2,560 images. Run it on a quiet machine.
 """
@@ -28,7 +28,7 @@ def measure(recipe: str | None, data: str, settings: dict[str, object]) -> float
     """Return the seconds of training per 1,000 images."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {**settings, "epochs": 1, "data.limit": IMAGES, "data.train_fraction": 1.0, "evaluate_every": 2}
-        code = f"import weft; weft.train({data!r}, recipe={recipe!r}, settings={settings!r}, out='run', quiet=True)"
+        code = f"from weft.train import train; train({data!r}, recipe={recipe!r}, settings={settings!r}, out='run', quiet=True)"
         subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         return read_metrics(Path(folder) / "run" / "metrics.csv")[-1].seconds / IMAGES * 1000
 
@@ -38,16 +38,15 @@ if __name__ == "__main__":
     parser.add_argument("study")
     parser.add_argument("data", type=Path)
     parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--precision", default="bf16")
     args = parser.parse_args()
     study = read_study(args.study).at_scale("small")
     rows = {(row["study"], row["variant"]): row for row in (read_csv(FILE) if FILE.is_file() else [])}
     for variant in study.variants:
         if args.only and variant.name not in args.only:
             continue
-        settings = {**study.settings(variant, "small"), "precision": args.precision}
+        settings = study.settings(variant, "small")
         seconds = measure(study.recipe(variant, "small"), str(args.data.resolve()), json.loads(json.dumps(settings)))
-        row = (study.name, variant.name, f"{seconds:.2f}", args.precision)
+        row = (study.name, variant.name, f"{seconds:.2f}", str(settings["precision"]))
         rows[study.name, variant.name] = dict(zip(COLUMNS, row, strict=True))
         print(*row, flush=True)
         write_csv(FILE, list(rows.values()))

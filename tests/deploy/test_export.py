@@ -20,8 +20,7 @@ from weft import processor
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli.app import main, verb_parser
 from weft.data import open_data
-from weft.deploy import export, graphs, open_model, runtimes
-from weft.deploy import exporting as making
+from weft.deploy import export, exporting, graphs, open_model, runtimes, verification
 from weft.deploy.formats import AUTO, FORMATS
 from weft.errors import CheckpointError, UsageError, VerificationError
 from weft.train import evaluate, predict
@@ -66,7 +65,7 @@ def model(name: str) -> Any:
 def test_it_answers_as_the_model_does(name, format, precision, tmp_path):
     network = model(name)
     report = export(network, tmp_path / "out", format=format, precision=precision)
-    assert report.images == making.RANDOM_IMAGES
+    assert report.images == verification.RANDOM_IMAGES
     assert report.agreement == 100 if precision == "fp32" else report.agreement > 90
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"config.json", "report.json", *runtimes.FILES[format]}
@@ -214,7 +213,7 @@ def test_a_file_for_other_programs(name, tmp_path):
     )
     fields = json.loads(file.with_suffix(".json").read_text())
     assert fields["label_names"] == list(CLASSES)
-    assert fields["artefact"]["format"] == making.SUFFIXES[file.suffix]
+    assert fields["artefact"]["format"] == exporting.SUFFIXES[file.suffix]
     x = images(network, 3)
     if name == "model.onnx":
         import onnxruntime
@@ -243,7 +242,7 @@ def test_a_file_that_aotinductor_compiled(tmp_path, monkeypatch):
         file.write_bytes(b"compiled")
         return lambda images: network(torch.from_numpy(images)).detach().numpy()
 
-    monkeypatch.setattr(making, "write_graph", write)
+    monkeypatch.setattr(exporting, "write_graph", write)
     export(model("levit_nano_32"), tmp_path / "model.pt2", format="aotinductor")
     export(model("levit_nano_32"), tmp_path / "out", format="aotinductor")
     assert wrote == ["aotinductor"] * 2
@@ -356,7 +355,7 @@ def test_a_changed_weight_is_noticed(tmp_path, monkeypatch):
             folded.head.weight[0, 0] += 0.01
         return folded
 
-    monkeypatch.setattr(making, "fold", spoiled)
+    monkeypatch.setattr(exporting, "fold", spoiled)
     refused(tmp_path, r"in fp32 must differ from those of the model by at most 0\.0001 of the largest logit")
 
 
@@ -375,8 +374,8 @@ def test_other_answers_in_bf16_are_noticed_without_pictures(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_swapped_classes_are_noticed(tmp_path, monkeypatch, photos):
     swapped = ("right", "left", "up")
-    describe = making.describe
-    monkeypatch.setattr(making, "describe", lambda net, folder, names, extra: describe(net, folder, swapped, extra))
+    describe = exporting.describe
+    monkeypatch.setattr(exporting, "describe", lambda net, folder, names, extra: describe(net, folder, swapped, extra))
     refused(tmp_path, r"must have the class names of the model; it has 'right' instead of", label_names=CLASSES)
     data = open_data(photos)
     refused(tmp_path, r"must have the class names of the folder of images; it has 'right' instead of", data=data)
@@ -384,14 +383,14 @@ def test_swapped_classes_are_noticed(tmp_path, monkeypatch, photos):
 
 @pytest.mark.slow
 def test_other_preprocessing_is_noticed(tmp_path, monkeypatch):
-    describe = making.describe
+    describe = exporting.describe
 
     def other(*words):
         config = describe(*words)
         config["pretrained_cfg"]["mean"] = [0.0, 0.0, 0.0]
         return config
 
-    monkeypatch.setattr(making, "describe", other)
+    monkeypatch.setattr(exporting, "describe", other)
     refused(tmp_path, r"must have the preprocessing of the model; mean is \[0\.0, 0\.0, 0\.0\], not")
 
 
@@ -412,7 +411,7 @@ class Relabelled:
 def test_lost_accuracy_is_refused_with_its_own_code(models, photos, tmp_path, monkeypatch):
     network, _ = load_model_dir(models["levit_nano_32"])
     data = open_data(photos)
-    answers = [int(network(batch).argmax()) for batch, _ in making._batches(data, "val", network, 1)]
+    answers = [int(network(batch).argmax()) for batch, _ in verification.labelled_batches(data, "val", network, 1)]
     data = dataclasses.replace(data, val=Relabelled(data.val, answers))
 
     def inverted(*words, **more):
@@ -433,7 +432,7 @@ def test_max_drop_is_judged_with_an_interval(wrong, is_refused, photos, tmp_path
     """Of 27 images one is 3.7 points, above --max-drop, but can be chance; five cannot."""
     network = model("levit_nano_32")
     data = open_data(photos)
-    labels = [int(network(batch).argmax()) for batch, _ in making._batches(data, "val", network, 1)]
+    labels = [int(network(batch).argmax()) for batch, _ in verification.labelled_batches(data, "val", network, 1)]
     data = dataclasses.replace(data, val=Relabelled(data.val, labels))
     remaining = [wrong]
 
@@ -449,7 +448,7 @@ def test_max_drop_is_judged_with_an_interval(wrong, is_refused, photos, tmp_path
             (file.parent / name).write_bytes(b"graph")
         return infer
 
-    monkeypatch.setattr(making, "write_graph", write)
+    monkeypatch.setattr(exporting, "write_graph", write)
     arguments = dict(format="openvino", precision="int8", data=data)
     if is_refused:
         with pytest.raises(VerificationError, match=rf"a significant drop of {100 * wrong / 27:.2f} points \(95 % CI"):

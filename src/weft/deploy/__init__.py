@@ -9,12 +9,12 @@ from weft.lazy import lazy_names
 if TYPE_CHECKING:
     from weft.deploy.exported import ExportedModel as ExportedModel
     from weft.deploy.exported import open_model as open_model
-    from weft.deploy.exporting import ExportReport as ExportReport
     from weft.deploy.exporting import export as export
     from weft.deploy.folding import fold as fold
+    from weft.deploy.verification import ExportReport as ExportReport
 
 _HOMES = {
-    "ExportReport": "weft.deploy.exporting",
+    "ExportReport": "weft.deploy.verification",
     "ExportedModel": "weft.deploy.exported",
     "export": "weft.deploy.exporting",
     "fold": "weft.deploy.folding",

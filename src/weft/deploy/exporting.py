@@ -12,32 +12,28 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from weft import markup
-from weft.checkpoints.model_dir import CONFIG, PREPROCESSING, describe, read_config, weights_sha256
+from weft.checkpoints.model_dir import CONFIG, describe, read_config, weights_sha256
 from weft.checkpoints.unknown import FILE as DETECTOR
-from weft.data import ImageDataset, Splits, eval_transform, make_loader
-from weft.data.loading.loader import ImageLoader
+from weft.data import Splits
 from weft.deploy import choosing
 from weft.deploy.choosing import Choice, ConsideredExport
 from weft.deploy.folding import fold
 from weft.deploy.formats import AUTO, SUFFIXES, checked_format
 from weft.deploy.graphs import OPSET, WEIGHT_BITS, check_tools, write_graph
 from weft.deploy.runtimes import FILES, Infer, run_file
+from weft.deploy.verification import ExportReport, check_config, compare, labelled_batches, verify
 from weft.errors import UsageError, VerificationError
 from weft.files import flush_folder, new_directory, sha256_of, writing
-from weft.intervals import Estimate, difference_of
 from weft.models.base import Backbone
 from weft.progress import Work, working
 from weft.system import rename
@@ -52,77 +48,7 @@ CONTENTS = (
     choosing.FOLDER,
     *(name for names in FILES.values() for name in names),
 )
-BATCHES = (2, 1, 7)  # batch sizes of the verification: a graph that is specialised to one size fails for another
 CALIBRATION = 300  # images, the default of NNCF
-# maximum difference of logits, relative to the largest logit; int8 is verified by its top-1
-TOLERANCE = {"fp32": 1e-4, "fp16": 0.02, "bf16": 0.1}
-MIN_AGREEMENT = 99.9  # percent of images with equal top-1, in fp32
-RANDOM_IMAGES = 60
-
-
-@dataclass(frozen=True)
-class ExportReport:
-    """Result of an export: files, and differences between the export and the model.
-
-    Attributes:
-        out: the directory or file.
-        format, precision: of the export.
-        compared_on: description of the images that were compared.
-        images: number of these images.
-        max_difference, mean_difference: of the logits.
-        max_logit: largest absolute logit of the model.
-        agreement: percent of images with the same top-1 class.
-        top1, top1_model: accuracy of the export and of the model in percent; None for random images.
-        bytes: size of the files.
-        drop: top-1 of the model minus that of the export in points, with its 95 % interval; None for random images.
-        candidates: all exports that format `auto` considered, with their times; this one is the fastest.
-    """
-
-    out: str
-    format: str
-    precision: str
-    compared_on: str
-    images: int
-    max_difference: float
-    mean_difference: float
-    max_logit: float
-    agreement: float
-    top1: float | None
-    top1_model: float | None
-    bytes: int
-    drop: Estimate | None = None
-    candidates: tuple[ConsideredExport, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as a dictionary of JSON values."""
-        values = asdict(self) | {"drop": None if self.drop is None else self.drop._asdict()}
-        if not self.candidates:
-            del values["candidates"]
-        return values
-
-    def _repr_html_(self) -> str:
-        largest = f"{self.max_difference:.2g}, of logits up to {self.max_logit:.2g}"
-        rows = [
-            ("format", f"{self.format}, {self.precision}, {self.bytes / 1e6:.1f} MB"),
-            ("compared on", f"{self.images:,} {self.compared_on}"),
-            ("largest difference", largest),
-            ("same class", f"{self.agreement:.2f} % of the images"),
-        ]
-        if self.top1 is not None and self.top1_model is not None:
-            rows.append(("top-1", f"{self.top1:.2f} %, of the model {self.top1_model:.2f} %"))
-        return markup.fragment(markup.table(("export", ""), [*rows, ("files", self.out)]))
-
-    def drop_text(self, max_drop: float) -> str:
-        """Return what the images show about the drop of top-1, as a sentence; empty for random images."""
-        if self.drop is None:
-            return ""
-        text = (
-            f"drop of top-1 on {self.images:,} {self.compared_on}: {self.drop.value:.2f} points (95 % CI"
-            f" {self.drop.low:.2f} to {self.drop.high:.2f})"
-        )
-        if self.drop.high <= max_drop:
-            return f"{text}, within {max_drop:g} points"
-        return f"{text}; too few images to show that it is at most {max_drop:g} points"
 
 
 def export(
@@ -184,10 +110,10 @@ def export(
     ):
         calibration = _calibration(data, model, progress) if precision == "int8" else ()
         infer = write_export(model, folder, format, precision, calibration, label_names)
-        _check_config(folder, model, label_names, data)
+        check_config(folder, model, label_names, data)
         size = sum((folder / name).stat().st_size for name in FILES[format])
-        report = _compare(model, infer, path, format, precision, data, _input_size(model), size, progress)
-        _verify(report, max_drop)
+        report = compare(model, infer, path, format, precision, data, _input_size(model), size, progress)
+        verify(report, max_drop)
         text = json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n"
         (folder / REPORT).write_text(text, encoding="utf-8", newline="\n")
     return report
@@ -356,134 +282,11 @@ def _check(model: nn.Module, data: Splits | None) -> None:
         raise UsageError(f"data must have the model's {classes} classes; it has {len(data.classes)}.")
 
 
-def _check_config(folder: Path, model: nn.Module, label_names: Sequence[str] | None, data: Splits | None) -> None:
-    """Verify the preprocessing and the class names in the written config.json."""
-    config, network = read_config(folder), cast(Any, model)
-    for key in PREPROCESSING:
-        expected, actual = (cfg.get(key) for cfg in (network.pretrained_cfg, config["pretrained_cfg"]))
-        if json.dumps(expected) != json.dumps(actual):
-            raise VerificationError(
-                "The export must have the preprocessing of the model;"
-                f" {key} is {actual}, not {expected}. Nothing was written."
-            )
-    names = config.get("label_names")
-    for source, expected in (("model", label_names), ("folder of images", data.classes if data is not None else None)):
-        if names is not None and expected is not None and list(expected) != names:
-            first, second = next(pair for pair in zip(names, expected, strict=False) if pair[0] != pair[1])
-            raise VerificationError(
-                f"The export must have the class names of the {source}; it has {first!r} instead of {second!r}."
-                " Nothing was written."
-            )
-
-
 def _calibration(data: Splits | None, model: nn.Module, progress: Work) -> Iterator[np.ndarray]:
     """Yield training images with the preprocessing of evaluation, one at a time."""
     assert data is not None
     progress.begin("reading images for calibration", min(CALIBRATION, len(data.train)))
-    for images, _ in itertools.islice(_batches(data, "train", model, 1), CALIBRATION):
+    for images, _ in itertools.islice(labelled_batches(data, "train", model, 1), CALIBRATION):
         yield images.numpy()
         progress.advance()
     progress.begin("calibrating int8")
-
-
-def _batches(data: Splits, split: str, model: nn.Module, batch_size: int) -> ImageLoader:
-    """Return a loader of images with the preprocessing of evaluation; training images are in random order."""
-    network: Any = model
-    dataset = ImageDataset(getattr(data, split), eval_transform(network.pretrained_cfg))
-    return make_loader(dataset, batch_size, shuffle=split == "train")
-
-
-def _compare(
-    model: nn.Module,
-    infer: Infer,
-    out: Path,
-    format: str,
-    precision: str,
-    data: Splits | None,
-    size: tuple[int, ...],
-    num_bytes: int,
-    progress: Work,
-) -> ExportReport:
-    """Compare the export with the model in float32 on the same images, in batches of several sizes."""
-    device = next(model.parameters()).device
-    model_logits, export_logits, classes = [], [], []
-    progress.begin("checking", RANDOM_IMAGES if data is None else len(data.val))
-    for images, labels in _to_compare(model, data, size):
-        with torch.inference_mode():
-            model_logits.append(model(images.to(device)).float().cpu().numpy())
-        export_logits.append(np.asarray(infer(np.ascontiguousarray(images.numpy())), dtype=np.float32))
-        classes.append(labels.numpy())
-        progress.advance(len(images))
-    expected, actual, targets = (np.concatenate(parts) for parts in (model_logits, export_logits, classes))
-    if expected.shape != actual.shape:
-        raise VerificationError(
-            f"The logits of the export must have the shape of those of the model, {expected.shape}; got {actual.shape}."
-            " Nothing was written."
-        )
-    difference = np.abs(expected - actual)
-    top, top_model = actual.argmax(1), expected.argmax(1)
-    is_labelled = data is not None
-    right, right_model = top == targets, top_model == targets
-    return ExportReport(
-        out=str(out),
-        format=format,
-        precision=precision,
-        compared_on="held-out images" if is_labelled else "random images",
-        images=len(expected),
-        max_difference=float(difference.max()),
-        mean_difference=float(difference.mean()),
-        max_logit=float(np.abs(expected).max()),
-        agreement=100 * float((top == top_model).mean()),
-        top1=100 * float(right.mean()) if is_labelled else None,
-        top1_model=100 * float(right_model.mean()) if is_labelled else None,
-        bytes=num_bytes,
-        drop=_drop(right_model, right) if is_labelled else None,
-    )
-
-
-def _drop(model: np.ndarray, exported: np.ndarray) -> Estimate:
-    """Estimate the drop of top-1 in points from (images) whether each prediction is correct, of model and export."""
-    return difference_of(int((model & ~exported).sum()), int((exported & ~model).sum()), len(model))
-
-
-def _to_compare(model: nn.Module, data: Splits | None, size: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
-    if data is None:
-        generator = torch.Generator().manual_seed(0)
-        images = torch.randn(RANDOM_IMAGES, *size, generator=generator)
-        chunks = iter([(images, torch.zeros(RANDOM_IMAGES, dtype=torch.int64))])
-    else:
-        chunks = _batches(data, "val", model, sum(BATCHES))
-    for images, labels in chunks:
-        start = 0
-        while start < len(images):
-            for count in BATCHES:
-                if start < len(images):
-                    yield images[start : start + count], labels[start : start + count]
-                    start += count
-
-
-def _verify(report: ExportReport, max_drop: float) -> None:
-    """Raise a VerificationError if the export differs too much from the model."""
-    if not np.isfinite(report.max_difference):
-        raise VerificationError(
-            f"The logits of the {report.format} export must be finite; they are not. Nothing was written."
-        )
-    relative = report.max_difference / max(report.max_logit, 1e-6)
-    if relative > TOLERANCE.get(report.precision, math.inf):
-        raise VerificationError(
-            f"The logits of the {report.format} export in {report.precision} must differ from those of the model by at"
-            f" most {TOLERANCE[report.precision]:g} of the largest logit; they differ by {relative:.2g}. Nothing was"
-            " written."
-        )
-    if report.precision == "fp32" and report.agreement < MIN_AGREEMENT:
-        raise VerificationError(
-            f"The {report.format} export must predict the class that the model predicts for {MIN_AGREEMENT} % of the"
-            f" {report.compared_on}; it does for {report.agreement:.2f} %. Nothing was written."
-        )
-    if report.drop is not None and report.drop.value > max_drop and report.drop.low > 0:
-        raise VerificationError(
-            f"The {report.precision} export must lose at most {max_drop:g} points of top-1; on {report.images} held-out"
-            f" images the model has {report.top1_model:.2f} % and the export {report.top1:.2f} %, a significant drop of"
-            f" {report.drop.value:.2f} points (95 % CI {report.drop.low:.2f} to {report.drop.high:.2f}). Nothing was"
-            " written. Calibrate on more images, use bf16, or raise --max-drop."
-        )

@@ -167,36 +167,56 @@ def evaluate(
         predicted = result.predicted if among is None else np.asarray(among)[result.predicted]
         result = dataclasses.replace(result, real=real_score(labels, keys, predicted))
     if out is not None:
-        make_dir(Path(out), CONTENTS, force=force)
-        summary = [
-            ("model", str(run)),
-            ("data", f"{data}, {SPLIT_NAMES[split]}"),
-            ("images", f"{result.count}, {len(excluded)} excluded"),
-        ]
-        summary += accuracy_lines(result)
-        summary += confidence_lines(result)
-        if knn is not None:
-            summary += [("classifier", f"{knn} nearest neighbours among {len(splits.train):,} training images")]
-        if tta:
-            summary += [("test-time augmentation", "logits averaged with those of mirror images")]
-        if result.real is not None:
-            real = accuracy_text(result.real.top1, result.real.images, "images with a ReaL label")
-            summary += [("ReaL top-1", real)]
-        errors = explained_errors(predictor.source_model, source, result.mistakes)
-        features = feature_map(
-            predictor.source_model,
-            source,
-            result,
-            predictor.runtime,
-            int(settings.batch_size),
-            settings.workers,
-        )
-        title = f"{Path(run).resolve().name} on {data}"
-        write_report(Path(out), title, summary, result, errors=errors, features=features)
-        arguments = {"model": str(run), "data": str(data), "split": split, "tta": tta}
+        arguments: dict[str, object] = {"model": str(run), "data": str(data), "split": split, "tta": tta}
         arguments |= {} if knn is None else {"knn": knn}
-        write_text(Path(out) / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
+        neighbours = None if knn is None else (knn, len(splits.train))
+        _write(Path(out), arguments, result, predictor, source, settings, neighbours, force=force)
     return result
+
+
+def _write(
+    out: Path,
+    arguments: dict[str, object],
+    result: Evaluation,
+    predictor: Predictor,
+    source: Source,
+    settings: Recipe,
+    neighbours: tuple[int, int] | None,
+    *,
+    force: bool,
+) -> None:
+    """Write the report, its figures and evaluation.json.
+
+    Args:
+        out: directory.
+        arguments: of `evaluate`, as in evaluation.json: model, data, split, tta and knn.
+        result: of the evaluation.
+        predictor, source, settings: model, evaluated images and settings.
+        neighbours: number of nearest neighbours, and of the training images among which they are; None: the classifier
+            of the model.
+        force: replace an existing evaluation.
+    """
+    make_dir(out, CONTENTS, force=force)
+    model, data, split = (str(arguments[key]) for key in ("model", "data", "split"))
+    summary = [
+        ("model", model),
+        ("data", f"{data}, {SPLIT_NAMES[split]}"),
+        ("images", f"{result.count}, {len(result.excluded)} excluded"),
+        *accuracy_lines(result),
+        *confidence_lines(result),
+    ]
+    if neighbours is not None:
+        summary.append(("classifier", f"{neighbours[0]} nearest neighbours among {neighbours[1]:,} training images"))
+    if arguments["tta"]:
+        summary.append(("test-time augmentation", "logits averaged with those of mirror images"))
+    if result.real is not None:
+        summary.append(("ReaL top-1", accuracy_text(result.real.top1, result.real.images, "images with a ReaL label")))
+    network, batch_size = predictor.source_model, int(settings.batch_size)
+    errors = explained_errors(network, source, result.mistakes)
+    features = feature_map(network, source, result, predictor.runtime, batch_size, settings.workers)
+    title = f"{Path(model).resolve().name} on {data}"
+    write_report(out, title, summary, result, errors=errors, features=features)
+    write_text(out / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
 
 
 def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: Recipe, quiet: bool) -> UnknownResult:

@@ -28,7 +28,8 @@ def measure(recipe: str | None, data: str, settings: dict[str, object]) -> float
     """Return the seconds of training per 1,000 images."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {**settings, "epochs": 1, "data.limit": IMAGES, "data.train_fraction": 1.0, "evaluate_every": 2}
-        code = f"from weft.train import train; train({data!r}, recipe={recipe!r}, settings={settings!r}, out='run', quiet=True)"
+        arguments = f"{data!r}, recipe={recipe!r}, settings={settings!r}, out='run', quiet=True"
+        code = f"from weft.train import train; train({arguments})"
         subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         return read_metrics(Path(folder) / "run" / "metrics.csv")[-1].seconds / IMAGES * 1000
 

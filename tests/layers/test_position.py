@@ -1,11 +1,14 @@
+import copy
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from weft.errors import CheckpointError
 from weft.grid import Grid
-from weft.layers.position import guess_grid, offset_index, resize_embedding, resize_offsets
+from weft.layers.position import OffsetLookup, guess_grid, offset_index, resize_embedding, resize_offsets
 
 
 def first_seen_index(side: int, stride: int) -> list[list[int]]:
@@ -83,3 +86,63 @@ def test_guess_grid():
     assert guess_grid(196, "x") == Grid(14, 14)
     with pytest.raises(CheckpointError, match=r"pos_embed must hold positions of a square grid.*got 195"):
         guess_grid(195, "pos_embed")
+
+
+def halve(table: nn.Parameter) -> nn.Parameter:
+    with torch.no_grad():
+        return table.mul_(0.5)
+
+
+def halve_data(table: nn.Parameter) -> nn.Parameter:
+    table.data.mul_(0.5)  # no version counter records it
+    return table
+
+
+def spoil(table: nn.Parameter) -> nn.Parameter:
+    table.data[0, 0] = torch.nan
+    return table
+
+
+CHANGES: dict[str, Callable[[nn.Parameter], nn.Parameter]] = {
+    "none": lambda table: table,
+    "in place": halve,
+    "of the data": halve_data,
+    "to NaN": spoil,
+    "another table": lambda table: nn.Parameter(table.detach() + 1),
+    "another type": lambda table: nn.Parameter(table.detach().to(torch.bfloat16)),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_looked_up_biases_are_those_of_the_table(change, mode):
+    grid, look_up = Grid(4, 3), OffsetLookup()
+    offsets = offset_index(grid, grid, 1)
+    table = nn.Parameter(torch.randn(2, grid.tokens))
+    for _ in range(2):
+        with torch.inference_mode():
+            look_up(table, offsets)
+    table = change(table)
+    with mode():
+        biases = look_up(table, offsets)
+        torch.testing.assert_close(biases, table[:, offsets], rtol=0, atol=0, equal_nan=True)
+        assert biases.is_inference() == torch.is_inference_mode_enabled()
+        other = offset_index(grid.strided(2), grid, 2)
+        torch.testing.assert_close(look_up(table, other), table[:, other], rtol=0, atol=0, equal_nan=True)
+
+
+def test_looked_up_biases_are_kept_only_for_inference():
+    grid, look_up = Grid(4, 4), OffsetLookup()
+    offsets, table = offset_index(grid, grid, 1), nn.Parameter(torch.randn(2, grid.tokens))
+
+    def biases() -> Tensor:
+        return look_up(table, offsets)
+
+    with torch.inference_mode():
+        assert biases() is biases()
+    with torch.no_grad():
+        kept = biases()
+    assert biases() is not kept
+    biases().sum().backward()
+    assert table.grad is not None
+    assert copy.deepcopy(look_up)._last is None

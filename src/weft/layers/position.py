@@ -1,11 +1,11 @@
-"""Resize learned positions to another grid; on an equal grid the values are unchanged."""
+"""Learned positions: resized to another grid (on an equal grid the values are unchanged), and looked up by offset."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.errors import CheckpointError
 from weft.grid import Grid
@@ -88,3 +88,31 @@ def resize_offsets(table: Float[Tensor, "heads n"], old: Grid, new: Grid) -> Flo
     resized = F.interpolate(fmap, size=tuple(new), mode="bicubic", align_corners=True)
     resized[..., 0, 0] = fmap[..., 0, 0]
     return resized.reshape(-1, new.tokens).to(table)
+
+
+class OffsetLookup:
+    """Biases of all (query, key) pairs from a table over |dy|, |dx|: `table[:, offsets]`.
+
+    Without gradients on a CPU, the biases are kept until the table changes: a lookup takes longer than a comparison of
+    the table, which notices every change. Copies of a network start without kept biases.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def __call__(self, table: Float[Tensor, "heads places"], offsets: Int[Tensor, "n m"]) -> Float[Tensor, "heads n m"]:
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or type(table) is not nn.Parameter
+        if is_traced or torch.is_grad_enabled() or table.device.type != "cpu":
+            return table[:, offsets]
+        if self._last is not None:
+            last_table, last_offsets, biases = self._last
+            is_same_mode = biases.is_inference() == torch.is_inference_mode_enabled()
+            is_same_kind = is_same_mode and last_offsets is offsets and last_table.dtype == table.dtype
+            if is_same_kind and torch.equal(last_table, table):
+                return biases
+        biases = table[:, offsets]
+        self._last = table.detach().clone(), offsets, biases
+        return biases
+
+    def __reduce__(self) -> tuple[type[OffsetLookup], tuple[()]]:
+        return OffsetLookup, ()

@@ -30,7 +30,7 @@ from weft.grid import Grid
 from weft.layers.attention import recorded
 from weft.layers.mlp import DropPath
 from weft.layers.norm import ConvNorm, LinearNorm, NormLinear
-from weft.layers.position import guess_grid, offset_index, resize_embedding, resize_offsets
+from weft.layers.position import OffsetLookup, guess_grid, offset_index, resize_embedding, resize_offsets
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
 from weft.models.base import Backbone, activation, per_stage
 
@@ -102,13 +102,14 @@ class BiasedAttention(nn.Module, ABC):
         self.num_heads, self.grid, self.stride = num_heads, grid, stride
         self.attention_biases = nn.Parameter(torch.zeros(num_heads, grid.tokens)) if with_bias else None
         self.register_buffer("offsets", offset_index(grid.strided(stride), grid, stride), persistent=False)
+        self.look_up = OffsetLookup()
 
     @abstractmethod
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b m c"]: ...
 
     def bias(self) -> Float[Tensor, "heads n m"] | None:
         """Return the bias of every pair of query and key."""
-        return None if self.attention_biases is None else self.attention_biases[:, self.offsets]
+        return None if self.attention_biases is None else self.look_up(self.attention_biases, self.offsets)
 
     def attend(
         self,

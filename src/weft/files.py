@@ -33,6 +33,8 @@ class TakenError(UsageError):
 
 LOCK = Path("state") / "lock"  # in a directory that a process has reserved; it does not count as content
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk or quota
+
 _CHUNK = 1 << 22
 _OURS = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(part|old)")
 
@@ -76,15 +78,9 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as error:
-        reason = error.strerror or str(error)
-        needs = (
-            f" for {num_bytes:,} bytes"
-            if num_bytes and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            else ""
-        )
-        raise StorageError(
-            f"{path} must be writable; {reason}{needs}. Free some space or choose another --out."
-        ) from error
+        needs = f" for {num_bytes:,} bytes" if num_bytes and error.errno in FULL else ""
+        advice = "Free some space or choose another --out." if error.errno in FULL else "Choose another --out."
+        raise StorageError(f"{path} must be writable; {error.strerror or error}{needs}. {advice}") from error
 
 
 def no_follow(path: str, flags: int) -> int:
@@ -267,9 +263,8 @@ def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterat
                 flush_file(file)
         _swap(temporary, path, before)
     except OSError as err:
-        raise StorageError(
-            f"{path} must be writable; {err.strerror or err}. Free some space or choose another."
-        ) from err
+        advice = "Free some space or choose another." if err.errno in FULL else "Choose another."
+        raise StorageError(f"{path} must be writable; {err.strerror or err}. {advice}") from err
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

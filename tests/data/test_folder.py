@@ -15,6 +15,12 @@ from weft.data import image_size_hint, open_data
 from weft.errors import DataError, UsageError
 
 
+def test_class_names_that_look_equal_are_refused(tmp_path) -> None:
+    class_folders(tmp_path, 2, ("caf\u00e9", "cafe\u0301", "tea"))
+    with pytest.raises(DataError, match=r"more than the Unicode form of a letter; 'cafe\\u0301' and 'caf\\xe9' are"):
+        open_data(tmp_path)
+
+
 def keys(source) -> list[str]:
     return [source.read(i).key for i in range(len(source))]
 

@@ -128,9 +128,12 @@ def test_a_given_split_tells_of_torn_groups(photos: Path, tmp_path: Path) -> Non
         ),
         ({"group": "kennel"}, DataError, "matches none of 24"),
         ({"group": "patient"}, DataError, "all 24 images are in one"),
+        ({"group": "^(ill|well)/"}, DataError, "two groups or more: choose another --group"),
+        ({"group": "^(ill|well)/", "folds": 2}, DataError, "too few groups per class"),
         ({"folds": 1}, UsageError, "folds must be at least 2; got 1"),
         ({"folds": 3, "fold": 4}, UsageError, r"fold must be from 1 to folds \(3\); got 4"),
-        ({"folds": 50, "fold": 49}, DataError, "Training needs usable images in both splits"),
+        ({"folds": 50, "fold": 49}, DataError, "Every fold must hold out an image; "),
+        ({"folds": 50, "fold": 1}, DataError, "Every fold must hold out an image; "),
     ],
 )
 def test_impossible_splits_are_refused(

@@ -205,7 +205,9 @@ def test_evaluation_by_nearest_neighbours(model: Path, colours: Path, tmp_path: 
     [
         ({"knn": 0}, "knn must be at least 1; got 0"),
         ({"knn": 3, "split": "all"}, "split must be val"),
-        ({"knn": 3, "tta": True}, "support neither tta nor real_labels"),
+        ({"knn": 3, "tta": True}, "tta belongs to the classifier of the model"),
+        ({"knn": 3, "reject_at_error": 0.1}, "reject_at_error belongs to the classifier of the model"),
+        ({"knn": 3, "other": "."}, "other belongs to the classifier of the model"),
     ],
 )
 def test_refused_arguments_of_nearest_neighbours(arguments: dict, message: str, model: Path, colours: Path) -> None:

@@ -18,6 +18,7 @@ from weft.deploy import export
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.inference import Predictor, evaluate, predict
 from weft.inference.unknown import compare_scores, scores_of_files, set_threshold
+from weft.recipes import load_recipe
 from weft.train import train
 from weft.train.linear_probe import fit
 
@@ -130,6 +131,23 @@ def test_a_run_has_a_threshold_of_its_other_images(run: Path, noise: Path) -> No
     rows = predict(run, noise, quiet=True)
     assert sum(bool(row.unknown) for row in rows) == record["other_unknown"]
     assert rows[0].as_dict()["unknown"] in (True, False)
+
+
+@pytest.mark.parametrize("other", ["none", "empty", "no_images"])
+def test_other_images_are_checked_before_training(
+    run: Path, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "no_images").mkdir()
+    (tmp_path / "no_images" / "x.jpg").write_bytes(b"no image")
+    monkeypatch.setattr("weft.train.run.make_plan", lambda *args, **kwargs: pytest.fail("the data were read"))
+    monkeypatch.setattr("weft.inference.evaluation.Predictor.load", lambda *args, **kwargs: pytest.fail("loaded"))
+    data = load_recipe(run / "recipe.yaml").data.source
+    with pytest.raises(DataError, match=f"{other} has none that can be read"):
+        train(data, other=str(tmp_path / other), out=tmp_path / "run", quiet=True)
+    with pytest.raises(DataError, match=f"{other} has none that can be read"):
+        evaluate(run, data, other=tmp_path / other, quiet=True)
+    assert main(["train", str(data), "--other", str(tmp_path / other), "--quiet"]) == 3
 
 
 def test_evaluate_measures_other_images(run: Path, noise: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.errors import DataError, UsageError
 from weft.train import Review, apply_changes, review
+from weft.train.corrections import joined_groups
 from weft.train.label_errors import find_label_errors, judge, near_duplicates, neighbour_distances, outliers
 
 CLASSES = 4
@@ -211,7 +212,9 @@ def test_bad_input_is_refused(data: Path, model: Path, tmp_path: Path, capsys: p
         ("a,b\n1,2\n", r"must have a column 'path'"),
         (f"{header}{image},red,blue,1,label,delete\n", r"must be keep, relabel or exclude; row 2"),
         (f"{header}{image},red,,1,label,relabel\n", r"'proposed' must name a class"),
+        (f"{header}{image},red,  ,1,label,relabel\n", r"'proposed' must name a class"),
         (f"{header}{image},blue,red,1,label,relabel\n", r"must belong to the data"),
+        (f"{header}{image},red,blue,1,label,relabel\n{image},red,,,,exclude\n", r"list every image once; row 3"),
         (f"{header}{data}/red/none.png,red,blue,1,label,relabel\n", r"Every image of the changes must be in the data"),
     ):
         changes.write_text(text)
@@ -227,6 +230,40 @@ def test_bad_input_is_refused(data: Path, model: Path, tmp_path: Path, capsys: p
     assert main(["data", "check", str(data), "--apply", str(changes)]) == 2
     assert main(["data", "review", str(data), "--apply", str(changes)]) == 2
     assert "--apply needs the name of the new table" in capsys.readouterr().err
+
+
+def test_a_corrected_table_keeps_the_columns_and_joins_the_groups(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, changes, out = tmp_path / "table.csv", tmp_path / "changes.csv", tmp_path / "new" / "corrected.csv"
+    table.write_text(
+        "file;label;group;camera\n"
+        "data/red/01.png; red;p1;a\ndata/red/02.png;red;p1;b\ndata/red/03.png;red;p2;a\n"
+        "data/blue/copy.png;blue;p3;b\n;;;\ndata/blue/01.png;blue;;a\ndata/blue/02.png;blue;p4;c\n"
+    )
+    changes.write_text(
+        "path,label,proposed,probability,problem,action,split,group\n"
+        f"{data}/red/02.png,red,,,near-duplicate,keep,,copies-1\n"
+        f"{data}/red/03.png,red, purple ,,label,relabel,,copies-1\n"
+        f"{data}/blue/copy.png,blue,,,near-duplicate,exclude,,copies-2\n"
+        f"{data}/blue/01.png,blue,,,near-duplicate,keep,,copies-2\n"
+    )
+    assert apply_changes(table, changes, out) == {"keep": 4, "relabel": 1, "exclude": 1}
+    rows = [tuple(row.values()) for row in rows_of(out)]
+    assert sorted((Path(path).parent.name + Path(path).stem, *rest) for path, *rest in rows) == [
+        ("blue01", "blue", "p3", "a"),
+        ("blue02", "blue", "p4", "c"),
+        ("red01", "red", "p1", "a"),
+        ("red02", "red", "p1", "b"),
+        ("red03", "purple", "p1", "a"),
+    ]
+    assert "New: 1 class that the data do not have, purple (1 image)." in capsys.readouterr().err
+
+
+def test_groups_are_joined_over_any_number_of_steps() -> None:
+    first, second = ["a", "b", "b", "", "c", "", ""], ["1", "1", "2", "2", "", "3", ""]
+    assert joined_groups(first, second) == ["a", "a", "a", "a", "c", "3", ""]
+    assert joined_groups(["", ""], ["", ""]) == ["", ""]
 
 
 def test_unreadable_images_are_named_and_the_exit_code_is_3(

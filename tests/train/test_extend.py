@@ -144,6 +144,35 @@ def test_new_images_of_old_classes_are_added_and_copies_left_out(
     np.testing.assert_array_equal(after.labels[: len(before.labels)], before.labels)
 
 
+def test_groups_of_the_run_that_the_new_images_do_not_have(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = part(images, tmp_path / "data", "bee", "dog")
+    run = train(data, model="levit_nano_32", settings=PROBE, group=r"bee\d|dog\d", out=tmp_path / "run", quiet=True)
+    more = part(images, tmp_path / "more", "ant")
+    extended = train(more, extend=run.out, out=tmp_path / "extended")
+    assert "The new images are in no groups, since those of the run do not apply." in capsys.readouterr().err
+    stored = StoredFeatures.read(extended.out / FEATURES)
+    assert {"bee0", "dog0", ""} <= set(stored.groups.tolist())
+    new = evaluate(extended.out, more, quiet=True)  # split as the extension split it
+    assert extended.extension is not None
+    assert (new.count, new.top1) == (extended.extension.new_count, pytest.approx(extended.extension.new))
+    with pytest.raises(DataError, match="matches none of 12"):
+        train(more, extend=run.out, group="kennel", out=tmp_path / "refused", quiet=True)
+
+
+def test_the_images_of_the_first_run_are_split_as_it_split_them(images: Path, tmp_path: Path) -> None:
+    """By default, an extended run is evaluated on the held-out images of the data that it extends."""
+    data, more = part(images, tmp_path / "data", "bee", "dog"), part(images, tmp_path / "more", "ant")
+    settings = {**PROBE, "data.val_fraction": 0.4}
+    first = train(data, model="levit_nano_32", settings=settings, out=tmp_path / "first", quiet=True)
+    second = train(more, extend=first.out, out=tmp_path / "second", quiet=True)
+    third = train(part(images, tmp_path / "c", "cat"), extend=second.out, out=tmp_path / "third", quiet=True)
+    for run in (second, third):
+        assert evaluate(run.out, data, quiet=True).count == first.count == 10
+        assert evaluate(run.out, more, quiet=True).count == 5
+
+
 def test_nothing_new_is_refused(images: Path, first: RunResult, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"all .* are already in the run"):
         train(part(images, tmp_path / "d", "bee", "dog"), extend=first.out, out=tmp_path / "run", quiet=True)
@@ -159,6 +188,7 @@ def test_nothing_new_is_refused(images: Path, first: RunResult, tmp_path: Path) 
         ({"folds": 3}, "does not support folds"),
         ({"start_from": "x"}, "does not support start_from"),
         ({"from_scratch": True}, "from_scratch"),
+        ({"other": str(Path(__file__).parents[2] / "docs")}, "does not support other"),
         ({"resume": "x"}, "Omit one of them"),
     ],
 )

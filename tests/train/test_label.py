@@ -16,7 +16,7 @@ from tests.train.test_extend import COLOURS, PROBE, part
 from weft.cli import main
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.inference import predict
-from weft.runs.directory import FEATURES
+from weft.runs.directory import FEATURES, FINGERPRINT
 from weft.train import RunResult, label, train
 from weft.train.active import UNCERTAIN_SHARE, choose
 
@@ -104,11 +104,12 @@ def test_tables_are_data_for_training(run: RunResult, unlabelled: Path, tmp_path
     assert main([*arguments, "--quiet"]) == 0
     assert "proposed labels: 16 images" in capsys.readouterr().out
     header, *rows = csv.reader((out / "proposed.csv").read_text().splitlines())
-    assert header == ["path", "label", "probability", "action"]
-    assert {row[3] for row in rows} == {"accept"}
+    assert header == ["path", "label", "probability", "action", "split"]
+    assert {tuple(row[3:]) for row in rows} == {("accept", "train")}
     extended = train(out / "proposed.csv", extend=run.out, out=tmp_path / "extended", quiet=True)
     assert extended.extension is not None
     assert extended.extension.classes == []
+    assert extended.extension.new_count == 0  # no accuracy on labels that the model itself proposed
     # in next.csv the labels are empty: training refuses it until a person has written them
     with pytest.raises(DataError, match=r"must name an image and its class; row 2"):
         train(out / "next.csv", extend=run.out, out=tmp_path / "refused", quiet=True)
@@ -136,12 +137,18 @@ def test_images_of_the_run_are_left_out(run: RunResult, unlabelled: Path, tmp_pa
         label(run.out, source, quiet=True)
 
 
-def test_it_works_without_stored_features(run: RunResult, unlabelled: Path, tmp_path: Path) -> None:
+def test_it_works_without_stored_features(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run.out, copy)
     (copy / FEATURES).unlink()
-    result = label(copy, unlabelled, budget=3, quiet=True)
-    assert (len(result.next), result.check, result.labelled) == (3, "", 0)
+    shutil.copy(next(Path(run.data).rglob("*.png")), unlabelled / "known.png")
+    result = label(copy, unlabelled, budget=3)
+    assert (len(result.next), result.check, result.labelled) == (3, "", 1)
+    assert "already labelled is unknown" not in capsys.readouterr().err
+    (copy / FINGERPRINT).unlink()
+    assert label(copy, unlabelled, budget=3).labelled == 0
+    assert "Which images are already labelled is unknown" in capsys.readouterr().err
+    (unlabelled / "known.png").unlink()
 
 
 def test_bad_input(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:

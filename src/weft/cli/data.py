@@ -159,7 +159,8 @@ def _review(args: argparse.Namespace) -> int:
     _check_review(args, data)
     with loading(quiet=args.quiet):
         use_threads(args.threads)
-        from weft.train.data_review import ACTIONS, apply_changes, review
+        from weft.train.corrections import ACTIONS, apply_changes
+        from weft.train.data_review import review
     if args.apply is not None:
         options = {"follow_links": args.follow_links, "force": args.force, "quiet": args.quiet}
         counts = apply_changes(data, args.apply, args.out, **options)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.data.images.decode import BadImage
+from weft.data.images.decode import BadImage, open_image
 from weft.data.index.tree import EXTENSIONS, extension, walk
 from weft.devices import check_device
-from weft.errors import UsageError, need
+from weft.errors import DataError, UsageError, need
 from weft.files import check_writable
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import arguments_of, overrides_of
@@ -67,6 +68,27 @@ def check_images(*images: str | Path | Sequence[str | Path]) -> None:
         paths = image_files(argument)
         if paths and not any(Path(path).exists() for path in paths):
             raise BadImage(printable(paths[0]), "missing")
+
+
+def check_other(images: str | Path) -> None:
+    """Check that an image of `--other` can be read.
+
+    Raises:
+        DataError: none can.
+    """
+    for path in image_files(images):
+        with contextlib.suppress(BadImage, OSError):
+            open_image(path)
+            return
+    raise no_other(images)
+
+
+def no_other(images: str | Path) -> DataError:
+    """Return the error of a folder for `--other` without a readable image."""
+    return DataError(
+        f"--other must name images that show none of the classes; {printable(str(images))} has none that can be read."
+        " Name a folder of images."
+    )
 
 
 def check_top_k(top_k: int) -> None:

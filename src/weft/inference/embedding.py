@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +155,8 @@ def similar(
     wanted = read_files(predictor, [str(query)], 1, quiet=True)
     if wanted.errors:
         raise DataError(f"The query must be an image. {wanted.errors[0][1]}")
-    others = [path for path in image_files(images) if not _is_same_file(path, query)][: settings.data.limit]
+    files = {os.path.abspath(path): path for path in image_files(images)}  # an image of two folders is found once
+    others = [path for path in files.values() if not _is_same_file(path, query)][: settings.data.limit]
     searched = read_files(predictor, others, int(settings.batch_size), quiet=quiet)
     if not searched.images:
         first = f" The first: {searched.errors[0][1]}" if searched.errors else ""

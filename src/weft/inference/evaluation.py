@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from weft.data import Source
 from weft.data.loading.loader import ImageLoader
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_taken, write_text
-from weft.inference.arguments import image_files
+from weft.inference.arguments import check_other, image_files
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import feature_map
 from weft.inference.features import FeatureReader
@@ -25,7 +25,7 @@ from weft.inference.inputs import (
     name_of,
     open_as_trained,
     open_labelled,
-    recipe_of,
+    recipe_with,
     select_split,
     settings_of,
 )
@@ -101,7 +101,18 @@ def evaluate(
     if split not in SPLITS:
         raise UsageError(f"split must be one of {', '.join(SPLITS)}; got {split!r}.")
     if knn is not None:
-        _check_knn(knn, split, tta, real_labels)
+        _check_knn(
+            knn,
+            split,
+            {
+                "tta": tta,
+                "real_labels": real_labels is not None,
+                "reject_at_error": reject_at_error is not None,
+                "other": other is not None,
+            },
+        )
+    if other is not None:
+        check_other(other)
     settings = settings_of(batch_size, img_size, device, precision, workers, limit, follow_links)
     if out is not None:
         refuse_taken(Path(out), CONTENTS, force=force)
@@ -116,7 +127,7 @@ def evaluate(
         quiet=quiet,
     )
     rejection = None if reject_at_error is None else predictor.reject_at(reject_at_error)
-    trained_with = recipe_of(Path(run))
+    trained_with = recipe_with(Path(run), data)
     num_classes = len(predictor.classes)
     labels = None if real_labels is None else read_real_labels(real_labels, num_classes)
     if knn is None:
@@ -151,7 +162,7 @@ def evaluate(
             splits.classes,
             predictor.runtime,
             among=among,
-            temperature=predictor.temperature,
+            temperature=predictor.temperature if knn is None else 1.0,
             key_of=lambda place: printable(source.read(place).key),
             excluded=excluded,
             on_batch=count,
@@ -234,8 +245,12 @@ def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: 
     return compare_scores(scores_of_batches(folded, batches), others, detector.threshold.value)
 
 
-def _check_knn(knn: int, split: str, tta: bool, real_labels: str | Path | None) -> None:
+def _check_knn(knn: int, split: str, others: Mapping[str, bool]) -> None:
     """Check the arguments of `evaluate` with nearest neighbours.
+
+    Args:
+        knn, split: as in `evaluate`.
+        others: arguments that belong to the classifier of the model, with whether each is given.
 
     Raises:
         UsageError: they are not supported.
@@ -246,8 +261,10 @@ def _check_knn(knn: int, split: str, tta: bool, real_labels: str | Path | None) 
         raise UsageError(
             f"The neighbours are training images, so split must be val, the held-out images; got {split!r}. Omit it."
         )
-    if tta or real_labels is not None:
-        raise UsageError("Nearest neighbours support neither tta nor real_labels. Omit them, or knn.")
+    if given := [name for name, is_given in others.items() if is_given]:
+        raise UsageError(
+            f"{given[0]} belongs to the classifier of the model, which nearest neighbours replace. Omit it, or knn."
+        )
 
 
 def _classes_there(source: Source, classes: Sequence[str] | None) -> list[int] | None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,14 +194,31 @@ def fingerprint(network: nn.Module, runtime: Runtime) -> str:
     return digest.hexdigest()[:32]
 
 
+class DamagedFileError(Exception):
+    """A file of arrays that is missing, damaged or lacks an array."""
+
+
+def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return arrays of an .npz file by name.
+
+    Raises:
+        DamagedFileError: there is no such file, or it is damaged.
+    """
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            return {name: file[name] for name in names}
+    except Exception as error:  # what a damaged file raises depends on the damaged byte: a dozen kinds are known
+        raise DamagedFileError(str(path)) from error
+
+
 class _Cache:
     """Features by the hash of the pixels, in one file per network. A file that cannot be read is replaced."""
 
     def __init__(self, path: Path, width: int) -> None:
         self.path, self.rows = path, dict[bytes, np.ndarray]()
-        with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                keys, features = file["keys"], file["features"]
+        with contextlib.suppress(DamagedFileError):
+            arrays = read_arrays(path, ("keys", "features"))
+            keys, features = arrays["keys"], arrays["features"]
             if features.shape[1:] == (width,) and keys.shape == (len(features), 32):
                 self.rows = {key.tobytes(): row for key, row in zip(keys, features, strict=True)}
         self.known = len(self.rows)

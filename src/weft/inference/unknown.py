@@ -12,12 +12,10 @@ from torch import Tensor
 from weft.checkpoints.unknown import Threshold
 from weft.data.images.crop import Pixels
 from weft.data.loading.dataset import LOST
-from weft.errors import DataError
-from weft.inference.arguments import image_files
+from weft.inference.arguments import image_files, no_other
 from weft.inference.metrics import UnknownResult
 from weft.inference.prediction import prepared_file
 from weft.inference.predictor import Predictor
-from weft.text import printable
 
 KNOWN_SHARE = 0.95  # of the held-out images are not unknown, unless images of no class set the threshold
 
@@ -38,10 +36,7 @@ def scores_of_files(
             scores.append(predictor.scores(predictor.tensor(usable)))
         on_batch(len(prepared))
     if not scores:
-        raise DataError(
-            f"--other must name images that show none of the classes; {printable(str(images))} has none that can be"
-            " read. Name a folder of images."
-        )
+        raise no_other(images)
     return np.concatenate(scores)
 
 

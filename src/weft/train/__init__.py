@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from weft.train.active import LabelProposal as LabelProposal
     from weft.train.active import label as label
     from weft.train.augment_preview import preview as preview
+    from weft.train.corrections import apply_changes as apply_changes
     from weft.train.data_review import Finding as Finding
     from weft.train.data_review import Review as Review
-    from weft.train.data_review import apply_changes as apply_changes
     from weft.train.data_review import review as review
     from weft.train.lr_finder import find_lr as find_lr
     from weft.train.run import RunResult as RunResult
@@ -35,7 +35,7 @@ _HOMES = {
     "Labelling": "weft.train.active",
     "Review": "weft.train.data_review",
     "RunResult": "weft.train.run",
-    "apply_changes": "weft.train.data_review",
+    "apply_changes": "weft.train.corrections",
     "evaluate": "weft.inference.evaluation",
     "find_lr": "weft.train.lr_finder",
     "label": "weft.train.active",

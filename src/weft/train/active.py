@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +13,16 @@ from typing import Any
 import numpy as np
 from scipy.special import softmax
 
+from weft.data.index.fingerprint import Fingerprint, hash_of
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.files import check_writable, make_dir, refuse_taken, sha256_of, write_text
+from weft.files import check_writable, make_dir, refuse_taken, write_text
 from weft.inference.arguments import image_files, settings_of
 from weft.inference.embedding import feature_predictor, read_files
 from weft.inference.features import fingerprint, logits_of, unit_length
 from weft.inference.probabilities import ranked
 from weft.intervals import accuracy_text
-from weft.runs.directory import FEATURES
+from weft.progress import say
+from weft.runs.directory import FEATURES, FINGERPRINT
 from weft.text import printable
 from weft.train.stored_features import StoredFeatures
 
@@ -64,7 +67,8 @@ class Labelling:
         errors: (path, message) of each file that cannot be read.
         check: accuracy on the held-out images that the model is as certain of, as a sentence; empty if the run stored
             no features.
-        labelled: number of images that are left out, because their files are among the labelled images of the run.
+        labelled: number of images that are left out, because their files are among the labelled images of the run: by
+            its `features.npz` or `images.tsv.gz`.
     """
 
     next: list[LabelProposal]
@@ -102,8 +106,8 @@ def label(
 
     Next are images that the model is uncertain of and that differ from each other and from the labelled images: of the
     half with the smallest margin between the two most probable classes, each time the one with the least cosine
-    similarity to all labelled and chosen images (greedy k-center, arXiv 1708.00489). The labelled images are known if
-    the run stored their features.
+    similarity to all labelled and chosen images (greedy k-center, arXiv 1708.00489), if the run stored the features of
+    the labelled images. Labelled images themselves are left out.
 
     Args:
         run: a run directory, or a model directory with class names.
@@ -135,8 +139,10 @@ def label(
     network = predictor.source_model
     stored = _stored(Path(run), fingerprint(network, predictor.runtime))
     files = list(dict.fromkeys(str(Path(path).absolute()) for path in image_files(images)))
-    labelled = set() if stored is None else {bytes(row) for row in stored.hashes}
+    labelled = _labelled(Path(run), stored)
     is_labelled = [_is_among(path, labelled) for path in files]
+    if not labelled and not quiet:
+        say("Which images are already labelled is unknown: the run has no features.npz and no hashes in images.tsv.gz.")
     if files and all(is_labelled):
         raise DataError(
             f"An image without a label is needed; all {len(files):,} are among the images of the run. Pass others."
@@ -207,12 +213,20 @@ def choose(features: np.ndarray, probabilities: np.ndarray, known: np.ndarray, b
     return chosen
 
 
-def _is_among(path: str, hashes: set[bytes]) -> bool:
-    """Return whether the sha256 of a file is among hashes; False for a file that cannot be read."""
+def _labelled(run: Path, stored: StoredFeatures | None) -> set[str]:
+    """Return the hashes of the labelled images of a run, as sha256 or as in its fingerprint of the dataset."""
+    hashes = set() if stored is None else {bytes(row).hex() for row in stored.hashes}
+    file = (run.parent if run.name in ("best", "last") else run) / FINGERPRINT
+    return hashes | (Fingerprint.read(file).hashes if file.is_file() else set())
+
+
+def _is_among(path: str, hashes: set[str]) -> bool:
+    """Return whether a file is among hashes; False for a file that cannot be read."""
     try:
-        return bool(hashes) and Path(path).is_file() and bytes.fromhex(sha256_of(Path(path))) in hashes
+        data = Path(path).read_bytes() if hashes and Path(path).is_file() else b""
     except OSError:
         return False
+    return bool(data) and (hash_of(data) in hashes or hashlib.sha256(data).hexdigest() in hashes)
 
 
 def _stored(run: Path, network: str) -> StoredFeatures | None:
@@ -241,9 +255,10 @@ def _write(folder: Path, run: str, result: Labelling, certain: float, *, force: 
 
     make_dir(folder, CONTENTS, force=force)
     guesses = [(row.image, "", f"{row.probability:.4f}", row.action, row.label) for row in result.next]
-    proposed = [(row.image, row.label, f"{row.probability:.4f}", row.action) for row in result.proposed]
+    # split: images with proposed labels train an extended run, and do not count as held-out images
+    proposed = [(row.image, row.label, f"{row.probability:.4f}", row.action, "train") for row in result.proposed]
     write_text(folder / NEXT, _csv((*HEADER, "guess"), guesses))
-    write_text(folder / PROPOSED, _csv(HEADER, proposed))
+    write_text(folder / PROPOSED, _csv((*HEADER, "split"), proposed))
     shown = result.next[:SHOWN]
     titles = [f"{rank}: {row.label}, {100 * row.probability:.0f} %" for rank, row in enumerate(shown, 1)]
     summary = [

@@ -12,6 +12,7 @@ from weft.data.sources.open import check_exists
 from weft.devices import check_device
 from weft.errors import CheckpointError, UsageError
 from weft.files import refuse_taken
+from weft.inference.arguments import check_other
 from weft.models.timm_names import check_name
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import default_recipe, overrides_of
@@ -131,8 +132,11 @@ def checked_recipe(
 
     Raises:
         UsageError: an invalid setting, no dataset, or `from_scratch` with weights to start from.
+        DataError: none of the images of `data.other` can be read.
     """
     loaded = load_plan_recipe(data, recipe, settings, given)
+    if loaded.data.other is not None:
+        check_other(loaded.data.other)
     if not from_scratch:
         return loaded
     if loaded.start_from is not None:

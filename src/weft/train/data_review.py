@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from weft.data import Source, Splits, open_data, open_image
-from weft.data.sources.open import KeyedSource
-from weft.data.sources.table import FileReader
-from weft.errors import DataError, UsageError
+from weft.data import Splits, open_image
+from weft.errors import DataError
 from weft.files import check_writable, make_dir, refuse_taken, sha256_of, write_text
 from weft.inference.embedding import Embedding, feature_predictor, read_files
 from weft.inference.inputs import settings_of
-from weft.progress import reading
 from weft.text import count, printable
+from weft.train.corrections import HEADER, csv_text, open_files, paths_of
 from weft.train.few_images import model_with_weights
 from weft.train.label_errors import (
     LabelErrors,
@@ -32,8 +27,6 @@ from weft.train.label_errors import (
 
 CHANGES = "changes.csv"
 CONTENTS = (CHANGES, "report.md", "report.html", "errors.png", "duplicates.png", "outliers.png")
-HEADER = ("path", "label", "proposed", "probability", "problem", "action", "split", "group")
-ACTIONS = ("keep", "relabel", "exclude")
 SHOWN = 40  # images in each grid of the report
 LABEL, COPY, LEAK, OUTLIER = "label", "copy with another label", "copy in train and val", "outlier"
 DUPLICATE = "near-duplicate"
@@ -157,8 +150,8 @@ def review(
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))
     model = str(run or _public_model())
-    splits = _open(data, follow_links, quiet)
-    paths = [path for source in (splits.train, splits.val) for path in _paths(source)]
+    splits = open_files(data, follow_links, quiet)
+    paths = [path for source in (splits.train, splits.val) for path in paths_of(source)]
     labels = np.array([*splits.train.labels, *splits.val.labels], int)
     sides = np.array(["train"] * len(splits.train) + ["val"] * len(splits.val))
     predictor = feature_predictor(model, settings, quiet)
@@ -169,107 +162,6 @@ def review(
     if out is not None:
         _write(Path(out), str(data), result, force=force)
     return result
-
-
-def apply_changes(
-    data: str | Path,
-    changes: str | Path,
-    out: str | Path,
-    *,
-    follow_links: bool = False,
-    force: bool = False,
-    quiet: bool = False,
-) -> dict[str, int]:
-    """Write a table of a dataset with the actions of `changes.csv` carried out; no image changes.
-
-    Args:
-        data: the dataset that was reviewed.
-        changes: a table as `review` writes it, perhaps edited; an image that it does not list is kept.
-        out: the new table, `x.csv`, with the columns path, label, group, and split if the dataset defines one. `train`
-            reads it.
-        follow_links: as in `train`.
-        force: replace an existing table.
-        quiet: print no progress.
-
-    Returns:
-        Number of images with each action.
-
-    Raises:
-        UsageError: `out` exists, does not end in .csv, or is one of the inputs; or the data are not files.
-        DataError: the changes cannot be read, have an unknown action, name an image that the data do not have, or were
-            made for another label.
-    """
-    out = Path(out)
-    _check_table(out, (Path(data), Path(changes)), force)
-    rows = _read_changes(Path(changes))
-    splits = _open(data, follow_links, quiet)
-    kept, seen = [], set()
-    counts: dict[str, int] = dict.fromkeys(ACTIONS, 0)
-    for side, source in (("train", splits.train), ("val", splits.val)):
-        for path, number in zip(_paths(source), source.labels, strict=True):
-            row = rows.get(path)
-            label, action, group = splits.classes[number], "keep", ""
-            if row is not None:
-                seen.add(path)
-                action, group = row["action"], row.get("group") or ""
-                if row["label"] != label:
-                    raise DataError(
-                        f"The changes must belong to the data; {printable(path)} has the label '{printable(label)}',"
-                        f" {printable(str(changes))} was made for '{printable(row['label'])}'. Review the data again."
-                    )
-            counts[action] += 1
-            if action != "exclude":
-                label = row["proposed"] if row is not None and action == "relabel" else label
-                kept.append((path, label, group, *([side] if splits.is_given else [])))
-    if missing := [path for path in rows if path not in seen]:
-        raise DataError(
-            f"Every image of the changes must be in the data; {printable(missing[0])} is not among the readable images"
-            f" of {printable(str(data))}. Pass the data that were reviewed, or remove the row."
-        )
-    header = ("path", "label", "group", *(["split"] if splits.is_given else []))
-    write_text(out, _csv(header, kept))
-    return counts
-
-
-def _check_table(out: Path, inputs: Sequence[Path], force: bool) -> None:
-    if out.suffix != ".csv":
-        raise UsageError(
-            f"The corrected table must end in .csv; got '{printable(str(out))}'. For example: --out new.csv."
-        )
-    if any(out.resolve() == path.resolve() for path in inputs):
-        raise UsageError(
-            f"The corrected table must be a new file; {printable(str(out))} is an input. Choose another --out."
-        )
-    if out.is_dir() or (os.path.lexists(out) and not force):
-        raise UsageError(f"{printable(str(out))} exists. Choose another --out, or pass --force to replace a file.")
-    check_writable(out.parent)
-
-
-def _read_changes(path: Path) -> dict[str, dict[str, str]]:
-    """Return the rows of `changes.csv` by path."""
-    name, rows = printable(str(path)), dict[str, dict[str, str]]()
-    try:
-        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            reader = csv.DictReader(file, restval="")
-            if missing := [column for column in (*HEADER[:3], "action") if column not in (reader.fieldnames or ())]:
-                raise DataError(
-                    f"The changes must have a column '{missing[0]}'; {name} has none. Run weft data review."
-                )
-            for number, row in enumerate(reader, start=2):
-                row["action"] = row["action"].strip().lower() or "keep"
-                if row["action"] not in ACTIONS:
-                    raise DataError(
-                        f"An action must be keep, relabel or exclude; row {number} of {name} has '{row['action']}'."
-                    )
-                if row["action"] == "relabel" and not row["proposed"].strip():
-                    raise DataError(
-                        f"To relabel an image, 'proposed' must name a class; row {number} of {name} does not."
-                    )
-                rows[row["path"]] = row
-    except (OSError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"The changes must be a readable table; {name} is not ({reason}).") from error
-    return rows
 
 
 def _public_model() -> str:
@@ -286,24 +178,6 @@ def _public_model() -> str:
             " your own: --run RUN."
         )
     return model
-
-
-def _open(data: str | Path, follow_links: bool, quiet: bool) -> Splits:
-    with reading(quiet=quiet) as progress:
-        return open_data(
-            data, max_bad=1, allow_empty_class=True, evaluate_only=True, follow_links=follow_links, progress=progress
-        )
-
-
-def _paths(source: Source) -> list[str]:
-    """Return the absolute paths of the images of a folder or table."""
-    if not isinstance(source, KeyedSource) or not isinstance(source.reader, FileReader):
-        raise UsageError(
-            "A review reads image files: a folder with one subfolder per class, or a table of paths and labels. Unpack"
-            " other data into a folder first."
-        )
-    folder = os.path.abspath(source.reader.folder)
-    return [os.path.join(folder, key) for key in source.keys]
 
 
 def _review(
@@ -418,7 +292,7 @@ def _write(folder: Path, data: str, result: Review, *, force: bool) -> None:
         ("" if value is None else f"{value:.4f}" if isinstance(value, float) else value for value in vars(row).values())
         for row in result.findings
     ]
-    write_text(folder / CHANGES, _csv(HEADER, [tuple(row) for row in rows]))
+    write_text(folder / CHANGES, csv_text(HEADER, [tuple(row) for row in rows]))
 
     def grid(rows: Sequence[Finding], name: str, alt: str, title: Any) -> dict[str, Any]:
         figure = image_grid([row.path for row in rows[:SHOWN]], [title(row) for row in rows[:SHOWN]])
@@ -475,9 +349,3 @@ def _write(folder: Path, data: str, result: Review, *, force: bool) -> None:
 
 def _by_group(row: Finding) -> tuple[int, str]:
     return int(row.group.removeprefix("copies-")), row.path
-
-
-def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue()

@@ -23,6 +23,7 @@ from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.confidence import Confidence
 from weft.checkpoints.model_dir import write_confidence
 from weft.data import Splits, open_data
+from weft.data.index.split import GroupError
 from weft.data.sources.open import class_names
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import write_text
@@ -35,6 +36,7 @@ from weft.intervals import accuracy_text
 from weft.progress import clock, counting, reading, say
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import overrides_of
+from weft.recipes.schema import Data
 from weft.runs.directory import EXTENSION, FEATURES, EpochRow, Reservation, write_metrics
 from weft.runtime import Runtime
 from weft.text import printable
@@ -125,6 +127,7 @@ def extended_recipe(
         "epochs": loaded.epochs not in (None, 0),
         "folds": loaded.data.folds is not None,
         "start_from": loaded.start_from is not None,
+        "other": loaded.data.other is not None,
     }
     if names := [name for name, is_given in refused.items() if is_given]:
         raise UsageError(
@@ -176,7 +179,7 @@ def extend(recipe: Recipe, reservation: Reservation, runtime: Runtime, *, quiet:
             f"A network needs the method reset_classifier to be extended; {type(network).__name__} has none."
         )
     old = _old_features(run, network, names, runtime, recipe.workers, quiet)
-    splits, classes = _open_new(recipe, names, quiet)
+    recipe, splits, classes = _open_new(recipe, names, note, quiet)
     note(f"{len(splits.train):,} new images for training, {len(splits.val):,} held out.")
     for text in splits.notes[1:]:  # the first one counts old classes also
         if not text.startswith("No validation image"):
@@ -192,13 +195,13 @@ def extend(recipe: Recipe, reservation: Reservation, runtime: Runtime, *, quiet:
     everything = old.joined(new)
     train = everything.chosen(~everything.is_held_out)
     features = split_heads(network, train.features)
-    has_groups = recipe.data.group is not None and all(train.groups)
+    groups = [str(group) or f"/{key}" for group, key in zip(train.groups, train.keys, strict=True)]
     probes = fit_features(
         features,
         train.labels,
         len(classes),
         balance=balance_of(recipe),
-        groups=[str(group) for group in train.groups] if has_groups else None,
+        groups=groups if any(train.groups) else None,
         seed=recipe.seed,
     )
     network = _with_classes(network, len(classes), probes)
@@ -267,13 +270,19 @@ def _old_features(
         return collect(network, splits, runtime, workers, count)
 
 
-def _open_new(recipe: Recipe, names: Sequence[str], quiet: bool) -> tuple[Splits, list[str]]:
-    """Open the new images; return them, and the old class names followed by the new ones."""
+def _open_new(
+    recipe: Recipe, names: Sequence[str], note: Callable[[str], None], quiet: bool
+) -> tuple[Recipe, Splits, list[str]]:
+    """Open the new images; return the recipe, the images, and the old class names followed by the new ones.
+
+    The groups of the old run do not apply to data that have none of them; the recipe is then without groups.
+    """
     source, data = str(recipe.data.source), recipe.data
     own = class_names(source, follow_links=data.follow_links)
     classes = [*names, *(name for name in own if name not in set(names))]
-    with reading(quiet=quiet) as progress:
-        splits = open_data(
+
+    def opened(data: Data) -> Splits:
+        return open_data(
             source,
             val_fraction=data.val_fraction,
             train_fraction=data.train_fraction,
@@ -286,13 +295,23 @@ def _open_new(recipe: Recipe, names: Sequence[str], quiet: bool) -> tuple[Splits
             allow_empty_class=True,
             progress=progress,
         )
+
+    with reading(quiet=quiet) as progress:
+        try:
+            splits = opened(data)
+        except GroupError as error:
+            if data.group != load_recipe(Path(str(recipe.extend)) / "recipe.yaml").data.group:
+                raise
+            note(f"The new images are in no groups, since those of the run do not apply. {error}")
+            recipe = dataclasses.replace(recipe, data=dataclasses.replace(data, group=None))
+            splits = opened(recipe.data)
     trained = {splits.classes[label] for label in splits.train.labels}
     if missing := [name for name in classes[len(names) :] if name not in trained]:
         raise DataError(
             f"Every new class must have a training image; '{printable(missing[0])}' of {source} has none that can be"
             " read. Add images, or remove its folder."
         )
-    return splits, classes
+    return recipe, splits, classes
 
 
 def _without_copies(

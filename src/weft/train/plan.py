@@ -217,7 +217,7 @@ def use_all_images(recipe: Recipe, num_images: int, world: int = 1, *, may_chang
         The recipe, and a sentence if many images would be left out; else an empty text.
     """
     size = recipe.batch_size
-    if not isinstance(size, int) or num_images % size <= MAX_LEFT_OUT * num_images:
+    if recipe.epochs == 0 or not isinstance(size, int) or num_images % size <= MAX_LEFT_OUT * num_images:
         return recipe, ""
     divisor = _batch_divisor(recipe, world)
     smallest = max(size // 2, 2 * world * recipe.accumulate)

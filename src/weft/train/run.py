@@ -24,6 +24,7 @@ from weft.data.index.split import stratified_subset
 from weft.data.loading.order import epochs_of
 from weft.errors import DataError, UsageError
 from weft.files import remove, sweep, write_text
+from weft.inference.arguments import check_other
 from weft.inference.calibration import MAX_IMAGES, calibrate, held_out_logits
 from weft.inference.conclusions import Training
 from weft.inference.error_gallery import explained_errors
@@ -369,6 +370,8 @@ class _Run:
     def resume(self, run: ResumedRun) -> RunResult:
         """Train from the newest saved state."""
         check_data(self.out, self.splits, str(self.recipe.data.source))
+        if self.recipe.data.other is not None:
+            check_other(self.recipe.data.other)
         read_public_classifier(self.out)  # damage shows now, not after the last epoch
         if self.runtime.device.type == "cpu":
             # the number of threads determines the order of sums, and so their last bits

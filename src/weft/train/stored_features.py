@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,11 +17,12 @@ from torch import nn
 from weft.data import Source, Splits
 from weft.errors import CheckpointError
 from weft.files import write_whole
-from weft.inference.features import fingerprint, read_features
+from weft.inference.features import DamagedFileError, fingerprint, read_arrays, read_features
 from weft.inference.inputs import evaluation_batches
 from weft.runtime import Runtime
 
 BATCH_SIZE = 32
+KINDS = {"labels": "iu", "is_held_out": "b", "keys": "U", "groups": "U", "hashes": "u"}  # numpy's kinds of types
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,15 @@ class StoredFeatures:
             CheckpointError: the file is damaged.
         """
         try:
-            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                columns = {item.name: file[item.name] for item in fields(cls)}
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            columns = read_arrays(path, [item.name for item in fields(cls)])
+        except DamagedFileError as error:
             raise _damaged(path) from error
-        network, features = str(columns.pop("network")), columns.pop("features").astype(np.float32)
-        if features.ndim != 3 or {len(column) for column in columns.values()} != {len(features)}:
+        network, features = str(columns.pop("network")), columns.pop("features")
+        if features.ndim != 3 or any(column.shape[:1] != features.shape[:1] for column in columns.values()):
             raise _damaged(path)
+        if features.dtype != np.float16 or any(columns[name].dtype.kind not in kind for name, kind in KINDS.items()):
+            raise _damaged(path)
+        features = features.astype(np.float32)
         return cls(network, features, **columns)
 
 

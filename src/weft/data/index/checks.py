@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -60,6 +61,7 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
                 f"not among them: {first_few(unknown_names)}. Rename or remove these classes."
             )
         return list(wanted)
+    _check_forms(own)
     names = inventory.classes.get("train", own)
     side = f"{inventory.val_name}/"
     if only_val := sorted(set(own) - set(names)):
@@ -73,6 +75,18 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
             f"Add a folder of images of another class."
         )
     return names
+
+
+def _check_forms(names: Sequence[str]) -> None:
+    """Raise DataError for class names that look equal: Unicode has two forms of `é`, and macOS writes the second."""
+    first: dict[str, str] = {}
+    for name in names:
+        twin = first.setdefault(unicodedata.normalize("NFC", name), name)
+        if twin != name:
+            raise DataError(
+                f"Class names must differ in more than the Unicode form of a letter; {twin!a} and {name!a} are both"
+                f" '{printable(name)}'. Give them one name."
+            )
 
 
 def check_names(classes: Sequence[str]) -> None:
@@ -102,15 +116,36 @@ def check_empty(names: list[str], entries: list[ImageEntry], inventory: Inventor
         )
 
 
-def check_sides(inventory: Inventory, num_train: int, num_val: int) -> None:
+def check_sides(inventory: Inventory, num_train: int, num_val: int, *, is_grouped: bool) -> None:
     """Raise DataError if a split has no usable image."""
     if num_train and num_val:
         return
     sides = ("train/", f"{inventory.val_name}/") if inventory.val_name else ("the training set", "the validation set")
     side = sides[num_train > 0]
+    advice = "Add images, two or more per class."
+    if is_grouped and not inventory.val_name:
+        advice = "A class can be held out only if its images are in two groups or more: choose another --group."
     raise DataError(
         f"Training needs usable images in both splits; {side} of '{_root(inventory)}' has none "
-        f"({num_train} for training, {num_val} held out). Add images, two or more per class."
+        f"({num_train} for training, {num_val} held out). {advice}"
+    )
+
+
+def check_folds(inventory: Inventory, held_out: Sequence[int], *, is_grouped: bool) -> None:
+    """Raise DataError if a fold of a cross-validation has no usable image.
+
+    Args:
+        inventory: of the dataset.
+        held_out: number of images of each fold.
+        is_grouped: images of one group are in one fold.
+    """
+    if all(held_out):
+        return
+    unit = "groups" if is_grouped else "images"
+    raise DataError(
+        f"Every fold must hold out an image; {count(held_out.count(0), 'fold')} of {len(held_out)} of"
+        f" '{_root(inventory)}' would have none, because there are too few {unit} per class. Pass fewer --folds, at"
+        f" most {max(len(held_out) - held_out.count(0), 2)}, or add {unit}."
     )
 
 

@@ -36,6 +36,11 @@ class Fingerprint:
         text = "\n".join([str(len(self.classes)), *self.classes, *self.lines])
         write_whole(path, gzip.compress(text.encode("utf-8", "surrogateescape"), mtime=0))
 
+    @property
+    def hashes(self) -> set[str]:
+        """`hash_of` of every image; empty for a dataset that is larger than `HASHED_BYTES`."""
+        return {line.rpartition("\t")[2] for line in self.lines} - {"-"}
+
     @classmethod
     def read(cls, path: Path) -> Fingerprint:
         """Read a fingerprint.
@@ -69,7 +74,7 @@ def fingerprint(splits: Splits) -> Fingerprint:
     for (side, source), of_side in zip(sides, sizes, strict=True):
         for i, size in enumerate(of_side):
             cells = (side, splits.classes[source.labels[i]], _key(source, i), str(size))
-            lines.append("\t".join([*cells, _hash(source, i) if is_small else "-"]))
+            lines.append("\t".join([*cells, hash_of(source.read(i).data) if is_small else "-"]))
     return Fingerprint(list(splits.classes), lines)
 
 
@@ -119,5 +124,6 @@ def _sizes(source: Source) -> Iterator[int]:
             raise DataError(f"{printable(key)} could be read a moment ago and cannot any more.") from error
 
 
-def _hash(source: Source, i: int) -> str:
-    return hashlib.blake2b(source.read(i).data, digest_size=12).hexdigest()
+def hash_of(data: bytes) -> str:
+    """Return the hash of an image file in hexadecimal digits."""
+    return hashlib.blake2b(data, digest_size=12).hexdigest()

@@ -18,6 +18,10 @@ from weft.errors import DataError, UsageError
 from weft.text import printable
 
 
+class GroupError(DataError):
+    """Groups of images that the data do not have, or that do not allow a split."""
+
+
 def rank(key: str, seed: int) -> bytes:
     """Return the sort key of `key` under `seed`: a uniformly distributed hash that no version may change."""
     return hashlib.blake2b(f"{seed}/{key}".encode(errors="surrogateescape"), digest_size=8).digest()
@@ -136,7 +140,7 @@ def group_names(keys: Sequence[str], pattern: str) -> dict[str, str]:
 
     Raises:
         UsageError: the pattern is not a regular expression.
-        DataError: it matches no image.
+        GroupError: it matches no image.
     """
     try:
         expression = re.compile(pattern)
@@ -147,7 +151,7 @@ def group_names(keys: Sequence[str], pattern: str) -> dict[str, str]:
         ) from None
     matches = {key: expression.search(key) for key in keys}
     if not any(matches.values()):
-        raise DataError(
+        raise GroupError(
             f"--group must be a column of the table, or match the names of images; '{printable(pattern)}' matches none"
             f" of {len(keys):,}, such as '{printable(min(keys, default=''))}'."
         )

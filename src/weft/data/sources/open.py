@@ -12,6 +12,7 @@ from weft.data.images.limits import MAX_PIXELS
 from weft.data.index.checks import (
     check_bad,
     check_empty,
+    check_folds,
     check_names,
     check_numbers,
     check_sides,
@@ -23,6 +24,7 @@ from weft.data.index.checks import (
 from weft.data.index.inventory import ImageEntry, Inventory, Progress, decode_entries, existing, inspect, scan_folder
 from weft.data.index.source import BadFile, Sample, Splits, lost_error
 from weft.data.index.split import (
+    GroupError,
     group_names,
     grouped_parts,
     grouped_split,
@@ -104,7 +106,8 @@ def open_data(
             expression whose match in the image's key (the parenthesised part, if there is one) names the group.
         allow_empty_class: keep classes without a usable image in the list; by default they are an error.
         classes: class names in the order of the labels, e.g. a trained model's; by default the class folders (of
-            `train/`), sorted.
+            `train/`), sorted. With them, data whose images are all of `train` have no validation images, unless
+            `evaluate_only` is given.
         match: function from the class names of the data to a mapping from each to a name of `classes`; None: they are
             equal. It may raise DataError.
         evaluate_only: accept data without images in one of the splits, since nothing is trained on it. Class folders
@@ -139,7 +142,9 @@ def open_data(
         names = sort_class_names(set(names))
     inside = [entry for entry in entries if entry.class_name]
     group_of = None if group is None else _groups(inside, group, listing)
-    if not is_given:
+    if classes is not None and not evaluate_only and {entry.split for entry in entries} == {"train"}:
+        parts = [inside, []]
+    elif not is_given:
         parts = _made(inside, val_fraction, folds, fold, seed, group_of)
     elif folds is None:
         parts = _given(inside)
@@ -170,8 +175,13 @@ def open_data(
         check_names(names)
     if not allow_empty_class and classes is None:
         check_empty(names, train if limit is None and train_fraction == 1 else inside, inventory)
+    if folds is not None and not evaluate_only:
+        bad = {file.key for file in inventory.bad}
+        sides = (_made(inside, val_fraction, folds, number, seed, group_of) for number in range(1, folds + 1))
+        held_out = [sum(entry.key not in bad for entry in side) for _, side in sides]
+        check_folds(inventory, held_out, is_grouped=group_of is not None)
     if not train + val or not (evaluate_only or (classes is not None and not is_given)):
-        check_sides(inventory, len(train), len(val))
+        check_sides(inventory, len(train), len(val), is_grouped=group_of is not None)
     how = f"{100 * val_fraction:.0f} %" if folds is None else f"fold {fold} of {folds}"
     notes = [_split_note(train, val, names, f"{how} made with seed {seed}", inventory, is_folder=listing is None)]
     if group_of is not None:
@@ -338,7 +348,7 @@ def _groups(entries: list[ImageEntry], group: str, listing: Listing | None) -> d
         names = group_names([entry.key for entry in entries], group)
     number = len({names[entry.key] for entry in entries})
     if number < 2:
-        raise DataError(
+        raise GroupError(
             f"The groups of --group must allow a split; with '{printable(group)}', all"
             f" {count(len(entries), 'image')} are in one. Choose a column or a pattern that gives more groups."
         )

@@ -1,7 +1,7 @@
 """Open a table of image paths and labels, one row per image: CSV, TSV or Parquet.
 
 Columns: `image` (or path, file, filename, filepath), `label` (or class, target), and optionally `split`. Paths are
-absolute, or relative to the folder of the table.
+absolute, or relative to the folder of the table. Spaces around a label count nothing.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def open_table(path: Path, group: str | None = None) -> Listing:
     """
     name = printable(str(path))
     try:
-        header, rows = _parquet(path) if path.suffix == ".parquet" else _text(path)
+        header, numbered = read_rows(path)
         image, label, split = (_column(header, names, name) for names in (IMAGE, LABEL, SPLIT))
-        rows = list(_entries(rows, image, label, split, name))
+        rows = list(_entries(numbered, image, label, split, name))
         columns = [str(word) for word in header]
         groups = None
         if group is not None and group in columns:
@@ -70,23 +70,54 @@ def open_table(path: Path, group: str | None = None) -> Listing:
 
 def _group(row: Sequence[Any], place: int, key: str) -> str:
     """Return the group of an image; an image without one is a group of its own."""
-    value = row[place] if place < len(row) else None
-    return f"/{key}" if value in (None, "") else str(value)
+    value = "" if place >= len(row) or row[place] is None else str(row[place]).strip()
+    return value or f"/{key}"
 
 
-def _text(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
+def other_columns(path: Path) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the names of the columns beside image, label and split, and their values by image.
+
+    Raises:
+        OSError, UnicodeDecodeError, csv.Error, DataError: as `open_table`, which reports them.
+    """
+    header, rows = read_rows(path)
+    image, label, split = (_column(header, names, str(path)) for names in (IMAGE, LABEL, SPLIT))
+    assert image is not None
+    others = [place for place in range(len(header)) if place not in (image, label, split)]
+    values = {
+        str(row[image]): ["" if place >= len(row) or row[place] is None else str(row[place]) for place in others]
+        for _, row in rows
+    }
+    return [str(header[place]) for place in others], values
+
+
+def read_rows(path: Path) -> tuple[list[str], Iterator[tuple[int, Sequence[Any]]]]:
+    """Return the column names of a table, and its rows with their numbers; empty rows are left out.
+
+    Columns of a .csv file are separated by commas; by semicolons, as spreadsheets of many countries write them, if the
+    first line has no comma.
+    """
+    return _parquet(path) if path.suffix == ".parquet" else _text(path)
+
+
+def _text(path: Path) -> tuple[list[str], Iterator[tuple[int, Sequence[Any]]]]:
     """Return the header and the rows of a CSV or TSV file."""
 
-    def rows() -> Iterator[Sequence[str]]:
+    def rows() -> Iterator[tuple[int, Sequence[str]]]:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            yield from csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            first = file.readline()
+            file.seek(0)
+            delimiter = "\t" if path.suffix == ".tsv" else ";" if "," not in first and ";" in first else ","
+            reader = csv.reader(file, delimiter=delimiter)
+            yield from ((reader.line_num, row) for row in reader)
 
     lines = rows()
-    return list(next(lines, [])), (line for line in lines if line)
+    _, header = next(lines, (1, []))
+    return list(header), ((number, row) for number, row in lines if any(value.strip() for value in row))
 
 
-def _parquet(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
-    """Return the header and the rows of a Parquet file, read in batches."""
+def _parquet(path: Path) -> tuple[list[str], Iterator[tuple[int, Sequence[Any]]]]:
+    """Return the header and the rows of a Parquet file, read in batches; the first row has number 2, as in a CSV."""
     need("data", "pyarrow")
     from pyarrow import parquet
 
@@ -97,7 +128,8 @@ def _parquet(path: Path) -> tuple[list[str], Iterator[Sequence[Any]]]:
             f"A table of images that ends in .parquet must be a Parquet file; '{path}': {reason_of(error)}."
         ) from error
     header = list(file.schema_arrow.names)
-    return header, (tuple(row.values()) for batch in file.iter_batches() for row in batch.to_pylist())
+    rows = (tuple(row.values()) for batch in file.iter_batches() for row in batch.to_pylist())
+    return header, enumerate(rows, start=2)
 
 
 def _column(header: Sequence[str], names: Sequence[str], name: str) -> int | None:
@@ -113,14 +145,15 @@ def _column(header: Sequence[str], names: Sequence[str], name: str) -> int | Non
 
 
 def _entries(
-    rows: Iterator[Sequence[Any]], image: int | None, label: int | None, split: int | None, name: str
+    rows: Iterator[tuple[int, Sequence[Any]]], image: int | None, label: int | None, split: int | None, name: str
 ) -> Iterator[tuple[Sequence[Any], ImageEntry]]:
     """Yield every row with its image."""
     assert image is not None
     assert label is not None
     seen: set[str] = set()
-    for number, row in enumerate(rows, start=2):
-        if len(row) <= max(image, label) or row[image] in (None, "") or row[label] in (None, ""):
+    for number, row in rows:
+        class_name = "" if len(row) <= max(image, label) or row[label] is None else str(row[label]).strip()
+        if not class_name or row[image] in (None, ""):
             raise DataError(
                 f"Every row of a table must name an image and its class; row {number} of '{name}' does not."
             )
@@ -130,7 +163,7 @@ def _entries(
                 f"A table must list every image once; row {number} of '{name}' lists '{printable(key)}' again."
             )
         seen.add(key)
-        yield row, ImageEntry(key, str(row[label]), _split(row, split, number, name))
+        yield row, ImageEntry(key, class_name, _split(row, split, number, name))
 
 
 def _split(row: Sequence[Any], place: int | None, number: int, name: str) -> str:

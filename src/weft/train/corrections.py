@@ -1,0 +1,216 @@
+"""`weft data review --apply`: a table of a dataset with the actions of `changes.csv` carried out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from weft.data import Source, Splits, open_data
+from weft.data.sources.open import KeyedSource
+from weft.data.sources.table import SUFFIXES, FileReader, other_columns, read_rows
+from weft.errors import DataError, UsageError
+from weft.files import check_writable, write_text
+from weft.progress import reading, say
+from weft.text import count, first_few, printable
+
+HEADER = ("path", "label", "proposed", "probability", "problem", "action", "split", "group")  # of changes.csv
+NEEDED = ("path", "label", "proposed", "action")  # columns without which it cannot be applied
+ACTIONS = ("keep", "relabel", "exclude")
+GROUP = "group"
+
+
+def apply_changes(
+    data: str | Path,
+    changes: str | Path,
+    out: str | Path,
+    *,
+    follow_links: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+) -> dict[str, int]:
+    """Write a table of a dataset with the actions of `changes.csv` carried out; no image changes.
+
+    Args:
+        data: the dataset that was reviewed.
+        changes: a table as `review` writes it, perhaps edited; an image that it does not list is kept.
+        out: the new table, `x.csv`, with the columns path, label, group, split if the dataset defines one, and every
+            other column that `data` has if it is a table. A column `group` of it and the near-duplicates are joined:
+            images that are connected by either are in one group. `train` reads the new table.
+        follow_links: as in `train`.
+        force: replace an existing table.
+        quiet: print no progress and no notes.
+
+    Returns:
+        Number of images with each action.
+
+    Raises:
+        UsageError: `out` exists, does not end in .csv, or is one of the inputs; or the data are not files.
+        DataError: the changes cannot be read, have an unknown action, list an image twice or one that the data do not
+            have, or were made for another label.
+    """
+    out = Path(out)
+    _check_table(out, (Path(data), Path(changes)), force)
+    rows = _read_changes(Path(changes))
+    splits = open_files(data, follow_links, quiet)
+    names, values = _other_columns(data)
+    images = [
+        (side, path, splits.classes[number])
+        for side, source in (("train", splits.train), ("val", splits.val))
+        for path, number in zip(paths_of(source), source.labels, strict=True)
+    ]
+    if missing := rows.keys() - {path for _, path, _ in images}:
+        raise DataError(
+            f"Every image of the changes must be in the data; {printable(min(missing))} is not among the readable"
+            f" images of {printable(str(data))}. Pass the data that were reviewed, or remove the row."
+        )
+    own = [values[path][names.index(GROUP)].strip() if GROUP in names else "" for _, path, _ in images]
+    groups = joined_groups(own, [rows[path][GROUP] if path in rows else "" for _, path, _ in images])
+    kept: list[tuple[str, ...]] = []
+    counts: dict[str, int] = dict.fromkeys(ACTIONS, 0)
+    others = [place for place, name in enumerate(names) if name != GROUP]
+    for (side, path, label), group in zip(images, groups, strict=True):
+        row = rows.get(path)
+        if row is not None and row["label"] != label:
+            raise DataError(
+                f"The changes must belong to the data; {printable(path)} has the label '{printable(label)}',"
+                f" {printable(str(changes))} was made for '{printable(row['label'])}'. Review the data again."
+            )
+        action = "keep" if row is None else row["action"]
+        counts[action] += 1
+        if action != "exclude":
+            label = row["proposed"] if row is not None and action == "relabel" else label
+            more = [values[path][place] for place in others]
+            kept.append((path, label, group, *([side] if splits.is_given else []), *more))
+    header = ("path", "label", GROUP, *(["split"] if splits.is_given else []), *(names[place] for place in others))
+    if not quiet:
+        for text in _class_notes(splits.classes, Counter(row[1] for row in kept)):
+            say(text)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, csv_text(header, kept))
+    return counts
+
+
+def joined_groups(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """Return groups of images such that images of one group by `first` or by `second` are in one group.
+
+    Args:
+        first, second: group of every image; empty for an image in no group. A group of the result has the first name,
+            alphabetically, of its groups in `first`, else of those in `second`.
+    """
+    names = sorted({(0, name) for name in first if name}) + sorted({(1, name) for name in second if name})
+    number = {name: place for place, name in enumerate(names)}
+    pairs = [(number[0, a], number[1, b]) for a, b in zip(first, second, strict=True) if a and b]
+    edges = coo_array(([1] * len(pairs), tuple(zip(*pairs, strict=True)) or ([], [])), shape=(len(names), len(names)))
+    _, component = connected_components(edges, directed=False)
+    name_of: dict[int, str] = {}
+    for place, (_, name) in enumerate(names):
+        name_of.setdefault(int(component[place]), name)
+
+    def joined(a: str, b: str) -> str:
+        return name_of[int(component[number[0, a] if a else number[1, b]])] if a or b else ""
+
+    return [joined(a, b) for a, b in zip(first, second, strict=True)]
+
+
+def open_files(data: str | Path, follow_links: bool, quiet: bool) -> Splits:
+    """Open a dataset with all of its readable images, and with classes that have none."""
+    with reading(quiet=quiet) as progress:
+        return open_data(
+            data, max_bad=1, allow_empty_class=True, evaluate_only=True, follow_links=follow_links, progress=progress
+        )
+
+
+def paths_of(source: Source) -> list[str]:
+    """Return the absolute paths of the images of a folder or table.
+
+    Raises:
+        UsageError: the images are not files.
+    """
+    if not isinstance(source, KeyedSource) or not isinstance(source.reader, FileReader):
+        raise UsageError(
+            "A review reads image files: a folder with one subfolder per class, or a table of paths and labels. Unpack"
+            " other data into a folder first."
+        )
+    folder = os.path.abspath(source.reader.folder)
+    return [os.path.join(folder, key) for key in source.keys]
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as the text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
+
+
+def _other_columns(data: str | Path) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the names of the further columns of a table, and their values by absolute path; none for a folder."""
+    path = Path(data)
+    if path.suffix not in SUFFIXES or not path.is_file():
+        return [], defaultdict(list)
+    names, values = other_columns(path)
+    folder = os.path.abspath(path.parent)
+    return names, {os.path.join(folder, key): row for key, row in values.items()}
+
+
+def _check_table(out: Path, inputs: Sequence[Path], force: bool) -> None:
+    if out.suffix != ".csv":
+        raise UsageError(
+            f"The corrected table must end in .csv; got '{printable(str(out))}'. For example: --out new.csv."
+        )
+    if any(out.resolve() == path.resolve() for path in inputs):
+        raise UsageError(
+            f"The corrected table must be a new file; {printable(str(out))} is an input. Choose another --out."
+        )
+    if out.is_dir() or (os.path.lexists(out) and not force):
+        raise UsageError(f"{printable(str(out))} exists. Choose another --out, or pass --force to replace a file.")
+    check_writable(out.parent)
+
+
+def _read_changes(path: Path) -> dict[str, dict[str, str]]:
+    """Return the rows of `changes.csv` by path, with an empty text for each value that is missing."""
+    name, rows = printable(str(path)), dict[str, dict[str, str]]()
+    try:
+        header, numbered = read_rows(path)
+        columns = [word.strip() for word in header]
+        if missing := [column for column in NEEDED if column not in columns]:
+            raise DataError(
+                f"The changes must have a column '{missing[0]}'; {name} has {', '.join(columns) or 'none'}. Use the"
+                " changes.csv of weft data review."
+            )
+        for number, values in numbered:
+            row = dict.fromkeys(HEADER, "") | dict(zip(columns, values, strict=False))
+            row |= {column: row[column].strip() for column in ("label", "proposed", "action", GROUP)}
+            row["action"] = row["action"].lower() or "keep"
+            if row["action"] not in ACTIONS:
+                raise DataError(
+                    f"An action must be keep, relabel or exclude; row {number} of {name} has '{row['action']}'."
+                )
+            if row["action"] == "relabel" and not row["proposed"]:
+                raise DataError(f"To relabel an image, 'proposed' must name a class; row {number} of {name} does not.")
+            if row["path"] in rows:
+                raise DataError(
+                    f"The changes must list every image once; row {number} of {name} lists"
+                    f" '{printable(row['path'])}' again. Keep one of its rows."
+                )
+            rows[row["path"]] = row
+    except (OSError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"The changes must be a readable table; {name} is not ({reason}).") from error
+    return rows
+
+
+def _class_notes(before: Sequence[str], images: Counter[str]) -> list[str]:
+    """Return sentences about classes that the changes add and those that they leave without an image."""
+    notes = []
+    if added := [f"{printable(name)} ({count(images[name], 'image')})" for name in sorted(images.keys() - set(before))]:
+        notes.append(f"New: {count(len(added), 'class', 'classes')} that the data do not have, {first_few(added)}.")
+    if lost := [printable(name) for name in before if not images[name]]:
+        notes.append(f"No image is left of {count(len(lost), 'class', 'classes')}: {first_few(lost)}.")
+    return notes

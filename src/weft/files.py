@@ -35,6 +35,8 @@ LOCK = Path("state") / "lock"  # in a directory that a process has reserved; it 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk or quota
 
+FILES = (".csv", ".tsv", ".parquet", ".json", ".html", ".md", ".png")  # suffixes of what is in such a directory
+
 _CHUNK = 1 << 22
 _OURS = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(part|old)")
 
@@ -182,6 +184,18 @@ def refuse_taken(path: Path, contents: Sequence[str], *, force: bool) -> None:
         raise UsageError(
             f"--force replaces only files that weft writes; {path} also holds '{foreign[0].name}'."
             " Choose another --out."
+        )
+
+
+def refuse_file_name(path: Path) -> None:
+    """Check that an output directory does not have the name of a file, such as x.csv.
+
+    Raises:
+        UsageError: it does.
+    """
+    if path.suffix.lower() in FILES and not path.is_dir():
+        raise UsageError(
+            f"--out must name a directory; '{path}' is the name of a file. For example: --out {path.stem}."
         )
 
 

@@ -41,6 +41,8 @@ def test_train(photos: Path, tmp_path: Path, capsys: Shown) -> None:
     assert shown.err == ""
     result = json.loads(shown.out)
     assert (result["out"], result["count"], result["epochs"]) == (str(out), 9, 1)
+    assert result["balanced_accuracy"] == pytest.approx(result["top1"])  # three images of each class
+    assert 0 <= result["macro_f1"] <= 100
 
 
 def test_threads_of_a_training(photos: Path, tmp_path: Path, capsys: Shown) -> None:

@@ -163,6 +163,8 @@ def test_bad_input(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> 
         label(run.out, tmp_path / "empty", quiet=True)
     with pytest.raises(UsageError, match=r"budget must be at least 1; got 0"):
         label(run.out, unlabelled, budget=0, quiet=True)
+    with pytest.raises(UsageError, match=r"--out must name a directory; .*label.csv' is the name of a file"):
+        label(run.out, unlabelled, out=tmp_path / "label.csv", quiet=True)
     with pytest.raises(UsageError, match=r"certain must be above 0 and at most 1; got 1\.5"):
         label(run.out, unlabelled, certain=1.5, quiet=True)
     config = json.loads((run.out / "best" / "config.json").read_text())

@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.data import BadImage
 from weft.errors import DataError, UsageError
-from weft.files import check_writable, refuse_taken, write_text, write_whole, writing
+from weft.files import check_writable, refuse_file_name, refuse_taken, write_text, write_whole, writing
 from weft.inference.arguments import feature_files
 from weft.inference.features import FeatureReader, classifiers, unit_length
 from weft.inference.inputs import image_files, settings_of
@@ -149,6 +149,7 @@ def similar(
         raise UsageError(f"top_k must be at least 1; got {top_k}.")
     settings = settings_of(batch_size, img_size, device, precision, None, limit)
     if out is not None:
+        refuse_file_name(Path(out))
         refuse_taken(Path(out), REPORT, force=force)
         check_writable(Path(out))
     predictor = feature_predictor(run, settings, quiet)

@@ -15,7 +15,7 @@ from scipy.special import softmax
 
 from weft.data.index.fingerprint import Fingerprint, hash_of
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.files import check_writable, make_dir, refuse_taken, write_text
+from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_text
 from weft.inference.arguments import image_files, settings_of
 from weft.inference.embedding import feature_predictor, read_files
 from weft.inference.features import fingerprint, logits_of, unit_length
@@ -131,6 +131,7 @@ def label(
         raise UsageError(f"certain must be above 0 and at most 1; got {certain:g}.")
     settings = settings_of(batch_size, None, device, precision, None, limit)
     if out is not None:
+        refuse_file_name(Path(out))
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))
     predictor = feature_predictor(run, settings, quiet)

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.data import Splits, open_image
 from weft.errors import DataError
-from weft.files import check_writable, make_dir, refuse_taken, sha256_of, write_text
+from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, sha256_of, write_text
 from weft.inference.embedding import Embedding, feature_predictor, read_files
 from weft.inference.inputs import settings_of
 from weft.text import count, printable
@@ -147,6 +147,7 @@ def review(
     """
     settings = settings_of(batch_size, None, device, precision, None, None)
     if out is not None:
+        refuse_file_name(Path(out))
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))
     model = str(run or _public_model())

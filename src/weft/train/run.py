@@ -79,6 +79,8 @@ class RunResult:
         epochs: number of epochs that were run.
         best_epoch: epoch whose model is in best/, from 1.
         top1, top5: accuracy in percent.
+        balanced_accuracy: mean recall of the classes in percent.
+        macro_f1: mean F1 score of the classes in percent.
         loss: cross-entropy in nats.
         count: number of validation images.
         seconds: duration of training and evaluation.
@@ -93,6 +95,8 @@ class RunResult:
     best_epoch: int
     top1: float
     top5: float
+    balanced_accuracy: float
+    macro_f1: float
     loss: float
     count: int
     seconds: float
@@ -291,6 +295,8 @@ def _extend(recipe: Recipe, out: str | Path | None, runtime: Runtime, *, force: 
         best_epoch=0,
         top1=result.evaluation.top1,
         top5=result.evaluation.top5,
+        balanced_accuracy=result.evaluation.balanced_accuracy,
+        macro_f1=result.evaluation.macro_f1,
         loss=result.evaluation.loss,
         count=result.evaluation.count,
         seconds=result.seconds,
@@ -505,6 +511,8 @@ class _Run:
             best_epoch=session.best.epoch,
             top1=session.best.top1,
             top5=session.best.top5,
+            balanced_accuracy=best_result.balanced_accuracy,
+            macro_f1=best_result.macro_f1,
             loss=session.best.loss,
             count=session.best.count,
             seconds=session.seconds,

@@ -176,14 +176,6 @@ def test_processes_of_windows_are_found_without_a_signal(monkeypatch: pytest.Mon
     assert system.start_time(process.pid) is None
 
 
-def test_files_are_read_at_an_offset_without_pread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "x").write_bytes(bytes(range(100)))
-    monkeypatch.delattr(os, "pread")
-    with (tmp_path / "x").open("rb") as file:
-        assert system.read_at(file.fileno(), 3, 50) == bytes([50, 51, 52])
-        assert system.read_at(file.fileno(), 9, 95) == bytes(range(95, 100))
-
-
 def test_memory_without_posix(monkeypatch: pytest.MonkeyPatch) -> None:
     total, peak = system.total_memory(), system.peak_mib()
     monkeypatch.delattr(os, "sysconf_names")

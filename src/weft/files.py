@@ -7,13 +7,15 @@ is flushed. Temporary names hold the number of the process, so that `sweep` can 
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import hashlib
+import io
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from weft.errors import StorageError, UsageError
@@ -147,6 +149,14 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, text.encode("utf-8", "backslashreplace"))
 
 
+def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file atomically, in UTF-8. Names of files that are not UTF-8 keep their bytes, so that they are
+    found again."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    write_whole(path, text.getvalue().encode("utf-8", "surrogateescape"))
+
+
 def remove(path: Path) -> None:
     """Remove a file, a link or a directory with its contents; nothing happens where none exists."""
     if path.is_dir() and not path.is_symlink():
@@ -269,16 +279,14 @@ def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterat
     refuse_existing(path, contents, force=force)
     temporary, before = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("part", "old"))
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                flush_file(file)
-        _swap(temporary, path, before)
-    except OSError as err:
-        advice = "Free some space or choose another." if err.errno in FULL else "Choose another."
-        raise StorageError(f"{path} must be writable; {err.strerror or err}. {advice}") from err
+        with writing(path):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    flush_file(file)
+            swap(temporary, path, before)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -300,7 +308,7 @@ def refuse_existing(path: Path, contents: Sequence[str] = (), *, force: bool) ->
         raise UsageError(f"force replaces a model directory and nothing else; {path} also holds {foreign[0]!r}.")
 
 
-def _swap(temporary: Path, path: Path, before: Path) -> None:
+def swap(temporary: Path, path: Path, before: Path) -> None:
     """Rename a finished directory to its place; the existing one is removed afterwards, or restored on failure."""
     if path.exists():
         rename(path, before)

@@ -9,7 +9,6 @@ import importlib
 import os
 import re
 import sys
-import threading
 import time
 import unicodedata
 from pathlib import Path
@@ -25,7 +24,6 @@ RENAME_S = 2.0  # time to repeat a rename that Windows refuses
 MAX_NAME_BYTES = 100  # of a file name; a number and a suffix are added to it, and file systems accept 255
 _LOCKED_BYTE = 1 << 30  # beyond the content of a lock file, which stays readable: Windows locks are mandatory
 _RESERVED = re.compile(r"(con|prn|aux|nul|conin|conout|clock|(com|lpt)[0-9¹²³])(?![^.])", re.IGNORECASE)  # of Windows
-_position = threading.Lock()
 
 
 def file_name(text: str) -> str:
@@ -78,15 +76,6 @@ def rename(source: Path, target: Path) -> None:
             if not IS_WINDOWS or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
-
-
-def read_at(descriptor: int, num_bytes: int, offset: int) -> bytes:
-    """Return bytes of an open file from an offset; threads can share the file."""
-    if hasattr(os, "pread"):
-        return os.pread(descriptor, num_bytes, offset)
-    with _position:  # Windows
-        os.lseek(descriptor, offset, os.SEEK_SET)
-        return os.read(descriptor, num_bytes)
 
 
 def is_alive(pid: int) -> bool:

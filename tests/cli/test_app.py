@@ -96,6 +96,8 @@ CODES = [
     (OSError(errno.ENOSPC, "No space left on device", "x"), 6, "weft: [Errno 28] No space left on device: 'x'"),
     (KeyboardInterrupt(), 130, "weft: interrupted."),
     (SystemExit(143), 143, ""),
+    (SystemExit("a plugin ends"), 1, "weft: a plugin ends"),
+    (SystemExit(None), 0, ""),
 ]
 
 

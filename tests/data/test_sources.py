@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import http.client
 import io
 import json
 import os
 import pickle
+import resource
 import tarfile
 from pathlib import Path
 
@@ -19,10 +22,13 @@ from weft.data import ImageDataset, eval_transform, make_loader, open_data
 from weft.data.index.fingerprint import Fingerprint, difference, fingerprint
 from weft.data.index.source import Splits
 from weft.data.prepare import prepare_data
+from weft.data.sources import download as download_module
 from weft.data.sources import open as folder_module
 from weft.data.sources.catalog import CATALOG, CatalogEntry
+from weft.data.sources.download import fetch
+from weft.data.sources.library import _class_of
 from weft.data.sources.shards import open_shards
-from weft.errors import CheckpointError, DataError, UsageError
+from weft.errors import CheckpointError, DataError, StorageError, UsageError
 
 PER_CLASS = 10
 CLASSES = ("cat", "dog")
@@ -358,6 +364,93 @@ def test_a_fingerprint_that_is_damaged(tmp_path: Path) -> None:
         (tmp_path / "images.tsv.gz").write_bytes(damage)
         with pytest.raises(CheckpointError, match=r"must list the images of the run; it cannot be read"):
             Fingerprint.read(tmp_path / "images.tsv.gz")
+
+
+def test_prepared_classes_keep_their_names(tmp_path: Path) -> None:
+    """Also those that no folder can have, as in FGVC-Aircraft."""
+    names = ["F-16A/B", "F/A-18", "left/other", "right/other", "..", "plain", "with space", "caf\u00e9.x"]
+    rows = []
+    for number, name in enumerate(names):
+        for i in range(3):
+            path = tmp_path / f"{number}-{i}.jpg"
+            path.write_bytes(jpeg(10 * number + i))
+            rows.append(f'{path.name},"{name}"')
+    (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    before = open_data(tmp_path / "table.csv")
+    prepare_data(tmp_path / "table.csv", tmp_path / "packed", 16)
+    after = open_data(tmp_path / "packed")
+    assert after.classes == before.classes == sorted(names)
+    assert after.train.labels == before.train.labels
+
+
+def test_the_data_stay_if_they_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = as_folder(tmp_path)
+    prepare_data(photos, tmp_path / "packed", 16)
+    first = {path.name: path.read_bytes() for path in (tmp_path / "packed").iterdir()}
+
+    def fail(source: Path, target: Path) -> None:
+        if source.name.endswith(".part"):
+            raise OSError(5, "Input/output error")
+        os.rename(source, target)
+
+    monkeypatch.setattr("weft.files.rename", fail)
+    with pytest.raises(StorageError, match="Input/output error"):
+        prepare_data(photos, tmp_path / "packed", 32, force=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "packed").iterdir()} == first
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_more_shards_than_open_files(tmp_path: Path) -> None:
+    for number in range(60):
+        with tarfile.open(tmp_path / f"{number:03}.tar", "w") as archive:
+            add(archive, f"{CLASSES[number % 2]}/{number}.jpg", jpeg(number))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limits[1]))
+    try:
+        splits = open_data(tmp_path)
+        assert len([splits.train.read(i) for i in range(len(splits.train))]) == 48
+        assert not splits.bad
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_hidden_labels_of_a_library_are_refused() -> None:
+    datasets = pytest.importorskip("datasets")
+    feature = datasets.ClassLabel(names=["a", "b"])
+    assert _class_of(feature, 1, "x", "train") == "b"
+    for value in (-1, None, 2):
+        with pytest.raises(DataError, match=rf"an image of the split 'test' has {value}"):
+            _class_of(feature, value, "x", "test")
+
+
+def test_a_cached_download_has_the_stated_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    content = b"content"
+
+    def download(address: str, partial: Path) -> str:
+        partial.write_bytes(content)
+        return hashlib.sha256(content).hexdigest()
+
+    monkeypatch.setattr(download_module, "_download", download)
+    url = "https://example.org/a.tar"
+    right = hashlib.sha256(content).hexdigest()
+    assert fetch(url).read_bytes() == content
+    assert fetch(f"{url}#sha256={right}").read_bytes() == content
+    with pytest.raises(DataError, match="must have the sha256"):
+        fetch(f"{url}#sha256={'0' * 64}")
+
+    def incomplete(address: str, partial: Path) -> str:
+        raise http.client.IncompleteRead(b"", 10)
+
+    monkeypatch.setattr(download_module, "_download", incomplete)
+    with pytest.raises(DataError, match="the download failed"):
+        fetch("https://example.org/b.tar")
+
+
+def test_links_in_a_circle_are_no_folders(tmp_path: Path) -> None:
+    photos = as_folder(tmp_path)
+    (photos / "circle").symlink_to(photos / "circle")
+    assert open_data(photos).classes == list(CLASSES)
 
 
 def test_prepared_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Model directories."""
     root = tmp_path_factory.mktemp("models")
     return {name: save_model_dir(model(name), root / name, label_names=CLASSES) for name in NANO}
+
+
+def test_log_levels_of_the_program_stay() -> None:
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with graphs._quiet():
+            assert logging.root.manager.disable == logging.ERROR
+        assert logging.root.manager.disable == logging.ERROR
+    finally:
+        logging.disable(before)
 
 
 def model(name: str) -> Any:

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from tests.train.conftest import paint
 from weft.checkpoints import load_model_dir, save_model_dir
-from weft.checkpoints.unknown import FILE, OriginalClassifier, UnknownDetector, read_detector, unit
+from weft.checkpoints.unknown import FILE, OriginalClassifier, UnknownDetector, read_detector, unit_length
 from weft.cli import main
 from weft.deploy import export
 from weft.errors import CheckpointError, DataError, UsageError
@@ -77,10 +77,10 @@ def test_scores_tell_another_class_from_those_of_the_training_images() -> None:
         return shares / shares.sum(1, keepdims=True)
 
     mean = seen.mean(0)
-    plain = UnknownDetector(mean, unit(seen - mean))
+    plain = UnknownDetector(mean, unit_length(seen - mean))
     # a classifier of 4 classes, of which the fourth resembles no training image
     original = OriginalClassifier(np.eye(4, 16, dtype=np.float32), np.zeros(4, np.float32), np.array([1, 1, 1, 0.0]))
-    for detector in (plain, UnknownDetector(mean, unit(seen - mean), original)):
+    for detector in (plain, UnknownDetector(mean, unit_length(seen - mean), original)):
         known, unknown = (detector.scores(rows, probabilities(rows)) for rows in (held_out, other))
         assert roc_auc_score(np.r_[np.ones(30), np.zeros(60)], np.r_[known, unknown]) > 0.95
 
@@ -110,7 +110,7 @@ def test_other_images_set_the_threshold() -> None:
 def test_a_detector_is_read_as_it_was_written(tmp_path: Path) -> None:
     features, *_ = blobs()
     original = OriginalClassifier(*(np.ones(shape, np.float32) for shape in ((5, 16), (5,), (5,))))
-    fitted = UnknownDetector(features.mean(0), unit(features), original, set_threshold(features[:, 0]))
+    fitted = UnknownDetector(features.mean(0), unit_length(features), original, set_threshold(features[:, 0]))
     (tmp_path / FILE).write_bytes(fitted.serialized())
     found = read_detector(tmp_path, fitted.record())
     assert found is not None

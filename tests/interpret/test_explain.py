@@ -236,8 +236,13 @@ def test_a_model_in_training_stays_there_and_answers_as_in_evaluation():
     model = lively("levit_nano_32", num_classes=5)
     want = explain(model, one(model), grad_cam=False).probabilities
     model.train()
+    frozen = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for module in frozen:
+        module.eval()
     np.testing.assert_allclose(explain(model, one(model), grad_cam=False).probabilities, want, atol=1e-6)
     assert model.training
+    assert frozen
+    assert not any(module.training for module in frozen)
 
 
 @pytest.mark.slow_except("levit_nano_32-openvino", "ceit_nano_32-onnx")

@@ -91,14 +91,14 @@ def test_the_frontier_is_of_those_that_none_beats():
 
 
 def test_advice_calls_nothing_better_that_is_not_shown_to_be():
-    words = advise(ENTRIES, Limits(), pareto(ENTRIES, Limits()))
+    words = advise(ENTRIES, Limits())
     assert "For accuracy, use a (float): 90.00 %." in words
     assert "The difference between a and b is not significant." in words
     assert "For speed without a significant loss, use b (float): 400 images/s" in words
     assert "The fastest is d (float): 900 images/s at 70.00 %." in words
-    assert "No finished model is within the limits." in advise(ENTRIES, Limits(megabytes=1), ())
+    assert "No finished model is within the limits." in advise(ENTRIES, Limits(megabytes=1))
     stopped = dataclasses.replace(ENTRIES[3], stopped_after=2)
-    assert "d stopped early" in advise([*ENTRIES[:3], stopped], Limits(), ())
+    assert "d stopped early" in advise([*ENTRIES[:3], stopped], Limits())
 
 
 def test_a_chance_is_never_called_nought():
@@ -485,10 +485,10 @@ def test_a_recipe_that_asks_for_weights_goes_without_where_there_are_none(tmp_pa
 
 def test_the_advice_says_what_starting_from_scratch_means():
     first, second = ENTRIES[0], dataclasses.replace(ENTRIES[1], weights="timm/x")
-    advice = advise([first, second], Limits(), ())
+    advice = advise([first, second], Limits())
     assert f"{first.name} was trained from scratch, since there are no public weights" in advice
     assert "not which architecture is better" in advice
-    assert "from scratch" not in advise(ENTRIES[:2], Limits(), ())
+    assert "from scratch" not in advise(ENTRIES[:2], Limits())
     assert [trained_cells(entry)[1] for entry in (first, second)] == ["scratch", "timm/x"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from PIL import Image, ImageOps
 import weft
 from weft.checkpoints import save_model_dir
 from weft.cli import main
+from weft.data import open_data
 from weft.errors import DataError, UsageError
 from weft.train import Review, apply_changes, review
 from weft.train.corrections import joined_groups
@@ -258,6 +260,19 @@ def test_a_corrected_table_keeps_the_columns_and_joins_the_groups(
         ("red03", "purple", "p1", "a"),
     ]
     assert "New: 1 class that the data do not have, purple (1 image)." in capsys.readouterr().err
+
+
+def test_names_of_any_bytes_are_found_again(data: Path, model: Path, tmp_path: Path) -> None:
+    """A file name that is not UTF-8, and a class whose name begins with a space."""
+    odd = os.fsdecode(b"wrong-\xff.png")
+    (data / "red" / "wrong.png").rename(data / "red" / odd)
+    (data / "blue").rename(data / " blue")
+    review(data, run=model, out=tmp_path / "review", quiet=True)
+    counts = apply_changes(data, tmp_path / "review" / "changes.csv", tmp_path / "new.csv", quiet=True)
+    assert counts["relabel"] == 2
+    table = (tmp_path / "new.csv").read_text(errors="surrogateescape")
+    assert f"{odd},blue," in table
+    assert open_data(tmp_path / "new.csv", evaluate_only=True).bad == ()
 
 
 def test_groups_are_joined_over_any_number_of_steps() -> None:

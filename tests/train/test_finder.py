@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
 from weft.cli import main
 from weft.data.loading.order import Key
+from weft.errors import DivergedError, UsageError
 from weft.recipes import load_recipe
 from weft.runtime import Runtime
 from weft.train import batch_size_finder as finder
@@ -118,6 +120,22 @@ def test_a_rate_is_suggested(photos: Path, tmp_path: Path, monkeypatch: pytest.M
     assert rates == sorted(rates)
     assert rates[0] == pytest.approx(1e-7)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_dataset_with_mixing_has_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.train.batch_size_finder.seconds_of_step", lambda recipe, size, *args, **more: size)
+    for images, mixup, expected in ((7, 0.8, 6), (7, 0.0, 7), (1, 0.8, 2), (100, 0.8, 8)):
+        recipe = load_recipe(None, [("augment.mixup", mixup)])
+        assert find_batch_size(recipe, 2, images, Runtime.of("cpu", "fp32"))[0] == expected
+
+
+def test_a_first_loss_that_is_not_finite(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="steps must be at least 1; got 0"):
+        find_lr(photos, "levit_nano_32", batch_size=12, steps=0, quiet=True)
+    result = SimpleNamespace(is_skipped=True, loss=float("nan"))
+    monkeypatch.setattr("weft.train.loop.Learner.train_step", lambda *args: result)
+    with pytest.raises(DivergedError, match="The loss of the first step must be finite"):
+        find_lr(photos, "levit_nano_32", batch_size=12, steps=5, quiet=True)
 
 
 def test_the_steepest_fall_before_the_lowest_point() -> None:

@@ -93,7 +93,7 @@ class UnknownDetector:
             features: inputs of the classifier of the folded network.
             probabilities: calibrated, of the classes of the model.
         """
-        similarity = unit(features - self.mean) @ self.images.T
+        similarity = unit_length(features - self.mean) @ self.images.T
         nearest = np.sort(similarity, axis=1)[:, -NEIGHBOURS:].mean(axis=1)
         score = np.log(np.maximum(probabilities.max(axis=1), 1e-12)) + SIMILARITY * nearest
         if self.original is not None:
@@ -136,7 +136,7 @@ class UnknownDetector:
         return {**vars(self.threshold), "sha256": hashlib.sha256(self.serialized()).hexdigest()}
 
 
-def unit(features: np.ndarray) -> np.ndarray:
+def unit_length(features: np.ndarray) -> np.ndarray:
     """Scale the rows of features (n features) to unit length."""
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 

@@ -84,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         return _complain(str(stop) or "interrupted.", _INTERRUPTED)
     except SystemExit as stop:  # --help, --version, SIGTERM
-        return stop.code if isinstance(stop.code, int) else 0
+        if isinstance(stop.code, str):
+            return _complain(stop.code, 1)
+        return stop.code or 0
 
 
 def _encoding_of(stream: io.TextIOWrapper) -> str:

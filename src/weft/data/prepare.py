@@ -15,10 +15,10 @@ from PIL import Image
 from weft.data.images.decode import open_image
 from weft.data.index.source import Source
 from weft.data.sources.open import open_data
+from weft.data.sources.shards import is_folder_name
 from weft.errors import UsageError
-from weft.files import flush_file, flush_folder, writing
+from weft.files import flush_file, swap, writing
 from weft.progress import counting, reading
-from weft.system import rename
 
 SHARD_BYTES = 256 << 20
 QUALITY = 92  # of JPEG; higher values grow files faster than they improve images
@@ -75,10 +75,7 @@ def prepare_data(
                     advance(1)
             shards = sorted(partial.glob("*.tar"))
             after = sum(shard.stat().st_size for shard in shards)
-            if out.exists():
-                shutil.rmtree(out)
-            rename(partial, out)
-            flush_folder(out.parent)
+            swap(partial, out, out.with_name(f".{out.name}.{os.getpid()}.old"))
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return Prepared(len(splits.train), len(splits.val), len(shards), before, after)
@@ -95,6 +92,12 @@ def _check_place(out: Path, force: bool) -> None:
 def _pack(folder: Path, side: str, source: Source, size: int) -> Iterator[int]:
     """Write the shards of one split; yield the original size of every image in bytes."""
     number, archive = 0, None
+
+    def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+        member = tarfile.TarInfo(name)  # without time and owner, so that equal data gives an equal file
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+
     for i in range(len(source)):
         sample = source.read(i)
         data = _smaller(sample.data, size)
@@ -103,11 +106,12 @@ def _pack(folder: Path, side: str, source: Source, size: int) -> Iterator[int]:
                 _finish(archive)
             archive = tarfile.open(folder / f"{side}-{number:06}.tar", "w", format=tarfile.PAX_FORMAT)
             number += 1
-        member = tarfile.TarInfo(
-            f"{source.classes[sample.label]}/{i:08}.jpg"
-        )  # no time and owner, so that equal data gives an equal file
-        member.size = len(data)
-        archive.addfile(member, io.BytesIO(data))
+        name = source.classes[sample.label]
+        if is_folder_name(name):
+            add(archive, f"{name}/{i:08}.jpg", data)
+        else:  # such as F-16A/B
+            add(archive, f"{sample.label:05}/{i:08}.jpg", data)
+            add(archive, f"{sample.label:05}/{i:08}.cls", name.encode())
         yield len(sample.data)
     if archive is not None:
         _finish(archive)

@@ -257,8 +257,9 @@ def _quiet() -> Iterator[None]:
     """Suppress warnings, progress and log lines of exporters."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
+        before = logging.root.manager.disable
+        logging.disable(max(before, logging.WARNING))
         try:
             yield
         finally:
-            logging.disable(logging.NOTSET)
+            logging.disable(before)

@@ -116,6 +116,7 @@ def explain_run(
     used: set[str] = set()
     with counting(len(paths), quiet=quiet, task_name="explaining") as advance:
         for path in paths:
+            advance(1)
             try:
                 tensor = predictor.tensor([predictor.prepare(Path(path))])[0]
             except BadImage as error:
@@ -127,7 +128,6 @@ def explain_run(
             share = float(explanation.probabilities[explanation.label])
             files = f"{stem}.png", f"{stem}.npz"
             results.append(FileExplanation(printable(path), names[explanation.label], share, *files, folder=folder))
-            advance(1)
     write_text(folder / INDEX, json.dumps([row.as_dict() for row in results], indent=2) + "\n")
     return results
 

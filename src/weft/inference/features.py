@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.checkpoints.unknown import unit_length as unit_length
 from weft.data.loading.loader import ImageLoader
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.files import cache_dir, write_whole
+from weft.models.contract import evaluation_mode
 from weft.runtime import Runtime
 
 
@@ -80,7 +83,7 @@ class FeatureReader:
         self._mode = contextlib.ExitStack()
 
     def __enter__(self) -> FeatureReader:
-        self._mode.enter_context(_evaluation(self.network))
+        self._mode.enter_context(evaluation_mode(self.network))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,17 +109,14 @@ def read_features(
     batches: ImageLoader,
     runtime: Runtime,
     on_batch: Callable[[int], None] = lambda count: None,
-    *,
-    is_cached: bool = True,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the features of images in evaluation mode, for each image as it is and mirrored.
+    """Return the features of images in evaluation mode, for each image as it is and mirrored, with the cache on disk.
 
     Args:
         network: on its device.
         batches: images with the preprocessing of the network.
         runtime: device and precision.
         on_batch: called with the number of images of every batch.
-        is_cached: use the cache on disk.
 
     Returns:
         features: per head (images views features), in float32.
@@ -126,7 +126,7 @@ def read_features(
         UsageError: the network has no linear classifier.
     """
     rows, labels = [], []
-    with FeatureReader(network, runtime, is_cached=is_cached) as reader:
+    with FeatureReader(network, runtime) as reader:
         for images, targets in batches:
             rows.append(np.stack([reader(images), reader(images.flip(-1))], axis=1))
             labels += targets.tolist()
@@ -152,11 +152,6 @@ def logits_of(network: nn.Module, features: np.ndarray) -> np.ndarray:
     return np.mean(logits, axis=0)
 
 
-def unit_length(features: np.ndarray) -> np.ndarray:
-    """Scale features (images features) to unit L2 norm, so that a dot product of two is their cosine similarity."""
-    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-
-
 def _features(network: nn.Module, images: Tensor, runtime: Runtime) -> np.ndarray:
     """Return the inputs of all classifiers (images features), side by side."""
     inputs: list[Tensor] = []
@@ -173,20 +168,11 @@ def _features(network: nn.Module, images: Tensor, runtime: Runtime) -> np.ndarra
     return torch.cat(inputs, dim=1).numpy()
 
 
-@contextlib.contextmanager
-def _evaluation(network: nn.Module) -> Iterator[None]:
-    mode = network.training
-    network.eval()
-    try:
-        yield
-    finally:
-        network.train(mode)
-
-
 def fingerprint(network: nn.Module, runtime: Runtime) -> str:
     """Return a hash of all that determines the features of given pixels, except the weights of the classifiers."""
     heads = {id(tensor) for layer in classifiers(network) for tensor in layer.parameters()}
-    digest = hashlib.sha256(f"{type(network).__qualname__} {runtime.precision} one view per row".encode())
+    arguments = json.dumps(getattr(network, "model_args", {}), sort_keys=True, default=str)  # switches without a tensor
+    digest = hashlib.sha256(f"{type(network).__qualname__} {arguments} {runtime.precision} one view per row".encode())
     for name, tensor in network.state_dict(keep_vars=True).items():
         if id(tensor) not in heads:
             digest.update(name.encode())

@@ -20,6 +20,7 @@ from weft.inference.probabilities import ranked, softmax
 from weft.inference.real_labels import RealScore
 from weft.inference.torch_backend import infer
 from weft.intervals import Estimate, accuracy_text, interval_of, too_few_text
+from weft.models.contract import evaluation_mode
 from weft.notebook import described
 from weft.runtime import Runtime
 
@@ -336,15 +337,12 @@ def measure(
     Returns:
         The results; `loss` is nan if an output is not finite.
     """
-    was_training = [module.training for module in model.modules()]
-    model.eval()
     mine, start = [Outputs.empty()], 0
-    for images, labels in batches:
-        mine.append(_outputs(infer(model, images, runtime), labels, start, among, temperature))
-        start += len(labels)
-        on_batch(len(labels))
-    for module, mode in zip(model.modules(), was_training, strict=True):
-        module.training = mode
+    with evaluation_mode(model):
+        for images, labels in batches:
+            mine.append(_outputs(infer(model, images, runtime), labels, start, among, temperature))
+            start += len(labels)
+            on_batch(len(labels))
     outputs = Outputs(*(np.concatenate(column) for column in zip(*mine, strict=True)))
     if isinstance(batches, ImageLoader):
         places = batches.places()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from weft.interpret.gradcam import check_captum
 from weft.interpret.gradcam import grad_cam as compute_grad_cam
 from weft.interpret.maps import attention_maps, has_attention, run_with_attention
 from weft.interpret.overlay import overlaid
+from weft.models.contract import evaluation_mode
 from weft.notebook import described
 
 
@@ -107,7 +106,7 @@ def explain(
     cfg: dict[str, Any] = dict(getattr(model, "pretrained_cfg", {}))
     tensor = image if isinstance(image, Tensor) else _prepared(image, cfg)
     network = model.network if isinstance(model, ExportedModel) else model
-    with _evaluation(model):
+    with evaluation_mode(model):
         images = tensor[None] if isinstance(model, ExportedModel) else tensor[None].to(next(model.parameters()).device)
         outputs, weights = run_with_attention(model, images)
         logits = outputs[0].float()
@@ -145,17 +144,6 @@ def check_explainable(model: nn.Module, grad_cam: bool) -> None:
 def _prepared(image: str | Path | Image.Image, cfg: dict[str, Any]) -> Tensor:
     transform: Any = eval_transform(cfg)
     return transform(image if isinstance(image, Image.Image) else open_image(image))
-
-
-@contextlib.contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode inside the `with` block."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def _array(tensor: Tensor) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +17,18 @@ from weft.models.data_config import preprocessing as preprocessing
 def mean_logits(logits: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Return logits (b classes); of a model with several heads, the mean over the heads."""
     return torch.stack(logits).mean(dim=0) if isinstance(logits, tuple) else logits
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set evaluation mode inside the `with` block; afterwards every module has its own mode again."""
+    modes = [module.training for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in zip(model.modules(), modes, strict=True):
+            module.training = mode
 
 
 def resized(model: nn.Module, img_size: int | tuple[int, int]) -> nn.Module:

@@ -17,6 +17,7 @@ from torch import nn
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.lazy import LazyModule
+from weft.models.contract import evaluation_mode
 from weft.text import reason_of
 
 timm: Any = LazyModule("timm")
@@ -99,19 +100,15 @@ def register_module(
 
 def _count_outputs(module: nn.Module, name: str, input_size: tuple[int, ...]) -> int:
     """Return the number of logits of a module in evaluation mode, whose modes are restored."""
-    modes = [part.training for part in module.modules()]
     size = "x".join(map(str, input_size))
     try:
-        with torch.inference_mode():
-            output = module.eval()(torch.zeros(2, *input_size))
+        with torch.inference_mode(), evaluation_mode(module):
+            output = module(torch.zeros(2, *input_size))
     except Exception as error:  # a module of the user can raise anything
         raise UsageError(
             f"A module must take images ({size}) and return logits; {name} fails with {type(error).__name__}:"
             f" {reason_of(error)}. For another size, pass img_size."
         ) from error
-    finally:
-        for part, mode in zip(module.modules(), modes, strict=True):
-            part.training = mode
     if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != 2 or output.shape[1] < 2:
         shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise UsageError(

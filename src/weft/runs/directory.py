@@ -21,6 +21,7 @@ import io
 import itertools
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -64,6 +65,7 @@ SPLITS = ("train", *VAL_NAMES)
 PROBE = LOCK.with_name("step-0000000000.safetensors")  # the longest path in a run directory
 RETRY_S = 0.5  # time to wait for another process that is creating or removing the lock file, or writing to it
 _LOCKED: set[Path] = set()  # run directories that this process has locked
+_ADDING = threading.Lock()
 
 
 class EpochRow(NamedTuple):
@@ -146,9 +148,10 @@ def locked(path: Path) -> Iterator[None]:
         StorageError: it cannot be created or written to.
     """
     resolved = path.resolve()
-    if resolved in _LOCKED:  # by another thread: a file lock does not exclude threads of the same process
-        raise _in_use(path, str(os.getpid()))
-    _LOCKED.add(resolved)
+    with _ADDING:
+        if resolved in _LOCKED:  # by another thread: a file lock does not exclude threads of the same process
+            raise _in_use(path, str(os.getpid()))
+        _LOCKED.add(resolved)
     try:
         with _open_lock(path) as file:
             file.truncate(0)

@@ -126,7 +126,8 @@ class _DecoderProcess:
             data, crop, max_pixels = task
             _send(process.stdin, {"crop": crop and asdict(crop), "max_pixels": max_pixels}, data)
             return _validated(*_receive(process.stdout), crop)
-        except (OSError, EOFError, LookupError, TypeError, ValueError):  # killed, crashed, or an invalid message
+        except (OSError, EOFError, LookupError, RecursionError, TypeError, ValueError):
+            # killed, crashed, or an invalid message
             self.kill()
             is_late = time.monotonic() - begun >= seconds
             return BadImage("The image", "too-slow" if is_late else "crashed", f"{seconds:g} s" if is_late else "")
@@ -210,8 +211,9 @@ def _receive(pipe: IO[bytes]) -> tuple[Any, bytes]:
 def _validated(header: Any, data: bytes, crop: EvalCrop | None) -> Pixels | BadImage:
     """Return the result in a message of a decoder; raises the error of the lookup if a part is missing or wrong."""
     if "reason" in header:
-        reason = next(known for known in REASONS if known == header["reason"])
-        return BadImage("The image", reason, str(header["detail"]))
+        if header["reason"] not in REASONS:
+            raise ValueError("the reason of the message is not valid")
+        return BadImage("The image", header["reason"], str(header["detail"]))
     height, width = header["size"]
     assert crop is not None
     shape = (*crop.size, 3) if crop.color == "RGB" else crop.size

@@ -95,6 +95,7 @@ def compare(
         splits = open_data(
             data,
             limit=source.limit,
+            max_bad=source.max_bad,
             follow_links=source.follow_links,
             val_fraction=source.val_fraction,
             train_fraction=source.train_fraction,
@@ -540,7 +541,7 @@ def _summary(plan: _Plan, results: Any, known: Mapping[str, Any], seeds: int, li
         tuple(plan.splits.notes),
         tuple(entries),
         frontier,
-        advise(entries, limits, frontier),
+        advise(entries, limits),
     )
 
 

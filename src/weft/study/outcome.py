@@ -185,7 +185,7 @@ def pareto(entries: Sequence[Entry], limits: Limits) -> tuple[tuple[str, str], .
     return tuple((entry.name, form.name) for entry, form in points if not is_beaten(form))
 
 
-def advise(entries: Sequence[Entry], limits: Limits, frontier: Sequence[tuple[str, str]]) -> str:
+def advise(entries: Sequence[Entry], limits: Limits) -> str:
     """Recommend a model for each need, as one paragraph. Models without a significant difference are not ranked."""
     points = [
         (entry, form) for entry in entries for form in entry.forms if limits.allows(form) and not entry.stopped_after

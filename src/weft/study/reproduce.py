@@ -307,7 +307,7 @@ def training_speed(recipe: Recipe, images: int, device: str | None = None, num_c
     runtime = Runtime.of(device or "auto", recipe.precision)
     kind = runtime.device.type
     assert isinstance(recipe.batch_size, int)
-    size = min(recipe.batch_size, FIRST_BATCH[kind])
+    size = min(recipe.batch_size, FIRST_BATCH.get(kind, FIRST_BATCH["cpu"]))
     recipe = dataclasses.replace(recipe, accumulate=1)
     while math.isinf(seconds := seconds_of_step(recipe, size, num_classes, runtime, with_teacher=True)):
         if size <= 2:

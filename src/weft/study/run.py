@@ -72,10 +72,19 @@ def run_study(
     check_engine(engine, jobs)
     plan, chosen, count = _prepared(load_study(study), scale, seeds, only, settings or {})
     sources = _sources(plan, scale, data)
-    needed = {plan.data(variant, scale) for variant in chosen}
+    needed = {plan.data(variant, scale): recipe_of(plan, variant, scale).data for variant in chosen}
     # an unusable dataset is refused once, before the first run
     with reading(quiet=quiet) as progress:
-        classes = {name: open_data(sources[name], limit=64, progress=progress).classes for name in sorted(needed)}
+        classes = {
+            name: open_data(
+                sources[name],
+                limit=64,
+                max_bad=settings_of_data.max_bad,
+                follow_links=settings_of_data.follow_links,
+                progress=progress,
+            ).classes
+            for name, settings_of_data in sorted(needed.items())
+        }
     folder = Path(out) if out is not None else Path("runs") / f"study-{slug(plan.name)}-{scale}"
     shown = ", ".join(Path(sources[name]).name for name in sources)
     record = {"study": plan.name, "scale": scale, "data": shown, "settings": dict(settings or {})}

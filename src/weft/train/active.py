@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from scipy.special import softmax
 
 from weft.data.index.fingerprint import Fingerprint, hash_of
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_text
+from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_table
 from weft.inference.arguments import image_files, settings_of
 from weft.inference.embedding import feature_predictor, read_files
 from weft.inference.features import fingerprint, logits_of, unit_length
@@ -258,8 +256,8 @@ def _write(folder: Path, run: str, result: Labelling, certain: float, *, force: 
     guesses = [(row.image, "", f"{row.probability:.4f}", row.action, row.label) for row in result.next]
     # split: images with proposed labels train an extended run, and do not count as held-out images
     proposed = [(row.image, row.label, f"{row.probability:.4f}", row.action, "train") for row in result.proposed]
-    write_text(folder / NEXT, _csv((*HEADER, "guess"), guesses))
-    write_text(folder / PROPOSED, _csv((*HEADER, "split"), proposed))
+    write_table(folder / NEXT, (*HEADER, "guess"), guesses)
+    write_table(folder / PROPOSED, (*HEADER, "split"), proposed)
     shown = result.next[:SHOWN]
     titles = [f"{rank}: {row.label}, {100 * row.probability:.0f} %" for rank, row in enumerate(shown, 1)]
     summary = [
@@ -286,10 +284,3 @@ def _write(folder: Path, run: str, result: Labelling, certain: float, *, force: 
 
 def _cells(rows: Sequence[LabelProposal]) -> list[tuple[str, ...]]:
     return [(printable(row.image), row.label, f"{row.probability:.3f}") for row in rows]
-
-
-def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([header, *rows])
-    return text.getvalue()

@@ -47,7 +47,7 @@ def check_arguments(
     if max_time is not None:
         seconds_of(max_time)
     if resume is not None:
-        check_resume(resume, recipe, out, force=force)
+        check_resume(resume, recipe, out, force=force, from_scratch=from_scratch)
         recipe_file(Path(resume))
         check_device(load_recipe(None, overrides_of(data, settings or {}, given)).device)
         return
@@ -93,7 +93,9 @@ def start_file(source: str | Path) -> Path:
     return path
 
 
-def check_resume(resume: str | Path, recipe: str | Path | None, out: str | Path | None, *, force: bool) -> None:
+def check_resume(
+    resume: str | Path, recipe: str | Path | None, out: str | Path | None, *, force: bool, from_scratch: bool
+) -> None:
     """Check that no argument contradicts `resume`.
 
     Raises:
@@ -103,6 +105,8 @@ def check_resume(resume: str | Path, recipe: str | Path | None, out: str | Path 
         raise UsageError(
             "--resume uses the recipe and the directory of the run; got --recipe, --out or --force. Omit them."
         )
+    if from_scratch:
+        raise UsageError("--resume continues from the saved state of a run; got --from-scratch. Omit one of them.")
 
 
 def recipe_file(run: Path) -> Path:

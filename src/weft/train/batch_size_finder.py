@@ -31,7 +31,9 @@ def find_batch_size(recipe: Recipe, num_classes: int, num_images: int, runtime: 
         The batch size, and a sentence that gives the reason.
     """
     parts = runtime.world * recipe.accumulate
-    sizes = [size for size in BATCH_SIZES if size * parts <= num_images] or [max(num_images // parts, 1)]
+    pairs = 2 if recipe.augment.mixup or recipe.augment.cutmix else 1
+    smallest = max(num_images // parts // pairs, 1) * pairs
+    sizes = [size for size in BATCH_SIZES if size * parts <= num_images] or [smallest]
     speeds: dict[int, float] = {}
     with_teacher = recipe.distill.teacher is not None and not is_cached(recipe)
     for size in sizes:
@@ -81,7 +83,7 @@ def seconds_of_step(
             start = time.perf_counter()
             learner.train_step([batch] * recipe.accumulate)
             times.append((time.perf_counter() - start) / recipe.accumulate)
-            if times[-1] > MAX_STEP_S:
+            if runtime.max([times[-1]])[0] > MAX_STEP_S:  # the same decision in every process
                 break
         return min(times)
     except (MemoryError, RuntimeError) as error:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from scipy.sparse import coo_array
@@ -16,7 +15,7 @@ from weft.data import Source, Splits, open_data
 from weft.data.sources.open import KeyedSource
 from weft.data.sources.table import SUFFIXES, FileReader, other_columns, read_rows
 from weft.errors import DataError, UsageError
-from weft.files import check_writable, write_text
+from weft.files import check_writable, write_table
 from weft.progress import reading, say
 from weft.text import count, first_few, printable
 
@@ -77,7 +76,7 @@ def apply_changes(
     others = [place for place, name in enumerate(names) if name != GROUP]
     for (side, path, label), group in zip(images, groups, strict=True):
         row = rows.get(path)
-        if row is not None and row["label"] != label:
+        if row is not None and row["label"] != label.strip():
             raise DataError(
                 f"The changes must belong to the data; {printable(path)} has the label '{printable(label)}',"
                 f" {printable(str(changes))} was made for '{printable(row['label'])}'. Review the data again."
@@ -93,7 +92,7 @@ def apply_changes(
         for text in _class_notes(splits.classes, Counter(row[1] for row in kept)):
             say(text)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, csv_text(header, kept))
+    write_table(out, header, kept)
     return counts
 
 
@@ -140,13 +139,6 @@ def paths_of(source: Source) -> list[str]:
         )
     folder = os.path.abspath(source.reader.folder)
     return [os.path.join(folder, key) for key in source.keys]
-
-
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as the text of a CSV file."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue()
 
 
 def _other_columns(data: str | Path) -> tuple[list[str], dict[str, list[str]]]:

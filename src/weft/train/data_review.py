@@ -11,11 +11,11 @@ import numpy as np
 
 from weft.data import Splits, open_image
 from weft.errors import DataError
-from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, sha256_of, write_text
+from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, sha256_of, write_table
 from weft.inference.embedding import Embedding, feature_predictor, read_files
 from weft.inference.inputs import settings_of
 from weft.text import count, printable
-from weft.train.corrections import HEADER, csv_text, open_files, paths_of
+from weft.train.corrections import HEADER, open_files, paths_of
 from weft.train.few_images import model_with_weights
 from weft.train.label_errors import (
     LabelErrors,
@@ -293,7 +293,7 @@ def _write(folder: Path, data: str, result: Review, *, force: bool) -> None:
         ("" if value is None else f"{value:.4f}" if isinstance(value, float) else value for value in vars(row).values())
         for row in result.findings
     ]
-    write_text(folder / CHANGES, csv_text(HEADER, [tuple(row) for row in rows]))
+    write_table(folder / CHANGES, HEADER, [tuple(row) for row in rows])
 
     def grid(rows: Sequence[Finding], name: str, alt: str, title: Any) -> dict[str, Any]:
         figure = image_grid([row.path for row in rows[:SHOWN]], [title(row) for row in rows[:SHOWN]])

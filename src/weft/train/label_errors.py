@@ -56,7 +56,7 @@ class LabelErrors:
 
 
 def find_label_errors(
-    features: np.ndarray, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None, seed: int = 0
+    features: np.ndarray, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
 ) -> LabelErrors:
     """Find likely label errors.
 
@@ -65,9 +65,8 @@ def find_label_errors(
         labels: (images) class indices.
         num_classes: number of classes.
         groups: (images) group of every image, such as its copies; a group is in one fold. None without groups.
-        seed: of the folds.
     """
-    fold_of = folds_of(labels, groups, seed)
+    fold_of = folds_of(labels, groups)
     classes = labels[:, None] == np.arange(num_classes)
     others = np.stack([classes[fold_of != fold].any(axis=0) for fold in range(FOLDS)])  # classes in the other folds
     is_judged = others[fold_of, labels]
@@ -120,9 +119,9 @@ def folds_of(labels: np.ndarray, groups: np.ndarray | None = None, seed: int = 0
     return fold_of_group[group_of]
 
 
-def neighbour_distances(features: np.ndarray, k: int = NEIGHBOURS) -> np.ndarray:
-    """Return the mean cosine distance (images), from 0 to 2, of each image to its `k` nearest other images."""
-    k = min(k, len(features) - 1)
+def neighbour_distances(features: np.ndarray) -> np.ndarray:
+    """Return the mean cosine distance (images), from 0 to 2, of each image to its nearest `NEIGHBOURS` other images."""
+    k = min(NEIGHBOURS, len(features) - 1)
     if k < 1:
         return np.zeros(len(features))
     parts = [1 - np.partition(block, -k, axis=1)[:, -k:].mean(axis=1) for _, block in _similarities(features)]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from weft.data.loading.loader import ImageLoader
+from weft.errors import DivergedError, UsageError
 from weft.recipes import Recipe
 from weft.runtime import Runtime
 from weft.train.loop import Batch, Learner, group_into_steps
@@ -87,8 +88,13 @@ def sweep_lr(
         batches: training images.
         runtime: device and precision.
         num_classes: number of classes of the dataset.
-        steps: number of steps; fewer if the loss diverges.
+        steps: number of steps, at least 1; fewer if the loss diverges.
+
+    Raises:
+        DivergedError: the loss of the first step is not finite.
     """
+    if steps < 1:
+        raise UsageError(f"steps must be at least 1; got {steps}.")
     learner = Learner(copy.deepcopy(model), recipe, runtime, steps, steps, num_classes, batches.dataset.source.labels)
     low, high = SWEEP
     learner.schedule = lambda step: low * (high / low) ** (step / max(steps - 1, 1))
@@ -105,6 +111,11 @@ def sweep_lr(
         best = min(best, smoothed)
         if smoothed > DIVERGED * best:
             break
+    if not points:
+        raise DivergedError(
+            "The loss of the first step must be finite to find a learning rate; it is not. Check the weights to start"
+            " from, and use --precision fp32."
+        )
     return LrFinding(_steepest(points), points)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,7 @@ class RunResult:
         if self.extension is not None:
             more["extension"] = dataclasses.asdict(self.extension)
         own = {name: value for name, value in vars(self).items() if name not in ("cross_validation", "extension")}
+        own["loss"] = self.loss if math.isfinite(self.loss) else None  # JSON has no nan
         return {**own, "out": str(self.out), **more}
 
     def __repr__(self) -> str:
@@ -224,9 +226,11 @@ def train(
     if resume is not None:
         if extend is not None:
             raise UsageError("--extend starts a new run, and --resume continues one. Omit one of them.")
-        check_resume(resume, recipe, out, force=force)
+        check_resume(resume, recipe, out, force=force, from_scratch=from_scratch)
         overrides = overrides_of(data, settings or {}, given)
         return _resume(Path(resume), overrides, override, stop, trackers, quiet)
+    if override:
+        raise UsageError("--override changes settings of a run that is resumed; got no --resume. Omit it.")
     loaded = checked_recipe(data, recipe, settings, given, from_scratch=from_scratch)
     runtime = Runtime.of(loaded.device, loaded.precision, deterministic=loaded.deterministic)
     quiet = quiet or not runtime.is_main
@@ -235,11 +239,16 @@ def train(
         if reason and not quiet:
             say(reason)
     if loaded.extend is not None:
-        if from_scratch or stop_after is not None or trackers or runtime.world > 1:
-            raise UsageError(
-                "--extend runs in one process and trains no epochs; from_scratch, stop_after and track do not apply."
-                " Omit them."
-            )
+        given_too = {
+            "from_scratch": from_scratch,
+            "stop_after": stop_after is not None,
+            "max_time": max_time is not None,
+            "track": bool(trackers),
+        }
+        if names := [name for name, is_given in given_too.items() if is_given]:
+            raise UsageError(f"--extend trains no epochs, so {names[0]} does not apply. Omit it.")
+        if runtime.world > 1:
+            raise UsageError(f"--extend runs in one process; got {runtime.world}. Start it without torchrun.")
         return _extend(extended_recipe(loaded, data, settings or {}, given), out, runtime, force=force, quiet=quiet)
     with contextlib.ExitStack() as stack:
         reservations: list[Reservation] = []

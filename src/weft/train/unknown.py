@@ -14,7 +14,7 @@ from torch import nn
 
 from weft.checkpoints.confidence import Confidence
 from weft.checkpoints.hub import create_model
-from weft.checkpoints.unknown import OriginalClassifier, UnknownDetector, class_probabilities, unit
+from weft.checkpoints.unknown import OriginalClassifier, UnknownDetector, class_probabilities, unit_length
 from weft.data import Source
 from weft.data.index.split import stratified_subset
 from weft.data.loading.dataset import LOST
@@ -76,7 +76,7 @@ def fit_detector(
     if not rows or not np.isfinite(features := np.concatenate(rows)).all():
         return None
     mean = features.mean(axis=0)
-    fitted = UnknownDetector(mean, unit(features - mean), _original_classifier(out, features))
+    fitted = UnknownDetector(mean, unit_length(features - mean), _original_classifier(out, features))
     detector = UnknownDetector.deserialized(fitted.serialized())  # the threshold is that of the rounded values
     model.unknown, model.confidence = detector, confidence
     predictor = Predictor(model, runtime=runtime)
@@ -129,6 +129,6 @@ def _original_classifier(out: Path, features: np.ndarray) -> OriginalClassifier 
         return None
     weight, bias = stored
     shown = np.minimum(class_probabilities(features, weight, bias).sum(axis=0), 1)
-    directions = unit(weight - weight.mean(axis=0))
+    directions = unit_length(weight - weight.mean(axis=0))
     known = np.clip((directions @ directions.T * shown).max(axis=1), 0, 1)
     return OriginalClassifier(weight, bias, known)

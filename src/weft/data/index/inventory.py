@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from weft.data.images.decode import HEAD_BYTES, MAX_PIXELS, BadImage, ImageInfo, image_info, open_regular, sniff
 from weft.data.index.source import BadFile
-from weft.data.index.tree import EXTENSIONS, extension, is_junk, walk
+from weft.data.index.tree import EXTENSIONS, extension, is_folder, is_junk, walk
 from weft.errors import DataError
 from weft.text import printable
 
@@ -202,8 +202,8 @@ def _layout(root: Path) -> tuple[str, dict[str, str], list[str]]:
 
     There is a split if `train` contains folders; a `train` that contains files is a class.
     """
-    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not is_junk(entry.name))
-    if "train" not in names or not any(e.is_dir() and not is_junk(e.name) for e in _entries(root / "train")):
+    names = sorted(entry.name for entry in os.scandir(root) if is_folder(entry) and not is_junk(entry.name))
+    if "train" not in names or not any(is_folder(e) and not is_junk(e.name) for e in _entries(root / "train")):
         return "", {}, []
     val_name = next((name for name in VAL_NAMES if name in names), "")
     places = {"train": "train"} | ({val_name: "val"} if val_name else {})

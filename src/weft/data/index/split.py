@@ -64,16 +64,14 @@ def stratified_fold(
     return _rest(len(keys), val), sorted(val)
 
 
-def grouped_parts(
-    keys: Sequence[str], labels: Sequence[int], groups: Sequence[str], shares: Sequence[float], seed: int
-) -> list[list[int]]:
+def grouped_parts(labels: Sequence[int], groups: Sequence[str], shares: Sequence[float], seed: int) -> list[list[int]]:
     """Return parts (of indices, ascending) of about the given shares of every class; no group is in two parts.
 
     The groups are dealt out from the largest to the smallest, each to the part that is then nearest to its share of
     every class (by the sum of squared counts, each divided by its expected count).
 
     Args:
-        keys, labels, groups: name, class index and group of every image.
+        labels, groups: class index and group of every image.
         shares: of each part, above 0; their sum is 1.
         seed: of the order of groups of equal size.
     """

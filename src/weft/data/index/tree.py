@@ -56,6 +56,14 @@ def extension(name: str) -> str:
     return os.path.splitext(name)[1][1:].lower()
 
 
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder, or a link to one; False for a link that leads in a circle."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 def is_junk(name: str) -> bool:
     """Return whether a name is hidden or belongs to the operating system."""
     return name.startswith(".") or name in JUNK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import shutil
 import urllib.parse
@@ -41,7 +42,8 @@ def fetch(url: str) -> Path:
     address, _, fragment = url.partition("#")
     expected = fragment.removeprefix("sha256=").lower() if fragment.startswith("sha256=") else None
     name = Path(urllib.parse.urlsplit(address).path).name or "file"
-    path = cache_dir() / "downloads" / hashlib.sha256(address.encode()).hexdigest()[:16] / name
+    key = address if expected is None else f"{address}#sha256={expected}"  # another hash is another file
+    path = cache_dir() / "downloads" / hashlib.sha256(key.encode()).hexdigest()[:16] / name
     if path.is_file():
         return path
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -51,7 +53,7 @@ def fetch(url: str) -> Path:
         if expected is not None and digest != expected:
             raise DataError(f"{printable(address)} must have the sha256 {expected[:12]}...; got {digest[:12]}...")
         rename(partial, path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         if isinstance(error, DataError):
             raise
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ from typing import Any, NamedTuple
 from weft.data.images.decode import open_regular
 from weft.data.index.inventory import VAL_NAMES
 from weft.errors import DataError, UsageError
-from weft.files import write_whole, writing
+from weft.files import write_table, writing
 from weft.text import printable, reason_of
 
 HEADER = ("image", "label", "split")
@@ -64,11 +62,9 @@ def convert_inaturalist(
     twice = [name for name, times in Counter(row[0] for row in rows).items() if times > 1]
     if twice:
         raise DataError(f"Every image must be listed once; '{printable(twice[0])}' is listed more than once.")
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([HEADER, *rows])
     with writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, text.getvalue().encode("utf-8", "surrogateescape"))
+    write_table(out, HEADER, rows)
     counts = Counter(row[2] for row in rows)
     return ConvertedTable(out, len({row[1] for row in rows}), counts["train"], counts["val"])
 

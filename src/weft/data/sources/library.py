@@ -174,10 +174,12 @@ def open_hf(address: str) -> Listing:
     parts = [part.cast_column(image, datasets.Image(decode=False)) for part in parts]
     values_by_split = [part[label] for part in parts]
     if isinstance(feature, datasets.ClassLabel):
-        classes, values_by_split = (
-            list(feature.names),
-            [[feature.names[int(value)] for value in values] for values in values_by_split],
-        )
+        classes = list(feature.names)
+        words = [word for word in (train, val) if word is not None]
+        values_by_split = [
+            [_class_of(feature, value, name, word) for value in values]
+            for word, values in zip(words, values_by_split, strict=True)
+        ]
     else:
         values_by_split = [[str(value) for value in values] for values in values_by_split]
         classes = sorted({value for values in values_by_split for value in values})
@@ -188,6 +190,17 @@ def open_hf(address: str) -> Listing:
         for number, value in enumerate(values)
     ]
     return Listing(f"hf:{name}", entries, LibraryReader(parts, functools.partial(_hf_bytes, image)), classes)
+
+
+def _class_of(feature: Any, value: Any, name: str, split: str) -> str:
+    """Return the class of an image by its label."""
+    try:
+        return feature.int2str(int(value))
+    except (TypeError, ValueError):
+        raise DataError(
+            f"hf:{name} must have a label for every image; an image of the split '{split}' has {value}, as in test sets"
+            " with hidden labels. Name other splits: hf:NAME?split=SPLIT&val=SPLIT."
+        ) from None
 
 
 def _hf_bytes(column: str, part: Any, number: int) -> bytes:

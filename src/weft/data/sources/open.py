@@ -331,7 +331,7 @@ def _made(
     if group_of is not None:
         groups = [group_of[key] for key in keys]
         shares = [1 - val_fraction, val_fraction] if folds is None else [1 / folds] * folds
-        held_out = grouped_parts(keys, labels, groups, shares, seed)[1 if folds is None else fold - 1]
+        held_out = grouped_parts(labels, groups, shares, seed)[1 if folds is None else fold - 1]
         sides = grouped_split(keys, labels, groups, held_out)
     elif folds is not None:
         sides = stratified_fold(keys, labels, folds, fold, seed)

@@ -21,7 +21,6 @@ from weft.data.index.tree import EXTENSIONS
 from weft.data.sources.download import fetch
 from weft.data.sources.listing import Listing, sort_class_names
 from weft.errors import DataError, UsageError
-from weft.system import read_at
 from weft.text import printable
 
 LABELS = ("cls", "json", "txt")
@@ -38,20 +37,19 @@ class TarMember(NamedTuple):
 
 
 class ShardReader:
-    """Read files in shards by key; every process opens its own file descriptors."""
+    """Read files in shards by key."""
 
     def __init__(self, places: dict[str, TarMember]) -> None:
         self.places = places
-        self._files: dict[tuple[int, str], int] = {}
 
     def __call__(self, key: str) -> bytes:
         place = self.places[key]
         if place.size > MAX_BYTES:
             raise BadImage(printable(key), "too-many-bytes")
-        mine = (os.getpid(), place.shard)
-        if mine not in self._files:
-            self._files[mine] = os.open(place.shard, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        data = read_at(self._files[mine], place.size, place.offset)
+        # Opened for each image: thousands of open shards would exceed the limit of the system.
+        with open(place.shard, "rb") as file:
+            file.seek(place.offset)
+            data = file.read(place.size)
         if len(data) < place.size:
             raise BadImage(printable(key), "truncated")
         return data
@@ -60,18 +58,15 @@ class ShardReader:
         """Return the size of an image in bytes."""
         return self.places[key].size
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"places": self.places, "_files": {}}
-
 
 def is_shards(data: str) -> bool:
     """Return whether `data` is a .tar file (or pattern), or a folder with .tar files and without folders."""
     if data.endswith(".tar"):
         return True
-    folder = Path(data)
-    if not folder.is_dir():
+    try:
+        entries = list(Path(data).iterdir())
+    except OSError:  # no folder, or one that may not be read, which is reported when it is opened
         return False
-    entries = list(folder.iterdir())
     return any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries)
 
 
@@ -170,6 +165,11 @@ def _members(path: Path) -> Iterator[tuple[str, TarMember]]:
         raise DataError(
             f"A shard must be an uncompressed tar file; '{printable(str(path))}' cannot be read ({reason})."
         ) from error
+
+
+def is_folder_name(name: str) -> bool:
+    """Return whether a class can be named by the folder of its images in a shard."""
+    return _folder_class(f"{name}/0.jpg") == name and name not in (".", "..")
 
 
 def _folder_class(key: str) -> str | None:

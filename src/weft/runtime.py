@@ -122,7 +122,12 @@ class Runtime:
 
     def max(self, values: list[float]) -> list[float]:
         """Return the maximum of each number over all processes."""
-        return [max(column) for column in zip(*self.gather(values), strict=True)]
+        if self.world == 1:
+            return values
+        device = self.device if self.device.type == "cuda" else "cpu"
+        highest = torch.tensor(values, dtype=torch.float64, device=device)
+        torch.distributed.all_reduce(highest, torch.distributed.ReduceOp.MAX)
+        return highest.tolist()
 
     def gather(self, value: Any) -> list[Any]:
         """Return one object from every process, in the order of ranks."""

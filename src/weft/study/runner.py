@@ -281,7 +281,9 @@ def _locally(
                 yield process.job, process.failure()
     finally:
         for process in running:
-            process.stop()
+            process.process.terminate()
+        for process in running:
+            process.process.wait()
 
 
 def _by_ray(
@@ -363,10 +365,6 @@ class _Process:
             line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
         ]
         return lines[-1].removeprefix("weft: ") if lines else f"exit code {code} without a message"
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait()
 
 
 def _run_job(folder: Path, file: str) -> None:

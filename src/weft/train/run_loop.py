@@ -89,6 +89,7 @@ class Session:
         self.best_result: Evaluation | None = None
         self.evaluations_since_best = 0
         self.seconds = 0.0
+        self._start: float | None = None  # of `run`, minus the seconds of earlier processes
         self._log: StepLog | None = None
         self._saved_at = time.monotonic()
         self._lost: set[int] = set()
@@ -123,7 +124,7 @@ class Session:
             UsageError: a step does not fit into memory.
         """
         self._log = StepLog(self.out / "steps.csv", self.learner.step) if self.runtime.is_main else None
-        start = time.perf_counter() - self.seconds
+        start = self._start = time.perf_counter() - self.seconds
         try:
             with self.reporter, self.stop:
                 while not self.is_finished:
@@ -137,6 +138,7 @@ class Session:
         except (MemoryError, RuntimeError) as error:
             self._raise_explained(error)
         finally:
+            self._start = None
             if self._log is not None:
                 self._log.close()
             self.tracker.finish()
@@ -309,7 +311,7 @@ class Session:
             "history": [list(row) for row in self.history],
             "best": vars(self.best) if self.best else None,
             "without_better": self.evaluations_since_best,
-            "seconds": self.seconds,
+            "seconds": self.seconds if self._start is None else time.perf_counter() - self._start,
             "machine": machine(self.runtime),
             "recipe": recipe_record(self.recipe),
             "teacher": getattr(self.learner.teacher, "record", None),

@@ -1,0 +1,85 @@
+"""Calibration error on the 10,000 test images of CIFAR-10, by several ways to scale logits: calibration.csv.
+
+    weft train cifar10/train --recipe small_images --epochs 2 --out RUN
+    python benchmarks/few-images/calibration.py RUN cifar10
+
+Each way is fitted on the held-out images of the run (5,000 at most, as in training) and measured on cifar10/test.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
+
+from weft.bench.records import write_csv
+from weft.checkpoints import load_model_dir
+from weft.data import open_data
+from weft.data.index.split import stratified_subset
+from weft.inference.calibration import MAX_IMAGES, held_out_logits
+from weft.inference.inputs import SourcePart, evaluation_batches
+from weft.inference.metrics import calibration_error
+from weft.runtime import Runtime
+
+FILE = Path(__file__).parent / "calibration.csv"
+TEMPERATURES = np.arange(0.5, 1.5, 0.01)
+
+
+def error(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Expected calibration error in percentage points."""
+    probabilities = softmax(logits, axis=1)
+    return calibration_error(probabilities.max(axis=1), probabilities.argmax(axis=1) == labels)
+
+
+def loss(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Cross-entropy in nats."""
+    return -float(log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean())
+
+
+def ways(logits: np.ndarray, labels: np.ndarray) -> dict[str, tuple[float, np.ndarray]]:
+    """Fit each way; return its temperature and the term that is added to the logits of each class."""
+    classes = logits.shape[1]
+    zero = np.zeros(classes)
+    scaled = minimize(lambda x: loss(logits / np.exp(x[0]), labels), [0.0]).x
+    biased = minimize(lambda x: loss(logits / np.exp(x[0]) + x[1:], labels), np.zeros(1 + classes)).x
+    least = min(TEMPERATURES, key=lambda temperature: error(logits / temperature, labels))
+    return {
+        "none": (1.0, zero),
+        "temperature, by the loss (weft)": (float(np.exp(scaled[0])), zero),
+        "temperature and a term per class, by the loss": (float(np.exp(biased[0])), biased[1:]),
+        "temperature, by the calibration error": (float(least), zero),
+    }
+
+
+def main() -> None:
+    """Compute the logits, and write a row per way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("cifar10", type=Path)
+    args = parser.parse_args()
+    model, _ = load_model_dir(args.run / "best")
+    runtime = Runtime.of("cpu", "fp32")
+    held_out = open_data(args.cifar10 / "train").val
+    held_out = SourcePart(held_out, stratified_subset(held_out.keys, held_out.labels, MAX_IMAGES, 0))
+    test = open_data(args.cifar10).val
+    (logits, labels), (test_logits, test_labels) = (
+        held_out_logits(model.eval(), evaluation_batches(source, model, 128, 0), runtime) for source in (held_out, test)
+    )
+    logits, test_logits = logits.astype(np.float64), test_logits.astype(np.float64)
+    top1 = 100 * float((test_logits.argmax(axis=1) == test_labels).mean())
+    rows = []
+    for name, (temperature, term) in ways(logits, labels).items():
+        scaled, test_scaled = logits / temperature + term, test_logits / temperature + term
+        values = temperature, error(scaled, labels), error(test_scaled, test_labels), loss(test_scaled, test_labels)
+        keys = "temperature", "ece_held_out", "ece_test", "loss_test"
+        numbers = {key: f"{value:.3f}" for key, value in zip(keys, values, strict=True)}
+        rows.append({"way": name, **numbers, "top1_test": f"{top1:.2f}", "images": len(test_labels)})
+        print(rows[-1], flush=True)
+    write_csv(FILE, rows)
+
+
+if __name__ == "__main__":
+    main()

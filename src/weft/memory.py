@@ -16,7 +16,7 @@ def keep_memory() -> bool:
 
     A forward pass or training step on a CPU allocates and frees many tensors of some megabytes. By default, glibc maps
     each of them again, and the kernel clears and faults in every page on first use. Keeping the memory avoids this. It
-    helps most where the network spends much of its time writing large activations (LeViT at batch 16: 1.1 to 1.3 times
+    helps most where the network spends much of its time writing large activations (LeViT at batch 16: 1.1 to 1.7 times
     the throughput, of timm's network as well as of weft's), little at batch 1, and not at all on a GPU. The peak memory
     of the process stays the same, but the process keeps that amount until it ends. benchmarks/speed and
     benchmarks/training list the effect for each network.

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 import weft
 from tests.train.conftest import SHORT, paint
 from weft.errors import CheckpointError, UsageError
+from weft.recipes import load_recipe
 from weft.train import RunResult, train
 
 ONE = {**SHORT, "epochs": 1}
@@ -33,6 +34,22 @@ def test_from_a_run_its_directory_or_its_file(part: str, trained: RunResult, pho
     for name, value in body(weights(result.out)).items():
         torch.testing.assert_close(value, best[name], msg=name)
     assert result.top1 == 100
+
+
+def test_without_a_model_it_is_that_of_the_run(
+    trained: RunResult, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also its size and constructor values."""
+    settings = {**STILL, "model_args.attn_bias": False, "model_args.pos_embed": True, "img_size": 48}
+    first = train(photos, out=tmp_path / "first", settings=settings, **ONE)
+    arguments = {name: value for name, value in {**ONE, "quiet": False}.items() if name not in ("model", "img_size")}
+    result = train(photos, start_from=first.out, out=tmp_path / "run", settings=STILL, **arguments)
+    assert f"Model {first.model}, that of {first.out}; another: --model NAME." in capsys.readouterr().err
+    made, own = (load_recipe(path / "recipe.yaml") for path in (result.out, first.out))
+    assert (made.model, made.img_size) == (own.model, own.img_size)
+    assert (made.model_args["attn_bias"], made.model_args["pos_embed"]) == (False, True)
+    for name, value in body(weights(result.out)).items():
+        torch.testing.assert_close(value, load_file(first.out / "best" / "model.safetensors")[name], msg=name)
 
 
 def test_other_classes_get_a_new_head(trained: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

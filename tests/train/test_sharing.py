@@ -29,10 +29,12 @@ from weft.checkpoints.hub import create_model
 from weft.checkpoints.model_dir import model_dir
 from weft.cli import main
 from weft.errors import CheckpointError, UsageError
+from weft.recipes import dump, load_recipe
 from weft.runs import hub as sharing
 from weft.runs.directory import EpochRow, best_of, read_metrics, write_metrics
-from weft.runs.hub import model_card, push
+from weft.runs.hub import _without_paths, model_card, push
 from weft.train import RunResult, predict, train
+from weft.train.plan import sources_of
 
 REPO = "me/colours"
 SMALL = dict(model="levit_nano_32", batch_size=12, device="cpu", quiet=True)
@@ -128,6 +130,17 @@ def test_the_card(trained: RunResult) -> None:
     assert str(Path(trained.data).parent) not in text
     recipe = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
     assert (recipe["model"], recipe["data"]["source"]) == ("levit_nano_32", "photos")
+
+
+def test_the_recipe_of_a_card_has_no_paths() -> None:
+    """Every setting that names something to read is reduced to its last part."""
+    folder = "/home/me/secret"
+    keys = ("data.source", "data.other", "start_from", "extend", "distill.teacher")
+    recipe = load_recipe(None, [(key, f"{folder}/{key}") for key in keys])
+    assert sorted(sources_of(recipe)) == sorted(f"{key}: {folder}/{key}" for key in keys)
+    text = dump(_without_paths(recipe, "data.source"))
+    assert folder not in text
+    assert all(key in text for key in keys)
 
 
 def test_a_card_of_weights_alone(tmp_path: Path) -> None:

@@ -71,14 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="with --protocol: timed seconds per model, in all turns (default: 60)",
     )
-    ways = "eager, folded, compiled, graphed (CUDA graphs), onnx, openvino"
+    ways = "eager, folded, compiled, graphed (CUDA graphs), aotinductor, onnx, openvino"
     parser.add_argument(
         "--ways",
         nargs="+",
         metavar="WAY",
         help=f"ways to run a model: {ways} (default: eager folded)",
     )
-    parser.add_argument("--precision", nargs="+", metavar="P", help="fp32, bf16 or int8 (default: fp32)")
+    parser.add_argument("--precision", nargs="+", metavar="P", help="fp32, tf32 (GPU), bf16 or int8 (default: fp32)")
     parser.add_argument(
         "--allocator",
         nargs="+",

@@ -12,7 +12,8 @@ EXAMPLE = """
 weft push runs/birds me/birds --license apache-2.0
 weft predict hf-hub:me/birds photo.jpg
 
-Log in with `hf auth login` or HF_TOKEN. Uploads the weights, config.json and README.md (the card), nothing else;
+Log in with `hf auth login` or HF_TOKEN. Uploads the weights, config.json, README.md (the card), and unknown.safetensors
+(the detector of unknown images, with features of training images) if the model has one; nothing else.
 weft push runs/birds me/birds --print-card prints the card without uploading.
 """
 

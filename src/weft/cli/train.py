@@ -13,11 +13,12 @@ from weft.recipes.describe import options
 HELP = "train a classifier on a folder of images"
 
 EXAMPLE = """
-weft train photos/ --model levit_128s --epochs 30 --set optim.lr=5e-4 --out runs/photos
+weft train photos/ --out runs/photos
 
 photos/ holds one folder of images per class; with train/ and val/ inside, that split is used.
 Writes to runs/photos: best/ and last/ (model directories), metrics.csv, recipe.yaml, report/report.html.
 Resume after a stop or kill, with the same result: weft train --resume runs/photos
+Choose the network and settings: weft train photos/ --model levit_128s --epochs 30 --set optim.lr=5e-4
 Fine-tune on other classes: weft train birds/ --from runs/photos
 Add classes or images to a run, without its images: weft train more_photos/ --extend runs/photos
 Repeat a run: weft train --config runs/photos/recipe.yaml --out runs/again

@@ -89,7 +89,7 @@ class Data:
 
     other: str | None = option(None, "FOLDER")
     """Folder of images that show none of the classes. They set the threshold below which an image is unknown; without
-    them, 5 % of the held-out images are below it."""
+    them, at most 5 % of the held-out images are below it."""
 
     train_fraction: Annotated[float, Within(0, 1, above=True)] = 1.0
     """Fraction of the training images of each class that are used; the validation set stays complete."""

@@ -31,7 +31,7 @@ from weft.train.batch_size_finder import find_batch_size
 from weft.train.batches import training_batches, training_images
 from weft.train.distillation import open_teacher
 from weft.train.loop import Learner
-from weft.train.network import build_model
+from weft.train.network import build_model, with_start_network
 from weft.train.objective import check_balance
 from weft.train.refusals import refusing
 from weft.train.sync_batchnorm import sync_batchnorm
@@ -152,6 +152,9 @@ def make_plan(
         model, note = few_images.choice(size, len(splits.train))
         recipe = recipe if model is None else reload(few_images.RECIPE, model)
         reasons = [note] if note else []
+    recipe, note = with_start_network(recipe)
+    if note:
+        reasons.append(note)
     if recipe.precision == "auto":
         recipe = dataclasses.replace(recipe, precision=runtime.precision)
         reasons.append(f"Precision: {runtime.precision}, chosen for this machine.")
@@ -277,6 +280,7 @@ def sources_of(recipe: Recipe) -> list[str]:
         "data.source": recipe.data.source,
         "start_from": recipe.start_from,
         "extend": recipe.extend,
+        "data.other": recipe.data.other,
         "distill.teacher": recipe.distill.teacher,
         "pretrained": f"the public weights of {recipe.model or 'the chosen model'}" if recipe.pretrained else None,
     }

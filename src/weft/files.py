@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import glob
 import hashlib
 import io
 import os
@@ -280,7 +281,9 @@ def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterat
     temporary, before = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("part", "old"))
     try:
         with writing(path):
-            shutil.rmtree(temporary, ignore_errors=True)
+            for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):  # of a process that was killed
+                if is_leftover(leftover):
+                    remove(leftover)
             temporary.mkdir(parents=True)
             yield temporary
             for file in temporary.rglob("*"):

@@ -129,8 +129,8 @@ def test_another_machine_measures_again_once(
     assert Predictor.load(out).metadata["runtime"] == "onnx"
     assert [sorted(names) for names in measured] == [["onnx-fp32", "openvino-fp32"]]
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "This machine is not the one that chose the export" in line
-    assert "It uses onnx-fp32 from now on." in line
+    assert "was chosen on another machine or with other runtimes, so weft measured again" in line
+    assert "It uses onnx-fp32." in line
     assert open_model(out)[0].format == "onnx"
     assert len(measured) == 1
     assert capsys.readouterr().err == ""
@@ -142,12 +142,74 @@ def test_another_machine_measures_again_once(
     assert capsys.readouterr().err == ""
 
 
-def test_a_candidate_that_cannot_be_opened_is_left_out(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("text", ["{", '{"artefact": 3}', ""])
+def test_a_candidate_without_a_readable_config_is_left_out(
+    text: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    (out / "candidates" / "onnx-fp32" / "config.json").write_text(text)
+    assert open_model(out, quiet=True)[0].format == "openvino"
+
+
+def test_another_machine_measures_at_the_recorded_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
+    export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="fp32", batch_sizes=(4, 1))
+    sizes: list[tuple[int, ...]] = []
+
+    def measure(calls: dict[str, Callable[[int], object]], at: Any) -> dict[str, dict[int, float]]:
+        sizes.append(tuple(at))
+        return {name: dict.fromkeys(at, 0.1) for name in calls}
+
+    monkeypatch.setattr(choosing, "time_calls", measure)
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    open_model(tmp_path / "out", quiet=True)
+    assert sizes == [(1, 4)]
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "openvino"])
+def test_a_runtime_that_is_asked_for_is_used(runtime: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the machine that chose the other one, and on another; of the directory, and of a run that has it."""
+    timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
+    assert Predictor.open(out, runtime=runtime).metadata["runtime"] == runtime
+    run = out.parent / "run"
+    save_model_dir(model("levit_nano_32"), run / "best", label_names=CLASSES)
+    shutil.copytree(out, run / "auto")
+    assert Predictor.open(run, runtime=runtime).metadata["runtime"] == runtime
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    assert Predictor.open(out, runtime=runtime).metadata["runtime"] == runtime
+    assert Predictor.open(run, runtime=runtime).metadata["runtime"] == runtime
+
+
+def test_a_precision_that_the_export_does_not_have_is_refused(out: Path) -> None:
+    with pytest.raises(UsageError, match="precision must be that of the export, fp32; got bf16"):
+        Predictor.load(out, precision="bf16")
+    with pytest.raises(UsageError, match="precision must be that of the export, fp32; got bf16"):
+        Predictor.open(out, precision="bf16")
+
+
+def test_an_unknown_precision_is_refused(out: Path) -> None:
+    file = out / "config.json"
+    config = json.loads(file.read_text())
+    config["artefact"]["precision"] = "zz"
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="must name a precision of fp32, fp16, bf16, int8; got 'zz'"):
+        open_model(out)
+
+
+def test_the_version_of_torch_does_not_matter_to_exports() -> None:
+    assert set(choosing.machine().versions) <= {"openvino", "onnxruntime"}
+
+
+def test_a_candidate_that_cannot_be_opened_is_left_out(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
     monkeypatch.setattr(choosing, "machine", lambda: OTHER)
     (out / "candidates" / "onnx-fp32" / "model.onnx").write_bytes(b"damaged")
     assert open_model(out)[0].format == "openvino"
-    assert measured == [["openvino-fp32"]]
+    assert measured == []  # nothing to compare it with
+    assert "Not considered: " in capsys.readouterr().err
 
 
 def test_a_candidate_of_other_weights_is_left_out(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +287,8 @@ def test_arguments_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for sizes in ((), (0,), (1, 5000)):
         with pytest.raises(UsageError, match="batch_sizes must be whole numbers from 1 to 4096"):
             export(network, tmp_path / "out", format="auto", batch_sizes=sizes)
+    with pytest.raises(UsageError, match="batch_sizes must be at most 64 numbers; got 65"):
+        export(network, tmp_path / "out", format="auto", batch_sizes=range(1, 66))
     monkeypatch.setattr(choosing.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"needs an inference runtime, openvino or onnxruntime; none is installed"):
         export(network, tmp_path / "out", format="auto")
@@ -236,6 +300,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     source = save_model_dir(model("levit_nano_32"), tmp_path / "model", label_names=CLASSES)
     words = ["export", str(source), str(tmp_path / "out"), "--format", "auto", "--precision", "fp32", "--quiet"]
     assert main([*words, "--batch-size", "0"]) == 2
+    assert main(["export", str(source), str(tmp_path / "o"), "--format", "onnx", "--batch-size", "8", "--quiet"]) == 2
+    assert "--batch-size belongs to --format auto" in capsys.readouterr().err
     assert main([*words, "--batch-size", "1", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{tmp_path / 'out'}: onnx fp32")

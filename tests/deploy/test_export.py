@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -351,6 +352,21 @@ raise SystemExit(code)
     words += ["--precision", "int8", "--data", str(photos), "--max-drop", "100", "--quiet"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_onnx_runtime_stores_and_sends_nothing(models: dict[str, Path], tmp_path: Path) -> None:
+    """Its telemetry begins with the import: a device number in the cache of the user, and a connection."""
+    folder, home = tmp_path / "out", tmp_path / "home"
+    export(load_model_dir(models["levit_nano_32"])[0], folder, format="onnx", label_names=CLASSES)
+    image = tmp_path / "image.png"
+    Image.new("RGB", (40, 40)).save(image)
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "WEFT_CACHE": str(tmp_path / "weft")}
+    words = [sys.executable, "-m", "weft", "predict", str(folder), str(image), "--json"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "onnxruntime" not in done.stderr
+    assert not list(home.rglob("*"))
 
 
 def refused(tmp_path: Path, match: str, **words: Any) -> None:

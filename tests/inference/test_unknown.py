@@ -92,6 +92,7 @@ def test_the_threshold_without_other_images_keeps_95_percent() -> None:
     assert threshold.count == 200
     assert threshold.auroc is None
     assert set_threshold(known[:1]).unknown == 0
+    assert np.abs(known - threshold.value).min() > 1e-4  # rounding in an export moves no image across it
 
 
 def test_other_images_set_the_threshold() -> None:
@@ -99,6 +100,8 @@ def test_other_images_set_the_threshold() -> None:
     known, other = rng.normal(2, 1, 500), rng.normal(-2, 1, 300)
     threshold = set_threshold(known, other)
     assert -1 < threshold.value < 1
+    assert threshold.value not in known
+    assert threshold.value not in other
     assert (threshold.unknown, threshold.other_unknown) == (
         int((known < threshold.value).sum()),
         int((other < threshold.value).sum()),

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import examples
-from tests.serve.running import SLOW, Running, children, picture, running, saved
+from tests.serve.running import SLOW, Running, children, picture, read_all, running, saved
 from weft.cli import main
 from weft.train import predict
 
@@ -63,6 +63,26 @@ def test_the_same_answers_through_every_door(service: Running, model_dir: Path, 
     for name, top in offline.items():
         assert [word for word, _ in online[name]] == [word for word, _ in top]
         assert [share for _, share in online[name]] == pytest.approx([share for _, share in top], abs=1e-4)
+
+
+@pytest.mark.parametrize("path", ["/", "/live", "/ready", "/model", "/metrics", "/page/app.js", "/nowhere"])
+def test_head_is_get_without_its_body(path: str, service: Running) -> None:
+    expected, content, headers = service.ask(path)
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
+        request = f"HEAD {path} HTTP/1.1\r\nHost: 127.0.0.1:{service.port}\r\nConnection: close\r\n\r\n"
+        sock.sendall(request.encode())
+        answer = read_all(sock)
+    assert status_of(answer) == expected
+    assert f"content-type: {headers['content-type']}".encode() in answer.lower()
+    assert answer.endswith(b"\r\n\r\n")
+    assert content
+
+
+@pytest.mark.parametrize("size", [60_000, 66_000, 70_000, 100_000, 200_000])
+def test_a_header_has_at_most_64_kib(size: int, service: Running) -> None:
+    header = b"GET /live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: " + b"a" * size
+    answer = service.raw(header + b"\r\n\r\n")
+    assert status_of(answer) == (200 if size < 65_536 else 400)
 
 
 WIRE = {

@@ -600,6 +600,9 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
         (dict(max_wait_ms=-1), "max_wait_ms must be from 0 to 1000 milliseconds; got -1"),
         (dict(max_queue=8, max_images=9), "max_queue must be at least max_images, 9, so that one request fits; got 8"),
         (dict(is_open=True, token="x"), "got both WEFT_TOKEN and --no-token"),
+        (dict(proxies=("bad",)), r"A proxy must be an address, a network such as 10.0.0.0/8, or \*; got 'bad'"),
+        (dict(names=("a b",)), "A name must be a host name without a port; got 'a b'"),
+        (dict(names=("a:80",)), "A name must be a host name without a port; got 'a:80'"),
     ],
 )
 def test_settings_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:

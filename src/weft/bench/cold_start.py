@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from weft.bench.worker import Task, network_of, noise
+from weft.checkpoints.config import read_config
 from weft.checkpoints.model_dir import save_model_dir
 from weft.deploy import ExportedModel
 from weft.deploy.exporting import write_export
@@ -75,7 +76,8 @@ def measure_cold_starts(tasks: Iterable[Task], log: Callable[[str], None] = lamb
         for number, task in enumerate(tasks):
             folder = _deployment(task, Path(temporary) / str(number))
             if folder is not None:
-                precision = ["--precision", task.precision] if task.way == "folded" else []
+                is_export = "artefact" in read_config(folder)
+                precision = ["--precision", task.precision] if task.way == "folded" and not is_export else []
                 words = ["predict", str(folder), str(image), "--quiet", "--threads", str(task.threads), *precision]
                 commands[task] = folder, [sys.executable, "-m", "weft", *words]
         runs: dict[Task, list[tuple[float, float | None]]] = {task: [] for task in commands}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import json
 import os
 import signal
@@ -32,6 +31,7 @@ from weft.checkpoints.hub import create_model
 from weft.checkpoints.model_dir import model_dir
 from weft.deploy import ExportedModel, fold, open_model
 from weft.deploy.graphs import Cast, check_tools, write_graph
+from weft.deploy.onnx_runtime import import_onnx_runtime
 from weft.deploy.runtimes import run_file
 from weft.errors import UsageError, WeftError, need
 from weft.memory import keep_memory, release_memory
@@ -209,7 +209,7 @@ def _onnx_on_gpu(model: nn.Module, precision: str, size: tuple[int, ...], file: 
         UsageError: ONNX Runtime is not installed, or has no CUDA provider.
     """
     need("deploy", "onnxruntime")
-    runtime: Any = importlib.import_module("onnxruntime")
+    runtime = import_onnx_runtime()
     if "CUDAExecutionProvider" not in runtime.get_available_providers():
         raise UsageError("onnx on cuda needs the package onnxruntime-gpu; the installed one has no CUDA provider.")
     write_graph(model, file, "onnx", "fp32", size)

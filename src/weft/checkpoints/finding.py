@@ -11,6 +11,7 @@ from weft.models.timm_names import may_be_timm, nearest_names, timm_names
 
 PREFIX = "hf-hub:"  # as in timm; accepted wherever a model directory is
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+GRAPHS = (".onnx", ".xml", ".pt2")  # files of a single export
 
 
 def local_model_dir(run: str | Path) -> Path | None:
@@ -58,6 +59,11 @@ def without_name(name: str) -> str:
 
 def without_model(path: Path) -> str:
     """Return why a path has no model, and what to do."""
+    if path.suffix in GRAPHS and path.is_file():
+        return (
+            f"{path} is an export for other programs, without its classes and preprocessing. Pass an export directory:"
+            " weft export RUN DIR --format onnx (or openvino)."
+        )
     if path.is_file():
         return (
             f"A model must be a directory; {path} is a file. Convert weights to a model directory: weft convert {path}"

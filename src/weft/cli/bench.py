@@ -132,6 +132,8 @@ def run(args: argparse.Namespace) -> int:
             check_model(model)
         else:
             check_name(model)
+    if args.plot and all(map(_is_export, args.models)):
+        raise UsageError("A plot needs multiply-adds, which are not known for exports; also measure a model or a run.")
     from weft.progress import loading
 
     with loading(quiet=False):
@@ -164,6 +166,15 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         plot_speed(rows, args.plot)
     return 0
+
+
+def _is_export(model: str) -> bool:
+    """Return whether a path is an export."""
+    from weft.checkpoints.config import read_config
+    from weft.checkpoints.finding import local_model_dir
+
+    folder = local_model_dir(model)
+    return folder is not None and "artefact" in read_config(folder)
 
 
 def _protocol(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.cli.options import MODEL, add_common, example, print_json, table, whole
+from weft.errors import UsageError
 
 if TYPE_CHECKING:
     from weft.deploy.choosing import ConsideredExport
@@ -52,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size",
         nargs="+",
         metavar="N",
-        default=["1", "16"],
         help="images per batch at which --format auto times the exports (default: 1 16)",
     )
     add_common(parser, "--limit", "--follow-links", "--force", "--json", "--quiet")
@@ -63,12 +63,14 @@ def run(args: argparse.Namespace) -> int:
     """Export a model, and print the differences from the model."""
     from weft.checkpoints.finding import check_model
     from weft.data.sources.open import check_exists
-    from weft.deploy.formats import SUFFIXES, checked_format
+    from weft.deploy.formats import AUTO, SUFFIXES, checked_format
     from weft.files import refuse_existing
     from weft.inference.arguments import settings_of
 
     checked_format(args.out, args.format, args.precision, args.max_drop, has_data=args.data is not None)
-    batch_sizes = [whole("--batch-size", text, 4096) for text in args.batch_size]
+    if args.batch_size is not None and args.format != AUTO:
+        raise UsageError("--batch-size belongs to --format auto, which times the exports. Omit it.")
+    batch_sizes = [whole("--batch-size", text, 4096) for text in args.batch_size or ("1", "16")]
     settings_of(None, None, "cpu", None, None, args.limit, args.follow_links)
     if not args.force and Path(args.out).suffix not in SUFFIXES:
         refuse_existing(Path(args.out), force=False)

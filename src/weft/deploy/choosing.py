@@ -39,7 +39,7 @@ KINDS: tuple[tuple[Format, Precision], ...] = (
 PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}
 WITH_INT8 = ("avx512_vnni", "avx_vnni", "amx_int8", "asimd")  # instructions that sum 8-bit multiplications in 32 bits
 BATCH_SIZES = (1, 16)
-MAX_BATCH = 4096
+MAX_BATCH, MAX_SIZES = 4096, 64
 ROUNDS = 9  # turns per batch size
 MIN_ROUNDS, SECONDS = 3, 2.0  # after this time, no more than so many turns are started
 MAX_BYTES = 1 << 20  # of chosen.json
@@ -85,7 +85,7 @@ class ConsideredExport:
     format: Format
     precision: Precision
     refused: Text | None = None
-    seconds: Annotated[dict[BatchSize, Seconds], Field(max_length=64)] = Field(default_factory=dict)
+    seconds: Annotated[dict[BatchSize, Seconds], Field(max_length=MAX_SIZES)] = Field(default_factory=dict)
     difference: Number | None = None
     top1: Number | None = None
 
@@ -111,6 +111,11 @@ class Choice:
     candidates: Annotated[tuple[ConsideredExport, ...], Field(max_length=len(KINDS))]
     chosen: Short
 
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Batch sizes at which the candidates were timed, ascending."""
+        return tuple(sorted({int(size) for one in self.candidates for size in one.seconds})) or BATCH_SIZES
+
 
 @dataclass(frozen=True)
 class _Remembered:
@@ -120,7 +125,7 @@ class _Remembered:
 def machine() -> Machine:
     """Return this machine."""
     versions = {}
-    for package in ("openvino", "onnxruntime", "torch"):
+    for package in PACKAGES.values():
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -132,8 +137,10 @@ def check_batch_sizes(batch_sizes: Sequence[int]) -> None:
     """Check the batch sizes at which candidates are timed.
 
     Raises:
-        UsageError: there is none, or one is not from 1 to MAX_BATCH.
+        UsageError: there is none, there are more than MAX_SIZES, or one is not from 1 to MAX_BATCH.
     """
+    if len(set(batch_sizes)) > MAX_SIZES:
+        raise UsageError(f"batch_sizes must be at most {MAX_SIZES} numbers; got {len(set(batch_sizes))}.")
     wrong = [size for size in batch_sizes if not 1 <= size <= MAX_BATCH]
     if wrong or not batch_sizes:
         raise UsageError(f"batch_sizes must be whole numbers from 1 to {MAX_BATCH}; got {wrong or 'none'}.")
@@ -242,7 +249,12 @@ def read_choice(folder: Path) -> Choice:
     Raises:
         CheckpointError: it is missing, too large or not in the format that weft writes.
     """
-    return read_json(folder / FILE, Choice, max_bytes=MAX_BYTES)
+    try:
+        return read_json(folder / FILE, Choice, max_bytes=MAX_BYTES)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error} Export the model again, or delete {FILE} to use the export in the directory itself."
+        ) from error
 
 
 def write_choice(folder: Path, choice: Choice) -> None:
@@ -261,7 +273,10 @@ def exports_in(folder: Path, choice: Choice) -> dict[str, Path]:
         path = folder / FOLDER / candidate.name
         if candidate.refused is not None or not (path / CONFIG).is_file():
             continue
-        other = read_config(path)
+        try:
+            other = read_config(path)
+        except CheckpointError:  # damaged: the others remain
+            continue
         if "artefact" in other and _kind(other) == candidate.name and is_same_model(other, config):
             exports.setdefault(candidate.name, path)
     return {name: exports[name] for kind in expected_order() if (name := "-".join(kind)) in exports} or exports

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.deploy.onnx_runtime import import_onnx_runtime
 from weft.deploy.runtimes import Infer, openvino_core, run_file
 from weft.errors import UsageError, need
 
@@ -157,6 +158,7 @@ def quantize_onnx(file: Path, calibration: Iterable[np.ndarray], bits: int = WEI
         calibration: images (1 c h w) that determine the ranges of activations.
         bits: of weights and activations. With 7, no sum saturates on an x86 processor without VNNI.
     """
+    import_onnx_runtime()
     tools = importlib.import_module("onnxruntime.quantization")
     shape_inference = importlib.import_module("onnxruntime.quantization.shape_inference")
     preprocessed = file.with_name("plain.onnx")

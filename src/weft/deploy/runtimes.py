@@ -17,8 +17,10 @@ import numpy as np
 from weft import processor
 from weft.checkpoints.confidence import parse_confidence
 from weft.checkpoints.config import PREPROCESSING, read_config
+from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.checkpoints.unknown import UnknownDetector, read_detector
 from weft.deploy import choosing
+from weft.deploy.onnx_runtime import import_onnx_runtime
 from weft.errors import CheckpointError, UsageError, WeftError, need
 from weft.files import sha256_of
 from weft.models.families import family_named
@@ -38,6 +40,7 @@ LARGEST = 64  # largest batch where OpenVINO has no graph for any batch size
 LINEAR_ONNX = ("Gemm", "MatMul")  # operators of a linear layer
 AROUND_LINEAR = ("Add", "Cast", "QuantizeLinear", "DequantizeLinear")  # its bias, number formats
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 
 
 class LoadedGraph(Protocol):
@@ -141,20 +144,23 @@ class Export:
             )
 
 
-def open_export(path: Path, config: dict[str, Any], threads: int | None = None, *, quiet: bool = False) -> Export:
+def open_export(
+    path: Path, config: dict[str, Any], threads: int | None = None, *, is_fixed: bool = False, quiet: bool = False
+) -> Export:
     """Load an export, and run it once; of a directory of format auto, the fastest export on this machine.
 
     Args:
         path: its directory.
         config: its config.json, which `weft.checkpoints.config.read_config` has checked.
         threads: number of threads; None for `weft.processor.num_threads`.
+        is_fixed: of a directory of format auto, load the export in the directory itself.
         quiet: print no notes.
 
     Raises:
         CheckpointError: a file is missing, damaged, or of another version of weft.
         UsageError: the runtime of the export is not installed.
     """
-    if (path / choosing.FILE).exists():
+    if (path / choosing.FILE).exists() and not is_fixed:
         return _open_fastest(path, threads, quiet=quiet)
     if not quiet and (note := choosing.saturation_note(config)) is not None:
         say(note)
@@ -171,7 +177,8 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
     if choice.machine == choosing.machine():
         return _open_one(folder, read_config(folder), threads)
     exports = choosing.exports_in(folder, choice)
-    known = choosing.recall(exports.values())
+    settings = (choice.batch_sizes, threads)
+    known = choosing.recall(exports.values(), *settings)
     if known in exports:
         return _open_one(exports[known], read_config(exports[known]), threads)
     opened: dict[str, Export] = {}
@@ -183,13 +190,19 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
             errors.append(error)
     if not opened:
         raise errors[0]
-    seconds = choosing.time_calls({name: _call_of(model) for name, model in opened.items()})
+    if not quiet:
+        for error in errors:
+            say(f"Not considered: {error}")
+    if len(opened) == 1:
+        return next(iter(opened.values()))
+    seconds = choosing.time_calls({name: _call_of(model) for name, model in opened.items()}, choice.batch_sizes)
     name = choosing.fastest(seconds)
-    choosing.remember(name, exports.values())
+    if not errors:
+        choosing.remember(name, exports.values(), *settings)
     if not quiet:
         say(
-            f"This machine is not the one that chose the export in {printable(str(folder))}, so it measured again:"
-            f" {choosing.speeds_text(seconds)}. It uses {name} from now on."
+            f"The export in {printable(str(folder))} was chosen on another machine or with other runtimes, so weft"
+            f" measured again: {choosing.speeds_text(seconds)}. It uses {name}."
         )
     return opened[name]
 
@@ -204,6 +217,11 @@ def _open_one(path: Path, config: dict[str, Any], threads: int | None) -> Export
         raise CheckpointError(
             f"{path / 'config.json'} must describe an export of version 1 in {', '.join(FILES)}; got {artefact!r}."
             " It was made by another version of weft, or it is damaged. Export the model again."
+        )
+    if artefact.get("precision") not in PRECISIONS:
+        raise CheckpointError(
+            f"{path / 'config.json'} must name a precision of {', '.join(PRECISIONS)}; got"
+            f" {artefact.get('precision')!r}. Export the model again."
         )
     if artefact["format"] not in RUNTIMES:
         raise CheckpointError(
@@ -220,6 +238,11 @@ def _open_one(path: Path, config: dict[str, Any], threads: int | None) -> Export
     need(artefact["format"], RUNTIMES[artefact["format"]])
     file = path / FILES[artefact["format"]][0]
     detector = read_detector(path, config.get("unknown"))
+    if detector is None and config.get("unknown") is not None:
+        raise CheckpointError(
+            f"{path / DETECTOR} must exist, as config.json states; it is missing. Copy it again, or export the model"
+            " again."
+        )
     try:
         graph = run_file(file, artefact["format"], artefact["precision"], threads, features=detector is not None)
         shape = graph(np.zeros((1, *artefact["input"]), np.float32)).shape
@@ -296,7 +319,7 @@ class OnnxGraph:
         return logits, features
 
     def _open_session(self, graph: str | bytes) -> Any:
-        runtime = importlib.import_module("onnxruntime")
+        runtime = import_onnx_runtime()
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = self.threads, 3
         return runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

@@ -10,7 +10,7 @@ from typing import Any
 from weft.checkpoints.config import PREPROCESSING, read_config
 from weft.checkpoints.finding import CONFIG, WEIGHTS
 from weft.checkpoints.public import PublicModel, find_model
-from weft.deploy.choosing import expected_order
+from weft.deploy.choosing import FILE, expected_order, exports_in, read_choice
 from weft.errors import CheckpointError, UsageError, is_installed
 from weft.files import sha256_of
 from weft.text import printable
@@ -43,10 +43,13 @@ def candidates(
         )
     config = read_config(model)
     if "artefact" in config:
-        format = config["artefact"]["format"]
-        if runtime not in ("auto", format):
-            raise UsageError(f"runtime must be that of the export, {format}; got {runtime}. Leave out --runtime.")
-        return [model]
+        if runtime == "auto":
+            return [model]
+        kinds = _kinds_of(model, config)
+        if not (paths := [kinds[kind] for kind in expected_order() if kind in kinds and kind[0] == runtime]):
+            formats = " or ".join(sorted({format for format, _ in kinds}))
+            raise UsageError(f"runtime must be that of the export, {formats}; got {runtime}. Leave out --runtime.")
+        return paths
     if runtime == "torch":
         return [model]
     exports = _exports_of(model, config, log)
@@ -85,8 +88,17 @@ def _exports_of(model: Path, config: dict[str, Any], log: Callable[[str], None])
                 " weights. Export the model again, or serve the export by its own path."
             )
             continue
-        exports[other["artefact"]["format"], other["artefact"]["precision"]] = folder
+        exports |= _kinds_of(folder, other)
     return exports
+
+
+def _kinds_of(folder: Path, config: dict[str, Any]) -> dict[tuple[str, str], Path]:
+    """Return the exports of a directory by format and precision: one, or of format auto all."""
+    if not (folder / FILE).exists():
+        return {(config["artefact"]["format"], config["artefact"]["precision"]): folder}
+    exports = exports_in(folder, read_choice(folder))
+    split = [(name.partition("-"), path) for name, path in exports.items()]
+    return {(format, precision): path for (format, _, precision), path in split}
 
 
 def _weights_hash(model: Path, config: dict[str, Any]) -> str:

@@ -24,6 +24,8 @@ from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.files import cache_dir, write_whole
 from weft.models.contract import evaluation_mode
+from weft.models.families import family_of
+from weft.models.family import resolve
 from weft.runtime import Runtime
 
 
@@ -171,13 +173,25 @@ def _features(network: nn.Module, images: Tensor, runtime: Runtime) -> np.ndarra
 def fingerprint(network: nn.Module, runtime: Runtime) -> str:
     """Return a hash of all that determines the features of given pixels, except the weights of the classifiers."""
     heads = {id(tensor) for layer in classifiers(network) for tensor in layer.parameters()}
-    arguments = json.dumps(getattr(network, "model_args", {}), sort_keys=True, default=str)  # switches without a tensor
-    digest = hashlib.sha256(f"{type(network).__qualname__} {arguments} {runtime.precision} one view per row".encode())
+    switches = json.dumps(_switches(network), sort_keys=True)
+    digest = hashlib.sha256(f"{type(network).__qualname__} {switches} {runtime.precision} one view per row".encode())
     for name, tensor in network.state_dict(keep_vars=True).items():
         if id(tensor) not in heads:
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]
+
+
+def _switches(network: nn.Module) -> dict[str, Any]:
+    """Return the constructor arguments that no weight shows, of a network of weft that is not folded."""
+    family = family_of(network)
+    built_values = resolve(family.built_values) if family else None
+    if built_values is None:
+        return {}
+    try:
+        return built_values(network)
+    except AttributeError:  # folding has replaced the layers that show them
+        return {}
 
 
 class DamagedFileError(Exception):

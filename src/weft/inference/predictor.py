@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from weft.data.loading.preprocessing import eval_crop, normalize
 from weft.deploy import choosing
 from weft.deploy.runtimes import Export, open_export
 from weft.deploy.select import candidates
-from weft.errors import CheckpointError, UsageError, WeftError, need_torch
+from weft.errors import CheckpointError, UsageError, WeftError, is_installed, need_torch
 from weft.inference.backends import Backend, ExportBackend
 from weft.inference.probabilities import ranked, softmax
 from weft.models.data_config import preprocessing
@@ -172,6 +173,7 @@ class Predictor:
         precision: str = "fp32",
         fold: bool = True,
         mirror: bool = False,
+        is_fixed: bool = False,
         quiet: bool = False,
     ) -> Predictor:
         """Load the best model of a run, a model directory, an export or a public model.
@@ -182,18 +184,24 @@ class Predictor:
             device: auto, cpu, cuda or mps.
             precision: auto, fp32 or bf16.
             fold, mirror: as in the constructor.
+            is_fixed: of a directory of format auto, load the export in the directory itself.
             quiet: print no notes.
 
         Raises:
             UsageError: an unsupported device, precision or image size.
             CheckpointError: the model is missing or cannot be read.
         """
-        if (export := _export(run, quiet=quiet)) is not None:
+        if (export := _export(run, is_fixed=is_fixed, quiet=quiet)) is not None:
             _check_device(device)
+            if precision == "bf16" != (own := export.config["artefact"]["precision"]):
+                raise UsageError(
+                    f"precision must be that of the export, {own}; got bf16. Leave it out, or export with --precision"
+                    " bf16."
+                )
             if img_size is not None:
                 export.set_input_size(img_size)
             return cls(export, export.label_names, mirror=mirror)
-        need_torch(f"{run} is not an export, and its network runs in torch.")
+        need_torch(f"{run} is not an export, and its network runs in torch.{_exports_text(run)}")
         with loading(quiet=quiet):
             from weft.capabilities import bf16_note
             from weft.deploy.exported import open_model
@@ -236,15 +244,18 @@ class Predictor:
         """
         paths = candidates(run, runtime, log)
         if len(paths) == 1:
-            return cls.load(paths[0], device=device, precision=precision).warmed_up(batch_size)
+            is_fixed = runtime not in ("auto", "torch")
+            return cls.load(paths[0], device=device, precision=precision, is_fixed=is_fixed).warmed_up(batch_size)
         folders = [Path(path) for path in paths]
-        settings = (runtime, device, precision, batch_size)
+        settings = (runtime, device, precision, batch_size, torch_version())
         known = choosing.recall(folders, *settings)
         opened: dict[str, Predictor] = {}
         errors: list[WeftError] = []
         for path in sorted(folders, key=lambda path: str(path) != known):
             try:
-                opened[str(path)] = cls.load(path, device=device, precision=precision).warmed_up(batch_size)
+                is_export = "artefact" in read_config(path)
+                own = "auto" if is_export else precision  # precision is that of torch
+                opened[str(path)] = cls.load(path, device=device, precision=own, is_fixed=True).warmed_up(batch_size)
             except WeftError as error:  # damaged, or its runtime is not installed
                 errors.append(error)
                 log(f"{printable(str(path))} is skipped: {error}")
@@ -287,7 +298,10 @@ class Predictor:
                 " again with this version of weft; exports made after that keep the calibration."
             )
         if not 0 <= error < 1:
-            raise UsageError(f"--reject-at-error must be at least 0 and below 100 %; got {100 * error:g} %.")
+            raise UsageError(
+                "reject_at_error must be a share of errors from 0 to below 1 (--reject-at-error: 0 to below 100 %);"
+                f" got {error:g}."
+            )
         return self.confidence.rejection(error)
 
     def warmed_up(self, batch_size: int) -> Predictor:
@@ -365,12 +379,31 @@ class Predictor:
         return Overlay((saliency - low) / max(high - low, 1e-12), self.crop.region(*size))
 
 
-def _export(run: str | Path, *, quiet: bool) -> Export | None:
+def _export(run: str | Path, *, is_fixed: bool, quiet: bool) -> Export | None:
     """Load the export that a name means; None if it means another model."""
     model_source = find_model(run, quiet=quiet)
     if not isinstance(model_source, Path) or "artefact" not in (config := read_config(model_source)):
         return None
-    return open_export(model_source, config, quiet=quiet)
+    return open_export(model_source, config, is_fixed=is_fixed, quiet=quiet)
+
+
+def torch_version() -> str | None:
+    """Return the version of torch; None if it is not installed."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _exports_text(run: str | Path) -> str:
+    """Return the exports of a run as a sentence; empty if it has none."""
+    if is_installed("torch"):
+        return ""
+    try:
+        exports = [path for path in candidates(run) if "artefact" in read_config(Path(path))]
+    except WeftError:
+        return ""
+    return f" It has an export: {printable(str(exports[0]))}." if exports else ""
 
 
 def _torch_backend(model: Any, runtime: Runtime | None, fold: bool, mirror: bool) -> Backend:

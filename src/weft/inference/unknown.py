@@ -71,7 +71,7 @@ def set_threshold(known: Float[np.ndarray, " images"], other: Float[np.ndarray, 
     Args:
         known, other: scores of at least one image each, or None.
     """
-    value = float(np.quantile(known, 1 - KNOWN_SHARE, method="lower"))
+    value = _between(float(np.quantile(known, 1 - KNOWN_SHARE, method="lower")), known)
     if other is None:
         return Threshold(value, len(known), int((known < value).sum()))
     from sklearn.metrics import roc_curve  # takes seconds to import
@@ -79,5 +79,12 @@ def set_threshold(known: Float[np.ndarray, " images"], other: Float[np.ndarray, 
     is_known = np.r_[np.ones(len(known)), np.zeros(len(other))]
     false, true, thresholds = roc_curve(is_known, np.r_[known, other])
     value = float(thresholds[1:][int(np.argmax((true - false)[1:]))])  # the first is infinite
+    value = _between(value, np.r_[known, other])
     result = compare_scores(known, other, value)
     return Threshold(value, result.known, result.known_unknown, result.other, result.other_unknown, result.auroc)
+
+
+def _between(value: float, scores: np.ndarray) -> float:
+    """Return the mean of a score and the next lower one, which no rounding of an export reaches."""
+    lower = scores[scores < value]
+    return (value + float(lower.max())) / 2 if len(lower) else value

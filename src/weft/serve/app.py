@@ -25,6 +25,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from weft.data import BadImage
 from weft.data.images.crop import Pixels
+from weft.deploy.choosing import BATCH_SIZES
 from weft.inference.predictor import ImagePrediction, Predictor
 from weft.serve.batching import Batcher, ModelError, QueueFull, batch_limit
 from weft.serve.decoding import DecoderPool
@@ -364,7 +365,7 @@ def load_predictor(settings: Settings) -> Predictor:
         runtime=settings.runtime,
         device=settings.device,
         precision=settings.precision,
-        batch_size=settings.max_batch or 1,  # without a number, the measurement warms up all sizes that it allows
+        batch_size=settings.max_batch or BATCH_SIZES[-1],
         log=log,
     )
     if settings.reject_at_error is not None:

@@ -137,7 +137,9 @@ class Guard:
 
         try:
             self._check(Request(scope))
-            await self.app(scope, receive, send_with_headers)
+            # HEAD is GET without the body, which the server leaves out
+            routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self.app(routed, receive, send_with_headers)
         except RequestError as error:
             await error_response(error, request_id)(scope, receive, send_with_headers)
         except ClientDisconnect:

@@ -26,6 +26,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _overhead = 0  # bytes since the start of the last request, without its body
+    _header = 0  # bytes of the header of the last request
     _is_header = True  # the parser is in a header, not in a trailer
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
@@ -50,12 +51,13 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Note that a header begins."""
-        self._is_header = True
+        self._is_header, self._header = True, 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store a line of a header; ignore a line of a trailer."""
         if self._is_header:
+            self._header += len(name) + len(value) + 4  # colon, space and line end
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -63,6 +65,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINED:
             text = "Too many pipelined requests; wait for the responses."
             raise RequestError(400, "pipeline", text)  # an exception in a callback ends the connection
+        if self._header > HEADER_BYTES:
+            raise RequestError(400, "header", "The header is too long.")
         self._is_header = False
         self._overhead = 0
         self._header_timer = _cancelled(self._header_timer)

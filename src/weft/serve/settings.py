@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from dataclasses import dataclass
 
 from weft.data.images.limits import MAX_PIXELS
@@ -114,6 +115,12 @@ class Settings:
             raise UsageError(f"drain must be from 0 to 600 seconds; got {self.drain}.")
         if not 0 <= self.max_wait_ms <= 1000:
             raise UsageError(f"max_wait_ms must be from 0 to 1000 milliseconds; got {self.max_wait_ms}.")
+        for proxy in self.proxies:
+            if proxy != "*" and not _is_network(proxy):
+                raise UsageError(f"A proxy must be an address, a network such as 10.0.0.0/8, or *; got '{proxy}'.")
+        for name in self.names:
+            if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
+                raise UsageError(f"A name must be a host name without a port; got '{name}'. For example: photos.local.")
         if self.is_open and self.token is not None:
             raise UsageError(
                 "Authentication must be either on or off; got both WEFT_TOKEN and --no-token. Leave one out."
@@ -163,6 +170,14 @@ def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     return _is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_address(host: str) -> bool:

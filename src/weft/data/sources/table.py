@@ -75,7 +75,7 @@ def _group(row: Sequence[Any], place: int, key: str) -> str:
 
 
 def other_columns(path: Path) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the names of the columns beside image, label and split, and their values by image.
+    """Return the names of the columns other than image, label and split, and their values by image.
 
     Raises:
         OSError, UnicodeDecodeError, csv.Error, DataError: as `open_table`, which reports them.

@@ -231,7 +231,7 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
     if source == b"":
         raise BadImage(name, "zero-byte")
     # always from bytes: a decoder may treat a file on disk differently
-    data = source if isinstance(source, bytes) else _bytes_of(source)
+    data = source if isinstance(source, bytes) else read_regular(source)
     with io.BytesIO(data) as file, _pillow_limits(max_pixels):
         head = data[:HEAD_BYTES]
         format = sniff(head)
@@ -268,8 +268,14 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
             raise BadImage(name, _reason(err, head, file), printable(str(err))) from err
 
 
-def _bytes_of(source: str | Path) -> bytes:
-    with open_regular(source) as file:
+def read_regular(path: str | Path) -> bytes:
+    """Return the bytes of a regular file.
+
+    Raises:
+        BadImage: as `open_regular`.
+        OSError: a disk error.
+    """
+    with open_regular(path) as file:
         return file.read()
 
 

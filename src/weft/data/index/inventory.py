@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -12,7 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from weft.data.images.decode import HEAD_BYTES, MAX_PIXELS, BadImage, ImageInfo, image_info, open_regular, sniff
+from weft.data.images.decode import (
+    HEAD_BYTES,
+    MAX_PIXELS,
+    BadImage,
+    ImageInfo,
+    image_info,
+    open_regular,
+    read_regular,
+    sniff,
+)
 from weft.data.index.source import BadFile
 from weft.data.index.tree import EXTENSIONS, extension, is_folder, is_junk, walk
 from weft.errors import DataError
@@ -243,19 +251,17 @@ def _decode_entry(
 ) -> tuple[ImageInfo, int] | BadFile:
     """Return the properties of an image and a hash of its bytes, or the bad file."""
     try:
-        source = os.path.join(root, entry.key) if read is None else read(entry.key)
-        return image_info(source, max_pixels=max_pixels), _digest(source)
+        data = read_regular(os.path.join(root, entry.key)) if read is None else read(entry.key)
+        return image_info(data, max_pixels=max_pixels), _digest(data)
     except BadImage as err:
         return _bad(entry, err)
     except OSError as err:  # disk error
         return _bad(entry, BadImage("", "unreadable", err.strerror or ""))
 
 
-def _digest(source: str | bytes) -> int:
+def _digest(data: bytes) -> int:
     """Return a 64-bit hash. Among a million different images, a collision has a probability of 3e-8."""
-    with io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8))
-    return int.from_bytes(digest.digest(), "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def _bad(entry: ImageEntry, err: BadImage) -> BadFile:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.data.images.decode import open_regular
+from weft.data.images.decode import read_regular
 from weft.data.index.inventory import VAL_NAMES
 from weft.errors import DataError, UsageError
 from weft.files import write_table, writing
@@ -95,8 +95,7 @@ def _labelled(file: Path) -> list[tuple[str, int]]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        with open_regular(file) as opened:
-            content = json.loads(opened.read())
+        content = json.loads(read_regular(file))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"'{printable(str(file))}' must be a JSON file; {reason_of(error)}.") from error
     if not isinstance(content, dict):

@@ -13,14 +13,13 @@ import functools
 import io
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
 from PIL import Image
 
-from weft.data.images.decode import open_regular
+from weft.data.images.decode import read_regular
 from weft.data.index.inventory import VAL_NAMES, ImageEntry
 from weft.data.sources.download import cache_dir
 from weft.data.sources.listing import Listing
@@ -116,15 +115,10 @@ def _class_names(part: Any, labels: Sequence[Sequence[int]]) -> list[str]:
 def _torchvision_bytes(part: Any, number: int) -> bytes:
     for attribute in ("_image_files", "_images"):
         if (files := getattr(part, attribute, None)) is not None:
-            return _file(files[number])
+            return read_regular(files[number])
     if (data := getattr(part, "data", None)) is not None:
         return _png(np.asarray(data[number]))
-    return _file(_samples(part)[number][0])
-
-
-def _file(path: str | Path) -> bytes:
-    with open_regular(path) as file:
-        return file.read()
+    return read_regular(_samples(part)[number][0])
 
 
 def _png(pixels: np.ndarray) -> bytes:
@@ -205,7 +199,7 @@ def _class_of(feature: Any, value: Any, name: str, split: str) -> str:
 
 def _hf_bytes(column: str, part: Any, number: int) -> bytes:
     cell = part[number][column]
-    return cell["bytes"] if cell["bytes"] is not None else _file(cell["path"])
+    return cell["bytes"] if cell["bytes"] is not None else read_regular(cell["path"])
 
 
 def _column(part: Any, name: str, kind: str, word: str) -> str:

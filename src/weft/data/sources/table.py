@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.data.images.decode import open_regular
+from weft.data.images.decode import read_regular
 from weft.data.index.inventory import VAL_NAMES, ImageEntry
 from weft.data.sources.listing import Listing, sort_class_names
 from weft.errors import DataError, need
@@ -32,8 +32,7 @@ class FileReader:
 
     def __call__(self, key: str) -> bytes:
         """Return the bytes of a file."""
-        with open_regular(os.path.join(self.folder, key)) as file:
-            return file.read()
+        return read_regular(os.path.join(self.folder, key))
 
     def size(self, key: str) -> int:
         """Return the size of a file in bytes."""

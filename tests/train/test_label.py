@@ -133,8 +133,10 @@ def test_images_of_the_run_are_left_out(run: RunResult, unlabelled: Path, tmp_pa
     result = json.loads(capsys.readouterr().out)
     assert result["labelled"] == 12
     assert sum(len(result[name]) for name in ("next", "proposed", "rest")) == 10
-    with pytest.raises(DataError, match="all 24 are among the images of the run"):
-        label(run.out, source, quiet=True)
+    for model in (run.out, run.out / "best"):
+        with pytest.raises(DataError, match="all 24 are among the images of the run"):
+            label(model, source, quiet=True)
+        assert "held-out images" in label(model, unlabelled, budget=1, quiet=True).check
 
 
 def test_it_works_without_stored_features(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:

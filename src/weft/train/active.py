@@ -136,9 +136,10 @@ def label(
     if predictor.label_names is None:
         raise CheckpointError(f"Labels are class names; the model {printable(str(run))} has none. Pass a run.")
     network = predictor.source_model
-    stored = _stored(Path(run), fingerprint(network, predictor.runtime))
+    folder = Path(run).parent if Path(run).name in ("best", "last") else Path(run)
+    stored = _stored(folder, fingerprint(network, predictor.runtime))
     files = list(dict.fromkeys(str(Path(path).absolute()) for path in image_files(images)))
-    labelled = _labelled(Path(run), stored)
+    labelled = _labelled(folder, stored)
     is_labelled = [_is_among(path, labelled) for path in files]
     if not labelled and not quiet:
         say("Which images are already labelled is unknown: the run has no features.npz and no hashes in images.tsv.gz.")
@@ -215,7 +216,7 @@ def choose(features: np.ndarray, probabilities: np.ndarray, known: np.ndarray, b
 def _labelled(run: Path, stored: StoredFeatures | None) -> set[str]:
     """Return the hashes of the labelled images of a run, as sha256 or as in its fingerprint of the dataset."""
     hashes = set() if stored is None else {bytes(row).hex() for row in stored.hashes}
-    file = (run.parent if run.name in ("best", "last") else run) / FINGERPRINT
+    file = run / FINGERPRINT
     return hashes | (Fingerprint.read(file).hashes if file.is_file() else set())
 
 

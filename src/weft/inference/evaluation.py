@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.checkpoints.unknown import detector_of
-from weft.data import Source
+from weft.data import Source, Splits
 from weft.data.loading.loader import ImageLoader
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_text
@@ -147,29 +147,7 @@ def evaluate(
             )
         say(f"Evaluating {SPLIT_NAMES[split]}: {len(source):,} images.")
 
-    def batches(source: Source) -> ImageLoader:
-        return evaluation_batches(source, predictor.source_model, int(settings.batch_size), settings.workers)
-
-    with contextlib.ExitStack() as stack:
-        model = predictor.model
-        if knn is not None:
-            reader = stack.enter_context(FeatureReader(model, predictor.runtime))
-            with counting(len(splits.train), quiet=quiet, task_name="features") as count:
-                model = KNNClassifier.fit(reader, batches(splits.train), len(splits.classes), knn, count)
-        count = stack.enter_context(counting(len(source), quiet=quiet))
-        result = measure(
-            model,
-            batches(source),
-            splits.classes,
-            predictor.runtime,
-            among=among,
-            temperature=predictor.temperature if knn is None else 1.0,
-            key_of=lambda place: printable(source.read(place).key),
-            excluded=excluded,
-            on_batch=count,
-        )
-    if not math.isfinite(result.loss):
-        raise NonFiniteError
+    result = _measured(predictor, splits, source, settings, knn, among, excluded, quiet)
     if rejection is not None:
         result = dataclasses.replace(result, accepted=result.above(rejection.threshold))
     if other is not None:
@@ -183,6 +161,49 @@ def evaluate(
         arguments |= {} if knn is None else {"knn": knn}
         neighbours = None if knn is None else (knn, len(splits.train))
         _write(Path(out), arguments, result, predictor, source, settings, neighbours, force=force)
+    return result
+
+
+def _measured(
+    predictor: Predictor,
+    splits: Splits,
+    source: Source,
+    settings: Recipe,
+    knn: int | None,
+    among: list[int] | None,
+    excluded: Sequence[tuple[str, str]],
+    quiet: bool,
+) -> Evaluation:
+    """Measure the model, or its nearest-neighbour classifier, on the images of `source`.
+
+    Raises:
+        NonFiniteError: an output is not finite.
+    """
+
+    def batches(source: Source) -> ImageLoader:
+        return evaluation_batches(source, predictor.source_model, int(settings.batch_size), settings.workers)
+
+    with contextlib.ExitStack() as stack:
+        model, temperature = predictor.model, predictor.temperature
+        if knn is not None:
+            reader = stack.enter_context(FeatureReader(model, predictor.runtime))
+            with counting(len(splits.train), quiet=quiet, task_name="features") as count:
+                model = KNNClassifier.fit(reader, batches(splits.train), len(splits.classes), knn, count)
+            temperature = 1.0  # the votes are probabilities already
+        count = stack.enter_context(counting(len(source), quiet=quiet))
+        result = measure(
+            model,
+            batches(source),
+            splits.classes,
+            predictor.runtime,
+            among=among,
+            temperature=temperature,
+            key_of=lambda place: printable(source.read(place).key),
+            excluded=excluded,
+            on_batch=count,
+        )
+    if not math.isfinite(result.loss):
+        raise NonFiniteError
     return result
 
 

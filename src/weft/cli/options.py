@@ -97,13 +97,17 @@ def whole(option: str, text: Any, most: int = 1 << 48) -> int:
 
 
 def percentage(option: str, text: str | None) -> float | None:
-    """Return the value of an option in percent, such as `1%` or `0.5`, as a share; None without a value."""
+    """Return the value of an option in percent, such as `1%` or `0.5`, as a share from 0 to below 1; None without a
+    value."""
     if text is None:
         return None
     try:
-        return float(text.strip().removesuffix("%")) / 100
+        share = float(text.strip().removesuffix("%")) / 100
     except ValueError:
         raise UsageError(f"{option} must be a percentage, such as 1%; got '{text}'.") from None
+    if not 0 <= share < 1:
+        raise UsageError(f"{option} must be at least 0 and below 100 %; got '{text}'.")
+    return share
 
 
 def use_threads(text: str | None) -> None:

@@ -298,10 +298,7 @@ class Predictor:
                 " again with this version of weft; exports made after that keep the calibration."
             )
         if not 0 <= error < 1:
-            raise UsageError(
-                "reject_at_error must be a share of errors from 0 to below 1 (--reject-at-error: 0 to below 100 %);"
-                f" got {error:g}."
-            )
+            raise UsageError(f"reject_at_error must be a share of errors from 0 to below 1; got {error:g}.")
         return self.confidence.rejection(error)
 
     def warmed_up(self, batch_size: int) -> Predictor:

@@ -182,5 +182,5 @@ def test_the_service_rejects(run: Path, photos: Path) -> None:
     fields = _image_json(predictor, "x", image, 3, 0.99)
     assert fields["rejected"] == (fields["top"][0]["probability"] < predictor.reject_at(0.99).threshold)
     assert "rejected" not in _image_json(predictor, "x", image, 3, None)
-    with pytest.raises(UsageError, match="reject_at_error must be a share of errors from 0 to below 1; got 1.5"):
+    with pytest.raises(UsageError, match=r"reject_at_error must be a share of errors from 0 to below 1; got 1\.5"):
         load_predictor(Settings(run=str(run), reject_at_error=1.5))

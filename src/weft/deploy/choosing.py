@@ -85,7 +85,7 @@ class ConsideredExport:
     format: Format
     precision: Precision
     refused: Text | None = None
-    seconds: Annotated[dict[BatchSize, Seconds], Field(max_length=MAX_SIZES)] = Field(default_factory=dict)
+    seconds: Annotated[dict[BatchSize, Seconds], Field(max_length=64)] = Field(default_factory=dict)
     difference: Number | None = None
     top1: Number | None = None
 

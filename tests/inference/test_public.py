@@ -247,7 +247,7 @@ def test_predictions_of_absent_classes_are_errors_among_all_only(
             return logits
 
     names = imagenet_classes(1000).names  # type: ignore[union-attr]
-    monkeypatch.setattr("weft.inference.predictor._export", lambda run, quiet: None)
+    monkeypatch.setattr("weft.inference.predictor._export", lambda run, is_fixed, quiet: None)
     monkeypatch.setattr("weft.deploy.exported.open_model", lambda run, quiet: (Prefers(), names))
     (tmp_path / "real.json").write_text(json.dumps({"0": [HEN], "1": [HEN, TENCH], "2": [TENCH]}))
     photos = class_folders(tmp_path / "photos", FOLDERS["id"])

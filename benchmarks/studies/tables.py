@@ -102,7 +102,8 @@ def _not_a_study(command: str) -> str:
     """Return the cells of an experiment that a verb of its own repeats."""
     if "bench" in command:
         measured = (HERE.parent / "speed" / "levit-protocol.csv").is_file()
-        return "measured: [levit-protocol.csv](../benchmarks/speed/levit-protocol.csv) |" if measured else "**not run** |"
+        file = "[levit-protocol.csv](../benchmarks/speed/levit-protocol.csv)"
+        return f"measured: {file} |" if measured else "**not run** |"
     return "**not run**: training needs ImageNet and GPUs | the command lists each row with its cost"
 
 

@@ -15,8 +15,9 @@ from tests.data.pictures import jpeg
 from tests.data.test_zoo import unprivileged
 from tests.data.zoo import class_folders
 from tests.helpers import counted_calls
-from weft.data import inspect
+from weft.data import inspect, open_data
 from weft.data.index.tree import walk
+from weft.data.sources.open import check_exists
 from weft.errors import DataError
 
 
@@ -174,6 +175,9 @@ def test_a_root_that_may_not_be_listed():
             pytest.raises(DataError, match=rf"must be readable; '{folder}' is not \(Permission denied\)"),
         ):
             inspect(folder)
+        for opened in (check_exists, open_data):
+            with unprivileged(), pytest.raises(DataError, match=r"must be readable; .* is not \(Permission denied\)"):
+                opened(folder)
         os.chmod(folder, 0o700)
 
 

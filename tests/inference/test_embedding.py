@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -198,6 +199,23 @@ def test_evaluation_by_nearest_neighbours(model: Path, colours: Path, tmp_path: 
     assert [row["name"] for row in record["classes"]] == list(COLOURS)
     assert record["n"] == 6  # a fifth of eight images per class
     assert record["top1"] == 100  # colours are separable also with random weights
+
+
+def test_votes_are_not_scaled_by_the_temperature_of_the_classifier(model: Path, colours: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    file = copy / "config.json"
+    config = json.loads(file.read_text())
+    assert config.get("confidence") is None
+    config["confidence"] = {
+        "temperature": 5.0,
+        "count": 10,
+        "ece_before": 1.0,
+        "ece_after": 1.0,
+        "curve": [[0.5, 10, 0]],
+    }
+    file.write_text(json.dumps(config))
+    plain, scaled = (evaluate(run, colours, knn=3, quiet=True) for run in (model, copy))
+    np.testing.assert_array_equal(plain.sure, scaled.sure)
 
 
 @pytest.mark.parametrize(

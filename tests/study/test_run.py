@@ -15,7 +15,7 @@ import pytest
 
 from weft.cli import main
 from weft.errors import DataError, UsageError
-from weft.study import load_study, run_study
+from weft.study import compare, load_study, run_study
 from weft.study.report import lines_figure
 from weft.study.result import Row, StudyResult
 from weft.study.run import verdict
@@ -225,6 +225,28 @@ def test_an_effect_that_is_not_shown_states_the_number_of_seeds():
     needed = seeds_to_show(effect, 3, 0.5)
     assert verdict(effect, 0.5, 3) == f"no difference shown (for +0.5: {needed} seeds)"
     assert verdict(effect, 9.0, 3) == "no difference shown"  # three would have shown it
+
+
+def test_settings_of_the_data_hold_before_the_first_run(file, tmp_path):
+    """Data that need `follow_links` or `max_bad` are opened with them."""
+    opened = []
+
+    class Opened(Exception):
+        pass
+
+    def note(source, **arguments):
+        opened.append((arguments["follow_links"], arguments["max_bad"]))
+        raise Opened
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weft.study.run.open_data", note)
+        patch.setattr("weft.study.comparison.open_data", note)
+        settings = {"data.follow_links": True, "data.max_bad": 0.7}
+        with pytest.raises(Opened):
+            run_study(file, "digits", settings=settings, out=tmp_path / "study", quiet=True)
+        with pytest.raises(Opened):
+            compare("digits", settings=settings, out=tmp_path / "compared", quiet=True)
+    assert opened == [(True, 0.7)] * 2
 
 
 def test_data_that_nobody_can_learn_from_is_refused_before_the_first_run(file, tmp_path):

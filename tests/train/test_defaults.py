@@ -68,6 +68,8 @@ def test_few_images_are_all_used() -> None:
         " --batch-size 52 it is 156."
     )
     assert use_all_images(Recipe(), 1437, may_change=True) == (Recipe(), "")  # 29 are few of them
+    probe = Recipe(epochs=0, head_init="probe")
+    assert use_all_images(probe, 157, may_change=True) == (probe, "")  # no epoch leaves images out
     assert use_all_images(Recipe(batch_size="auto"), 157, may_change=True) == (Recipe(batch_size="auto"), "")
 
 

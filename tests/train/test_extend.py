@@ -173,6 +173,17 @@ def test_the_images_of_the_first_run_are_split_as_it_split_them(images: Path, tm
         assert evaluate(run.out, more, quiet=True).count == 5
 
 
+def test_an_evaluation_accepts_the_bad_files_that_training_accepted(images: Path, tmp_path: Path) -> None:
+    data = part(images, tmp_path / "data", "bee", "dog")
+    for number in range(8):
+        (data / "bee" / f"bad{number}.png").write_bytes(b"no image")
+    settings = {**PROBE, "data.max_bad": 0.5}
+    run = train(data, model="levit_nano_32", settings=settings, out=tmp_path / "run", quiet=True)
+    assert evaluate(run.out, data, quiet=True).count == run.count
+    with pytest.raises(DataError, match=r"At most 0\.1 of the files may be bad"):
+        evaluate(run.out, part(data, tmp_path / "other", "bee", "dog"), quiet=True)
+
+
 def test_nothing_new_is_refused(images: Path, first: RunResult, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"all .* are already in the run"):
         train(part(images, tmp_path / "d", "bee", "dog"), extend=first.out, out=tmp_path / "run", quiet=True)

@@ -44,9 +44,14 @@ def name_of(source: Source, index: int) -> str:
     return printable(source.keys[index])
 
 
+def run_folder(run: Path) -> Path:
+    """Return the run directory of a run, or of its best or last model."""
+    return run.resolve().parent if run.resolve().name in ("best", "last") else run
+
+
 def recipe_of(run: Path) -> Recipe | None:
     """Return the recipe that a model was trained with, if its run directory still exists."""
-    folder = run.resolve().parent if run.resolve().name in ("best", "last") else run
+    folder = run_folder(run)
     return load_recipe(folder / "recipe.yaml") if (folder / "recipe.yaml").is_file() else None
 
 

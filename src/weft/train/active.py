@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from scipy.special import softmax
 
+from weft.data.images.decode import BadImage, read_regular
 from weft.data.index.fingerprint import Fingerprint, hash_of
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_table
 from weft.inference.arguments import image_files, settings_of
 from weft.inference.embedding import feature_predictor, read_files
 from weft.inference.features import fingerprint, logits_of, unit_length
+from weft.inference.inputs import run_folder
 from weft.inference.probabilities import ranked
 from weft.intervals import accuracy_text
 from weft.progress import say
@@ -136,7 +138,7 @@ def label(
     if predictor.label_names is None:
         raise CheckpointError(f"Labels are class names; the model {printable(str(run))} has none. Pass a run.")
     network = predictor.source_model
-    folder = Path(run).parent if Path(run).name in ("best", "last") else Path(run)
+    folder = run_folder(Path(run))
     stored = _stored(folder, fingerprint(network, predictor.runtime))
     files = list(dict.fromkeys(str(Path(path).absolute()) for path in image_files(images)))
     labelled = _labelled(folder, stored)
@@ -222,11 +224,13 @@ def _labelled(run: Path, stored: StoredFeatures | None) -> set[str]:
 
 def _is_among(path: str, hashes: set[str]) -> bool:
     """Return whether a file is among hashes; False for a file that cannot be read."""
-    try:
-        data = Path(path).read_bytes() if hashes and Path(path).is_file() else b""
-    except OSError:
+    if not hashes:
         return False
-    return bool(data) and (hash_of(data) in hashes or hashlib.sha256(data).hexdigest() in hashes)
+    try:
+        data = read_regular(path)
+    except (BadImage, OSError):
+        return False
+    return hash_of(data) in hashes or hashlib.sha256(data).hexdigest() in hashes
 
 
 def _stored(run: Path, network: str) -> StoredFeatures | None:

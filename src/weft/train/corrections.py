@@ -15,7 +15,7 @@ from weft.data import Source, Splits, open_data
 from weft.data.sources.open import KeyedSource
 from weft.data.sources.table import SUFFIXES, FileReader, other_columns, read_rows
 from weft.errors import DataError, UsageError
-from weft.files import check_writable, write_table
+from weft.files import check_writable, write_table, writing
 from weft.progress import reading, say
 from weft.text import count, first_few, printable
 
@@ -91,7 +91,8 @@ def apply_changes(
     if not quiet:
         for text in _class_notes(splits.classes, Counter(row[1] for row in kept)):
             say(text)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
     write_table(out, header, kept)
     return counts
 

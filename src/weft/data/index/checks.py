@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from weft.data.images.colour import NOTES
 from weft.data.index.inventory import ImageEntry, Inventory
 from weft.data.index.tree import SKIPPED
 from weft.errors import DataError, UsageError
 from weft.text import NUM_NAMED, count, first_few, has_control_characters, printable
+
+MAX_ADVISED = 20  # folds that an error advises
 
 
 def check_numbers(
@@ -131,21 +133,26 @@ def check_sides(inventory: Inventory, num_train: int, num_val: int, *, is_groupe
     )
 
 
-def check_folds(inventory: Inventory, held_out: Sequence[int], *, is_grouped: bool) -> None:
+def check_folds(
+    inventory: Inventory, folds: int, held_out: Callable[[int], Sequence[int]], *, is_grouped: bool
+) -> None:
     """Raise DataError if a fold of a cross-validation has no usable image.
 
     Args:
         inventory: of the dataset.
-        held_out: number of images of each fold.
+        folds: number of folds.
+        held_out: function from a number of folds to the number of images of each.
         is_grouped: images of one group are in one fold.
     """
-    if all(held_out):
+    counts = list(held_out(folds))
+    if all(counts):
         return
     unit = "groups" if is_grouped else "images"
+    fewer = next((number for number in range(min(folds - 1, MAX_ADVISED), 1, -1) if all(held_out(number))), None)
+    advice = f"Add {unit}" if fewer is None else f"Pass --folds {fewer}, or add {unit}"
     raise DataError(
-        f"Every fold must hold out an image; {count(held_out.count(0), 'fold')} of {len(held_out)} of"
-        f" '{_root(inventory)}' would have none, because there are too few {unit} per class. Pass fewer --folds, at"
-        f" most {max(len(held_out) - held_out.count(0), 2)}, or add {unit}."
+        f"Every fold must hold out an image; {count(counts.count(0), 'fold')} of {folds} of '{_root(inventory)}' would"
+        f" have none, because there are too few {unit} per class. {advice}."
     )
 
 

@@ -177,9 +177,12 @@ def open_data(
         check_empty(names, train if limit is None and train_fraction == 1 else inside, inventory)
     if folds is not None and not evaluate_only:
         bad = {file.key for file in inventory.bad}
-        sides = (_made(inside, val_fraction, folds, number, seed, group_of) for number in range(1, folds + 1))
-        held_out = [sum(entry.key not in bad for entry in side) for _, side in sides]
-        check_folds(inventory, held_out, is_grouped=group_of is not None)
+
+        def held_out(folds: int) -> list[int]:
+            sides = (_made(inside, val_fraction, folds, number, seed, group_of) for number in range(1, folds + 1))
+            return [sum(entry.key not in bad for entry in side) for _, side in sides]
+
+        check_folds(inventory, folds, held_out, is_grouped=group_of is not None)
     if not train + val or not (evaluate_only or (classes is not None and not is_given)):
         check_sides(inventory, len(train), len(val), is_grouped=group_of is not None)
     how = f"{100 * val_fraction:.0f} %" if folds is None else f"fold {fold} of {folds}"

@@ -65,9 +65,9 @@ def is_shards(data: str) -> bool:
         return True
     try:
         entries = list(Path(data).iterdir())
+        return any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries)
     except OSError:  # no folder, or one that may not be read, which is reported when it is opened
         return False
-    return any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries)
 
 
 def open_shards(data: str) -> Listing:

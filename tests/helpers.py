@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,19 @@ import weft
 # `make fuzz` sets it: every count in full.
 FULL = bool(os.environ.get("WEFT_NIGHTLY"))
 NANO = ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
+
+
+def free_port() -> int:
+    """A port that nothing uses now and that no system assigns by itself: those begin at 32,768.
+
+    A port of `bind(("", 0))` that is closed again can be assigned to the next process that asks. Ray's workers take
+    10,000 to 19,999.
+    """
+    for port in range(20_000 + os.getpid() % 5_000, 32_768):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
 
 
 def enliven(model: nn.Module, seed: int = 0) -> nn.Module:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import free_port
 from tests.serve.running import picture, saved
 from weft.errors import UsageError
 from weft.train import predict
@@ -17,7 +18,7 @@ from weft.train import predict
 pytest.importorskip("ray.serve")
 
 PROGRAM = """
-import json, socket, sys, urllib.error, urllib.request
+import json, sys, urllib.error, urllib.request
 import ray
 from ray import serve
 from weft.serve.on_ray import application
@@ -30,13 +31,12 @@ def ask(data):
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
 
-with socket.create_server(("127.0.0.1", 0)) as free:
-    port = free.getsockname()[1]
+folder, port, *paths = sys.argv[1:]
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-serve.start(http_options={"host": "127.0.0.1", "port": port})
-serve.run(application({"run": sys.argv[1], "replicas": "2", "max_batch": "8"}), name="weft", route_prefix="/")
-pictures = [open(path, "rb").read() for path in sys.argv[2:]]
-open(sys.argv[1] + ".json", "w").write(json.dumps([ask(data) for data in [*pictures, b"no picture"]]))
+serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
+serve.run(application({"run": folder, "replicas": "2", "max_batch": "8"}), name="weft", route_prefix="/")
+pictures = [open(path, "rb").read() for path in paths]
+open(folder + ".json", "w").write(json.dumps([ask(data) for data in [*pictures, b"no picture"]]))
 serve.shutdown()
 """
 
@@ -48,7 +48,7 @@ def test_two_copies_answer_as_one(tmp_path: Path) -> None:
     for i, path in enumerate(paths):
         path.write_bytes(picture(i))
     patient = {f"RAY_SERVE_PROXY_{check}_CHECK_TIMEOUT_S": "120" for check in ("READY", "HEALTH")}  # of a busy machine
-    command = [sys.executable, "-c", PROGRAM, str(folder), *map(str, paths)]
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(free_port()), *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | patient)
     assert done.returncode == 0, done.stderr[-3000:]
     *good, bad = json.loads((tmp_path / "model.json").read_text())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests import forked
+from tests.helpers import free_port
 from tests.train import tiny
 from weft.errors import UsageError
 from weft.slurm import DEFAULT_PORT, first_host, join_slurm
@@ -91,15 +90,6 @@ def test_where_nothing_is_to_be_joined(more: dict[str, str]) -> None:
 def test_variables_that_do_not_fit(changed: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace(".", r"\.")):
         join_slurm({**TASK, **changed})
-
-
-def free_port() -> int:
-    """A port that nothing uses now, among those that jobs get."""
-    for port in range(15_000 + os.getpid() % 10_000, 35_000):
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("localhost", port))
-            return port
-    raise AssertionError("no free port")
 
 
 def test_two_tasks_compute_one_run(tmp_path: Path) -> None:

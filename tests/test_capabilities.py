@@ -62,6 +62,27 @@ def test_the_machine_is_measured_once(cache: Path, monkeypatch: pytest.MonkeyPat
     assert measured == [1, 1, 1]
 
 
+@pytest.mark.parametrize("gflops", ["-5", "0", "NaN", "Infinity", '"fast"', "null"])
+def test_an_impossible_speed_is_measured_again(cache: Path, gflops: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = module._file()
+    file.parent.mkdir(parents=True)
+    rows = ", ".join(
+        f'{{"operation": "{operation}", "precision": "{precision}", "threads": 1, "gflops": {value}}}'
+        for operation in ("matmul", "conv")
+        for precision, value in (("fp32", "100"), ("bf16", gflops))
+    )
+    file.write_text(f'{{"processor": "a", "processor_class": "amx", "limits": {{}}, "torch": "2", "speeds": [{rows}]}}')
+    measured = speeds(2.0, 2.0)
+    monkeypatch.setattr(module, "_measured", lambda: measured)
+    assert capabilities() is measured
+    file.write_text(file.read_text().replace(f": {gflops}}}", ": 150}"))
+    assert capabilities().gain("bf16") == 1.5
+
+
+def test_a_gain_needs_both_precisions() -> None:
+    assert Capabilities("a", "amx", {}, "2", (Speed("matmul", "bf16", 1, 10.0),)).gain("bf16") is None
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(cache: Path) -> None:
     cache.write_text("a file in place of the directory")
     assert capabilities().speeds

@@ -11,9 +11,10 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -41,7 +42,7 @@ class Speed:
     operation: str
     precision: str
     threads: int
-    gflops: float
+    gflops: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Capabilities:
     def gain(self, precision: str, operation: str = "matmul") -> float | None:
         """Return the speed of a precision relative to fp32, on one thread; None if it was not measured."""
         rows = {row.precision: row.gflops for row in self.speeds if (row.operation, row.threads) == (operation, 1)}
-        return rows[precision] / rows["fp32"] if precision in rows else None
+        return rows[precision] / rows["fp32"] if {precision, "fp32"} <= rows.keys() else None
 
 
 def capabilities(*, measure: bool = False) -> Capabilities:
@@ -113,7 +114,7 @@ def _measured() -> Capabilities:
             for operation, operations in (("matmul", _matmuls()), ("conv", _convs())):
                 flops = 2.0 * SIDE**3 if operation == "matmul" else 2.0 * IMAGES * (PIXELS * CHANNELS * 3) ** 2
                 for precision, seconds in _seconds(operations).items():
-                    rows.append(Speed(operation, precision, count, round(flops / seconds / 1e9, 2)))
+                    rows.append(Speed(operation, precision, count, float(f"{flops / seconds / 1e9:.4g}")))
     finally:
         torch.set_num_threads(threads)
     measured = Capabilities(cpu_name(), processor_class(), limits(), torch.__version__, tuple(rows))

@@ -72,25 +72,26 @@ def measure_cold_starts(tasks: Iterable[Task], log: Callable[[str], None] = lamb
         image = Path(temporary) / "image.jpg"
         pixels = np.random.default_rng(0).integers(0, 256, (*IMAGE[::-1], 3), np.uint8)
         Image.fromarray(pixels).save(image, quality=90)
-        commands: dict[Task, tuple[Path, list[str]]] = {}
+        commands: dict[Task, tuple[str, Path, list[str]]] = {}
         for number, task in enumerate(tasks):
             folder = _deployment(task, Path(temporary) / str(number))
             if folder is not None:
                 is_export = "artefact" in read_config(folder)
                 precision = ["--precision", task.precision] if task.way == "folded" and not is_export else []
                 words = ["predict", str(folder), str(image), "--quiet", "--threads", str(task.threads), *precision]
-                commands[task] = folder, [sys.executable, "-m", "weft", *words]
+                name = task.model if is_export else f"{task.model} {task.way} {task.precision}"
+                commands[task] = name, folder, [sys.executable, "-m", "weft", *words]
         runs: dict[Task, list[tuple[float, float | None]]] = {task: [] for task in commands}
         if commands:
             log(f"{(ROUNDS + 1) * len(commands)} processes of weft predict start, one after the other.")
         for turn in range(ROUNDS + 1):
-            for task, (_, command) in commands.items():
+            for task, (name, _, command) in commands.items():
                 needs = _run(command)
                 if turn:
                     runs[task].append(needs)
-                log(f"cold start {turn} of {ROUNDS}, {task.model} {task.way} {task.precision}: {needs[0]:.1f} s.")
+                log(f"cold start {turn} of {ROUNDS}, {name}: {needs[0]:.1f} s.")
         found = {}
-        for task, (folder, _) in commands.items():
+        for task, (_, folder, _) in commands.items():
             seconds, memory = zip(*runs[task], strict=True)
             peak = None if None in memory else float(median(memory))
             found[task] = ColdStart(median(seconds), peak, folder_size(folder) / 1e6)

@@ -112,7 +112,7 @@ def _outcome(row: dict[str, Any]) -> str:
     for sign in ("as in the paper", "against the paper"):
         if row["verdict"].endswith(sign):
             return sign
-    return "not significant" if "no difference" in row["verdict"] else "not in the paper"
+    return "not significant" if "no difference" in row["verdict"] else "without a value in the paper"
 
 
 def _missing(study: Study, variants: list[StudyVariant], is_whole: bool) -> str:

@@ -10,6 +10,7 @@ import pytest
 from tests.helpers import counted_calls
 from weft.errors import UsageError
 from weft.recipes import Recipe, load_recipe, recipe_names
+from weft.recipes.load import overrides_of
 
 
 def written(folder: Path, text: str, name: str = "recipe.yaml") -> Path:
@@ -125,6 +126,19 @@ def test_what_does_not_fit_is_refused_with_its_line(case: str, tmp_path: Path, m
 def test_an_override_is_read_as_carefully(key: str, value: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_recipe(overrides=[(key, value)])
+
+
+@pytest.mark.parametrize("text", ["photos #2", "[a-z]+_", "(.*): 1", "*.jpg", "null", "123", "1e-3", "it's", "a\\d"])
+def test_an_argument_that_is_text_is_taken_literally(text: str) -> None:
+    given = {"start_from": text, "other": Path(text), "group": text}
+    recipe = load_recipe(overrides=overrides_of(None, {"distill.teacher": Path(text)}, given))
+    assert (recipe.start_from, recipe.data.other, recipe.data.group, recipe.distill.teacher) == (text,) * 4
+
+
+def test_an_argument_that_is_no_text_may_be_written_as_text() -> None:
+    given = {"epochs": "3", "img_size": "48x64", "batch_size": "auto", "start_from": ""}
+    recipe = load_recipe(overrides=overrides_of(None, {}, given))
+    assert (recipe.epochs, recipe.img_size, recipe.batch_size, recipe.start_from) == (3, (48, 64), "auto", None)
 
 
 def test_a_section_may_be_given_at_once() -> None:

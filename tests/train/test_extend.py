@@ -87,6 +87,36 @@ def test_it_equals_training_on_all_classes_at_once(
     assert (extended.extension.new, extended.extension.new_count) == (pytest.approx(new.top1), new.count)
 
 
+def test_unknown_images_are_those_that_training_on_all_classes_finds(
+    images: Path, first: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.train.linear_probe.STRENGTHS", (0.1,))  # the folds differ with the order of the images
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in range(8):
+        Image.new("RGB", (32, 32), (0, 30 * number, 255)).save(other / f"{number}.png")
+    more = part(images, tmp_path / "more", "ant", "cat")
+    extended = train(more, extend=first.out, other=other, out=tmp_path / "extended", quiet=True)
+    whole = train(images, recipe=first.out / "recipe.yaml", other=other, out=tmp_path / "whole", quiet=True)
+    files = [*sorted(images.rglob("*.png")), *sorted(other.iterdir())]
+    scores = []
+    for run in (extended, whole):
+        predictor = Predictor.load(run.out, quiet=True)
+        prepared = [predictor.prepare(file) for file in files]
+        scores.append(predictor.scores(predictor.array(prepared)))
+        found = [bool(result.unknown) for result in predictor.predict(prepared)]
+        assert all(found[-8:])
+        assert sum(found[:-8]) <= 4
+    np.testing.assert_allclose(*scores, atol=0.05)
+    thresholds = [json.loads((run.out / "best" / "config.json").read_text())["unknown"] for run in (extended, whole)]
+    assert [row["other_count"] for row in thresholds] == [8, 8]
+    assert thresholds[0]["value"] == pytest.approx(thresholds[1]["value"], abs=0.3)
+
+    shutil.rmtree(other)  # the next extension has only the features, and no images of no class
+    again = train(part(images, tmp_path / "next", "ant"), extend=whole.out, out=tmp_path / "again", quiet=True)
+    assert json.loads((again.out / "best" / "config.json").read_text())["unknown"]["other_count"] == 0
+
+
 def test_all_other_weights_stay(images: Path, first: RunResult, tmp_path: Path) -> None:
     """Also BatchNorm in the head of LeViT."""
     extended = train(part(images, tmp_path / "more", "ant"), extend=first.out, out=tmp_path / "run", quiet=True)
@@ -202,7 +232,6 @@ def test_nothing_new_is_refused(images: Path, first: RunResult, tmp_path: Path) 
         ({"max_time": "1h"}, "max_time does not apply"),
         ({"stop_after": 1}, "stop_after does not apply"),
         ({"override": True}, "--override changes settings of a run that is resumed"),
-        ({"other": str(Path(__file__).parents[2] / "docs")}, "does not support other"),
         ({"resume": "x"}, "Omit one of them"),
     ],
 )

@@ -23,6 +23,7 @@ from weft.data.loading.loader import ImageLoader
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.files import cache_dir, write_whole
+from weft.layers.norm import NormLinear, affine_of
 from weft.models.contract import evaluation_mode
 from weft.models.families import family_of
 from weft.models.family import resolve
@@ -40,13 +41,7 @@ def classifiers(network: nn.Module) -> list[nn.Linear]:
     Raises:
         UsageError: the network has no linear classifier, so that no features can be taken from it.
     """
-    get_classifier = getattr(network, "get_classifier", None)
-    name = (getattr(network, "pretrained_cfg", None) or {}).get("classifier")
-    heads = get_classifier() if get_classifier else network.get_submodule(name) if isinstance(name, str) else ()
-    layers = [
-        [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
-        for head in (heads if isinstance(heads, (tuple, list)) else [heads])
-    ]
+    layers = [[layer for layer in head.modules() if isinstance(layer, nn.Linear)] for head in _heads(network)]
     if isinstance(network, ExportedModel):
         raise UsageError(
             "Features are computed by a network; an export gives class scores only. Pass the run directory or the model"
@@ -58,6 +53,13 @@ def classifiers(network: nn.Module) -> list[nn.Linear]:
             " another --model, or train all layers with --set head_init=random."
         )
     return [numbers[0] for numbers in layers]
+
+
+def _heads(network: nn.Module) -> list[nn.Module]:
+    get_classifier = getattr(network, "get_classifier", None)
+    name = (getattr(network, "pretrained_cfg", None) or {}).get("classifier")
+    heads = get_classifier() if get_classifier else network.get_submodule(name) if isinstance(name, str) else ()
+    return list(heads) if isinstance(heads, (tuple, list)) else [heads]
 
 
 class FeatureReader:
@@ -140,6 +142,22 @@ def split_heads(network: nn.Module, features: np.ndarray) -> list[np.ndarray]:
     """Split features (..., features) of all classifiers side by side into those of each classifier."""
     ends = np.cumsum([layer.in_features for layer in classifiers(network)])
     return np.split(features, ends[:-1], axis=-1)
+
+
+def folded_inputs(network: nn.Module, features: np.ndarray) -> np.ndarray:
+    """Return the inputs (images features) of the classifier of the folded network.
+
+    Args:
+        network: not folded.
+        features: (images features), the inputs of its classifiers, side by side.
+    """
+    head = _heads(network)[0]
+    if not isinstance(head, NormLinear):
+        return features
+    factor, term = (tensor.cpu().numpy() for tensor in affine_of(head.bn))
+    own = split_heads(network, features)[0]
+    constant = np.abs(factor) < 1e-8  # such a channel no longer depends on the input
+    return ((own - term) / np.where(constant, 1, factor) * ~constant).astype(np.float32)
 
 
 def logits_of(network: nn.Module, features: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import itertools
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import yaml
@@ -211,14 +211,22 @@ def _list_on_one_line(dumper: yaml.SafeDumper, items: Iterable[Any]) -> yaml.Nod
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("+-.0123456789"))
 _Dumper.add_representer(list, _list_on_one_line)
 _Dumper.add_representer(tuple, _list_on_one_line)
+_Dumper.add_multi_representer(PurePath, lambda dumper, path: dumper.represent_str(str(path)))
 
 
 def overrides_of(
     data: str | Path | None, settings: Mapping[str, Any], given: Mapping[str, Any]
 ) -> list[tuple[str, Any]]:
-    """Return the overrides of a recipe for arguments of a verb; arguments win over `settings`, None is not given."""
+    """Return the overrides of a recipe for arguments of a verb; arguments win over `settings`, None is not given.
+
+    The values of `settings` are YAML. Arguments that are text, such as paths and patterns, are taken literally.
+    """
     overrides = list(settings.items())
-    overrides += [(_key_of(name), value) for name, value in given.items() if value is not None]
+    for name, value in given.items():
+        if value is not None:
+            key = _key_of(name)
+            is_text = isinstance(value, str) and value and str in typing.get_args(KEYS.get(key))
+            overrides.append((key, _quoted(value) if is_text else value))
     return overrides if data is None else [*overrides, ("data.source", _quoted(str(data)))]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from weft.checkpoints import load_model_dir, save_model_dir
-from weft.checkpoints.confidence import Confidence
-from weft.checkpoints.model_dir import write_confidence
 from weft.data import Splits, open_data
 from weft.data.index.split import GroupError
 from weft.data.sources.open import class_names
@@ -37,7 +36,7 @@ from weft.progress import clock, counting, reading, say
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import overrides_of
 from weft.recipes.schema import Data
-from weft.runs.directory import EXTENSION, FEATURES, EpochRow, Reservation, write_metrics
+from weft.runs.directory import EXTENSION, FEATURES, PUBLIC_CLASSIFIER, EpochRow, Reservation, write_metrics
 from weft.runtime import Runtime
 from weft.text import printable
 from weft.train.environment import environment
@@ -45,6 +44,7 @@ from weft.train.linear_probe import LinearProbe, balance_of, fit_features, set_h
 from weft.train.plan import open_splits
 from weft.train.resume import record_data
 from weft.train.stored_features import StoredFeatures, collect
+from weft.train.unknown import fit_detector_on_features
 
 KEPT = ("model", "model_args", "img_size")  # settings of the old run that the new one keeps
 NAMED = 6  # class names in a note
@@ -87,12 +87,11 @@ class Extension:
 
 @dataclass(frozen=True)
 class ExtendedRun:
-    """Result of `extend`: recipe, evaluation of all held-out images, comparison, calibration, duration in seconds."""
+    """Result of `extend`: recipe, evaluation of all held-out images, comparison, duration in seconds."""
 
     recipe: Recipe
     evaluation: Evaluation
     extension: Extension
-    confidence: Confidence
     seconds: float
 
 
@@ -127,7 +126,6 @@ def extended_recipe(
         "epochs": loaded.epochs not in (None, 0),
         "folds": loaded.data.folds is not None,
         "start_from": loaded.start_from is not None,
-        "other": loaded.data.other is not None,
     }
     if names := [name for name, is_given in refused.items() if is_given]:
         raise UsageError(
@@ -136,6 +134,8 @@ def extended_recipe(
         )
     recipe = load_recipe(run / "recipe.yaml", overrides_of(data or loaded.data.source, settings, given))
     only_new = {"limit": loaded.data.limit, "folds": None, "fold": None, "train_fraction": loaded.data.train_fraction}
+    if loaded.data.other is None and recipe.data.other is not None and not Path(recipe.data.other).exists():
+        only_new["other"] = None
     return dataclasses.replace(
         recipe,
         name=loaded.name,
@@ -223,7 +223,11 @@ def extend(recipe: Recipe, reservation: Reservation, runtime: Runtime, *, quiet:
     images = everything.chosen(held_out)
     confidence = calibrate(logits_of(network, images.features[:, 0]), images.labels)
     evaluation = _evaluate(network, images, classes, runtime, confidence.temperature)
-    result = ExtendedRun(recipe, evaluation, extension, confidence, time.perf_counter() - start)
+    if recipe.data.other is None and (gone := load_recipe(run / "recipe.yaml").data.other) is not None:
+        note(f"{printable(gone)} no longer exists; only held-out images set the threshold of unknown images.")
+    network.unknown = fit_detector_on_features(network, everything, recipe, confidence, runtime, run)
+    network.confidence = confidence
+    result = ExtendedRun(recipe, evaluation, extension, time.perf_counter() - start)
     _write(result, network, everything, splits, classes, reservation, runtime)
     note(f"{out / FEATURES}: features of {len(everything.labels):,} images, {_size(out / FEATURES)}.")
     return result
@@ -354,7 +358,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
-def _with_classes(network: Any, num_classes: int, probes: Sequence[LinearProbe]) -> nn.Module:
+def _with_classes(network: Any, num_classes: int, probes: Sequence[LinearProbe]) -> Any:
     """Return the network with classifiers of `num_classes`; all other weights stay, also those of layers in a head."""
     state = network.state_dict()
     network.reset_classifier(num_classes)
@@ -412,7 +416,8 @@ def _write(
     record_data(out, splits)
     for name in ("best", "last"):
         save_model_dir(network, out / name, label_names=classes, force=True)
-        write_confidence(out / name, result.confidence, None)
+    if (public := Path(result.extension.run) / PUBLIC_CLASSIFIER).is_file():
+        shutil.copyfile(public, out / PUBLIC_CLASSIFIER)  # for further extensions
     everything.write(out / FEATURES)
     none = math.nan
     accuracies = evaluation.loss, evaluation.top1, evaluation.top5

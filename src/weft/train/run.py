@@ -165,7 +165,7 @@ def train(
     limit: int | None = None,
     folds: int | None = None,
     group: str | None = None,
-    other: str | None = None,
+    other: str | Path | None = None,
     follow_links: bool | None = None,
     skip_nonfinite: int | None = None,
     max_time: str | float | None = None,
@@ -217,7 +217,6 @@ def train(
     elif not isinstance(model, (str, type(None))):
         raise UsageError(f"model must be a name or a torch.nn.Module; got a {type(model).__name__}.")
     given = arguments_of(locals())
-    given |= {name: None if given[name] is None else str(given[name]) for name in ("start_from", "extend")}
     trackers = [track] if isinstance(track, str) else list(track)
     check_trackers(trackers)
     if stop_after is not None and stop_after < 1:

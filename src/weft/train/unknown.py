@@ -21,15 +21,17 @@ from weft.data.loading.dataset import LOST
 from weft.deploy import fold
 from weft.errors import CheckpointError, WeftError
 from weft.files import write_whole
-from weft.inference.features import FeatureReader, classifiers
+from weft.inference.features import FeatureReader, classifiers, folded_inputs, logits_of
 from weft.inference.inputs import SourcePart, evaluation_batches
 from weft.inference.predictor import Predictor
+from weft.inference.probabilities import softmax
 from weft.inference.unknown import scores_of_batches, scores_of_files, set_threshold
 from weft.models.base import Backbone
 from weft.models.building import build_described
 from weft.recipes import Recipe
 from weft.runs.directory import PUBLIC_CLASSIFIER
 from weft.runtime import Runtime
+from weft.train.stored_features import BATCH_SIZE, StoredFeatures
 
 MAX_IMAGES = 2_000  # training images that the detector keeps, and held-out images that set its threshold
 MIN_CLASSES = 100  # of the public weights, so that some of them resemble no training image
@@ -73,14 +75,60 @@ def fit_detector(
         return None
     with reader:
         rows = [reader(images[labels != LOST]) for images, labels in batches(train) if bool((labels != LOST).any())]
-    if not rows or not np.isfinite(features := np.concatenate(rows)).all():
+    detector = _without_threshold(np.concatenate(rows), out) if rows else None
+    if detector is None:
         return None
-    mean = features.mean(axis=0)
-    fitted = UnknownDetector(mean, unit_length(features - mean), _original_classifier(out, features))
-    detector = UnknownDetector.deserialized(fitted.serialized())  # the threshold is that of the rounded values
     model.unknown, model.confidence = detector, confidence
     predictor = Predictor(model, runtime=runtime)
     known = scores_of_batches(predictor, batches(held_out))
+    return _with_threshold(detector, known, predictor, recipe, batch_size)
+
+
+def fit_detector_on_features(
+    network: Any, stored: StoredFeatures, recipe: Recipe, confidence: Confidence, runtime: Runtime, run: Path
+) -> UnknownDetector | None:
+    """Return the detector of a linear classifier on frozen features, whose images need not exist.
+
+    Args:
+        network: the network, on its device, not folded.
+        stored: features of the training and the held-out images.
+        recipe: of the training; `data.other` names images that show none of the classes.
+        confidence: calibration of the network.
+        runtime: device and precision.
+        run: a run directory, which may have the classifier of the public weights.
+
+    Raises:
+        DataError: none of the images of `data.other` can be read.
+    """
+
+    def chosen(places: np.ndarray) -> StoredFeatures:
+        part = stored.chosen(places)
+        return part.chosen(np.array(stratified_subset(part.keys, part.labels, MAX_IMAGES, recipe.seed), int))
+
+    train, held_out = chosen(~stored.is_held_out), chosen(stored.is_held_out)
+    detector = _without_threshold(folded_inputs(network, train.features[:, 0]), run)
+    if detector is None:
+        return None
+    network.unknown, network.confidence = detector, confidence
+    features = held_out.features[:, 0]
+    probabilities = softmax(logits_of(network, features), confidence.temperature)
+    known = detector.scores(folded_inputs(network, features), probabilities)
+    return _with_threshold(detector, known, Predictor(network, runtime=runtime), recipe, BATCH_SIZE)
+
+
+def _without_threshold(features: np.ndarray, run: Path) -> UnknownDetector | None:
+    """Return a detector for training images by their features (images features); None if these are not finite."""
+    if not np.isfinite(features).all():
+        return None
+    mean = features.mean(axis=0)
+    fitted = UnknownDetector(mean, unit_length(features - mean), _original_classifier(run, features))
+    return UnknownDetector.deserialized(fitted.serialized())  # the threshold is that of the rounded values
+
+
+def _with_threshold(
+    detector: UnknownDetector, known: np.ndarray, predictor: Predictor, recipe: Recipe, batch_size: int
+) -> UnknownDetector | None:
+    """Set the threshold by the scores of held-out images and by the images of `data.other`; None without the former."""
     if not len(known):
         return None
     other = None if recipe.data.other is None else scores_of_files(predictor, recipe.data.other, batch_size)

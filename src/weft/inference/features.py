@@ -154,7 +154,7 @@ def folded_inputs(network: nn.Module, features: np.ndarray) -> np.ndarray:
     head = _heads(network)[0]
     if not isinstance(head, NormLinear):
         return features
-    factor, term = (tensor.cpu().numpy() for tensor in affine_of(head.bn))
+    factor, term = (tensor.detach().cpu().numpy() for tensor in affine_of(head.bn))
     own = split_heads(network, features)[0]
     constant = np.abs(factor) < 1e-8  # such a channel no longer depends on the input
     return ((own - term) / np.where(constant, 1, factor) * ~constant).astype(np.float32)

@@ -3,8 +3,8 @@
     python benchmarks/deploy/cold_start.py            # ten minutes on two quiet cores
     python benchmarks/deploy/cold_start.py --table    # write the README's table again, measure nothing
 
-Writes the rows of this machine's processor class in cold_start.csv, and the table of weft's README. The deployments take
-turns. The environment has PyTorch; sizes.py measures one without.
+Writes the rows of this machine's processor class in cold_start.csv, and the table of weft's README. The deployments
+take turns. The environment has PyTorch; sizes.py measures one without.
 """
 
 from __future__ import annotations

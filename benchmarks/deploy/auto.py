@@ -1,0 +1,72 @@
+"""What `weft export --format auto` chooses under the instruction sets of two processors.
+
+    python benchmarks/deploy/auto.py RUN PHOTOS --csv benchmarks/deploy/auto.csv     # five minutes on two quiet cores
+
+ONEDNN_MAX_CPU_ISA=AVX2 makes OpenVINO run as on a processor without AVX-512, VNNI and bf16. It has no effect on ONNX
+Runtime. One row per export that was considered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from weft.bench.records import read_csv, write_csv
+from weft.deploy.choosing import read_choice
+from weft.processor import processor_class
+from weft.recipes import load_recipe
+
+LIMITS = ("", "AVX2")
+
+
+def rows(run: Path, photos: Path, limit: str) -> list[dict[str, str]]:
+    """Export under a limit of the instruction set; return a row per export that was considered."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "auto"
+        environment = os.environ | {"WEFT_CACHE": folder} | ({"ONEDNN_MAX_CPU_ISA": limit} if limit else {})
+        command = [
+            sys.executable,
+            "-m",
+            "weft",
+            "export",
+            str(run),
+            str(out),
+            "--format",
+            "auto",
+            "--data",
+            str(photos),
+        ]
+        subprocess.run(command, check=True, env=environment)
+        choice = read_choice(out)
+    return [
+        {
+            "model": str(load_recipe(run / "recipe.yaml").model),
+            "instruction_set": limit or processor_class(),
+            "format": one.format,
+            "precision": one.precision,
+            **{f"images_per_second_{n}": f"{int(n) / one.seconds[n]:.1f}" if one.seconds else "" for n in ("1", "16")},
+            "difference": "" if one.difference is None else f"{one.difference:.2g}",
+            "top1": "" if one.top1 is None else f"{one.top1:.2f}",
+            "chosen": str(one.name == choice.chosen),
+            "refused": one.refused or "",
+            "processor_class": processor_class(),
+        }
+        for one in choice.candidates
+    ]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("photos", type=Path)
+    parser.add_argument("--csv", type=Path, required=True)
+    args = parser.parse_args()
+    found = [row for limit in LIMITS for row in rows(args.run, args.photos, limit)]
+    others = [row for row in read_csv(args.csv) if row["processor_class"] != processor_class()]
+    write_csv(args.csv, [*others, *found])
+    print(json.dumps(found, indent=1))

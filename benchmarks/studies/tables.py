@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from weft.bench.records import filled, read_csv
 from weft.files import write_whole
-from weft.pages import COLOURS, MARKERS
+from weft.pages import series_style
 from weft.study.plan import Study, StudyVariant, read_study, recipe_of
 from weft.study.statistics import Estimate, seeds_to_show
 
@@ -148,7 +148,7 @@ def effects() -> Figure:
     axes.set_xscale("symlog", linthresh=LINEAR)
     axes.set_yscale("symlog", linthresh=LINEAR)
     for number, (name, points) in enumerate(_effects()):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        colour, marker = series_style(number)
         axes.plot([], [], marker, color=colour, label=name)
         for paper, effect in points:
             is_shown = not effect.low <= 0 <= effect.high

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES = ("-", "--", "-.", ":")
 MAX_HEADLINE = 160  # characters of a first sentence in large type
 SVG_STYLE = """<style>
 text { font-family: system-ui, sans-serif !important; }
@@ -38,6 +37,12 @@ text { font-family: system-ui, sans-serif !important; }
 
 Fields = Sequence[tuple[str, str]]  # (name, value)
 Table = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]  # header, rows
+
+
+def series_style(number: int) -> tuple[str, str]:
+    """Return the colour and the marker of a series of points; the first 49 pairs differ."""
+    turn = number // len(COLOURS)
+    return COLOURS[number % len(COLOURS)], MARKERS[(number + turn) % len(MARKERS)]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from weft.errors import DataError, UsageError
 from weft.inference.features import FeatureReader, unit_length
 from weft.inference.inputs import SourcePart, evaluation_batches
 from weft.inference.metrics import Evaluation
-from weft.pages import COLOURS, MARKERS, new_figure, shown
+from weft.pages import new_figure, series_style, shown
 from weft.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -144,8 +144,7 @@ def draw(
     size = 30 if len(points) <= 500 else 12
     for number, name in enumerate(classes):
         own = points[labels == number]
-        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
-        colour = COLOURS[number % len(COLOURS)]
+        colour, marker = series_style(number)
         axes.scatter(
             *own.T, s=size, color=colour, marker=marker, alpha=0.75, linewidths=0, label=shown(name, NAME_WIDTH)
         )

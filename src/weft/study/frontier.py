@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.intervals import MAX_HALF_WIDTH
-from weft.pages import COLOURS, MARKERS, Lead, Section, new_figure, shown, write_page
+from weft.pages import Lead, Section, new_figure, series_style, shown, write_page
 from weft.study.outcome import DEPLOYED, TRAINED, Comparison, deployed_rows, trained_cells
 from weft.study.report import curves_figure
 
@@ -87,13 +87,13 @@ def frontier_figure(comparison: Comparison) -> Figure:
         if not points:
             continue
         axes.plot(*zip(*points, strict=True), ":", color=GREY, linewidth=1, zorder=1)
-        marker = MARKERS[number % len(MARKERS)]
+        colour, marker = series_style(number)
         for form, point, is_best in zip(entry.forms, points, is_on, strict=True):
-            color = COLOURS[number % len(COLOURS)] if is_best else GREY
+            color = colour if is_best else GREY
             face = color if form.name == "float" else "white"
             axes.plot(*point, marker, color=color, markerfacecolor=face, markersize=9, zorder=3)
         label = shown(entry.name, WIDTH) + (", stopped" if entry.stopped_after else "")
-        axes.plot([], [], marker, color=COLOURS[number % len(COLOURS)] if any(is_on) else GREY, label=label)
+        axes.plot([], [], marker, color=colour if any(is_on) else GREY, label=label)
         joined += [point for point, is_best in zip(points, is_on, strict=True) if is_best]
     if joined:
         axes.plot(*zip(*sorted(joined), strict=True), "-", color="0.5", linewidth=1, zorder=2, label="frontier")

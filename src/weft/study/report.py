@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.intervals import interval_text
-from weft.pages import COLOURS, DASHES, MARKERS, Lead, Section, new_figure, shown, write_page
+from weft.pages import COLOURS, Lead, Section, new_figure, series_style, shown, write_page
 from weft.study.result import HEADER, Row, StudyResult, cells
 
 if TYPE_CHECKING:
@@ -116,14 +116,14 @@ def curves_figure(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     for number, (name, curve) in enumerate(curves.items()):
         if curve:
             epochs, values = zip(*curve, strict=True)
+            colour, marker = series_style(number)
             axes.plot(
                 epochs,
                 values,
-                DASHES[number // len(COLOURS) % len(DASHES)],
-                marker=MARKERS[number % len(MARKERS)],
+                marker=marker,
                 markevery=max(1, len(epochs) // 10),
                 markersize=5,
-                color=COLOURS[number % len(COLOURS)],
+                color=colour,
                 label=shown(name, WIDTH),
             )
     axes.set(xlabel="epoch", ylabel="held-out top-1 accuracy (%)")
@@ -148,12 +148,13 @@ def lines_figure(result: StudyResult) -> Figure:
         values = [mean.value for mean in means]
         below = [_finite(mean.value - mean.low) for mean in means]
         above = [_finite(mean.high - mean.value) for mean in means]
+        colour, marker = series_style(number)
         axes.errorbar(
             [_at(variants, row) for row in rows],
             values,
             yerr=[below, above],
-            fmt=f"{MARKERS[number % len(MARKERS)]}-",
-            color=COLOURS[number % len(COLOURS)],
+            fmt=f"{marker}-",
+            color=colour,
             capsize=3,
             label=shown(name, WIDTH) or None,
         )

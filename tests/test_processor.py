@@ -46,7 +46,18 @@ def test_the_class_follows_from_the_flags(
 
 def test_no_cpuinfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "absent")
+    monkeypatch.setattr(processor.platform, "processor", lambda: "")
     assert (processor.cpu_flags(), processor.cpu_name(), processor.processor_class()) == ((), None, "unknown")
+
+
+def test_the_name_without_a_model_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n")
+    monkeypatch.setattr(processor, "_CPUINFO", info)
+    assert processor.cpu_name() == "ARM 0x41 0xd0c"
+    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "absent")
+    monkeypatch.setattr(processor.platform, "processor", lambda: "Intel64 Family 6")
+    assert processor.cpu_name() == "Intel64 Family 6"
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,19 @@ from weft.system import is_alive, rename, start_time
 
 
 def cache_dir() -> Path:
-    """Return the cache directory: WEFT_CACHE, or `weft` in the user's cache directory."""
+    """Return the cache directory: WEFT_CACHE, or `weft` in the user's cache directory.
+
+    Raises:
+        UsageError: the user has no home directory.
+    """
     if own := os.environ.get("WEFT_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
+    except RuntimeError as error:
+        raise UsageError(
+            "The cache must have a directory; HOME is not set, and this user has no home directory. Set WEFT_CACHE."
+        ) from error
 
 
 class TakenError(UsageError):

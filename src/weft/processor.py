@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -82,9 +83,10 @@ def limits() -> dict[str, str]:
 
 
 def cpu_name() -> str | None:
-    """Return the name that the processor gives itself, or None where it is not known."""
-    line = next((line for line in _cpuinfo() if line.startswith("model name")), None)
-    return None if line is None else line.partition(":")[2].strip()
+    """Return the name that the processor or the system gives it, or None where it is not known."""
+    values = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in _cpuinfo())}
+    arm = " ".join(values[name] for name in ("CPU implementer", "CPU part") if name in values)
+    return values.get("model name") or (f"ARM {arm}" if arm else None) or platform.processor() or None
 
 
 def has_bf16() -> bool:

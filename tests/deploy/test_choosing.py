@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from tests.deploy.test_export import CLASSES, model
+from weft import files, processor
 from weft.checkpoints import save_model_dir
 from weft.cli.app import main
 from weft.deploy import choosing, export, exporting, open_model
@@ -201,6 +203,70 @@ def test_the_version_of_torch_does_not_matter_to_exports() -> None:
     assert set(choosing.machine().versions) <= {"openvino", "onnxruntime"}
 
 
+def test_a_choice_without_one_of_the_runtimes_is_remembered(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find_spec(name))
+    assert open_model(out)[0].format == "openvino"
+    assert "Not considered: " in capsys.readouterr().err
+    assert open_model(out)[0].format == "openvino"
+    assert capsys.readouterr().err == ""
+
+
+def test_exports_that_cannot_be_timed_here(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr(choosing, "time_calls", fail)
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    assert open_model(out)[0].format == "openvino"
+    assert "cannot be timed here (std::bad_alloc). weft uses the one that was chosen" in capsys.readouterr().err
+
+
+def test_a_candidate_that_its_runtime_cannot_run_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_graph = exporting.write_graph
+
+    def fail(network: Any, path: Path, format: str, *rest: Any) -> Any:
+        if format == "openvino":
+            raise RuntimeError("Check 'false' failed:\nno such kernel")
+        return write_graph(network, path, format, *rest)
+
+    monkeypatch.setattr(exporting, "write_graph", fail)
+    network = model("levit_nano_32")
+    report = export(network, tmp_path / "out", format="auto", precision="fp32")
+    refused = [row.refused for row in report.candidates if row.format == "openvino"]
+    assert refused == ["openvino must be able to run the network in fp32; it fails: Check 'false' failed."]
+    with pytest.raises(VerificationError, match="openvino must be able to run the network in fp32; it fails: Check"):
+        export(network, tmp_path / "one", format="openvino")
+    assert not (tmp_path / "one").exists()
+
+
+@pytest.mark.parametrize("format", ["openvino", "onnx"])
+def test_no_file_is_open_when_it_is_moved(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows moves no open file."""
+    open_files: list[str] = []
+    flush = files.flush_file
+
+    def look(path: Path) -> None:
+        mapped = Path("/proc/self/maps").read_text().splitlines()
+        names = [*(line.split(maxsplit=5)[-1] for line in mapped), *(os.readlink(fd) for fd in _descriptors())]
+        open_files.extend(name for name in names if str(tmp_path) in name)
+        flush(path)
+
+    monkeypatch.setattr(files, "flush_file", look)
+    export(model("levit_nano_32"), tmp_path / "out", format=format)
+    assert open_files == []
+
+
+def _descriptors() -> list[Path]:
+    return [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink() and os.path.lexists(path)]
+
+
 def test_a_candidate_that_cannot_be_opened_is_left_out(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,6 +309,8 @@ def test_a_malformed_record_is_refused(text: str, message: str, out: Path) -> No
         {"candidates": [{"format": "../..", "precision": "fp32"}]},
         {"candidates": [{"format": "onnx", "precision": "fp32"}] * 99},
         {"candidates": [{"format": "onnx", "precision": "fp32", "seconds": {"1": "fast"}}]},
+        {"candidates": [{"format": "onnx", "precision": "fp32", "seconds": {"4097": 1.0}}]},
+        {"candidates": [{"format": "onnx", "precision": "fp32", "seconds": {"0": 1.0}}]},
         {"machine": {"processor": "x" * 10_000}},
     ],
 )
@@ -347,3 +415,46 @@ def test_a_service_runs_what_is_fastest_here(winner: str, tmp_path: Path, monkey
     monkeypatch.setattr(choosing, "machine", lambda: OTHER)
     Predictor.open(tmp_path, batch_size=4)
     assert len(measured) == 2
+
+
+@pytest.mark.parametrize(
+    ("format", "precision", "flags", "message"),
+    [
+        ("openvino", "bf16", ("avx2",), "OpenVINO computes this export in fp32 here"),
+        ("torch", "bf16", ("avx2",), "PyTorch emulates bf16 here"),
+        ("onnx", "int8", ("avx2",), "int8 can be slower than fp32"),
+        ("openvino", "bf16", ("avx512f", "avx512_bf16"), None),
+        ("openvino", "int8", ("avx512f", "avx512_vnni"), None),
+        ("openvino", "fp32", ("avx2",), None),
+        ("openvino", "int8", (), None),  # not known on this system
+    ],
+)
+def test_a_precision_without_instructions_is_noted(
+    format: str, precision: str, flags: tuple[str, ...], message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (choosing, processor):
+        monkeypatch.setattr(module, "cpu_flags", lambda: flags)
+    note = choosing.precision_note(format, precision)
+    assert note is None if message is None else message in str(note)
+
+
+def test_a_damaged_choice_next_to_a_model_is_skipped(out: Path, tmp_path: Path) -> None:
+    save_model_dir(model("levit_nano_32"), tmp_path / "run" / "best", label_names=CLASSES)
+    shutil.copytree(out, tmp_path / "run" / "auto")
+    (tmp_path / "run" / "auto" / "chosen.json").write_text("{")
+    messages: list[str] = []
+    assert Predictor.open(tmp_path / "run", log=messages.append).metadata["runtime"] == "torch"
+    assert len(messages) == 1
+    assert "auto is skipped: " in messages[0]
+
+
+def test_a_user_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WEFT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", fail)
+    with pytest.raises(UsageError, match=r"HOME is not set, and this user has no home directory\. Set WEFT_CACHE\."):
+        files.cache_dir()

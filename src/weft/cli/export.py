@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.options import MODEL, add_common, example, print_json, table, whole
+from weft.cli.options import MODEL, add_common, example, note, print_json, table, whole
 from weft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.as_dict())
         return 0
+    from weft.deploy.choosing import precision_note
     from weft.intervals import accuracy_text
 
     print(f"{report.out}: {report.format} {report.precision}, {report.bytes / 1e6:.1f} MB")
@@ -109,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
     if report.top1 is not None and report.top1_model is not None:
         print(f"top-1: {accuracy_text(report.top1, report.images)}; of the model: {report.top1_model:.2f} %")
         print(report.drop_text(args.max_drop))
+    if not report.candidates and (text := precision_note(report.format, report.precision)) is not None:
+        note(text)
     if report.candidates:
         print("\n" + _table(report.candidates, batch_sizes))
     return 0

@@ -13,13 +13,14 @@ import importlib.metadata
 import importlib.util
 import itertools
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from weft.checkpoints.config import read_config
@@ -48,7 +49,15 @@ Text = Annotated[str, Field(max_length=2000)]
 Short = Annotated[str, Field(max_length=200)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-BatchSize = Annotated[str, Field(pattern="^[1-9][0-9]{0,4}$")]
+
+
+def _batch_size(text: str) -> str:
+    if not re.fullmatch("[1-9][0-9]{0,3}", text) or int(text) > MAX_BATCH:
+        raise ValueError(f"a batch size must be from 1 to {MAX_BATCH}")
+    return text
+
+
+BatchSize = Annotated[str, AfterValidator(_batch_size)]
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,16 @@ def unsuitable(format: str, precision: str, *, has_data: bool) -> str | None:
         return "this processor emulates bf16"
     if precision == "int8" and not has_data:
         return "int8 is calibrated on images; none were given"
+    return None
+
+
+def precision_note(format: str, precision: str) -> str | None:
+    """Return a note on an export in a precision for which this processor has no instructions; None if it has them."""
+    if precision == "bf16" and not has_bf16():
+        way = "OpenVINO computes this export in fp32" if format == "openvino" else "PyTorch emulates bf16"
+        return f"This processor has no bf16 instructions: {way} here, and the verification shows no error of bf16."
+    if precision == "int8" and cpu_flags() and not any(flag in cpu_flags() for flag in WITH_INT8):
+        return "This processor has no int8 instructions (VNNI): int8 can be slower than fp32. --format auto times both."
     return None
 
 

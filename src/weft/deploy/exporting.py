@@ -9,6 +9,7 @@ Networks of weft are folded first. An export that fails its verification is dele
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import json
@@ -32,11 +33,12 @@ from weft.deploy.formats import AUTO, SUFFIXES, checked_format
 from weft.deploy.graphs import OPSET, WEIGHT_BITS, check_tools, write_graph
 from weft.deploy.runtimes import FILES, Infer, run_file
 from weft.deploy.verification import ExportReport, check_config, compare, labelled_batches, verify
-from weft.errors import UsageError, VerificationError
+from weft.errors import UsageError, VerificationError, WeftError
 from weft.files import flush_folder, new_directory, sha256_of, writing
 from weft.models.base import Backbone
 from weft.progress import Work, working
 from weft.system import rename
+from weft.text import reason_of
 from weft.version import __version__
 
 REPORT = "report.json"
@@ -91,7 +93,7 @@ def export(
 
     Raises:
         UsageError: an invalid argument, a model in training mode, a missing package, or an existing `out`.
-        VerificationError: the outputs differ too much; nothing is written.
+        VerificationError: the outputs differ too much, or the format cannot run the network; nothing is written.
     """
     format = checked_format(out, format, precision, max_drop, has_data=data is not None)
     _check(model, data)
@@ -109,14 +111,30 @@ def export(
         working(f"converting to {format}", quiet=quiet) as progress,
     ):
         calibration = _calibration(data, model, progress) if precision == "int8" else ()
-        infer = write_export(model, folder, format, precision, calibration, label_names)
-        check_config(folder, model, label_names, data)
-        size = sum((folder / name).stat().st_size for name in FILES[format])
-        report = compare(model, infer, path, format, precision, data, _input_size(model), size, progress)
+        with _conversion(format, precision):
+            infer = write_export(model, folder, format, precision, calibration, label_names)
+            check_config(folder, model, label_names, data)
+            size = sum((folder / name).stat().st_size for name in FILES[format])
+            report = compare(model, infer, path, format, precision, data, _input_size(model), size, progress)
+        del infer  # Windows renames no file that a runtime has mapped
         verify(report, max_drop)
         text = json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n"
         (folder / REPORT).write_text(text, encoding="utf-8", newline="\n")
     return report
+
+
+@contextlib.contextmanager
+def _conversion(format: str, precision: str) -> Iterator[None]:
+    """Turn an error of a converter or a runtime into a VerificationError."""
+    try:
+        yield
+    except (WeftError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise VerificationError(
+            f"{format} must be able to run the network in {precision}; it fails: {reason_of(error)}. Pass another"
+            " --format or --precision. Nothing was written."
+        ) from error
 
 
 def write_export(
@@ -225,7 +243,7 @@ def _one_candidate(
     try:
         return export(model, path, format=format, precision=precision, **options)
     except VerificationError as error:
-        return str(error).replace(" Nothing was written.", "")
+        return str(error).replace(" Pass another --format or --precision.", "").replace(" Nothing was written.", "")
 
 
 def _rewrite_report(folder: Path, report: ExportReport, path: Path, options: dict[str, Any]) -> ExportReport:

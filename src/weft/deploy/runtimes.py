@@ -177,7 +177,7 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
     if choice.machine == choosing.machine():
         return _open_one(folder, read_config(folder), threads)
     exports = choosing.exports_in(folder, choice)
-    settings = (choice.batch_sizes, threads)
+    settings = (choice.batch_sizes, threads or processor.num_threads())
     known = choosing.recall(exports.values(), *settings)
     if known in exports:
         return _open_one(exports[known], read_config(exports[known]), threads)
@@ -194,12 +194,20 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
         for error in errors:
             say(f"Not considered: {error}")
     if len(opened) == 1:
-        return next(iter(opened.values()))
-    seconds = choosing.time_calls({name: _call_of(model) for name, model in opened.items()}, choice.batch_sizes)
-    name = choosing.fastest(seconds)
-    if not errors:
+        (name,) = opened
+        seconds = {}
+    else:
+        try:
+            seconds = choosing.time_calls({name: _call_of(one) for name, one in opened.items()}, choice.batch_sizes)
+        except (RuntimeError, MemoryError) as error:  # too little memory for one of the batch sizes
+            if not quiet:
+                text = f"The exports in {printable(str(folder))} cannot be timed here ({reason_of(error)})"
+                say(f"{text}. weft uses the one that was chosen on another machine.")
+            return _open_one(folder, read_config(folder), threads)
+        name = choosing.fastest(seconds)
+    if not any(isinstance(error, CheckpointError) for error in errors):
         choosing.remember(name, exports.values(), *settings)
-    if not quiet:
+    if seconds and not quiet:
         say(
             f"The export in {printable(str(folder))} was chosen on another machine or with other runtimes, so weft"
             f" measured again: {choosing.speeds_text(seconds)}. It uses {name}."
@@ -405,7 +413,8 @@ class OpenVinoGraph:
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
         }
-        is_unsafe = precision == "int8" and "amx_int8" in processor.cpu_flags()
+        flags = processor.cpu_flags()
+        is_unsafe = precision == "int8" and ("amx_int8" in flags or not flags)  # none are known on Windows
         self.dynamic = None if is_unsafe else self.core.compile_model(self._read(), "CPU", self.hints)
         self.fixed: dict[int, Any] = {}
         self._with_attention: Any = None

@@ -88,7 +88,10 @@ def _exports_of(model: Path, config: dict[str, Any], log: Callable[[str], None])
                 " weights. Export the model again, or serve the export by its own path."
             )
             continue
-        exports |= _kinds_of(folder, other)
+        try:
+            exports |= _kinds_of(folder, other)
+        except CheckpointError as error:
+            log(f"the export {printable(str(folder))} is skipped: {error}")
     return exports
 
 

@@ -26,6 +26,7 @@ from weft.errors import CheckpointError, UsageError, WeftError, is_installed, ne
 from weft.inference.backends import Backend, ExportBackend
 from weft.inference.probabilities import ranked, softmax
 from weft.models.data_config import preprocessing
+from weft.processor import num_threads
 from weft.progress import loading, say
 from weft.text import printable
 
@@ -247,7 +248,7 @@ class Predictor:
             is_fixed = runtime not in ("auto", "torch")
             return cls.load(paths[0], device=device, precision=precision, is_fixed=is_fixed).warmed_up(batch_size)
         folders = [Path(path) for path in paths]
-        settings = (runtime, device, precision, batch_size, torch_version())
+        settings = (runtime, device, precision, batch_size, num_threads(), torch_version())
         known = choosing.recall(folders, *settings)
         opened: dict[str, Predictor] = {}
         errors: list[WeftError] = []
@@ -264,13 +265,17 @@ class Predictor:
                 return opened[str(path)]
         if not opened:
             raise errors[-1]
+        is_complete = not any(isinstance(error, CheckpointError) for error in errors)
         if len(opened) == 1:
-            return next(iter(opened.values()))
+            (chosen,) = opened
+            if is_complete:
+                choosing.remember(chosen, folders, *settings)
+            return opened[chosen]
         seconds = choosing.time_calls(
             {path: predictor.timed_call() for path, predictor in opened.items()}, sorted({1, batch_size})
         )
         chosen = choosing.fastest(seconds)
-        if not errors:
+        if is_complete:
             choosing.remember(chosen, folders, *settings)
         named = {
             f"{one.metadata['runtime']} {one.metadata['precision']}": seconds[path] for path, one in opened.items()

@@ -55,13 +55,14 @@ def serve(settings: Settings) -> None:
             service = app.state.service
             _Server(_config(settings, app), service, lambda: _announce(settings, service.predictor, url)).run([sock])
         else:
+            settings = replace(settings, threads=settings.threads or max((os.cpu_count() or 1) // settings.workers, 1))
+            _use_threads(settings)  # the exports are timed as the workers run them
             predictor = load_predictor(settings)  # report a model that cannot be served once, before the workers start
             _serve_in_processes(settings, sock, lambda: _announce(settings, predictor, url))
 
 
 def _serve_in_processes(settings: Settings, sock: socket.socket, on_start: Callable[[], None]) -> None:
-    threads = settings.threads or max((os.cpu_count() or 1) // settings.workers, 1)
-    os.environ[SETTINGS_VARIABLE] = json.dumps(asdict(replace(settings, threads=threads)))
+    os.environ[SETTINGS_VARIABLE] = json.dumps(asdict(settings))
     with tempfile.TemporaryDirectory(prefix="weft-serve-") as folder:
         os.environ[MULTIPROC_DIR] = folder
         config = _config(settings, "weft.serve.server:from_environment")

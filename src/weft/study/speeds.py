@@ -151,6 +151,7 @@ def _forms_of(
             calls["openvino int8"] = open_model(exported)[0].graph
         progress.begin(name, len(BATCH_SIZES) * ROUNDS * len(calls))
         seconds = _alternating(calls, size, progress)
+        calls.clear()  # Windows deletes no file that a runtime has mapped
     floats = {way: times for way, times in seconds.items() if not way.endswith("int8")}
     forms = [_form("float", floats, result.top1, result.megabytes)]
     if report is not None:

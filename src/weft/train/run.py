@@ -392,6 +392,8 @@ class _Run:
             torch.set_num_threads(run.state.metadata["machine"]["threads"])
         learner = self.plan.learner()
         notes = [*run.notes(self.runtime), *run.check_teacher(getattr(learner.teacher, "record", None))]
+        if (emulated := bf16_note(self.runtime.device.type, self.runtime.precision)) is not None:
+            notes.append(emulated)
         notes.append(f"Resuming after step {run.state.metadata['step']} of {self.plan.steps}.")
         if run.state.metadata["step"] < self.plan.steps:
             self._dry_run(learner)

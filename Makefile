@@ -71,6 +71,7 @@ check: $(FULL)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+	$(BIN)/pyright -p benchmarks/pyrightconfig.json
 	$(BIN)/lint-imports
 
 docs: $(FULL)

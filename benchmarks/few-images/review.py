@@ -73,7 +73,7 @@ def features(args: argparse.Namespace) -> None:
         parts, keys = [], []
         for source in (splits.train, splits.val):
             batches = evaluation_batches(source, network, 64, 0)
-            parts.append(read_features(network.eval(), batches, Runtime.of("cpu"), is_cached=False)[0][0])
+            parts.append(read_features(network, batches, Runtime.of("cpu"))[0][0])
             keys += source.keys
     place = {str(path.absolute()): i for i, path in enumerate(paths)}
     views = np.empty((len(paths), *parts[0].shape[1:]), np.float32)

@@ -46,6 +46,7 @@ from PIL import Image
 import weft
 from weft.bench.records import read_csv, write_csv
 from weft.checkpoints import save_model_dir
+from weft.processor import processor_class
 from weft.serve import Predictor
 from weft.train import predict
 
@@ -146,13 +147,11 @@ class Service:
             str(run),
             "--port",
             "0",
-            "--max-batch",
-            str(BATCH),
             *options,
         ]
         self.process = subprocess.Popen(arguments, stderr=self.log)
-        while not (found := re.search(r"http://\S*?:(\d+)", self.said())):
-            assert self.process.poll() is None, self.said()
+        while not (found := re.search(r"http://\S*?:(\d+)", self.output())):
+            assert self.process.poll() is None, self.output()
             time.sleep(0.1)
         self.port = int(found[1])
 
@@ -235,6 +234,7 @@ class Bench:
         for text in tally.unexpected[:5]:
             print(f"{phase}: {text}", flush=True)
         row = {
+            "processor_class": processor_class(),
             "phase": phase,
             "images/s": f"{speed:.1f}",
             "bench images/s": "" if alone is None else f"{alone:.1f}",
@@ -347,7 +347,10 @@ def main() -> None:
             run = save_model_dir(network, Path(folder) / "model")
         bodies = good_bodies(args.photos, run)
         file = args.out / "load.csv"
-        bench = Bench(run, args.photos, args.out, bodies, bad_bodies(bodies[0].data), args.minutes, read_csv(file))
+        rows: list[dict[str, Any]] = [
+            {**row, "processor_class": row.get("processor_class", "")} for row in read_csv(file)
+        ]
+        bench = Bench(run, args.photos, args.out, bodies, bad_bodies(bodies[0].data), args.minutes, rows)
         for phase in PHASES:
             if phase in args.phases:
                 bench.rows = [row for row in bench.rows if row["phase"].partition(",")[0] != phase]

@@ -157,8 +157,8 @@ def control_forgetful(data: Path, folder: Path, reference: Path) -> bool:
     def forget() -> None:
         restore = session.Session.restore
 
-        def faulty(self: session.Session, found: state.State) -> None:
-            restore(self, found)
+        def faulty(self: session.Session, state: state.State) -> None:
+            restore(self, state)
             self.learner.ema.module.load_state_dict(self.learner.model.state_dict())
 
         session.Session.restore = faulty

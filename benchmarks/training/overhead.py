@@ -17,6 +17,7 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -38,7 +39,7 @@ def measure(name: str, rounds: int) -> dict[str, object]:
     recipe = load_recipe(None, [("batch_size", batch_size), ("optim.clip_grad", 0), ("loss.label_smoothing", 0)])
     runtime, stop = Runtime.of("cpu"), Stop()
     torch.manual_seed(0)
-    model = weft.create_model(name, num_classes=10)
+    model: Any = weft.create_model(name, num_classes=10)
     learner = Learner(model, recipe, runtime, steps, 1000 * steps, 10)
     size = model.pretrained_cfg["input_size"]
     batches = [(torch.randn(batch_size, *size), torch.randint(10, (batch_size,))) for _ in range(steps)]

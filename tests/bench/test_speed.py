@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +123,37 @@ def test_an_export_at_its_best(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["way"], row["precision"], row["macs"], row["peak_percent"]) == ("openvino", "fp32", None, None)
     assert row["batch_size"] in [2**power for power in range(10)]
+
+
+@pytest.mark.slow
+def test_a_measurement_leaves_no_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when wandb is installed, which timm imports unless it is hidden."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "wandb.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"), prepend=os.pathsep)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    speed(["levit_nano_32"], ways=["openvino"], batch_sizes=[1], rounds=1, threads=1)
+    assert not list((tmp_path / "temporary").iterdir())
+    assert not (tmp_path / "imported").exists()
+
+
+def test_compiled_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environments: list[dict[str, str]] = []
+
+    def popen(command: list[str], env: dict[str, str], **_: object) -> None:
+        environments.append(env)
+        raise UsageError("not started")
+
+    monkeypatch.setattr("subprocess.Popen", popen)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    for way in ("eager", "compiled"):
+        with pytest.raises(UsageError):
+            WorkerProcess(Task("levit_nano_32", None, False, way, "fp32", "cpu", 1), tmp_path / "0.npy").build()
+    assert [env["TMPDIR"] for env in environments] == [str(tmp_path)] * 2
+    assert "TORCHINDUCTOR_CACHE_DIR" not in environments[0]
+    assert Path(environments[1]["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
 
 
 @pytest.mark.parametrize(("seconds", "best"), [((1, 1.1, 1.3, 2.6), 4), ((1, 2.2), 1)])

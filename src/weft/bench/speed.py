@@ -134,7 +134,8 @@ def speed(
     ]
     starts = measure_cold_starts([task for task in tasks if task.way != REFERENCE], log) if cold_start else {}
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        # a compiler of a worker that was killed may still be writing
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         workers = [stack.enter_context(WorkerProcess(task, folder / f"{i}.npy")) for i, task in enumerate(tasks)]
         log(_memory_text(len(workers)))
         built = []

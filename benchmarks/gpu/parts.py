@@ -7,7 +7,6 @@ the cell has more to do than the seconds allowed and goes on in the next call.
 from __future__ import annotations
 
 import contextlib
-import csv
 import statistics
 import tempfile
 import xml.etree.ElementTree as ElementTree
@@ -24,11 +23,13 @@ from settings import Options, run
 from weft.bench.choices import WAYS
 from weft.bench.records import read_csv
 from weft.bench.worker import REFERENCE, Task
-from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
-from weft.errors import UsageError
+from weft.bench.worker_process import WorkerProcess
+from weft.errors import StoppedError, UsageError
 
 Row = dict[str, Any]
 BUILDERS = 8  # processes that build and compile at once
+LOOP_COLUMNS = ("images_per_second", "data_wait")  # of metrics.csv; data_wait is in percent of the training time
+CIFAR10_COLUMNS = ("epoch", "step", "train_loss", "val_loss", "val_top1", *LOOP_COLUMNS, "seconds")
 
 
 def tests_cells(options: Options) -> list[str]:
@@ -41,11 +42,13 @@ def tests(cell: str, options: Options) -> list[Row]:
 
     os.environ["WEFT_TEST_DEVICE"] = options.device
     report = options.scratch / "tests.xml"
+    report.unlink(missing_ok=True)
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", cell]
     small = ["-m", "not slow"] if options.scale_name == "small" else []
-    run([*arguments, *small], options.scratch / "tests.log", options.seconds)
-    if not report.exists():
-        raise RuntimeError(f"pytest wrote no report; see {options.scratch / 'tests.log'}")
+    log = options.scratch / "tests.log"
+    code = run([*arguments, *small], log)
+    if code not in (0, 1) or not report.exists():  # 1: a test failed, which is a result
+        raise RuntimeError(_last_line(log, code))
     rows = []
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag: child.get("message", "") for child in case}
@@ -175,7 +178,7 @@ def _timed(workers: list[WorkerProcess], batch: int, model: str, options: Option
         for worker, row, seconds in timed:
             try:
                 seconds += worker.turn(batch)
-            except OutOfMemoryError as error:
+            except UsageError as error:  # no memory left, or the process has ended
                 row["error"] = str(error)
     for worker, row, seconds in timed:
         if seconds:
@@ -205,7 +208,7 @@ def steps(cell: str, options: Options) -> list[Row]:
     arguments = ["benchmarks/training/step.py", "--pairs", pair, "--modes", mode, "--precisions", precision]
     arguments += ["--batch-size", str(scale.step_batch), "--rounds", str(scale.step_rounds), "--csv", str(file)]
     log = options.scratch / "step.log"
-    code = run([*arguments, "--device", options.device, "--warmup", "3"], log, options.seconds)
+    code = run([*arguments, "--device", options.device, "--warmup", "3"], log)
     if code != 0:
         raise RuntimeError(_last_line(log, code))
     kept = ("ours", "peer", "mode", "precision", "allocator", "batch_size", "ours_img_s", "peer_img_s", "ratio")
@@ -244,12 +247,12 @@ def loop(cell: str, options: Options) -> list[Row]:
     ]
     arguments += ["--workers", workers, "--batch-size", str(options.scale.loop_batch), "--epochs", "3"]
     log = options.scratch / "loop.log"
-    code = run([*arguments, "--out", str(out), "--force", "--set", "pretrained=false"], log, options.seconds)
+    code = run([*arguments, "--out", str(out), "--force", "--set", "pretrained=false"], log)
     if code != 0:
         raise RuntimeError(_last_line(log, code))
     last = read_csv(out / "metrics.csv")[-1]
     row = {"model": model, "precision": precision, "workers": workers, "batch_size": options.scale.loop_batch}
-    return [row | {"images_per_second": last["images_per_second"], "waiting_percent": last["waiting_percent"]}]
+    return [row | {name: last[name] for name in LOOP_COLUMNS}]
 
 
 def paint_jpegs(folder: Path, count: int) -> None:
@@ -291,15 +294,12 @@ def cifar10(cell: str, options: Options) -> list[Row] | None:
             "--force",
         ]
         arguments += options.scale.cifar10
-    run([*arguments, "--max-time", minutes], log, options.seconds)
-    if not (out / "report").exists():
-        if not list(out.glob("state/*.json")):
-            raise RuntimeError(_last_line(log, None))
+    code = run([*arguments, "--max-time", minutes], log, options.seconds)
+    if code not in (None, 0, StoppedError.exit_code) or not list(out.glob("state/*.json")):
+        raise RuntimeError(_last_line(log, code))
+    if code != 0:
         return None
-    with (out / "metrics.csv").open(newline="") as lines:
-        epochs = list(csv.DictReader(lines))
-    kept = ("epoch", "step", "train_loss", "val_loss", "val_top1", "images_per_second", "waiting_percent", "seconds")
-    return [{key: row.get(key, "") for key in kept} for row in epochs]
+    return [{name: row[name] for name in CIFAR10_COLUMNS} for row in read_csv(out / "metrics.csv")]
 
 
 def _last_line(log: Path, code: int | None) -> str:

@@ -2,7 +2,7 @@
 
     make gpu                                             # everything; call it again until no cell is left
     python benchmarks/gpu/run.py --part speed --seconds 420
-    make gpu DEVICE=cpu SCALE=small                      # rehearse all parts on the CPU, in runs/gpu-rehearsal
+    make gpu DEVICE=cpu SCALE=small                      # rehearse on the CPU, in runs/gpu-rehearsal/cpu-small
 
 Every call works for at most `--seconds`, continues after the last finished cell, and writes one CSV per part, README.md
 next to them, and the tables of weft's README. A cell that fails is recorded in failures.csv, and the others continue;
@@ -33,14 +33,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=420, help="duration of this call (default: 420)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--scale", choices=SCALES, default="full")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/gpu; on the CPU runs/gpu-rehearsal")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/gpu; in a rehearsal runs/gpu-rehearsal")
     parser.add_argument("--cifar10", type=Path, default=os.environ.get("CIFAR10") or None, help="folder of CIFAR-10")
     parser.add_argument("--retry", action="store_true", help="measure failed cells again")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    out = args.out or (HERE if args.device == "cuda" else ROOT / "runs" / "gpu-rehearsal")
+    setting = f"{args.device}-{args.scale}"
+    out = args.out or (HERE if setting == "cuda-full" else ROOT / "runs" / "gpu-rehearsal" / setting)
     cifar10 = None if args.cifar10 is None else Path(args.cifar10).absolute()
     options = Options(args.device, args.scale, out.absolute(), cifar10, args.seconds)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # kills what this process has started
     if args.cell is not None:
         return _measure(args.part[0], args.cell, options)
     if absent := missing(REQUIRED):
@@ -51,7 +53,6 @@ def main() -> int:
         return 2
     for name in missing(OPTIONAL):
         print(f"{name} is not installed: without {OPTIONAL[name]}.")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the process of a cell as well
     return Session(options, args.part, args.retry).work()
 
 
@@ -99,7 +100,8 @@ class Session:
         left = 0
         for part in self.parts:
             cells = self._cells(part)
-            for cell in cells:
+            left += cells is None
+            for cell in cells or ():
                 known = self.state.get(part, {}).get(cell)
                 if known == "done" or (known is not None and known.startswith("failed") and not self.retry):
                     continue
@@ -116,8 +118,13 @@ class Session:
             )
         return 3 if left else int(bool(failed))
 
-    def _cells(self, part: str) -> list[str]:
+    def _cells(self, part: str) -> list[str] | None:
+        """Return the cells of a part; None if the time of the call is over."""
+        if self.until - time.monotonic() < LEAST:
+            return None
         result, error = self._child(part, "")
+        if error == OUT_OF_TIME:
+            return None
         if error:
             self._note(part, "*", f"failed: {error}")
             return []
@@ -154,7 +161,7 @@ class Session:
             f"{max(seconds - 10, 10):.0f}",
         ]
         arguments += ["--cifar10", str(options.cifar10)] if options.cifar10 else []
-        code = run(arguments, log, seconds)
+        code = run(arguments, log, seconds, grace=5)
         if code is None:
             return None, OUT_OF_TIME
         if code != 0 or not file.exists():

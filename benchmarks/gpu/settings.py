@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -112,14 +114,20 @@ class Options:
     @property
     def scratch(self) -> Path:
         """Folder for runs and logs, which are not published."""
-        return (ROOT / "runs" / "gpu" if self.device == "cuda" else self.out / "runs").absolute()
+        return ROOT / "runs" / "gpu" if self.out == HERE else self.out / "runs"
 
 
-def run(arguments: list[str], log: Path, seconds: float) -> int | None:
+def run(arguments: list[str], log: Path, seconds: float | None = None, grace: float = 0) -> int | None:
     """Run a process with this Python and weft's sources, with its output in a file.
 
+    Args:
+        arguments: of Python.
+        log: file for the output.
+        seconds: time after which it is killed, with the processes of its group; None for no limit.
+        grace: seconds between SIGTERM, on which a cell kills the groups that it started, and SIGKILL; 0 for no SIGTERM.
+
     Returns:
-        The exit code; None if it was ended after `seconds`, with all processes that it started.
+        The exit code; None if it was killed.
     """
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path.rstrip(os.pathsep), "HF_HUB_OFFLINE": "1"}
@@ -134,12 +142,17 @@ def run(arguments: list[str], log: Path, seconds: float) -> int | None:
             start_new_session=True,
         )
         try:
-            return process.wait(timeout=max(seconds, 1))
+            return process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             return None
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, 9)  # a group of its own
+                if grace:
+                    os.killpg(process.pid, signal.SIGTERM)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(timeout=grace)
+                with contextlib.suppress(ProcessLookupError):  # all have ended
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 

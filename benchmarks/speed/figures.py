@@ -5,6 +5,7 @@
 
 Writes figures.csv (one row per way to run a network), machine.json and figures.png into a folder named after the class
 of the processor (`weft doctor` prints it), and then the tables of the README in this folder and of weft's own README.
+The README in this folder gets a section for a class that is measured for the first time.
 All rows of a network are from one run, in which the processes of weft and of its peers take turns under equal settings:
 threads, precision, image batch, and allocator. Both allocators are measured on both sides.
 """
@@ -34,11 +35,21 @@ BATCHES = (1, 16)
 PACKAGES = ("torch", "timm", "transformers", "vit-pytorch", "openvino", "nncf", "onnxruntime")
 HERE = Path(__file__).parent
 GPU = HERE.parent / "gpu"
-CLASSES = {  # folder: how the tables call it
+CLASSES = {  # processor class, which is the name of its folder: its name in the tables
     "avx2": "AVX2",
+    "avx2_vnni": "AVX2, VNNI",
+    "avx512": "AVX-512",
     "avx512_vnni": "AVX-512, VNNI",
     "avx512_bf16_vnni": "AVX-512, VNNI, bf16",
     "amx": "AMX",
+    "neon": "Neon",
+    "sve": "SVE",
+    "unknown": "unknown",
+}
+FURTHER = {  # further table of a class: the text before it, in a section that this script adds
+    "allocators": "Effect of `weft.keep_memory()`: throughput with it, relative to throughput without it:",
+    "corrected": "Ratios to the eager peer as they were published, and under equal settings:",
+    "targets": "Targets, with the default allocator on both sides:",
 }
 TARGETS = (  # model, batch, weft's way, the peers' way, ratio aimed at; both sides under the default allocator
     ("levit_128s", "1", "int8", "eager", 8.5),
@@ -278,13 +289,35 @@ def tables() -> list[tuple[Path, str, str]]:
         rows = read_csv(folder / "figures.csv")
         made.append((page, folder.name, table(rows)))
         if any(row["allocator"] == "keep" for row in rows):
-            made.append((page, f"{folder.name} allocators", allocators(rows)))
-            made.append((page, f"{folder.name} corrected", corrected(rows)))
-            made.append((page, f"{folder.name} targets", targets(rows)))
+            made += [
+                (page, f"{folder.name} {kind}", make(rows))
+                for kind, make in zip(FURTHER, (allocators, corrected, targets), strict=True)
+            ]
     made.append((changelog, "corrected", corrected(read_csv(HERE / "avx512_vnni" / "figures.csv"))))
     made.append((page, "shares", shares(read_csv(HERE / "shares.csv"))))
     made.append((page, "runtimes", runtimes(read_csv(HERE / "runtimes.csv"))))
     return made
+
+
+def with_markers(page: str, name: str) -> str:
+    """Add the markers of a table to a page that lacks them, with a section if the processor class has none.
+
+    Args:
+        page: text of the page, with the section of at least one class, and another section after those of classes.
+        name: name in the markers; the page is returned unchanged if it is not that of a table of a class.
+    """
+    folder, _, kind = name.partition(" ")
+    if folder not in CLASSES or f"<!-- begin {name} -->" in page:
+        return page
+    last = max(page.rfind(f"<!-- end {other} ") for other in ([folder] if kind else CLASSES))
+    place = page.index("\n## ", last) + 1
+    markers = f"<!-- begin {name} -->\n\n<!-- end {name} -->\n\n"
+    if kind:
+        text = f"{FURTHER[kind]}\n\n{markers}"
+    else:
+        figure = f"![Images per second against multiply-adds]({folder}/figures.png)\n\n"
+        text = f"## {CLASSES[folder]} (`{folder}/machine.json`)\n\n{markers}{figure}"
+    return page[:place] + text + page[place:]
 
 
 def plot(rows: list[Row], file: Path) -> None:
@@ -316,7 +349,7 @@ def main() -> None:
         measure(args.out or HERE / processor_class(), args.models, args.rounds)
     if args.out is None:
         for page, name, text in tables():
-            page.write_text(filled(page.read_text(), name, text)[0])
+            page.write_text(filled(with_markers(page.read_text(), name), name, text)[0])
 
 
 def measure(out: Path, models: list[str], rounds: int) -> None:

@@ -78,6 +78,11 @@ def rename(source: Path, target: Path) -> None:
             time.sleep(0.02)
 
 
+def hide_wandb() -> None:
+    """Keep timm from importing wandb, which takes a second and opens a socket; only `--track wandb` needs it."""
+    sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]  # the documented way to make an import fail
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process with this number runs."""
     if IS_WINDOWS:  # os.kill(pid, 0) would send Ctrl-C there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from weft import processor
 from weft.bench.records import filled, read_csv
 
 STAND_IN = """
@@ -65,6 +67,38 @@ def test_the_tables_are_the_measurements(figures: ModuleType) -> None:
     assert len(tables) >= 6
     for page, name, text in tables:
         assert filled(page.read_text(), name)[1] == text, f"{page}: {name}"
+
+
+def test_a_new_class_gets_a_section(figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """After those of other classes. A class that has one gets the tables that it lacks."""
+    here = tmp_path / "benchmarks" / "speed"
+    shutil.copytree(SPEED, here)
+    for name in ("README.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("amx", "avx512_bf16_vnni"):
+        (here / name).mkdir(exist_ok=True)
+        shutil.copy(SPEED / "avx512_vnni" / "figures.csv", here / name)
+    monkeypatch.setattr(figures, "HERE", here)
+    monkeypatch.setattr(sys, "argv", ["figures.py", "--tables"])
+    figures.main()
+    page = (here / "README.md").read_text()
+    for file, name, text in figures.tables():
+        assert filled(file.read_text(), name)[1] == text, name
+    headings = re.findall(r"^## (?:.*\((`\w+/machine.json)`\)|.*)$", page, re.MULTILINE)
+    named = [f"`{name}/machine.json" for name in ("avx512_vnni", "avx512_bf16_vnni", "amx")]
+    assert headings[1:4] == named
+    assert not any(headings[4:])
+    sections = page.split("\n## ")
+    for section in sections[2:5]:
+        assert [kind in section for kind in ("allocators -->", "corrected -->", "targets -->")] == [True] * 3
+    assert sections[4].startswith("AMX (`amx/machine.json`)\n\n<!-- begin amx -->\n| model |")
+    assert "\n\n\n" not in page
+    figures.main()
+    assert (here / "README.md").read_text() == page
+
+
+def test_every_class_has_a_name(figures: ModuleType) -> None:
+    assert set(figures.CLASSES) == {"unknown", *(name for name, _ in processor._CLASSES)}
 
 
 def test_ratios_are_of_equal_settings(figures: ModuleType) -> None:

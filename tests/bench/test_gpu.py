@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +14,8 @@ import pytest
 import torch
 
 from weft.bench.records import read_csv, write_csv
+from weft.runs.directory import EpochRow, write_metrics
+from weft.system import is_alive
 from weft.train.refusals import is_out_of_memory
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
@@ -75,6 +79,105 @@ def test_a_call_continues_and_a_failure_does_not_stop_it(
     assert [row["error"] for row in read_csv(tmp_path / "failures.csv")] == ["exit code 1: no"]
     assert json.loads((tmp_path / "state.json").read_text())["loop"]["good"] == "done"
     assert "exit code 1: no" in (tmp_path / "README.md").read_text()
+
+
+def stub_run(parts: ModuleType, monkeypatch: pytest.MonkeyPatch, code: int | None, out: Path, file: str = "") -> None:
+    """Replace processes by one that writes the metrics of a run, and another file, and ends with a code."""
+
+    def run(arguments: list[str], log: Path, seconds: float | None = None) -> int | None:
+        (out / "state").mkdir(parents=True, exist_ok=True)
+        (out / "state" / "step-1.json").touch()
+        write_metrics(out / "metrics.csv", [EpochRow(1, 4, 0.1, 2.0, 20.0, 2.0, 20.0, 50.0, 123.0, 7.5, 9.0)])
+        if file:
+            (out.parent / file).write_text('<testsuite><testcase name="one"/></testsuite>')
+        log.write_text("weft: the last line")
+        return code
+
+    monkeypatch.setattr(parts, "run", run)
+
+
+def test_the_columns_of_a_run_are_read_under_their_names(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parts, options = modules["parts"], modules["settings"].Options("cpu", "small", tmp_path, tmp_path, 100)
+    assert {*parts.LOOP_COLUMNS, *parts.CIFAR10_COLUMNS} <= set(EpochRow._fields)
+    stub_run(parts, monkeypatch, 0, options.scratch / "loop")
+    (row,) = parts.loop("levit_nano_32 fp32 1", options)
+    assert (row["images_per_second"], row["data_wait"]) == ("123", "7.5")
+    stub_run(parts, monkeypatch, 0, options.scratch / "cifar10")
+    assert parts.cifar10("cifar10", options)[0]["data_wait"] == "7.5"
+
+
+def test_a_resumed_run_that_fails_is_a_failure(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parts, options = modules["parts"], modules["settings"].Options("cpu", "small", tmp_path, tmp_path, 100)
+    for code in (None, 143):  # killed, or stopped by --max-time
+        stub_run(parts, monkeypatch, code, options.scratch / "cifar10")
+        assert parts.cifar10("cifar10", options) is None
+    stub_run(parts, monkeypatch, 4, options.scratch / "cifar10")
+    with pytest.raises(RuntimeError, match="exit code 4: weft: the last line"):
+        parts.cifar10("cifar10", options)
+
+
+def test_tests_that_did_not_end_have_no_results(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parts, options = modules["parts"], modules["settings"].Options("cpu", "small", tmp_path, None, 100)
+    monkeypatch.setenv("WEFT_TEST_DEVICE", "cpu")
+    stub_run(parts, monkeypatch, 1, options.scratch / "out", "tests.xml")
+    assert [row["result"] for row in parts.tests("tests/gpu", options)] == ["passed"]
+    stub_run(parts, monkeypatch, 0, options.scratch / "out")  # writes no report: that of the call before is there
+    with pytest.raises(RuntimeError, match="the last line"):
+        parts.tests("tests/gpu", options)
+    stub_run(parts, monkeypatch, 5, options.scratch / "out", "tests.xml")  # pytest found no tests
+    with pytest.raises(RuntimeError, match="exit code 5"):
+        parts.tests("tests/gpu", options)
+
+
+def test_a_part_without_time_to_list_its_cells_is_left(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, error = modules["run"], None
+    monkeypatch.setattr(run.Session, "_child", lambda self, part, cell: (None, error))
+    options = modules["settings"].Options("cpu", "small", tmp_path, None, run.LEAST - 1)
+    assert run.Session(options, ["loop", "speed"], False).work() == 3
+    options, error = modules["settings"].Options("cpu", "small", tmp_path, None, 100), run.OUT_OF_TIME
+    assert run.Session(options, ["loop"], False).work() == 3
+    assert not (tmp_path / "failures.csv").exists()
+
+
+def test_a_rehearsal_leaves_the_measurements_alone(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, options = modules["run"], []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(run.Session, "__init__", lambda self, given, *_: options.append(given))
+    monkeypatch.setattr(run.Session, "work", lambda self: 0)
+    for arguments in ([], ["--scale", "small"], ["--device", "cpu"]):
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+        assert run.main() == 0
+    assert [given.out == GPU for given in options] == [True, False, False]
+    assert len({given.scratch for given in options}) == 3
+
+
+def test_a_cell_ends_with_what_it_started(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    """A process of a cell has a group of its own, which a signal to the group of the cell does not reach."""
+    file, log = tmp_path / "pid", tmp_path / "log"
+    inner = f"import os, pathlib, time; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    cell = f"""
+import pathlib, signal, sys, types
+sys.modules["torch"] = types.ModuleType("torch")  # saves seconds
+sys.path.insert(0, {str(GPU)!r})
+from settings import run
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+run(["-c", {inner!r}], pathlib.Path({str(log)!r}))
+"""
+    assert modules["settings"].run(["-c", cell], tmp_path / "cell.log", 5, grace=5) is None
+    pid = int(file.read_text())
+    while is_alive(pid):
+        time.sleep(0.01)
 
 
 def test_the_rows_of_a_gpu_appear_once_they_are_measured(modules: dict[str, ModuleType], tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +28,6 @@ from weft.errors import UsageError
 from weft.processor import has_bf16
 
 pytestmark = pytest.mark.figures
-ON_CPU = ("fp32", "bf16", "int8")
 
 
 def test_the_memory_is_stated_and_too_little_of_it_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,16 +42,19 @@ def test_the_memory_is_stated_and_too_little_of_it_is_not_silent(monkeypatch: py
 @pytest.mark.slow
 def test_every_way() -> None:
     ways = [way for way in WAYS if way not in ("compiled", "graphed", "aotinductor")]  # minutes of a compiler, a GPU
+    precisions = ("fp32", "bf16", "int8") if has_bf16() else ("fp32", "int8")
     lines: list[str] = []
     rows = speed(
-        ["levit_nano_32"], ways=ways, precisions=ON_CPU, batch_sizes=[1, 3], rounds=2, threads=1, log=lines.append
+        ["levit_nano_32"], ways=ways, precisions=precisions, batch_sizes=[1, 3], rounds=2, threads=1, log=lines.append
     )
-    assert lines[0].startswith("10 processes take turns; they need about 10 GiB of memory")
-    assert [line.partition(":")[0] for line in lines[1:11]] == [f"{number} of 10 ready" for number in range(1, 11)]
-    assert sum(" ms in the first turn." in line for line in lines[11:]) == 18
+    pairs = [(way, precision) for precision in precisions for way in ways if precision in WAYS[way]]
+    count = len(pairs) + 1
+    assert count == (10 if has_bf16() else 7)
+    assert lines[0].startswith(f"{count} processes take turns; they need about {count} GiB of memory")
+    ready = [line.partition(":")[0] for line in lines[1 : count + 1]]
+    assert ready == [f"{number} of {count} ready" for number in range(1, count + 1)]
+    assert sum(" ms in the first turn." in line for line in lines[count + 1 :]) == 2 * len(pairs)
     assert [line for line in lines if "turns measured" in line][-1] == "batch 3: 2 of 2 turns measured."
-    pairs = [(way, precision) for precision in ON_CPU for way in ways if precision in WAYS[way]]
-    assert len(pairs) == 9
     assert [(row.way, row.precision) for row in rows] == pairs * 2
     assert [row.batch_size for row in rows] == [1] * len(pairs) + [3] * len(pairs)
     for row in rows:
@@ -66,8 +70,6 @@ def test_every_way() -> None:
             assert row.peak_percent > 0  # over 100 where something else runs while the peak is measured
         assert row.difference is not None
         least, most = {"fp32": (0, 1e-5), "bf16": (1e-4, 0.1), "int8": (1e-4, 0.3)}[row.precision]
-        if row.way == "openvino" and row.precision == "bf16" and not has_bf16():
-            least = 0  # OpenVINO computes in fp32 there
         assert least <= row.difference < most  # no less: it did compute in that precision
     for first in (rows[0], rows[len(pairs)]):
         assert first.ratio == 1
@@ -121,6 +123,37 @@ def test_an_export_at_its_best(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["way"], row["precision"], row["macs"], row["peak_percent"]) == ("openvino", "fp32", None, None)
     assert row["batch_size"] in [2**power for power in range(10)]
+
+
+@pytest.mark.slow
+def test_a_measurement_leaves_no_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when wandb is installed, which timm imports unless it is hidden."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "wandb.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"), prepend=os.pathsep)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    speed(["levit_nano_32"], ways=["openvino"], batch_sizes=[1], rounds=1, threads=1)
+    assert not list((tmp_path / "temporary").iterdir())
+    assert not (tmp_path / "imported").exists()
+
+
+def test_compiled_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environments: list[dict[str, str]] = []
+
+    def popen(command: list[str], env: dict[str, str], **_: object) -> None:
+        environments.append(env)
+        raise UsageError("not started")
+
+    monkeypatch.setattr("subprocess.Popen", popen)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    for way in ("eager", "compiled"):
+        with pytest.raises(UsageError):
+            WorkerProcess(Task("levit_nano_32", None, False, way, "fp32", "cpu", 1), tmp_path / "0.npy").build()
+    assert [env["TMPDIR"] for env in environments] == [str(tmp_path)] * 2
+    assert "TORCHINDUCTOR_CACHE_DIR" not in environments[0]
+    assert Path(environments[1]["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
 
 
 @pytest.mark.parametrize(("seconds", "best"), [((1, 1.1, 1.3, 2.6), 4), ((1, 2.2), 1)])
@@ -209,6 +242,32 @@ def test_what_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_peak_is_a_machines() -> None:
     assert 1e9 < matrix_peak() < 1e14
     assert matrix_peak("int8") != matrix_peak("int8")  # not a number
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(19.0, 1), (0.9, 3), (0.05, 10)])
+def test_the_peak_is_measured_for_two_seconds(seconds: float, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(measuring, "_timed", lambda call, device: calls.append(call) or seconds)
+    assert matrix_peak("bf16") == pytest.approx(2048**3 / seconds)
+    assert len(calls) == count
+
+
+def test_emulated_bf16_is_named_and_refused_in_openvino(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise UsageError("Stopped.")
+
+    monkeypatch.setattr("weft.bench.choices.has_bf16", lambda: False)
+    monkeypatch.setattr("weft.capabilities.bf16_note", lambda *_: "This processor emulates bf16.")
+    monkeypatch.setattr(measuring, "speed", stop)
+    arguments = ["bench", "levit_nano_32", "--precision", "fp32", "bf16"]
+    assert main(arguments) == UsageError.exit_code
+    assert "This processor emulates bf16.\n" in capsys.readouterr().err
+    assert main(arguments[:-1]) == UsageError.exit_code
+    assert "emulates" not in capsys.readouterr().err
+    assert main([*arguments, "--ways", "eager", "openvino"]) == UsageError.exit_code
+    assert "openvino in bf16 needs a processor with AVX-512 bf16 or AMX" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.errors import UsageError
+from weft.processor import has_bf16
 
 WAYS = {  # way of running a model -> its precisions
     "eager": ("fp32", "tf32", "bf16"),
@@ -58,6 +59,11 @@ def check_choices(
     wrong = [choice for choice in (*ways, *precisions) if choice in unsupported]
     if wrong:
         raise UsageError(f"{wrong[0]} is not supported on {device}; choose another device, way or precision.")
+    if "openvino" in ways and "bf16" in precisions and not has_bf16():
+        raise UsageError(
+            "openvino in bf16 needs a processor with AVX-512 bf16 or AMX; this processor emulates bf16, and OpenVINO"
+            " would compute in fp32. Leave out bf16 or openvino."
+        )
 
 
 def check_cold_start(cold_start: bool, device: str) -> None:

@@ -1,6 +1,6 @@
 """Worker process of a speed measurement: runs one model in one runtime.
 
-`speed` starts it as `python -m weft.bench.worker` and sends lines of JSON: first the task, then for each turn the batch
+`WorkerProcess` starts it and sends lines of JSON: first the task, then for each turn the batch
 size and the number of calls to time. Thread pools of torch, ONNX Runtime and OpenVINO in the same process slow each
 other down by a fifth; separate processes, of which only one computes at a time, do not.
 """
@@ -324,7 +324,3 @@ def main() -> None:
                 _release(task.device)
                 size = turn["batch_size"]
                 reply(error=f"{task.model} needs more memory for a batch of {size}; use less.", out_of_memory=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,6 +17,8 @@ import numpy as np
 from weft.bench.worker import Task
 from weft.errors import UsageError
 
+WORKER = "from weft.system import hide_wandb; hide_wandb(); from weft.bench.worker import main; main()"
+COMPILED = ("compiled", "graphed", "aotinductor")
 CALLS, SECONDS = 3, 0.25  # minimum calls and seconds of a turn, after as many seconds of warm-up
 MAX_BATCH = 512  # largest batch size in the search for the best one
 MIN_GAIN = 1.03  # speedup that a doubled batch size must have for the search to continue
@@ -30,7 +32,8 @@ class WorkerProcess:
     """Handle of a worker process, which runs one task and waits between its turns.
 
     Attributes:
-        task, outputs: the task, and the file for logits.
+        task, outputs: the task, and the file for logits. The folder of the file is temporary: it also has the temporary
+            files of the process, which is killed at the end and does not remove them.
         info: names and cost of the model, once it is built.
         peak_mib: largest memory of PyTorch on the GPU up to the last turn; None on a CPU.
     """
@@ -66,7 +69,12 @@ class WorkerProcess:
         pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", bufsize=1)
         # torch.compile's pool of compiler processes would keep polling, and slow all workers down by a fifth
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        command = [sys.executable, "-m", "weft.bench.worker"]
+        if self.task.way in COMPILED:
+            from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+            environment.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # compiled code is kept
+        environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(self.outputs.parent))
+        command = [sys.executable, "-c", WORKER]
         # a session of its own: Ctrl-C on a terminal does not reach it while it starts; this process ends it
         self.process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
         self.info = self._request(asdict(self.task))

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from weft.cli.options import add_common
 from weft.errors import StorageError, UsageError, WeftError, install_command, unknown
-from weft.system import IS_WINDOWS
+from weft.system import IS_WINDOWS, hide_wandb
 from weft.text import one_line
 from weft.version import __version__
 
@@ -127,8 +127,7 @@ def _run(argv: list[str]) -> int:
             raise unknown(f"option of weft {verb}", word.split("=")[0], parser.option_names(), f"weft {verb} --help")
         hint = f"A setting needs --set: --set {word}." if "=" in word else f"See: weft {verb} --help"
         raise UsageError(f"weft {verb} has no place for '{word}'. {hint}")
-    # timm imports wandb where it is installed, which takes a second and opens a socket; only --track wandb needs it
-    sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]  # the documented way to make an import fail
+    hide_wandb()
     _check_temporary()
     for path in getattr(args, "plugin", ()):
         importlib.import_module("weft.models.plugins").load_plugin(path)

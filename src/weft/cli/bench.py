@@ -139,9 +139,12 @@ def run(args: argparse.Namespace) -> int:
     with loading(quiet=False):
         from weft.bench.plot import check_plot, plot_speed
         from weft.bench.speed import speed
+        from weft.capabilities import bf16_note
 
     if args.plot:
         check_plot(args.plot)
+    if "bf16" in args.precision and (emulated := bf16_note(args.device, "bf16")) is not None:
+        note(emulated)
     rows = speed(
         args.models,
         ways=args.ways,

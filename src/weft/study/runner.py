@@ -28,7 +28,7 @@ from weft.errors import CheckpointError, StoppedError, UsageError, WeftError, ne
 from weft.files import make_dir, no_follow, write_whole
 from weft.models.plugins import VARIABLE as PLUGINS
 from weft.reading import read_json
-from weft.system import is_alive, peak_mib
+from weft.system import hide_wandb, is_alive, peak_mib
 
 ENGINES = ("local", "ray")
 NUMBERS = ("params", "macs", "megabytes", "seconds", "overhead", "peak_mib", "images_per_second")
@@ -451,7 +451,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]  # as in `weft.cli`: timm imports it, which takes long
+    hide_wandb()
     threading.Thread(target=_end_with_parent, args=(int(sys.argv[3]),), daemon=True).start()
     try:
         _run_job(Path(sys.argv[1]), sys.argv[2])

@@ -162,5 +162,6 @@ def test_names_that_are_not_there(tmp_path):
         planned_runs(load_study("ceit-leff"), only=["7x7"])
     with pytest.raises(UsageError, match=r"scale must be one of small for mine; got 'paper'\."):
         planned_runs(load_study(written(tmp_path, GOOD)), "paper")
-    with pytest.raises(UsageError, match=r"seeds must be at least 1; got 0\."):
-        planned_runs(load_study("ceit-leff"), seeds=0)
+    for seeds in (0, 1001):
+        with pytest.raises(UsageError, match=rf"seeds must be from 1 to 1000; got {seeds}\."):
+            planned_runs(load_study("ceit-leff"), seeds=seeds)

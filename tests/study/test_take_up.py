@@ -65,7 +65,7 @@ class Trainer:
                 result = Result(error="no memory")
             else:
                 top1 = 50 + sum(map(ord, name)) % 40 + 1 / 3
-                measured = {size: Measured(top1 + (size or 0), np.ones(3, bool)) for size in job.test_sizes}
+                measured = {size: Measured(top1 + (size or 0) / 16, np.ones(3, bool)) for size in job.test_sizes}
                 result = Result(None, measured, ((1, 12.5), (2, top1)), 1000, 2000, seconds=60.0)
                 (job.folder / "run" / "best").mkdir(parents=True, exist_ok=True)
             results[job.folder] = result
@@ -175,6 +175,30 @@ def test_settings_of_a_command_line_are_those_of_python(tmp_path, trainer):
     assert (tmp_path / "a" / "runs.csv").read_text() == (tmp_path / "b" / "runs.csv").read_text()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {},
+            r"out has results of scale=small, optim\.lr=0\.5; got scale=paper, no optim\.lr\. To continue them, pass"
+            r" --scale small --set optim\.lr=0\.5; else choose another --out\. --force replaces the results\.",
+        ),
+        (
+            {"scale": "small", "settings": {"optim.lr": 0.5, "epochs": 3}},
+            r"no epochs; got epochs=3\. .* them, leave out epochs; else",
+        ),
+    ],
+)
+def test_other_settings_are_named_with_the_options_that_continue(given, message, tmp_path, trainer):
+    file = study_file(
+        tmp_path,
+        STUDY.replace("variants:", "  paper: {recipe: digits, data: digits, set: {model: levit_nano_32}}\nvariants:"),
+    )
+    run_study(file, out=tmp_path / "out", settings={"optim.lr": 0.5}, quiet=True)
+    with pytest.raises(UsageError, match=message):
+        run_study(file, out=tmp_path / "out", quiet=True, **{"scale": "paper", **given})
+
+
 def test_a_failed_run_is_repeated(tmp_path, trainer):
     file = study_file(tmp_path)
     trainer.failing = {"without-seed0"}
@@ -207,6 +231,40 @@ def test_a_damaged_table_is_named(tmp_path, trainer):
             run_study(file, out=tmp_path / "out", quiet=True)
 
 
+@pytest.mark.parametrize("top1", ["nan", "inf", "-5", "389.8"])
+def test_an_accuracy_is_a_percentage(top1, tmp_path, trainer):
+    file = study_file(tmp_path)
+    run_study(file, out=tmp_path / "out", quiet=True)
+    table = tmp_path / "out" / "runs.csv"
+    text = table.read_text()
+    first = text.splitlines()[1].split(",")[3]
+    for old, new in ((f",{first},", f",{top1},"), (" 2:", f" 2:{top1} 3:")):
+        table.write_text(text.replace(old, new, 1))
+        with pytest.raises(UsageError, match=rf"runs\.csv, line \d: accuracies must be percentages.*got {top1}\. Cor"):
+            run_study(file, out=tmp_path / "out", quiet=True)
+
+
+def test_a_run_has_one_line(tmp_path, trainer):
+    file = study_file(tmp_path)
+    run_study(file, out=tmp_path / "out", quiet=True)
+    table = tmp_path / "out" / "runs.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines, lines[1]]) + "\n")
+    with pytest.raises(UsageError, match=r"runs\.csv, line 8: a run must have one line; variant 'with' with seed 0 is"):
+        run_study(file, out=tmp_path / "out", quiet=True)
+
+
+def test_a_large_seed_in_the_table_costs_no_time(tmp_path, trainer):
+    file = study_file(tmp_path)
+    run_study(file, out=tmp_path / "out", quiet=True)
+    table = tmp_path / "out" / "runs.csv"
+    table.write_text(table.read_text().replace("with,1,", f"with,{10**12},", 1))
+    trainer.waves.clear()
+    shutil.rmtree(tmp_path / "out" / "runs")
+    run_study(file, out=tmp_path / "out", quiet=True)
+    assert trainer.ran == ["with-seed1"]
+
+
 def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, trainer):
     file = study_file(tmp_path, CHAIN)
     places = {"others": "digits"}
@@ -230,6 +288,14 @@ def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, trainer):
     table.write_text("\n".join(line for line in table.read_text().splitlines() if not line.startswith("third")) + "\n")
     run_study(file, places, out=tmp_path / "out", quiet=True)
     assert trainer.waves == [["first-seed0"], ["second-seed0"], ["third-seed0"]]
+
+
+def test_only_keeps_the_finished_variants_of_other_datasets(tmp_path, trainer):
+    file = study_file(tmp_path, CHAIN.replace("start_from: first, ", ""))
+    places = {"others": "digits"}
+    run_study(file, places, out=tmp_path / "out", quiet=True)
+    again = run_study(file, places, out=tmp_path / "out", seeds=2, only=["first"], quiet=True)
+    assert [len(row.top1) for row in again.rows] == [2, 1, 1]
 
 
 def test_a_run_whose_start_failed_fails_with_the_reason(tmp_path, trainer):

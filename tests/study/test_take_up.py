@@ -62,7 +62,7 @@ class Trainer:
             name = job.folder.name
             self.jobs[name] = job
             if name in self.failing:
-                result = Result(error="no memory")
+                result = Result(error="no memory.")
             else:
                 top1 = 50 + sum(map(ord, name)) % 40 + 1 / 3
                 measured = {size: Measured(top1 + (size or 0) / 16, np.ones(3, bool)) for size in job.test_sizes}
@@ -203,13 +203,32 @@ def test_a_failed_run_is_repeated(tmp_path, trainer):
     file = study_file(tmp_path)
     trainer.failing = {"without-seed0"}
     done = run_study(file, out=tmp_path / "out", quiet=True)
-    assert done.rows[1].errors == ((0, "no memory"),)
+    assert done.rows[1].errors == ((0, "no memory."),)
     trainer.waves.clear()
     trainer.failing.clear()
     shutil.rmtree(tmp_path / "out" / "runs")
     again = run_study(file, out=tmp_path / "out", quiet=True)
     assert trainer.ran == ["without-seed0"]
     assert again.rows[1].errors == ()
+
+
+def test_a_study_without_a_finished_run_is_an_error(tmp_path, trainer, capsys):
+    trainer.failing = {"with-seed0", "without-seed0"}
+    command = ["study", str(study_file(tmp_path)), "--seeds", "1", "--out", str(tmp_path / "out")]
+    assert main(command) == UsageError.exit_code
+    out, err = capsys.readouterr()
+    assert "failed: with, seed 0: no memory" in out
+    assert "with-seed0: failed: no memory. 1 of 2 runs finished." in err
+    assert "None of the runs of study mine finished." in err
+    trainer.failing = {"with-seed0"}
+    assert main(command) == 0
+
+
+def test_a_teacher_that_fails_is_named(tmp_path, trainer):
+    trainer.failing = {"teacher"}
+    text = STUDY.replace("epochs: 2}}", "epochs: 2}, teacher: {epochs: 1}}")
+    with pytest.raises(UsageError, match=r"The teacher of study mine could not be trained: no memory\.$"):
+        run_study(study_file(tmp_path, text), out=tmp_path / "out", quiet=True)
 
 
 def test_one_pair_from_the_table_has_no_interval(tmp_path, trainer):
@@ -314,6 +333,10 @@ def test_a_study_of_two_datasets_needs_their_names(tmp_path, trainer, capsys):
         run_study(file, {"other": "digits"}, out=tmp_path / "out", quiet=True)
     assert main(["study", str(file), "others=digits", "digits", "--out", str(tmp_path / "out")]) == 2
     assert "Several DATA must be NAME=DATA" in capsys.readouterr().err
+    assert main(["study", str(file), "others=digits", "others=digits"]) == 2
+    assert "Every dataset must be given once; got others=digits others=digits." in capsys.readouterr().err
+    assert main(["study", str(file), "x=digits", "--plan"]) == 2
+    assert "Unknown dataset of mine 'x'" in capsys.readouterr().err
     assert main(["study", str(file), "others=digits", "--out", str(tmp_path / "out"), "--quiet"]) == 0
     assert trainer.ran == ["first-seed0", "second-seed0", "third-seed0"]
 

@@ -94,7 +94,7 @@ def run_study(
         state.add(job, result, wanted)
         if not quiet:
             text = f"failed: {result.error}" if result.measured is None else _top1(result)
-            say(f"{job.folder.name}: {text}. {state.progress(wanted)}")
+            say(f"{job.folder.name}: {text.removesuffix('.')}. {state.progress(wanted)}")
 
     for wave in state.waves(wanted):
         ready, stranded = state.with_start(wave)
@@ -104,7 +104,9 @@ def run_study(
             results = run_jobs(ready, engine=engine, at_once=jobs, threads=threads, on_done=on_done, on_wait=on_wait)
         teacher = results.get(folder / "runs" / TEACHER)
         if teacher is not None and teacher.error:
-            raise UsageError(f"The teacher of study {plan.name} could not be trained: {teacher.error}.")
+            raise UsageError(
+                f"The teacher of study {plan.name} could not be trained: {teacher.error.removesuffix('.')}."
+            )
     result = _summary(plan, [variant.name for variant in chosen], scale, shown, count, folder, state.runs)
     _write(result)
     return result
@@ -128,6 +130,7 @@ def planned_runs(
     seeds: int | None = None,
     only: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    data: str | Path | Mapping[str, str | Path] | None = None,
 ) -> list[PlannedRuns]:
     """Return the runs that `run_study` would do.
 
@@ -135,6 +138,7 @@ def planned_runs(
         UsageError: as `run_study`.
     """
     plan, chosen, count = _prepared(study, scale, seeds, only, settings or {})
+    _sources(plan, scale, data)  # refuses unknown names
     rows = []
     for variant in chosen:
         recipe = recipe_of(plan, variant, scale)

@@ -99,6 +99,7 @@ def test_the_table(measured: list, capsys: pytest.CaptureFixture[str], monkeypat
         (["--protocol", "levit", "--ways", "eager"], "--protocol levit fixes the settings of a measurement; leave out"),
         (["--protocol", "levit", "--batch-size", "1"], "leave out --batch-size."),
         (["--protocol", "levit", "cvt_13"], "Unknown model of the protocol levit 'cvt_13'."),
+        (["--protocol", "levit", "--csv", "--json"], "--json and --csv exclude each other; pass one of them."),
         (["--protocol", "cvt"], "Unknown protocol 'cvt'. Nearest: levit."),
         (["--protocol", "levit", "--seconds", "0"], "seconds must be more than 0 and less than a day; got 0."),
         (["--protocol", "levit", "--device", "cuda"], "device cuda needs a GPU that PyTorch can use; there is none."),

@@ -133,7 +133,8 @@ def test_a_study_of_ones_own(tmp_path):
         (("set: {model_args", "sett: {model_args"), r"Unknown key of .*variant 2 'sett'\. Nearest: set"),
         (("small:", "tiny:"), r"scales must be some of small, paper; got tiny\."),
         (("paper: 71.9", "paper: high"), r"variant 1: paper must be a number or null; got 'high'\."),
-        (("name: without", "name: With"), r"every variant needs a name of its own; got with, With\."),
+        (("name: without", "name: With"), r"every variant needs a name of its own; got 'with', 'With'\."),
+        (("name: without", "name: ''"), r"every variant needs a name of its own; got 'with', ''\."),
         (("paper: 70.4", "start_from: nobody"), r"Unknown earlier variant in 'start_from' of 'without' 'nobody'"),
         (("paper: 70.4", "start_from: without"), r"Unknown earlier variant in 'start_from' of 'without' 'without'"),
         (("paper: 70.4", "recipe: {large: digits}"), r"Unknown scale in 'recipe' of 'without' 'large'"),
@@ -162,5 +163,6 @@ def test_names_that_are_not_there(tmp_path):
         planned_runs(load_study("ceit-leff"), only=["7x7"])
     with pytest.raises(UsageError, match=r"scale must be one of small for mine; got 'paper'\."):
         planned_runs(load_study(written(tmp_path, GOOD)), "paper")
-    with pytest.raises(UsageError, match=r"seeds must be at least 1; got 0\."):
-        planned_runs(load_study("ceit-leff"), seeds=0)
+    for seeds in (0, 1001):
+        with pytest.raises(UsageError, match=rf"seeds must be from 1 to 1000; got {seeds}\."):
+            planned_runs(load_study("ceit-leff"), seeds=seeds)

@@ -24,6 +24,7 @@ from weft.models.registry import build_described
 from weft.recipes import load_recipe
 from weft.study.reproduce import (
     evaluate_row,
+    paper_studies,
     papers,
     plan_row,
     recipe_of_row,
@@ -122,9 +123,20 @@ def test_the_list(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert large["training"] is None
     assert large["obstacle"] == "the training on ImageNet-22k is not published"
     assert large["evaluation"]["weights"] == "microsoft/cvt-w24-384-22k"
-    assert {"name": "cvt-kv-stride", "title": "The cost of fewer keys and values", "variants": 2} == {
-        key: value for key, value in result["studies"][1].items() if key != "command"
+    studies = {study["name"]: study for study in result["studies"]}
+    assert studies["cvt-kv-stride"] == {
+        "name": "cvt-kv-stride",
+        "title": "The cost of fewer keys and values",
+        "variants": 2,
+        "command": "weft study cvt-kv-stride",
     }
+
+
+def test_studies_of_a_paper() -> None:
+    of_cvt = ["cvt-embedding", "cvt-kv-stride", "cvt-position", "cvt-projection", "finetune-384", "transfer"]
+    assert list(paper_studies("cvt")) == of_cvt
+    assert list(paper_studies("deit")) == ["distillation"]
+    assert {"ceit-i2t", "finetune-384", "transfer"} < paper_studies("ceit").keys()
 
 
 def test_details_of_a_row(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +170,10 @@ def test_transfer_and_finetuning_rows(cache: Path) -> None:
     plan = plan_row(TABLES[0], row_of("levit", "DeiT-Tiny distilled 1000 epochs")).training
     assert plan is not None
     assert plan.command.endswith("--model deit_tiny_distilled_patch16_224 --epochs 1000")
+    for row in (row for _, row in rows_of("levit") if row.table == "1"):
+        grafted = plan_row(TABLES[0], row).training
+        assert grafted is not None
+        assert grafted.command.endswith(f"--model {row.builds} --set model_args.distilled=false")
 
 
 def test_public_weights_from_the_cache(cache: Path, imagenet: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,6 +189,7 @@ def test_public_weights_from_the_cache(cache: Path, imagenet: Path, capsys: pyte
     model = weft.create_model("levit_128s", pretrained=True)
     folder = save_model_dir(model, cache.parent / "model")
     expected = evaluate(folder, imagenet, limit=20, quiet=True)
+    assert result["action"] == "evaluate"
     assert (result["images"], result["top1"]) == (expected.count, expected.top1)
     assert result["difference"] == pytest.approx(expected.top1 - 76.6)
     assert result["low"] <= result["top1"] <= result["high"]
@@ -193,6 +210,21 @@ def test_a_file_of_weights(cache: Path, imagenet: Path) -> None:
         evaluate_row(row_of("levit", "EfficientNet B0"), imagenet)
     with pytest.raises(UsageError, match=r"CvT-13-NAS must be a network that weft or timm has; its configuration was"):
         evaluate_row(row_of("cvt", "CvT-13-NAS"), imagenet)
+
+
+def test_the_weights_of_a_row_are_of_its_network(imagenet: Path, tmp_path: Path) -> None:
+    for name, paper, row, message in (
+        (
+            "levit_128s",
+            "levit",
+            "LeViT-256",
+            r"LeViT-256 must be of levit_256 at 224 pixels; .* has levit_128s at 224 ",
+        ),
+        ("cvt_13", "cvt", "CvT-13 384", r"CvT-13 384 must be of cvt_13 at 384 pixels; .* has cvt_13 at 224 pixels\."),
+    ):
+        folder = save_model_dir(lively(name), tmp_path / name)
+        with pytest.raises(UsageError, match=message):
+            evaluate_row(row_of(paper, row), imagenet, weights=folder, limit=1, quiet=True)
 
 
 @pytest.mark.slow
@@ -219,6 +251,8 @@ def test_without_weights_or_data_the_network_is_counted(cache: Path, capsys: pyt
     out, err = capsys.readouterr()
     assert json.loads(out) == {
         "model": "LeViT-128S",
+        "action": "count",
+        "reason": "no ImageNet; pass --data IMAGENET",
         "params": 7_777_058,
         "macs": 304_660_832,
         "params_m": 7.8,
@@ -296,4 +330,6 @@ def test_invalid_arguments(
     words: list[str], message: str, code: int, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reproduce", *words]) == code
-    assert message in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Counted" not in err

@@ -214,6 +214,8 @@ def test_a_job_that_stops_early_goes_on_later(tmp_path):
         (Estimate(1.0, 0.2, 1.8), 1.5, "higher, as in the paper"),
         (Estimate(-1.0, -1.8, -0.2), 1.5, "lower, against the paper"),
         (Estimate(-1.0, -1.8, -0.2), None, "lower"),
+        (Estimate(1.0, 0.2, 1.8), 0.0, "higher, no effect in the paper"),
+        (Estimate(1.0, -0.2, 2.2), 0.0, "no difference shown"),
     ],
 )
 def test_nothing_is_called_equal(effect, paper, arguments):

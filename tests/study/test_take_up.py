@@ -62,10 +62,10 @@ class Trainer:
             name = job.folder.name
             self.jobs[name] = job
             if name in self.failing:
-                result = Result(error="no memory")
+                result = Result(error="no memory.")
             else:
                 top1 = 50 + sum(map(ord, name)) % 40 + 1 / 3
-                measured = {size: Measured(top1 + (size or 0), np.ones(3, bool)) for size in job.test_sizes}
+                measured = {size: Measured(top1 + (size or 0) / 16, np.ones(3, bool)) for size in job.test_sizes}
                 result = Result(None, measured, ((1, 12.5), (2, top1)), 1000, 2000, seconds=60.0)
                 (job.folder / "run" / "best").mkdir(parents=True, exist_ok=True)
             results[job.folder] = result
@@ -175,17 +175,60 @@ def test_settings_of_a_command_line_are_those_of_python(tmp_path, trainer):
     assert (tmp_path / "a" / "runs.csv").read_text() == (tmp_path / "b" / "runs.csv").read_text()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {},
+            r"out has results of scale=small, optim\.lr=0\.5; got scale=paper, no optim\.lr\. To continue them, pass"
+            r" --scale small --set optim\.lr=0\.5; else choose another --out\. --force replaces the results\.",
+        ),
+        (
+            {"scale": "small", "settings": {"optim.lr": 0.5, "epochs": 3}},
+            r"no epochs; got epochs=3\. .* them, leave out epochs; else",
+        ),
+    ],
+)
+def test_other_settings_are_named_with_the_options_that_continue(given, message, tmp_path, trainer):
+    file = study_file(
+        tmp_path,
+        STUDY.replace("variants:", "  paper: {recipe: digits, data: digits, set: {model: levit_nano_32}}\nvariants:"),
+    )
+    run_study(file, out=tmp_path / "out", settings={"optim.lr": 0.5}, quiet=True)
+    with pytest.raises(UsageError, match=message):
+        run_study(file, out=tmp_path / "out", quiet=True, **{"scale": "paper", **given})
+
+
 def test_a_failed_run_is_repeated(tmp_path, trainer):
     file = study_file(tmp_path)
     trainer.failing = {"without-seed0"}
     done = run_study(file, out=tmp_path / "out", quiet=True)
-    assert done.rows[1].errors == ((0, "no memory"),)
+    assert done.rows[1].errors == ((0, "no memory."),)
     trainer.waves.clear()
     trainer.failing.clear()
     shutil.rmtree(tmp_path / "out" / "runs")
     again = run_study(file, out=tmp_path / "out", quiet=True)
     assert trainer.ran == ["without-seed0"]
     assert again.rows[1].errors == ()
+
+
+def test_a_study_without_a_finished_run_is_an_error(tmp_path, trainer, capsys):
+    trainer.failing = {"with-seed0", "without-seed0"}
+    command = ["study", str(study_file(tmp_path)), "--seeds", "1", "--out", str(tmp_path / "out")]
+    assert main(command) == UsageError.exit_code
+    out, err = capsys.readouterr()
+    assert "failed: with, seed 0: no memory" in out
+    assert "with-seed0: failed: no memory. 1 of 2 runs finished." in err
+    assert "None of the runs of study mine finished." in err
+    trainer.failing = {"with-seed0"}
+    assert main(command) == 0
+
+
+def test_a_teacher_that_fails_is_named(tmp_path, trainer):
+    trainer.failing = {"teacher"}
+    text = STUDY.replace("epochs: 2}}", "epochs: 2}, teacher: {epochs: 1}}")
+    with pytest.raises(UsageError, match=r"The teacher of study mine could not be trained: no memory\.$"):
+        run_study(study_file(tmp_path, text), out=tmp_path / "out", quiet=True)
 
 
 def test_one_pair_from_the_table_has_no_interval(tmp_path, trainer):
@@ -205,6 +248,40 @@ def test_a_damaged_table_is_named(tmp_path, trainer):
         (tmp_path / "out" / "runs.csv").write_text(text)
         with pytest.raises(UsageError, match=r"runs\.csv must be a table of runs with the columns variant, seed"):
             run_study(file, out=tmp_path / "out", quiet=True)
+
+
+@pytest.mark.parametrize("top1", ["nan", "inf", "-5", "389.8"])
+def test_an_accuracy_is_a_percentage(top1, tmp_path, trainer):
+    file = study_file(tmp_path)
+    run_study(file, out=tmp_path / "out", quiet=True)
+    table = tmp_path / "out" / "runs.csv"
+    text = table.read_text()
+    first = text.splitlines()[1].split(",")[3]
+    for old, new in ((f",{first},", f",{top1},"), (" 2:", f" 2:{top1} 3:")):
+        table.write_text(text.replace(old, new, 1))
+        with pytest.raises(UsageError, match=rf"runs\.csv, line \d: accuracies must be percentages.*got {top1}\. Cor"):
+            run_study(file, out=tmp_path / "out", quiet=True)
+
+
+def test_a_run_has_one_line(tmp_path, trainer):
+    file = study_file(tmp_path)
+    run_study(file, out=tmp_path / "out", quiet=True)
+    table = tmp_path / "out" / "runs.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines, lines[1]]) + "\n")
+    with pytest.raises(UsageError, match=r"runs\.csv, line 8: a run must have one line; variant 'with' with seed 0 is"):
+        run_study(file, out=tmp_path / "out", quiet=True)
+
+
+def test_a_large_seed_in_the_table_costs_no_time(tmp_path, trainer):
+    file = study_file(tmp_path)
+    run_study(file, out=tmp_path / "out", quiet=True)
+    table = tmp_path / "out" / "runs.csv"
+    table.write_text(table.read_text().replace("with,1,", f"with,{10**12},", 1))
+    trainer.waves.clear()
+    shutil.rmtree(tmp_path / "out" / "runs")
+    run_study(file, out=tmp_path / "out", quiet=True)
+    assert trainer.ran == ["with-seed1"]
 
 
 def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, trainer):
@@ -232,6 +309,14 @@ def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, trainer):
     assert trainer.waves == [["first-seed0"], ["second-seed0"], ["third-seed0"]]
 
 
+def test_only_keeps_the_finished_variants_of_other_datasets(tmp_path, trainer):
+    file = study_file(tmp_path, CHAIN.replace("start_from: first, ", ""))
+    places = {"others": "digits"}
+    run_study(file, places, out=tmp_path / "out", quiet=True)
+    again = run_study(file, places, out=tmp_path / "out", seeds=2, only=["first"], quiet=True)
+    assert [len(row.top1) for row in again.rows] == [2, 1, 1]
+
+
 def test_a_run_whose_start_failed_fails_with_the_reason(tmp_path, trainer):
     trainer.failing = {"first-seed0"}
     done = run_study(study_file(tmp_path, CHAIN), {"others": "digits"}, out=tmp_path / "out", quiet=True)
@@ -248,6 +333,10 @@ def test_a_study_of_two_datasets_needs_their_names(tmp_path, trainer, capsys):
         run_study(file, {"other": "digits"}, out=tmp_path / "out", quiet=True)
     assert main(["study", str(file), "others=digits", "digits", "--out", str(tmp_path / "out")]) == 2
     assert "Several DATA must be NAME=DATA" in capsys.readouterr().err
+    assert main(["study", str(file), "others=digits", "others=digits"]) == 2
+    assert "Every dataset must be given once; got others=digits others=digits." in capsys.readouterr().err
+    assert main(["study", str(file), "x=digits", "--plan"]) == 2
+    assert "Unknown dataset of mine 'x'" in capsys.readouterr().err
     assert main(["study", str(file), "others=digits", "--out", str(tmp_path / "out"), "--quiet"]) == 0
     assert trainer.ran == ["first-seed0", "second-seed0", "third-seed0"]
 

@@ -107,6 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure speeds, and print the table."""
+    one_format(args)
     if args.protocol:
         return _protocol(args)
     if args.seconds is not None:
@@ -120,7 +121,6 @@ def run(args: argparse.Namespace) -> int:
     from weft.devices import check_device
     from weft.models.timm_names import check_name
 
-    one_format(args)
     batch_sizes = [text if text == BEST else whole("--batch-size", text) for text in args.batch_size]
     rounds = whole("--rounds", args.rounds)
     threads = None if args.threads is None else whole("--threads", args.threads, MAX_THREADS)

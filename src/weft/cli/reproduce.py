@@ -117,7 +117,7 @@ def _run_row(args: argparse.Namespace, rows: list[Any], data: str | None) -> int
             row, str(data), weights=args.weights, settings=settings, out=out, force=args.force, quiet=args.quiet
         )
         if args.json:
-            print_json({**result.as_dict(), "paper": row.top1})
+            print_json({"action": "train", **result.as_dict(), "paper": row.top1})
         else:
             print(f"{row.model}: top-1 {result.top1:.2f} % of {result.count:,} images; paper: {_percent(row.top1)}")
             print(f"model:  {result.out / 'best'}")
@@ -128,7 +128,7 @@ def _run_row(args: argparse.Namespace, rows: list[Any], data: str | None) -> int
         given = {name: getattr(args, name) for name in ("batch_size", "device", "precision", "workers", "limit")}
         evaluation = evaluate_row(row, data, weights=args.weights, quiet=args.quiet, **given)
         if args.json:
-            print_json(evaluation.as_dict())
+            print_json({"action": "evaluate", **evaluation.as_dict()})
             return 0
         print(
             f"{row.model}, {evaluation.weights}, {evaluation.images:,} images of {data}\n"
@@ -137,14 +137,15 @@ def _run_row(args: argparse.Namespace, rows: list[Any], data: str | None) -> int
             + ("" if evaluation.difference is None else f", difference {evaluation.difference:+.2f} points")
         )
         return 0
-    if not args.quiet:
-        reason = "no ImageNet; pass --data IMAGENET" if can_evaluate else "no public weights; pass --weights FILE"
-        note(f"Counted, not evaluated: {reason}.")
     counted = count_row(row)
     if counted is None:
         raise UsageError(f"{row.model} must be a network that weft or timm has; {plan.obstacle}. Choose another row.")
+    reason = "no ImageNet; pass --data IMAGENET" if can_evaluate else "no public weights; pass --weights FILE"
+    if not args.quiet:
+        note(f"Counted, not evaluated: {reason}.")
     if args.json:
-        print_json({"model": row.model, **counted._asdict(), "params_m": row.params_m, "macs_g": row.macs_g})
+        action = {"action": "count", "reason": reason}
+        print_json({"model": row.model, **action, **counted._asdict(), "params_m": row.params_m, "macs_g": row.macs_g})
     else:
         print(_count_text(counted, row.params_m, row.macs_g, plan.count))
     return 0

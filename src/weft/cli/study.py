@@ -100,6 +100,11 @@ def run(args: argparse.Namespace) -> int:
             for seed, reason in row.errors:
                 print(f"failed: {row.variant}, seed {seed}: {reason}")
         print(f"report: {result.out / 'report.html'}")
+    if not any(row.top1 for row in result.rows):
+        raise UsageError(
+            f"None of the runs of study {result.study.name} finished. The reasons are in {result.out / 'report.md'};"
+            " repeat the command to train them again."
+        )
     return 0
 
 
@@ -130,7 +135,10 @@ def _data(given: list[str]) -> str | dict[str, str] | None:
     for name, equals, place in pairs:
         if not (name and equals and place):
             raise UsageError(f"Several DATA must be NAME=DATA, such as cifar10=images/cifar10; got '{name}{equals}'.")
-    return {name: place for name, _, place in pairs} or None
+    places = {name: place for name, _, place in pairs}
+    if len(places) < len(pairs):
+        raise UsageError(f"Every dataset must be given once; got {' '.join(given)}. Leave out the other place.")
+    return places or None
 
 
 def _list(as_json: bool) -> int:
@@ -155,7 +163,7 @@ def _plan(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
     study = load_study(args.name)
     seeds = None if args.seeds is None else whole("--seeds", args.seeds)
-    rows = planned_runs(study, args.scale, seeds=seeds, only=args.only, settings=settings)
+    rows = planned_runs(study, args.scale, seeds=seeds, only=args.only, settings=settings, data=_data(args.data))
     if args.json:
         print_json([row._asdict() for row in rows])
     else:

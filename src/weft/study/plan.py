@@ -256,8 +256,9 @@ def _study(name: str, root: yaml.Node, origin: str) -> Study:
     if len(variants) < 2:
         raise UsageError(f"{origin}: variants must be a list of at least two; got {len(variants)}.")
     names = [variant.name for variant in variants]
-    if len({slug(name) for name in names}) < len(names):
-        raise UsageError(f"{origin}: every variant needs a name of its own; got {', '.join(names)}.")
+    if len({slug(name) for name in names if name.strip()}) < len(names):
+        shown = ", ".join(f"'{name}'" for name in names)
+        raise UsageError(f"{origin}: every variant needs a name of its own; got {shown}.")
     for variant in variants:
         if variant.against is not None and variant.against not in names:
             raise unknown(f"variant in 'against' of '{variant.name}'", variant.against, names, origin)

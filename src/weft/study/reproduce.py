@@ -18,6 +18,7 @@ import torch
 
 from weft.bench.cost import Cost, cost
 from weft.checkpoints import load_checkpoint, save_model_dir
+from weft.checkpoints.config import model_dir, read_config
 from weft.checkpoints.hub import create_model, download_weights, is_downloaded
 from weft.data.sources.catalog import CATALOG
 from weft.data.sources.download import cache_dir
@@ -180,7 +181,8 @@ def paper_studies(paper: str) -> dict[str, StudyFile]:
         root = compose((resources.files("weft.study") / f"{name}.yaml").read_text(encoding="utf-8"), name)
         assert root is not None, name
         studies[name] = record(root, StudyFile, name, "a study")
-    return {name: file for name, file in studies.items() if file.source.startswith(f"{papers()[paper.lower()]},")}
+    named = rf"\b{papers()[paper.lower()]}\b(?!')"  # a study with parts that are "DeiT's" repeats no table of DeiT
+    return {name: file for name, file in studies.items() if re.search(named, file.source)}
 
 
 def find_imagenet() -> str | None:
@@ -262,7 +264,11 @@ def _training(table: str, row: Printed, data: str | None) -> TrainingPlan | None
     images = sum(per_run or (recipe.epochs or 0) * CATALOG[key].train for key in datasets)
     is_finetuning = "--from" in text
     source = data if data and datasets == [IMAGENET] else datasets[0] if len(datasets) == 1 else "DATA"
-    options = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    options = [
+        part
+        for key, value in settings.items()
+        for part in (("--set", f"{key}={value}") if "." in key else (f"--{key.replace('_', '-')}", str(value)))
+    ]
     command = ["weft", "train", source, "--recipe", name, *options, *(["--from", "WEIGHTS"] if is_finetuning else [])]
     stated = re.search(r"^# cost: +paper: ([^;\n]*)", text, re.MULTILINE)
     return TrainingPlan(
@@ -336,13 +342,14 @@ def evaluate_row(
         **settings: further arguments of `weft.train.evaluate`.
 
     Raises:
-        UsageError: the row has no public weights, or its network cannot be built.
+        UsageError: the row has no public weights, its network cannot be built, or `weights` are of another one.
         CheckpointError: the weights cannot be downloaded or read.
         DataError: the data cannot be read, or has other classes.
     """
     with tempfile.TemporaryDirectory() as folder:
         if weights is not None and (Path(weights).is_dir() or str(weights).startswith("hf-hub:")):
             model: str | Path = weights
+            _check_network(row, weights)
         else:
             model = save_model_dir(_network(row, weights), Path(folder) / "model")
         result = evaluate(model, data, **settings)
@@ -359,6 +366,18 @@ def evaluate_row(
         paper=row.top1,
         difference=None if row.top1 is None else result.top1 - row.top1,
     )
+
+
+def _check_network(row: Printed, run: str | Path) -> None:
+    """Raise UsageError if a run or model directory has another network than a row."""
+    config = read_config(model_dir(run))
+    name = config["architecture"].removeprefix("weft_")
+    size = config["pretrained_cfg"].get("input_size", (0, row.size))[1] if name in VARIANTS else row.size
+    if row.builds and (name, size) != (row.builds, row.size):
+        raise UsageError(
+            f"The weights of {row.model} must be of {row.builds} at {row.size} pixels; {run} has {name}"
+            f"{f' at {size} pixels' * (name in VARIANTS)}. Pass other --weights, or choose the row of this network."
+        )
 
 
 def _network(row: Printed, file: str | Path | None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from weft.study.plan import Study, StudyVariant, check_variant, load_study, reci
 from weft.study.result import Row, StudyResult
 from weft.study.run_table import Key, Run, fingerprint, read_runs, write_runs
 from weft.study.runner import Job, Result, check_engine, kept_in, open_directory, read_result, run_jobs, threads_of
-from weft.study.statistics import Estimate, mean_of_runs, paired_difference, seeds_to_show
+from weft.study.statistics import MAX_SEEDS, Estimate, mean_of_runs, paired_difference, seeds_to_show
 from weft.study.watch import watching
 from weft.text import csv_cell
 
@@ -72,23 +72,15 @@ def run_study(
     check_engine(engine, jobs)
     plan, chosen, count = _prepared(load_study(study), scale, seeds, only, settings or {})
     sources = _sources(plan, scale, data)
-    needed = {plan.data(variant, scale): recipe_of(plan, variant, scale).data for variant in chosen}
     # an unusable dataset is refused once, before the first run
-    with reading(quiet=quiet) as progress:
-        classes = {
-            name: open_data(
-                sources[name],
-                limit=64,
-                max_bad=settings_of_data.max_bad,
-                follow_links=settings_of_data.follow_links,
-                progress=progress,
-            ).classes
-            for name, settings_of_data in sorted(needed.items())
-        }
+    classes = _classes(plan, scale, sources, chosen, quiet=quiet)
     folder = Path(out) if out is not None else Path("runs") / f"study-{slug(plan.name)}-{scale}"
     shown = ", ".join(Path(sources[name]).name for name in sources)
     record = {"study": plan.name, "scale": scale, "data": shown, "settings": dict(settings or {})}
     open_directory(folder, "study.json", record, (*CONTENTS, *FIGURES), force=force, same=_same_study)
+    finished = {run.variant for run in read_runs(folder / "runs.csv")}
+    names = [variant.name for variant in plan.variants if variant in chosen or csv_cell(variant.name) in finished]
+    classes |= _classes(plan, scale, sources, _chosen(plan, names), known=classes, quiet=quiet)
 
     state = _State(plan, scale, folder, sources, classes)
     wanted = [(variant.name, seed) for seed in range(count) for variant in chosen]
@@ -102,7 +94,7 @@ def run_study(
         state.add(job, result, wanted)
         if not quiet:
             text = f"failed: {result.error}" if result.measured is None else _top1(result)
-            say(f"{job.folder.name}: {text}. {state.progress(wanted)}")
+            say(f"{job.folder.name}: {text.removesuffix('.')}. {state.progress(wanted)}")
 
     for wave in state.waves(wanted):
         ready, stranded = state.with_start(wave)
@@ -112,7 +104,9 @@ def run_study(
             results = run_jobs(ready, engine=engine, at_once=jobs, threads=threads, on_done=on_done, on_wait=on_wait)
         teacher = results.get(folder / "runs" / TEACHER)
         if teacher is not None and teacher.error:
-            raise UsageError(f"The teacher of study {plan.name} could not be trained: {teacher.error}.")
+            raise UsageError(
+                f"The teacher of study {plan.name} could not be trained: {teacher.error.removesuffix('.')}."
+            )
     result = _summary(plan, [variant.name for variant in chosen], scale, shown, count, folder, state.runs)
     _write(result)
     return result
@@ -136,6 +130,7 @@ def planned_runs(
     seeds: int | None = None,
     only: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    data: str | Path | Mapping[str, str | Path] | None = None,
 ) -> list[PlannedRuns]:
     """Return the runs that `run_study` would do.
 
@@ -143,6 +138,7 @@ def planned_runs(
         UsageError: as `run_study`.
     """
     plan, chosen, count = _prepared(study, scale, seeds, only, settings or {})
+    _sources(plan, scale, data)  # refuses unknown names
     rows = []
     for variant in chosen:
         recipe = recipe_of(plan, variant, scale)
@@ -159,8 +155,8 @@ def _prepared(
         raise UsageError(f"scale must be one of {', '.join(study.scales)} for {study.name}; got '{scale}'.")
     study, size = study.at_scale(scale), study.scales[scale]
     count = seeds if seeds is not None else size.seeds
-    if count < 1:
-        raise UsageError(f"seeds must be at least 1; got {count}.")
+    if not 1 <= count <= MAX_SEEDS:
+        raise UsageError(f"seeds must be from 1 to {MAX_SEEDS}; got {count}.")
     size = dataclasses.replace(size, set={**size.set, **settings})
     plan = dataclasses.replace(study, scales={**study.scales, scale: size})
     chosen = _chosen(plan, only)
@@ -184,6 +180,27 @@ def _chosen(plan: Study, only: Sequence[str]) -> list[StudyVariant]:
     return [variant for variant in plan.variants if variant.name in wanted]
 
 
+def _classes(
+    plan: Study,
+    scale: str,
+    sources: Mapping[str, str],
+    variants: Sequence[StudyVariant],
+    *,
+    known: Collection[str] = (),
+    quiet: bool,
+) -> dict[str, Sequence[str]]:
+    """Return the classes of the datasets of variants, by the name of the dataset; those in `known` are not read."""
+    settings = {plan.data(variant, scale): recipe_of(plan, variant, scale).data for variant in variants}
+    with reading(quiet=quiet) as progress:
+        return {
+            name: open_data(
+                sources[name], limit=64, max_bad=data.max_bad, follow_links=data.follow_links, progress=progress
+            ).classes
+            for name, data in sorted(settings.items())
+            if name not in known
+        }
+
+
 class _State:
     """Jobs of a study and the runs that are finished."""
 
@@ -205,11 +222,10 @@ class _State:
     def take_up(self, wanted: Sequence[Key]) -> None:
         """Find the runs that are finished, in the folders of the runs or in runs.csv."""
         known = {(run.variant, run.seed, run.settings): run for run in read_runs(self.table)}
-        seeds = 1 + max([seed for _, seed in wanted] + [run.seed for run in known.values()])
-        for seed in range(seeds):
+        for seed in sorted({seed for _, seed in wanted} | {run.seed for run in known.values()}):
             for variant in self.plan.variants:
                 if not self._datasets(variant) <= set(self.classes):
-                    continue  # data of no wanted variant
+                    continue  # data of no wanted and no finished variant
                 key, name = (variant.name, seed), str(csv_cell(variant.name))
                 line = known.pop((name, seed, self.fingerprint(variant, seed)), None)
                 if line is not None and line.top1 is not None:
@@ -448,8 +464,10 @@ def verdict(effect: Estimate | None, paper_effect: float | None, pairs: int = 1)
             f" (for {paper_effect:+g}: {needed} seeds)" if needed and needed > pairs else ""
         )
     sign = "higher" if effect.value > 0 else "lower"
-    if not paper_effect:
+    if paper_effect is None:
         return sign
+    if paper_effect == 0:
+        return f"{sign}, no effect in the paper"
     return f"{sign}, {'as in' if (paper_effect > 0) == (effect.value > 0) else 'against'} the paper"
 
 

@@ -65,7 +65,7 @@ def read_runs(path: Path) -> list[Run]:
     """Read runs.csv; no runs if the file is missing. Names of variants are as in the file, where `csv_cell` marks some.
 
     Raises:
-        UsageError: the file cannot be read as a table of runs.
+        UsageError: the file cannot be read as a table of runs, has an accuracy that is none, or the same run twice.
     """
     if not path.exists():
         return []
@@ -75,12 +75,27 @@ def read_runs(path: Path) -> list[Run]:
             missing = set(COLUMNS[:8]) - set(reader.fieldnames or ())  # the other two are younger
             if missing:
                 raise KeyError(", ".join(sorted(missing)))
-            return [_run(cells) for cells in reader]
+            runs = [(reader.line_num, _run(cells)) for cells in reader]
     except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError) as error:
         raise UsageError(
             f"{path} must be a table of runs with the columns {', '.join(COLUMNS)}; {type(error).__name__}:"
             f" {reason_of(error)}. Restore or remove the file."
         ) from error
+    lines_of: dict[tuple[str, int, str], int] = {}
+    for line, run in runs:
+        for top1 in (run.top1 or 0, *(value for _, value in run.curve)):
+            if not 0 <= top1 <= 100:
+                raise UsageError(
+                    f"{path}, line {line}: accuracies must be percentages from 0 to 100; got {top1:g}. Correct the"
+                    " line, or remove it to repeat its run."
+                )
+        first = lines_of.setdefault((run.variant, run.seed, run.settings), line)
+        if first != line:
+            raise UsageError(
+                f"{path}, line {line}: a run must have one line; variant '{run.variant}' with seed {run.seed} is also"
+                f" in line {first}. Remove one of the two."
+            )
+    return [run for _, run in runs]
 
 
 def write_runs(path: Path, runs: Iterable[Run]) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import operator
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -33,6 +34,14 @@ from weft.system import hide_wandb, is_alive, peak_mib
 ENGINES = ("local", "ray")
 NUMBERS = ("params", "macs", "megabytes", "seconds", "overhead", "peak_mib", "images_per_second")
 POLL_SECONDS = 0.2
+ARGUMENTS = {  # of a command line, by what it records -> option
+    "study": (),
+    "data": (),
+    "models": ("--models",),
+    "scale": ("--scale",),
+    "recipe": ("--recipe",),
+    "budget": ("--budget",),
+}
 
 
 @dataclass(frozen=True)
@@ -244,9 +253,35 @@ def open_directory(
         before = read_json(known, dict[str, Any], UsageError)
         if same({key: before.get(key) for key in record}, record):
             return before
+        if not force:
+            raise _other_settings(folder, before, record)
     make_dir(folder, contents, force=force)
     write_whole(known, json.dumps(record, indent=2).encode())
     return record
+
+
+def _other_settings(folder: Path, before: Mapping[str, Any], record: Mapping[str, Any]) -> UsageError:
+    """Return the error of a directory with other settings: those that differ, and the options that continue."""
+    known, now = (
+        {key: values[key] for key in ARGUMENTS if values.get(key) is not None} | (values.get("settings") or {})
+        for values in (before, record)
+    )
+    keys = [key for key in known | now if str(known.get(key)) != str(now.get(key))]
+    old, new = (
+        ", ".join(f"{key}={values[key]}" if key in values else f"no {key}" for key in keys) for values in (known, now)
+    )
+    options = []
+    for key in keys:
+        if key in known:
+            value = known[key]
+            words = [f"{value:g}s"] if key == "budget" else list(map(str, value)) if key == "models" else [str(value)]
+            options += [*ARGUMENTS[key], *words] if key in ARGUMENTS else ["--set", f"{key}={value}"]
+    steps = [f"pass {shlex.join(options)}"] * bool(options)
+    steps += [f"leave out {', '.join(key for key in keys if key not in known)}"] * (not known.keys() >= set(keys))
+    return UsageError(
+        f"{folder} has results of {old}; got {new}. To continue them, {' and '.join(steps)}; else choose another --out."
+        " --force replaces the results."
+    )
 
 
 def read_result(job: Job) -> Result | None:

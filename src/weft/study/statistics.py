@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.intervals import LEVEL, Estimate, accuracy_of, difference_of
 
-MAX_SEEDS = 1000  # to search for a number of seeds
+MAX_SEEDS = 1000  # of a study, and to search for a number of seeds
 
 
 class Outcome(Protocol):

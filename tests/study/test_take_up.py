@@ -346,3 +346,11 @@ def test_the_rows_of_deit_have_the_recipe_of_deit():
     recipes = [study.recipe(variant, "paper") for variant in study.variants]
     assert recipes == ["cvt_13_pretrain"] * 4 + ["deit_pretrain"] * 2
     assert {study.recipe(variant, "small") for variant in study.variants} == {"small_images"}
+
+
+def test_emulated_bf16_is_noted_once(tmp_path, trainer, monkeypatch, capsys):
+    monkeypatch.setattr(running, "bf16_note", lambda device, precision: "emulated" if precision == "bf16" else None)
+    run_study(study_file(tmp_path), out=tmp_path / "out", settings={"precision": "bf16"})
+    assert capsys.readouterr().err.count("emulated") == 1
+    run_study(study_file(tmp_path), out=tmp_path / "fp32", settings={"precision": "fp32"})
+    assert "emulated" not in capsys.readouterr().err

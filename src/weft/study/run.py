@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weft.capabilities import bf16_note
 from weft.data import open_data
 from weft.errors import UsageError, unknown
 from weft.files import write_whole
 from weft.processor import busy_note
 from weft.progress import reading, say
 from weft.recipes import Recipe
+from weft.runtime import Runtime
 from weft.study.plan import Study, StudyVariant, check_variant, load_study, recipe_of, size_to_test, slug
 from weft.study.result import Row, StudyResult
 from weft.study.run_table import Key, Run, fingerprint, read_runs, write_runs
@@ -87,8 +89,11 @@ def run_study(
     state.take_up(wanted)
     if not quiet:
         say(f"{plan.title}: {len(chosen)} variants, {count} seeds in {folder}. {state.progress(wanted)}")
-        if note := busy_note(jobs * (threads or threads_of(jobs))):
-            say(note)
+        recipes = [recipe_of(plan, variant, scale) for variant in chosen]
+        emulated = {bf16_note(Runtime.of(recipe.device).device.type, recipe.precision) for recipe in recipes}
+        for note in (busy_note(jobs * (threads or threads_of(jobs))), *emulated):
+            if note is not None:
+                say(note)
 
     def on_done(job: Job, result: Result) -> None:
         state.add(job, result, wanted)

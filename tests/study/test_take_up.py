@@ -349,7 +349,9 @@ def test_the_rows_of_deit_have_the_recipe_of_deit():
 
 
 def test_emulated_bf16_is_noted_once(tmp_path, trainer, monkeypatch, capsys):
-    monkeypatch.setattr(running, "bf16_note", lambda device, precision: "bf16 is slow." if precision == "bf16" else None)
+    monkeypatch.setattr(
+        running, "bf16_note", lambda device, precision: "bf16 is slow." if precision == "bf16" else None
+    )
     run_study(study_file(tmp_path), out=tmp_path / "out", settings={"precision": "bf16"})
     assert capsys.readouterr().err.count("bf16 is slow.") == 1
     run_study(study_file(tmp_path), out=tmp_path / "fp32", settings={"precision": "fp32"})

@@ -18,7 +18,7 @@ EXAMPLE = """
 weft evaluate runs/photos more_photos/ --out runs/photos-check
 
 more_photos/ holds one folder per class; folders are matched with the model's classes by name.
-On the data that the run was trained on, the default is its held-out images; change it with --split.
+By default, images that the run was trained on are left out; change it with --split.
 For weights without class names, folders named by numbers (as in ImageNet-V2) are matched by value. For a public model
 (weft evaluate levit_256 photos/), folders are WordNet ids, ImageNet names or numbers; if there are some of the classes,
 results are over these alone, and the top-1 among all classes is added.

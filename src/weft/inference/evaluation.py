@@ -22,6 +22,7 @@ from weft.inference.feature_map import feature_map
 from weft.inference.features import FeatureReader
 from weft.inference.inputs import (
     evaluation_batches,
+    images_of,
     name_of,
     open_as_trained,
     open_labelled,
@@ -42,7 +43,12 @@ from weft.recipes import Recipe
 from weft.text import printable
 
 SPLITS = ("auto", "train", "val", "all")
-SPLIT_NAMES = {"train": "the training images", "val": "the held-out images", "all": "all images"}
+SPLIT_NAMES = {
+    "train": "the training images",
+    "val": "the held-out images",
+    "all": "all images",
+    "new": "the images that the model was not trained on",
+}
 CONTENTS = ("report.md", "report.html", *FIGURES, "evaluation.json")  # files that `evaluate` writes
 
 
@@ -76,8 +82,8 @@ def evaluate(
     Args:
         run: a run directory, whose best model is loaded, a model directory, an export, or the name of a public model.
         data: a folder of images, any other source that `weft.data.open_data` reads, or 'digits'.
-        split: `train`, `val`, `all` or `auto`: the validation set if the dataset defines one or the model was trained
-            on it, else all images.
+        split: `train`, `val`, `all` or `auto`: the validation set if the dataset defines one, else the images that the
+            model was not trained on, which its run directory lists.
         batch_size, img_size, device, precision, workers, limit, follow_links: as in `train`.
         tta: test-time augmentation: average the logits of each image and of its mirror image.
         knn: classify by this number of nearest neighbours among the training images of `data`, by cosine similarity of
@@ -135,7 +141,8 @@ def evaluate(
         splits = open_labelled(data, predictor.label_names, num_classes, settings, trained_with, quiet)
     else:
         splits, split = open_as_trained(data, settings, trained_with, quiet), "val"
-    split, source, excluded = select_split(splits, split, data, trained_with)
+    images = images_of(Path(run))
+    split, source, excluded, trained_on = select_split(splits, split, data, trained_with, images)
     if labels is not None:
         check_listed(labels, [name_of(source, place) for place in range(len(source))])
     among = _classes_there(source, predictor.label_names) if knn is None else None
@@ -146,6 +153,13 @@ def evaluate(
                 " except the top-1 among all classes."
             )
         say(f"Evaluating {SPLIT_NAMES[split]}: {len(source):,} images.")
+        if trained_on and split != "train":
+            say(f"The model was trained on {trained_on:,} of these images, so the accuracy is too high.")
+        if trained_on is None and trained_with is None and recognized(predictor.label_names) is None:
+            say(
+                "This model is not in its run directory, so which images it was trained on is not known. If some of"
+                " these are, the accuracy is too high: pass the run, or --split val."
+            )
 
     result = _measured(predictor, splits, source, settings, knn, among, excluded, quiet)
     if rejection is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
 from weft.data import ImageDataset, Sample, Source, Splits, eval_transform, make_loader, open_data
+from weft.data.index.fingerprint import Fingerprint
 from weft.data.loading.loader import ImageLoader
 from weft.data.loading.order import WHOLE, Share
 from weft.data.sources.digits import DIGITS
@@ -20,6 +21,7 @@ from weft.models.contract import preprocessing
 from weft.models.imagenet import ImageNetClasses, recognized
 from weft.progress import reading, say
 from weft.recipes import Recipe, load_recipe
+from weft.runs.directory import FINGERPRINT
 from weft.text import first_few, printable
 
 OnLost = Literal["stop", "exclude"]
@@ -192,20 +194,76 @@ def _meanings(name: str, imagenet: ImageNetClasses, places: Sequence[int]) -> st
     return f"'{printable(name)}' means {' or '.join(meanings)}"
 
 
-def select_split(
-    splits: Splits, split: str, data: str | Path, trained_with: Recipe | None
-) -> tuple[str, Source, list[tuple[str, str]]]:
-    """Return the name of the split to evaluate, its images, and (name, reason) of the unreadable ones.
+def images_of(run: Path) -> Fingerprint | None:
+    """Return the images that a model was trained with, if it or its export is in its run directory."""
+    for folder in (run_folder(run), run.resolve().parent, run.resolve().parent.parent):
+        if (folder / FINGERPRINT).is_file():
+            return Fingerprint.read(folder / FINGERPRINT)
+    return None
 
-    `auto` selects the validation set if the dataset defines one or the model was trained on it, else all images.
+
+class Selected(NamedTuple):
+    """Images to evaluate.
+
+    Attributes:
+        split: `train`, `val`, `all`, or `new`: held-out images of the training, and others that it did not have.
+        source: the images.
+        excluded: (name, reason) of the unreadable ones.
+        trained_on: number of training images of the model among them; None if it is not known.
     """
-    is_trained_on = trained_with is not None and _is_same(data, trained_with.data.source)
+
+    split: str
+    source: Source
+    excluded: list[tuple[str, str]]
+    trained_on: int | None
+
+
+def select_split(
+    splits: Splits, split: str, data: str | Path, trained_with: Recipe | None, images: Fingerprint | None
+) -> Selected:
+    """Select the images to evaluate.
+
+    `auto` selects the validation set if the dataset defines one, else the images that the model was not trained on.
+
+    Args:
+        splits: the dataset.
+        split: as in `evaluate`.
+        data: name of the dataset.
+        trained_with: recipe of the model, if it is known.
+        images: of the training run, if they are known.
+
+    Raises:
+        DataError: `auto`, and the model was trained on all images.
+    """
     if split == "auto":
-        split = "val" if splits.is_given or is_trained_on else "all"
-    bad = [(printable(item.key), item.reason) for item in splits.bad if split == "all" or item.split in ("", split)]
-    if split == "all":
-        return split, _Joined(splits.train, splits.val), bad
-    return split, splits.val if split == "val" else splits.train, bad
+        split = "val"
+        if not splits.is_given:
+            sides = [] if images is None else [*images.sides_of(splits.train), *images.sides_of(splits.val)]
+            if any(sides):
+                return _not_trained_on(splits, sides, data)
+            split = "val" if trained_with is not None and _is_same(data, trained_with.data.source) else "all"
+    source = {"train": splits.train, "val": splits.val, "all": _Joined(splits.train, splits.val)}[split]
+    parts = {"train": (), "val": (splits.val,), "all": (splits.train, splits.val)}[split]
+    trained_on = None if images is None else sum(images.sides_of(part).count("train") for part in parts)
+    return Selected(split, source, _bad(splits, split), trained_on)
+
+
+def _not_trained_on(splits: Splits, sides: list[str], data: str | Path) -> Selected:
+    """Select the images of both parts whose side in the training run was not `train`."""
+    places = [place for place, side in enumerate(sides) if side != "train"]
+    if not places:
+        raise DataError(
+            f"An evaluation needs images that the model was not trained on; {printable(str(data))} has none. Pass other"
+            " images, or --split train."
+        )
+    split = "val" if all(sides[place] for place in places) else "new"
+    is_val = places == list(range(len(splits.train), len(sides)))
+    bad = _bad(splits, "val" if is_val and split == "val" else "all")
+    return Selected(split, SourcePart(_Joined(splits.train, splits.val), places), bad, 0)
+
+
+def _bad(splits: Splits, split: str) -> list[tuple[str, str]]:
+    return [(printable(item.key), item.reason) for item in splits.bad if split == "all" or item.split in ("", split)]
 
 
 def _is_same(data: str | Path, source: str | None) -> bool:

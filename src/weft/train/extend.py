@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import Splits, open_data
+from weft.data.index.fingerprint import Fingerprint
+from weft.data.index.fingerprint import fingerprint as fingerprint_of
 from weft.data.index.split import GroupError
 from weft.data.sources.open import class_names
 from weft.errors import CheckpointError, DataError, UsageError
@@ -36,13 +38,20 @@ from weft.progress import clock, counting, reading, say
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import overrides_of
 from weft.recipes.schema import Data
-from weft.runs.directory import EXTENSION, FEATURES, PUBLIC_CLASSIFIER, EpochRow, Reservation, write_metrics
+from weft.runs.directory import (
+    EXTENSION,
+    FEATURES,
+    FINGERPRINT,
+    PUBLIC_CLASSIFIER,
+    EpochRow,
+    Reservation,
+    write_metrics,
+)
 from weft.runtime import Runtime
 from weft.text import printable
 from weft.train.environment import environment
 from weft.train.linear_probe import LinearProbe, balance_of, fit_features, set_heads
 from weft.train.plan import open_splits
-from weft.train.resume import record_data
 from weft.train.stored_features import StoredFeatures, collect
 from weft.train.unknown import fit_detector_on_features
 
@@ -413,7 +422,9 @@ def _write(
         "classes": list(classes),
     }
     write_text(out / "recipe.yaml", dump(dataclasses.replace(recipe, environment=record)))
-    record_data(out, splits)
+    old = Path(result.extension.run) / FINGERPRINT
+    images = fingerprint_of(splits)
+    (Fingerprint.read(old).joined(images) if old.is_file() else images).write(out / FINGERPRINT)
     for name in ("best", "last"):
         save_model_dir(network, out / name, label_names=classes, force=True)
     if (public := Path(result.extension.run) / PUBLIC_CLASSIFIER).is_file():

@@ -103,7 +103,9 @@ def fit_detector_on_features(
 
     def chosen(places: np.ndarray) -> StoredFeatures:
         part = stored.chosen(places)
-        return part.chosen(np.array(stratified_subset(part.keys, part.labels, MAX_IMAGES, recipe.seed), int))
+        return part.chosen(
+            np.array(stratified_subset(part.keys.tolist(), part.labels.tolist(), MAX_IMAGES, recipe.seed), int)
+        )
 
     train, held_out = chosen(~stored.is_held_out), chosen(stored.is_held_out)
     detector = _without_threshold(folded_inputs(network, train.features[:, 0]), run)

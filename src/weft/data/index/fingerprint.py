@@ -41,6 +41,35 @@ class Fingerprint:
         """`hash_of` of every image; empty for a dataset that is larger than `HASHED_BYTES`."""
         return {line.rpartition("\t")[2] for line in self.lines} - {"-"}
 
+    def sides_of(self, source: Source) -> list[str]:
+        """Return the split of every image of a source: `train`, `val`, or "" for one that is not in the fingerprint.
+
+        An image with another name is found by its content; copies on both sides count as `val`. Without hashes, name
+        and size must be equal.
+
+        Raises:
+            DataError: an image can no longer be read.
+        """
+        exact: dict[tuple[str, str, str], str] = {}
+        by_content: dict[str, str] = {}
+        for line in self.lines:
+            side, *_, key, size, digest = line.split("\t")
+            exact[key, size, digest] = side
+            if by_content.get(digest) != "val":
+                by_content[digest] = side
+        is_hashed = by_content.pop("-", None) is None
+        sides = []
+        for i, size in enumerate(_sizes(source)):
+            digest = hash_of(source.read(i).data) if is_hashed else "-"
+            sides.append(exact.get((_key(source, i), str(size), digest)) or by_content.get(digest, ""))
+        return sides
+
+    def joined(self, other: Fingerprint) -> Fingerprint:
+        """Return these images, and those of another fingerprint whose content is not among them."""
+        hashes = self.hashes
+        new = [line for line in other.lines if line.rpartition("\t")[2] not in hashes]
+        return Fingerprint(list(dict.fromkeys([*self.classes, *other.classes])), [*self.lines, *new])
+
     @classmethod
     def read(cls, path: Path) -> Fingerprint:
         """Read a fingerprint.

@@ -1,0 +1,142 @@
+"""An evaluation leaves out the images that the model was trained on, wherever they are by now."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from weft.checkpoints import load_model_dir, save_model_dir
+from weft.data import open_data
+from weft.data.index.fingerprint import Fingerprint, fingerprint
+from weft.errors import DataError
+from weft.inference import evaluate
+from weft.train import RunResult, train
+
+Capture = pytest.CaptureFixture[str]
+NAMES = ("cat", "dog")
+COUNT = 10  # images of a class
+
+
+def paint(folder: Path, count: int, seed: int) -> Path:
+    random = np.random.default_rng(seed)
+    for name in NAMES:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = random.integers(0, 256, (32, 32, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{seed}-{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    folder = tmp_path_factory.mktemp("trained")
+    settings = {"head_init": "probe", "epochs": 0}
+    return train(
+        paint(folder / "data", COUNT, 0), model="levit_nano_32", settings=settings, out=folder / "run", quiet=True
+    )
+
+
+def data_of(run: RunResult) -> Path:
+    return run.out.parent / "data"
+
+
+def test_the_data_of_the_run(run: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert evaluate(run.out, data_of(run), quiet=True).count == run.count == 4
+    monkeypatch.chdir(run.out)
+    assert evaluate(".", "../data", quiet=True).count == run.count
+    assert evaluate("best", "../data", quiet=True).count == run.count
+
+
+def test_a_copy_of_the_data(run: RunResult, tmp_path: Path) -> None:
+    result = evaluate(run.out, shutil.copytree(data_of(run), tmp_path / "elsewhere"), quiet=True)
+    assert (result.count, result.top1) == (run.count, run.top1)
+
+
+def test_renamed_images(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
+    for path in data_of(run).rglob("*.png"):
+        (tmp_path / "data" / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / "data" / path.parent.name / f"renamed {path.name}")
+    result = evaluate(run.out, tmp_path / "data")
+    assert (result.count, result.top1) == (run.count, pytest.approx(run.top1))
+    assert "Evaluating the held-out images: 4 images." in capsys.readouterr().err
+
+
+def test_added_images_are_evaluated_too(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
+    data = paint(shutil.copytree(data_of(run), tmp_path / "data"), 3, 1)
+    assert evaluate(run.out, data).count == run.count + 6
+    assert "Evaluating the images that the model was not trained on: 10 images." in capsys.readouterr().err
+
+
+def test_other_images_are_all_evaluated(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
+    assert evaluate(run.out, paint(tmp_path / "data", 3, 1)).count == 6
+    assert "Evaluating all images: 6 images." in capsys.readouterr().err
+
+
+def test_training_images_alone_are_refused(run: RunResult, tmp_path: Path) -> None:
+    lines = Fingerprint.read(run.out / "images.tsv.gz").lines
+    with (tmp_path / "table.csv").open("w", newline="") as file:
+        rows = [(data_of(run) / line.split("\t")[2], line.split("\t")[1]) for line in lines if line.startswith("train")]
+        csv.writer(file).writerows([("path", "label"), *rows])
+    with pytest.raises(DataError, match=r"needs images that the model was not trained on; .*table\.csv has none"):
+        evaluate(run.out, tmp_path / "table.csv", quiet=True)
+    assert evaluate(run.out, tmp_path / "table.csv", split="all", quiet=True).count == len(rows)
+
+
+def test_training_images_among_those_that_are_asked_for(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
+    evaluate(run.out, data_of(run), split="all")
+    assert "The model was trained on 16 of these images, so the accuracy is too high." in capsys.readouterr().err
+    shutil.copytree(data_of(run), tmp_path / "data" / "val")
+    paint(tmp_path / "data" / "train", 2, 1)
+    evaluate(run.out, tmp_path / "data")
+    assert "The model was trained on 16 of these images, so the accuracy is too high." in capsys.readouterr().err
+    evaluate(run.out, data_of(run), split="train")
+    assert "too high" not in capsys.readouterr().err
+
+
+def test_an_extended_run_knows_the_images_of_both(run: RunResult, tmp_path: Path) -> None:
+    more = paint(tmp_path / "more", 5, 2)
+    extended = train(more, extend=run.out, out=tmp_path / "extended", quiet=True)
+    assert extended.extension is not None
+    both = shutil.copytree(more, shutil.copytree(data_of(run), tmp_path / "both"), dirs_exist_ok=True)
+    assert evaluate(extended.out, both, quiet=True).count == run.count + extended.extension.new_count
+    assert evaluate(extended.out, data_of(run), quiet=True).count == run.count
+    assert evaluate(extended.out, more, quiet=True).count == extended.extension.new_count
+
+
+def test_a_model_without_its_run_says_so(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
+    model, names = load_model_dir(run.out / "best")
+    evaluate(save_model_dir(model, tmp_path / "model", label_names=names), data_of(run))
+    assert "which images it was trained on is not known" in capsys.readouterr().err
+    evaluate(save_model_dir(model, run.out / "best" / "copy", label_names=names), data_of(run))
+    err = capsys.readouterr().err
+    assert "not known" not in err
+    assert "Evaluating the held-out images: 4 images." in err
+
+
+def test_sides_without_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large dataset, names and sizes are compared."""
+    splits = open_data(paint(tmp_path / "data", COUNT, 0))
+    monkeypatch.setattr("weft.data.index.fingerprint.HASHED_BYTES", 0)
+    recorded = fingerprint(splits)
+    assert recorded.sides_of(splits.train) == ["train"] * len(splits.train)
+    assert recorded.sides_of(splits.val) == ["val"] * len(splits.val)
+    assert set(recorded.sides_of(open_data(paint(tmp_path / "other", 3, 1)).train)) == {""}
+
+
+def test_a_copy_on_both_sides_is_held_out(tmp_path: Path) -> None:
+    data = paint(tmp_path / "data", COUNT, 0)
+    splits = open_data(data)
+    shutil.copy(data / splits.train.keys[0], data / splits.val.keys[0])
+    recorded = fingerprint(splits)
+    assert recorded.sides_of(splits.train)[0] == "train"  # the same name
+    assert recorded.sides_of(splits.val)[0] == "val"
+    for number, path in enumerate(sorted(data.rglob("*.png"))):
+        path.rename(path.with_name(f"{number}.png"))
+    renamed = open_data(data)
+    sides = [*recorded.sides_of(renamed.train), *recorded.sides_of(renamed.val)]
+    assert sides.count("val") == len(splits.val) + 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ FIGURE = HERE / "effects.png"
 LINEAR = 2.0  # percentage points around 0 where the axes of the figure are linear
 IMAGES = 50_000  # training images of CIFAR-10
 
-EXPERIMENTS = (  # paper, where, experiment, study (or the command of what is no study)
+EXPERIMENTS = (  # paper, where, experiment, study (or the command of what is no study; '' for none)
     ("CeiT", "main table", "ImageNet-1k at 224 pixels", "weft reproduce ceit"),
     ("CeiT", "main table", "fine-tuning at 384 pixels", "finetune-384"),
     ("CeiT", "transfer table", "seven datasets after ImageNet-1k", "transfer"),
@@ -48,8 +48,18 @@ EXPERIMENTS = (  # paper, where, experiment, study (or the command of what is no
     ("LeViT", "tables 3 and 4", "ImageNet-1k", "weft reproduce levit"),
     ("LeViT", "table 3", "speed", "weft bench --protocol levit"),
     ("LeViT", "table 5", "ablation A1 to A7", "levit-ablation"),
+    ("LeViT", "table 6 (supplement)", "time of the parts of a block", ""),
     ("DeiT", "table 3", "hard and soft labels of a teacher", "distillation"),
+    ("all papers", "a claim without a table", "few training images", "data-efficiency"),
+    ("weft", "in no paper", "training at one size, evaluation at another", "resolution"),
 )
+PAPER_SCALE = {  # parts of an experiment that only the scale of the paper has, by paper and study
+    ("CeiT", "ceit-convergence"): "CeiT-S and CeiT-B",
+    ("CeiT", "transfer"): "the start from ImageNet; Flowers, Pets, Cars, iNaturalist 2018 and 2019; CeiT-S",
+    ("CvT", "transfer"): "the start from ImageNet-22k; Flowers, Pets; CvT-21",
+    ("CeiT", "finetune-384"): "ImageNet, from 224 to 384 pixels",
+    ("CvT", "finetune-384"): "ImageNet, from 224 to 384 pixels",
+}
 
 
 def studies() -> str:
@@ -84,6 +94,9 @@ def experiments() -> str:
     results = {fields["study"]: fields for fields in _found("study")}
     for paper, where, what, name in EXPERIMENTS:
         head = f"| {paper}, {where} | {what} | `{name}`"
+        if not name:
+            lines.append(f"| {paper}, {where} | {what} | - | **not run** | no command measures it |")
+            continue
         if name.startswith("weft "):
             lines.append(f"{head} | {_not_a_study(name)} |")
             continue
@@ -94,7 +107,10 @@ def experiments() -> str:
         run = Counter(_outcome(row) for v in variants if (row := rows.get(v.name)) and row["effect"])
         missing = [variant for variant in variants if variant.name not in rows]
         shown = ", ".join(f"{count} {outcome}" for outcome, count in sorted(run.items())) or "**not run**"
-        lines.append(f"{head} | {shown} | {_missing(study, missing, len(missing) == len(variants))} |")
+        parts = [_missing(study, missing, rows, len(missing) == len(variants))] if missing else []
+        if more := PAPER_SCALE.get((paper, name)):
+            parts.append(f"{more}: `weft study {name} --scale paper`")
+        lines.append(f"{head} | {shown} | {'<br>'.join(parts)} |")
     return "\n".join(lines)
 
 
@@ -109,19 +125,20 @@ def _not_a_study(command: str) -> str:
 
 def _outcome(row: dict[str, Any]) -> str:
     """Return the result of a variant in a word."""
-    for sign in ("as in the paper", "against the paper"):
+    for sign in ("as in the paper", "against the paper", "no effect in the paper"):
         if row["verdict"].endswith(sign):
-            return sign
+            return sign.replace("no effect", "with no effect")
     return "not significant" if "no difference" in row["verdict"] else "without a value in the paper"
 
 
-def _missing(study: Study, variants: list[StudyVariant], is_whole: bool) -> str:
-    if not variants:
-        return ""
+def _missing(study: Study, variants: list[StudyVariant], finished: Collection[str], is_whole: bool) -> str:
+    """Return the command of variants that were not run, and its duration; variants that share a run count once."""
     only = "" if is_whole else " --only " + " ".join(f'"{variant.name}"' for variant in variants)
     costs = {(row["study"], row["variant"]): row for row in read_csv(HERE / "costs.csv")}
     seconds, seeds = 0.0, study.scales["small"].seeds
-    for variant in variants:
+    done = {study.run_key(variant, "small") for variant in study.variants if variant.name in finished}
+    runs = {key: variant for variant in variants if (key := study.run_key(variant, "small")) not in done}
+    for variant in runs.values():
         recipe, cost = recipe_of(study, variant, "small"), costs.get((study.name, variant.name))
         if cost is None:
             return f"`weft study {study.name}{only}`"

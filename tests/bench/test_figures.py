@@ -13,7 +13,8 @@ from types import ModuleType
 import pytest
 
 from weft import processor
-from weft.bench.records import filled, read_csv
+from weft.bench.records import filled, read_csv, write_csv
+from weft.study.plan import read_study
 
 STAND_IN = """
 import json, pathlib, sys
@@ -150,6 +151,18 @@ def test_the_tables_of_studies_are_their_results() -> None:
     assert "ceit-convergence" in tables.studies()
     for name, made in tables.TABLES:
         assert filled(tables.PAGE.read_text(), name)[1] == made()
+
+
+def test_variants_that_share_a_run_cost_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = script(ROOT / "benchmarks" / "studies" / "tables.py")
+    monkeypatch.setattr(tables, "HERE", tmp_path)
+    study = read_study("resolution").at_scale("small")  # three runs of eight epochs, four variants each
+    rows = [{"study": study.name, "variant": variant.name, "seconds_per_1000": 3} for variant in study.variants]
+    write_csv(tmp_path / "costs.csv", rows)
+    hours = 3 * 3 * 8 * 50 * 3 / 3600
+    assert tables._missing(study, study.variants, (), True) == f"`weft study resolution`: {hours:.1f} hours of one core"
+    text = tables._missing(study, study.variants[1:], {study.variants[0].name}, False)
+    assert text.endswith(f": {2 / 3 * hours:.1f} hours of one core")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -231,6 +231,17 @@ def test_a_teacher_that_fails_is_named(tmp_path, trainer):
         run_study(study_file(tmp_path, text), out=tmp_path / "out", quiet=True)
 
 
+def test_the_accuracy_of_the_teacher_is_kept(tmp_path, trainer):
+    file = study_file(tmp_path, STUDY.replace("epochs: 2}}", "epochs: 2}, teacher: {epochs: 1}}"))
+    done = run_study(file, out=tmp_path / "out", quiet=True)
+    assert trainer.waves[0] == ["teacher"]
+    assert done.teacher == round(50 + sum(map(ord, "teacher")) % 40 + 1 / 3, 6)
+    shutil.rmtree(tmp_path / "out" / "runs")
+    again = run_study(file, out=tmp_path / "out", quiet=True)
+    assert again.as_dict()["teacher"] == done.teacher
+    assert f"teacher: top-1 {done.teacher:.2f} %" in (tmp_path / "out" / "report.md").read_text()
+
+
 def test_one_pair_from_the_table_has_no_interval(tmp_path, trainer):
     file = study_file(tmp_path)
     run_study(file, out=tmp_path / "out", seeds=1, quiet=True)

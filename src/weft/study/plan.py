@@ -14,6 +14,7 @@ variants: # the others are compared with the first, unless `against` names anoth
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -127,6 +128,11 @@ class Study:
     def data(self, variant: StudyVariant, scale: str) -> str:
         """Return the dataset of a variant."""
         return variant.data or self.scales[scale].data
+
+    def run_key(self, variant: StudyVariant, scale: str) -> str:
+        """Return a text that is the same for variants that share their runs, such as those with another test_ratio."""
+        content = [self.recipe(variant, scale), self.data(variant, scale), variant.start_from]
+        return json.dumps([*content, self.settings(variant, scale)], sort_keys=True)
 
     def start(self, variant: StudyVariant) -> StudyVariant | None:
         """Return the variant whose best model another starts from, or None."""

@@ -29,6 +29,7 @@ def write_study_report(result: StudyResult) -> None:
         ("scale", f"{result.scale}: recipe {study.scales[result.scale].recipe}, {result.data}"),
         ("settings of all variants", ", ".join(f"{key}={value}" for key, value in result.settings.items()) or "none"),
         ("runs", f"{seeds} per variant, seeds from 0; {_hours(result.seconds)} of training in total"),
+        *([] if result.teacher is None else [("teacher", f"top-1 {result.teacher:.2f} %")]),
         ("intervals", _intervals(seeds)),
     ]
     failed = [(row.variant, str(seed), reason) for row in result.rows for seed, reason in row.errors]

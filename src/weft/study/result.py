@@ -60,6 +60,7 @@ class StudyResult:
         curves: variant -> (epoch, held-out top-1 in percent, mean over the seeds); the first of variants that share
             their runs.
         seconds: of all training runs together.
+        teacher: top-1 accuracy of the teacher that the study trained, in percent; None without one.
     """
 
     out: Path
@@ -70,6 +71,7 @@ class StudyResult:
     rows: tuple[Row, ...]
     curves: Mapping[str, tuple[tuple[int, float], ...]]
     seconds: float
+    teacher: float | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -88,6 +90,7 @@ class StudyResult:
             "seeds": self.seeds,
             "settings": dict(self.settings),
             "seconds": self.seconds,
+            "teacher": self.teacher,
             "out": str(self.out),
             "variants": [_plain(row) for row in self.rows],
         }

@@ -79,7 +79,7 @@ def run_study(
     folder = Path(out) if out is not None else Path("runs") / f"study-{slug(plan.name)}-{scale}"
     shown = ", ".join(Path(sources[name]).name for name in sources)
     record = {"study": plan.name, "scale": scale, "data": shown, "settings": dict(settings or {})}
-    open_directory(folder, "study.json", record, (*CONTENTS, *FIGURES), force=force, same=_same_study)
+    known = open_directory(folder, "study.json", record, (*CONTENTS, *FIGURES), force=force, same=_same_study)
     finished = {run.variant for run in read_runs(folder / "runs.csv")}
     names = [variant.name for variant in plan.variants if variant in chosen or csv_cell(variant.name) in finished]
     classes |= _classes(plan, scale, sources, _chosen(plan, names), known=classes, quiet=quiet)
@@ -107,12 +107,14 @@ def run_study(
             on_done(job, Result(error=reason))
         with watching(ready, quiet=quiet) as on_wait, kept_in(folder):
             results = run_jobs(ready, engine=engine, at_once=jobs, threads=threads, on_done=on_done, on_wait=on_wait)
-        teacher = results.get(folder / "runs" / TEACHER)
-        if teacher is not None and teacher.error:
-            raise UsageError(
-                f"The teacher of study {plan.name} could not be trained: {teacher.error.removesuffix('.')}."
-            )
+        if teacher := results.get(folder / "runs" / TEACHER):
+            if teacher.error:
+                reason = teacher.error.removesuffix(".")
+                raise UsageError(f"The teacher of study {plan.name} could not be trained: {reason}.")
+            known["teacher"] = round(teacher.top1, DIGITS)
+            write_whole(folder / "study.json", json.dumps(known, indent=2).encode())
     result = _summary(plan, [variant.name for variant in chosen], scale, shown, count, folder, state.runs)
+    result = dataclasses.replace(result, teacher=known.get("teacher"))
     _write(result)
     return result
 
@@ -326,9 +328,7 @@ class _State:
         """Return the variants in groups that share their runs; of all, so that no job depends on the selection."""
         groups: dict[str, list[StudyVariant]] = {}
         for variant in self.plan.variants:
-            recipe, data = self.plan.recipe(variant, self.scale), self.plan.data(variant, self.scale)
-            content = [recipe, data, variant.start_from, self.plan.settings(variant, self.scale)]
-            groups.setdefault(json.dumps(content, sort_keys=True), []).append(variant)
+            groups.setdefault(self.plan.run_key(variant, self.scale), []).append(variant)
         return list(groups.values())
 
     def _settings(self, variant: StudyVariant, seed: int) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def prepared(run: Path, name: str, bodies: list[Body]) -> dict[str, str]:
     """Milliseconds of one thread from a picture's bytes to its tensor."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    predictor = Predictor.open(run, runtime="torch")
+    predictor = Predictor.load(run)
     for body in bodies[:20]:
         predictor.prepare(body.data)
     begun = time.perf_counter()

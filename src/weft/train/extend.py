@@ -206,7 +206,7 @@ def extend(recipe: Recipe, reservation: Reservation, runtime: Runtime, *, quiet:
     )
     network = _with_classes(network, len(classes), probes)
     for probe in probes:
-        note(str(probe))
+        note(probe.describe(classes))
 
     is_old = np.arange(len(everything.labels)) < len(old.labels)
     held_out = everything.is_held_out

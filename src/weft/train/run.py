@@ -465,7 +465,7 @@ class _Run:
                 label_smoothing=self.recipe.loss.label_smoothing if self.plan.steps else 0.0,
                 on_batch=count,
             )
-        return [str(probe) for probe in probes]
+        return [probe.describe(self.splits.classes) for probe in probes]
 
     def _check_saving(self) -> None:
         """Save and load a model directory, so that a model that cannot be saved fails before the run starts."""

@@ -26,7 +26,7 @@ from weft.data.loading.order import epochs_of
 from weft.errors import DataError, UsageError
 from weft.files import remove, sweep, write_text
 from weft.inference.arguments import check_other
-from weft.inference.calibration import MAX_IMAGES, calibrate, held_out_logits
+from weft.inference.calibration import MAX_IMAGES, calibrate, calibration_lines, held_out_logits
 from weft.inference.conclusions import Training
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import feature_map
@@ -568,10 +568,15 @@ class _Run:
     def _report(self, session: Session, best: Evaluation, result: RunResult) -> None:
         params = sum(parameter.numel() for parameter in session.learner.model.parameters())
         excluded = f", {len(best.excluded)} excluded as unreadable" if best.excluded else ""
+        model, _ = load_model_dir(self.out / "best")
+        calibration = calibration_lines(model)
+        for name, value in calibration:
+            session.reporter.note(f"{name}: {value}")
         summary = [
             ("held-out images", f"{best.count}{excluded}"),
             ("best epoch", f"{result.best_epoch} of {result.epochs}"),
             *accuracy_lines(best, "held-out images"),
+            *calibration,
             ("training images", f"{len(self.splits.train)}"),
             ("parameters", f"{params:,}"),
             ("training and evaluation", f"{clock(result.seconds)} on {self.runtime.device.type}"),

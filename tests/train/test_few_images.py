@@ -140,3 +140,5 @@ def test_it_trains_from_the_package(photos: Path, tmp_path: Path, monkeypatch: p
     assert result.model == LITE
     assert (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1].startswith("0,0,")
     assert Runtime.of("cpu").world == 1
+    with pytest.raises(UsageError, match=r"--from-scratch needs epochs, since a linear probe needs trained weights"):
+        train(photos, from_scratch=True, recipe="probe", out=tmp_path / "run", quiet=True)

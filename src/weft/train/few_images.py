@@ -31,7 +31,7 @@ def with_available_weights(recipe: Recipe) -> tuple[Recipe, str]:
     Returns:
         The recipe, and a note that states the reason, or an empty text.
     """
-    if not recipe.pretrained or recipe.start_from is not None or recipe.model != load_recipe(RECIPE).model:
+    if not recipe.pretrained or recipe.model != load_recipe(RECIPE).model:
         return recipe, ""
     model = model_with_weights()
     if model is None or model == recipe.model:

@@ -582,7 +582,6 @@ class _Run:
             ("training and evaluation", f"{clock(result.seconds)} on {self.runtime.device.type}"),
             ("repeat with", f"weft train --config {self.out / 'recipe.yaml'} --out DIR"),
         ]
-        model, _ = load_model_dir(self.out / "best")
         stored = self._stored_features(model) if result.best_epoch == 0 else None
         if stored is not None:
             size = stored.write(self.out / FEATURES)

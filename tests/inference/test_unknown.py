@@ -18,6 +18,7 @@ from weft.cli import main
 from weft.deploy import export, fold
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.inference import Predictor, evaluate, predict
+from weft.inference.calibration import calibration_lines
 from weft.inference.features import FeatureReader, folded_inputs
 from weft.inference.unknown import compare_scores, scores_of_files, set_threshold
 from weft.recipes import load_recipe
@@ -137,6 +138,16 @@ def test_a_run_has_a_threshold_of_its_other_images(run: Path, noise: Path) -> No
     rows = predict(run, noise, quiet=True)
     assert sum(bool(row.unknown) for row in rows) == record["other_unknown"]
     assert rows[0].as_dict()["unknown"] in (True, False)
+    model = load_model_dir(run / "best")[0]
+    (_, calibration), (name, value) = calibration_lines(model)
+    before, after = (getattr(model.confidence, name) for name in ("ece_before", "ece_after"))
+    assert calibration.endswith(f"; expected calibration error {before:.1f} points before, {after:.1f} after")
+    assert name == "images of no class"
+    assert value.startswith(f"threshold {record['value']:.2f}; AUROC {record['auroc']:.3f}; unknown are ")
+    assert f"{record['other_unknown']} of 12 other images" in value
+    report = (run / "report" / "report.md").read_text()
+    assert f"calibration: {calibration}" in report
+    assert f"images of no class: {value}" in report
 
 
 @pytest.mark.parametrize("other", ["none", "empty", "no_images"])

@@ -166,6 +166,8 @@ def test_a_review_finds_them_and_the_table_corrects_them(
     assert (copy.label, copy.proposed, copy.action) == ("blue", "red", "relabel")
     assert copy.group == findings["03.png"].group != ""
     assert (len(result.duplicates), result.copies_in_classes, result.leaks) == (1, 1, 0)
+    relabelled = sum(row.action == "relabel" for row in result.findings)
+    assert result.headline().startswith(f"{relabelled} of {result.images} labels (")
     page = (out / "report.html").read_text()
     assert "wrong.png" in page
     assert (out / "errors.png").is_file()
@@ -198,6 +200,17 @@ def test_copies_in_both_splits_are_leaks_and_the_training_image_is_excluded(
     assert result.leaks == 1
     actions = {(row.split, Path(row.path).name): row.action for row in result.findings if row.group}
     assert actions == {("train", "again.png"): "exclude", ("val", "07.png"): "keep"}
+
+
+def test_the_headline_counts_copies_with_another_label(data: Path, model: Path, tmp_path: Path) -> None:
+    (data / "red/wrong.png").unlink()
+    result = review(data, run=model, quiet=True)
+    assert [Path(row.path).name for row in result.findings if row.action == "relabel"] == ["copy.png"]
+    assert result.headline() == f"1 of {result.images} labels ({100 / result.images:.1f} %) may be wrong."
+    for name in ("red", "blue"):
+        (tmp_path / "two" / name).mkdir(parents=True)
+        shutil.copy(data / name / "01.png", tmp_path / "two" / name)
+    assert review(tmp_path / "two", run=model, quiet=True).headline() == "No label of 2 images could be judged."
 
 
 def test_bad_input_is_refused(data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

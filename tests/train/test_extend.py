@@ -244,6 +244,12 @@ def test_settings_that_do_not_apply(
     assert not (tmp_path / "run").exists()
 
 
+def test_the_recipe_of_digits_does_not_apply(first: RunResult, tmp_path: Path) -> None:
+    result = train("digits", extend=first.out, limit=20, out=tmp_path / "run", quiet=True)
+    assert result.extension is not None
+    assert result.extension.classes == [str(digit) for digit in range(10)]
+
+
 def test_the_old_run_is_not_overwritten(images: Path, first: RunResult, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="stays as it is"):
         train(part(images, tmp_path / "more", "ant"), extend=first.out, out=first.out, force=True, quiet=True)

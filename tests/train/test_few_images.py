@@ -43,9 +43,18 @@ def test_few_large_images_start_from_available_weights() -> None:
     assert "--from-scratch" in note
 
 
-@pytest.mark.parametrize(("size", "count"), [((32, 32), 200), ((375, 500), 10_001)])
-def test_small_or_many_images_do_not(size: tuple[int, int], count: int) -> None:
-    assert few_images.choice(size, count) == (None, "")
+@pytest.mark.parametrize(
+    ("size", "count", "reason"),
+    [
+        ((95, 500), 200, "the images have about 95x500 pixels, and public weights saw larger ones"),
+        ((375, 500), 10_001, "there are 10,001 images, more than 10,000"),
+    ],
+)
+def test_small_or_many_images_do_not(size: tuple[int, int], count: int, reason: str) -> None:
+    model, note = few_images.choice(size, count)
+    assert model is None
+    assert note == f"Training from scratch, since {reason}; from public weights: --recipe finetune."
+    assert few_images.note_on_scratch(LITE, size, count) == ""
 
 
 def test_the_cache_of_the_hub_comes_before_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +119,17 @@ def test_who_names_a_model_or_a_recipe_gets_it(arguments: dict[str, object], pho
 
 
 @pytest.mark.usefixtures("plans")
+@pytest.mark.parametrize("model", [f"{LITE}.in1k", "levit_128s"])
+def test_a_named_model_says_that_it_starts_from_random_weights(model: str, photos: Path, tmp_path: Path) -> None:
+    note = f"{model} starts from random weights; from its public weights: --recipe finetune --model {model}."
+    assert note in decided(photos, tmp_path / "run", model=model).notes
+    for arguments in ({"from_scratch": True}, {"recipe": "small_images"}, {"recipe": "finetune"}):
+        assert note not in decided(photos, tmp_path / "run", model=model, **arguments).notes
+    without_weights = decided(photos, tmp_path / "run", model="levit_nano_32").notes
+    assert not any("random weights" in note for note in without_weights)
+
+
+@pytest.mark.usefixtures("plans")
 @pytest.mark.parametrize("recipe", ["probe", "finetune", "small_folder"])
 def test_a_recipe_with_public_weights_takes_those_at_hand(recipe: str, photos: Path, tmp_path: Path) -> None:
     assert decided(photos, tmp_path / "run", recipe=recipe).recipe.model == LITE
@@ -128,6 +148,8 @@ def test_a_recipe_keeps_its_model_where_its_weights_are_available(
 def test_from_scratch_excludes_weights_to_start_from(photos: Path, tmp_path: Path, capsys) -> None:
     with pytest.raises(UsageError, match=r"--from-scratch and --from exclude each other"):
         train(photos, from_scratch=True, start_from=tmp_path, out=tmp_path / "run", quiet=True)
+    with pytest.raises(UsageError, match=r"--from-scratch needs epochs, since a linear probe needs trained weights"):
+        train(photos, from_scratch=True, recipe="probe", out=tmp_path / "run", quiet=True)
     assert main(["train", str(photos), "--from-scratch", "--from", "x", "--out", str(tmp_path / "run")]) == 2
     assert "exclude each other" in capsys.readouterr().err
 

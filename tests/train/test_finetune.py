@@ -52,6 +52,20 @@ def test_without_a_model_it_is_that_of_the_run(
         torch.testing.assert_close(value, load_file(first.out / "best" / "model.safetensors")[name], msg=name)
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_recipe_with_public_weights_starts_from_the_run(
+    is_named: bool, trained: RunResult, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {**ONE, "quiet": False, "recipe": "probe", "epochs": 0, "model": trained.model if is_named else None}
+    result = train(photos, start_from=trained.out, out=tmp_path / "run", **arguments)
+    printed = capsys.readouterr().err
+    assert f"Weights from {trained.out / 'best' / 'model.safetensors'}" in printed
+    assert "public weights" not in printed
+    assert (f"Model {trained.model}, that of {trained.out}" in printed) == (not is_named)
+    recipe = load_recipe(result.out / "recipe.yaml")
+    assert (recipe.model, recipe.pretrained, recipe.head_init) == (trained.model, False, "probe")
+
+
 def test_other_classes_get_a_new_head(trained: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = paint(tmp_path / "photos", classes=("blue", "red"))
     settings = {**STILL, "name": "x"}

@@ -99,8 +99,12 @@ def test_the_command_line_prints_it(photos: Path, tmp_path: Path, capsys: pytest
     assert json.loads(printed.out)["cross_validation"]["n"] == 27
     assert "Fold 2 of 2." in printed.err
     assert main(["train", "--resume", str(tmp_path / "run"), "--quiet"]) == 0
-    printed = capsys.readouterr().out
+    printed, messages = capsys.readouterr()
+    assert "Too few images for a conclusion: with 27," in messages
     assert "2-fold cross-validation: top-1" in printed
     assert "; at the last epoch of each" in printed
+    report = (tmp_path / "run" / "folds" / "report" / "report.md").read_text()
+    assert "folds: 2; 27 images held out, each once" in report
+    assert "Evaluate on more images" in report
     with pytest.raises(UsageError, match=r"cannot change its data\.folds"):
         train(resume=tmp_path / "run", settings={"data.folds": 3}, override=True, quiet=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 
 from tests.train import tiny
 from weft.data import open_data
+from weft.data.loading.loader import ImageLoader
 from weft.errors import StoppedError, UsageError
 from weft.inference import features
 from weft.inference.features import classifiers, read_features
@@ -23,7 +25,7 @@ from weft.models.contract import resized
 from weft.models.registry import create_model
 from weft.runtime import Runtime
 from weft.train import evaluate, train
-from weft.train.linear_probe import Balance, fit, fit_heads
+from weft.train.linear_probe import Balance, LinearProbe, fit, fit_heads
 
 CPU = Runtime.of("cpu")
 SETTINGS = {"head_init": "probe", "epochs": 2, "batch_size": 8, "optim.lr": 1e-4, "schedule.warmup_epochs": 0}
@@ -90,7 +92,50 @@ def test_a_class_with_one_image_leaves_no_cross_validation() -> None:
     labels[0] = 2
     probe = fit(views, labels, 3)
     assert probe.right.size == 0
-    assert "without cross-validation: a class has one image" in str(probe)
+    assert probe.describe(["ant", "bee", "fly"]).endswith(
+        ", without cross-validation, because of classes with one image or group: fly. Add images."
+    )
+
+
+@pytest.mark.parametrize("present", [[1], [0, 2], [0, 2, 3]])
+def test_a_class_without_an_image_is_never_predicted(present: list[int]) -> None:
+    views, labels = clouds(len(present), 30, 8)
+    probe = fit(views, np.array(present)[labels], 4, balance=Balance(logit_adjustment=1.0))
+    assert np.isfinite(probe.weight).all()
+    assert np.isfinite(probe.bias).all()
+    alone = fit(views, labels, len(present), balance=Balance(logit_adjustment=1.0))
+    assert probe.weight[present] == pytest.approx(alone.weight)
+    assert set((views[:, 0] @ probe.weight.T + probe.bias).argmax(1)) <= set(present)
+    classes = ["ant", "bee", "cat", "dog"]
+    assert ", ".join(name for i, name in enumerate(classes) if i not in present) in probe.describe(classes)
+
+
+@pytest.mark.parametrize("group", [None, r"(\d)\.png"])
+def test_an_image_that_can_no_longer_be_read_is_excluded(
+    group: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = tiny.paint(tmp_path / "noise", per_class=6)
+    counts = []
+
+    def fit_and_record(network: nn.Module, loader: ImageLoader, *more: Any, **arguments: Any) -> list[LinearProbe]:
+        (photos / loader.dataset.source.keys[0]).write_bytes(b"damaged")
+        probes = fit_heads(network, loader, *more, **arguments)
+        counts.extend([probes[0].counts.sum(), len(loader.dataset)])
+        return probes
+
+    monkeypatch.setattr("weft.train.run.fit_heads", fit_and_record)
+    settings = {**SETTINGS, "epochs": 0, "data.on_lost": "exclude"}
+    train(photos, "ceit_nano_32", settings=settings, group=group, out=tmp_path / "run", quiet=True)
+    assert counts[0] == counts[1] - 1
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_limit_below_the_number_of_classes(limit: int, photos: Path, tmp_path: Path) -> None:
+    """The model is saved with finite weights, and predicts."""
+    out = tmp_path / "run"
+    train(photos, "ceit_nano_32", settings={**SETTINGS, "epochs": 1}, limit=limit, out=out, quiet=True)
+    assert evaluate(out, photos, quiet=True).count == 9
 
 
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32", "resnet10t", "vit_tiny_patch16_224"])

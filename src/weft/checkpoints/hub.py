@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 )
 from torch import Tensor, nn
 
-from weft.checkpoints.bundled import bundle_of, read_bundle
+from weft.checkpoints.bundled import bundle_advice, bundle_of, read_bundle
 from weft.checkpoints.downloads import cache_if_unreachable, hub_file, is_reachable, url_to_file
 from weft.checkpoints.files import read_state_dict
 from weft.checkpoints.finding import PREFIX
@@ -84,7 +84,16 @@ def _of_timm(name: str, cache_dir: str | Path | None, kwargs: dict[str, Any]) ->
             raise CheckpointError(
                 f"The weights of {name} must be on the hub or in its cache; they are not in the cache, and the hub"
                 " cannot be reached. Connect to the internet, or set HF_HOME to a cache that has them."
+                f"{bundle_advice()}"
             ) from error
+
+
+def has_public_weights(name: str) -> bool:
+    """Return whether a model of weft or timm has public weights, on the hub or elsewhere."""
+    if name in VARIANTS:
+        return VARIANTS[name].weights is not None
+    cfg = timm.get_pretrained_cfg(name)
+    return bool(cfg and cfg.has_weights)
 
 
 def is_cached(name: str, cache_dir: str | Path | None = None) -> bool:
@@ -169,7 +178,7 @@ def download_weights(source: PublicWeights, cache_dir: str | Path | None = None)
     reasons = "; ".join(dict.fromkeys(problems))
     raise CheckpointError(
         f"The weights {source.repo} must be on the hub or in its cache; {reasons}. Connect to the internet,"
-        " or download the file elsewhere and convert it: weft convert FILE DIR --model NAME."
+        f" or download the file elsewhere and convert it: weft convert FILE DIR --model NAME.{bundle_advice()}"
     )
 
 

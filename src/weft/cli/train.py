@@ -124,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
         folds = result.cross_validation
         if folds is not None:
             print(f"{folds}\nreport: {result.out / 'folds' / 'report' / 'report.html'}")
-        elif warning := too_few_text(result.top1, result.count):
+        evaluation = result if folds is None else folds.evaluation
+        if warning := too_few_text(evaluation.top1, evaluation.count):
             note(warning)
     return 0
 

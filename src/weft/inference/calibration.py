@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,10 @@ from scipy.optimize import fminbound
 from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
-from weft.checkpoints.confidence import Confidence, Point
+from weft.checkpoints.confidence import Confidence, Point, confidence_of
+from weft.checkpoints.unknown import detector_of
 from weft.data.loading.dataset import LOST
-from weft.inference.metrics import calibration_error
+from weft.inference.metrics import UnknownResult, calibration_error
 from weft.inference.torch_backend import infer
 from weft.runtime import Runtime
 
@@ -56,6 +58,22 @@ def calibrate(logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " 
         ece_after=calibration_error(*_predictions(softmax(logits / cross[:, None], axis=1), labels)),
         curve=_curve(sure, right),
     )
+
+
+def calibration_lines(model: Any) -> list[tuple[str, str]]:
+    """Return (name, value) lines: the calibration of a loaded model, and the threshold of its detector."""
+    lines, confidence, detector = [], confidence_of(model), detector_of(model)
+    if confidence is not None:
+        before, after = confidence.ece_before, confidence.ece_after
+        value = f"temperature {confidence.temperature:.2f}; expected calibration error {before:.1f} points before"
+        lines.append(("calibration", f"{value}, {after:.1f} after"))
+    if detector is not None and (threshold := detector.threshold) is not None:
+        result = f"unknown are {threshold.unknown:,} of {threshold.count:,} held-out images"
+        if threshold.auroc is not None:
+            known = threshold.count, threshold.unknown
+            result = str(UnknownResult(threshold.auroc, *known, threshold.other_count, threshold.other_unknown))
+        lines.append(("images of no class", f"threshold {threshold.value:.2f}; {result}"))
+    return lines
 
 
 def fit_temperature(logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n"]) -> float:

@@ -84,7 +84,7 @@ def suspicious(result: Evaluation) -> list[Mistake]:
 def _next_steps(result: Evaluation, training: Training | None) -> list[str]:
     steps = []
     if result.interval.is_wide:
-        steps.append("Hold out more images, so that the accuracy is known better.")
+        steps.append("Evaluate on more images, so that the accuracy is known better.")
     weak = [
         (score.images - int(result.confusion[place, place]), place, score)
         for place, score in enumerate(result.per_class)

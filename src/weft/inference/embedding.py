@@ -152,6 +152,10 @@ def similar(
         refuse_file_name(Path(out))
         refuse_taken(Path(out), REPORT, force=force)
         check_writable(Path(out))
+    if Path(query).is_dir():
+        raise DataError(
+            f"The query must be an image file; {printable(str(query))} is a folder. Pass one of its images."
+        )
     predictor = feature_predictor(run, settings, quiet)
     wanted = read_files(predictor, [str(query)], 1, quiet=True)
     if wanted.errors:

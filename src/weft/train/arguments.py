@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.finding import PREFIX, WEIGHTS
+from weft.checkpoints.finding import CONFIG, PREFIX, WEIGHTS
 from weft.data.sources.open import check_exists
 from weft.devices import check_device
 from weft.errors import CheckpointError, UsageError
@@ -15,7 +15,7 @@ from weft.files import refuse_taken
 from weft.inference.arguments import check_other
 from weft.models.timm_names import check_name
 from weft.recipes import Recipe, load_recipe
-from weft.recipes.load import default_recipe, overrides_of
+from weft.recipes.load import default_recipe, overrides_of, recipe_names
 from weft.runs.directory import REPLACEABLE, check_run_dir
 from weft.train.stop import seconds_of
 from weft.train.track import check_trackers
@@ -145,6 +145,11 @@ def checked_recipe(
         return loaded
     if loaded.start_from is not None:
         raise UsageError("--from-scratch and --from exclude each other; omit one of them.")
+    if loaded.epochs == 0:
+        raise UsageError(
+            "--from-scratch needs epochs, since a linear probe needs trained weights; got epochs 0. Omit it, or pass"
+            " --epochs N."
+        )
     return dataclasses.replace(loaded, pretrained=False, head_init="random")
 
 
@@ -157,6 +162,8 @@ def load_plan_recipe(
 ) -> Recipe:
     """Load the recipe that the arguments of `train` describe.
 
+    Weights to start from replace public weights, and their network replaces that of a recipe of weft.
+
     Args:
         data, recipe, settings: as in `train`.
         given: arguments of `train` that are settings, by name; None if not given.
@@ -164,10 +171,18 @@ def load_plan_recipe(
 
     Raises:
         UsageError: an invalid setting, or no dataset.
+        CheckpointError: there are no such weights to start from.
     """
-    loaded = load_recipe(recipe or default_recipe(data), overrides_of(data, settings or {}, given))
+    overrides = overrides_of(data, settings or {}, given)
+    is_extended = any(key == "extend" for key, _ in overrides)  # the recipe is that of the run
+    loaded = load_recipe(recipe or (None if is_extended else default_recipe(data)), overrides)
     if loaded.data.source is None:
         raise UsageError(
             f"Training needs images; got none. Name a folder or `digits`: weft train DATA {option}".rstrip() + "."
         )
+    if loaded.pretrained and loaded.start_from is not None:
+        is_named = given.get("model") is not None or "model" in (settings or {}) or recipe not in recipe_names()
+        is_described = loaded.start_from.startswith(PREFIX) or (start_file(loaded.start_from).parent / CONFIG).is_file()
+        model = None if is_described and not is_named else loaded.model
+        loaded = dataclasses.replace(loaded, model=model, pretrained=False)
     return loaded

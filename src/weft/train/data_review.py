@@ -67,6 +67,7 @@ class Review:
         images: number of images.
         model: the network of the features.
         findings: images with a problem: likely label errors first, most likely first.
+        judged: number of labels that could be judged.
         errors: number of likely label errors.
         confusions: (label, proposed class, images) of class pairs that are confused, most images first.
         duplicates: paths of each group of near-duplicates.
@@ -80,6 +81,7 @@ class Review:
     images: int
     model: str
     findings: list[Finding]
+    judged: int
     errors: int
     confusions: list[tuple[str, str, int]]
     duplicates: list[list[str]]
@@ -91,10 +93,12 @@ class Review:
 
     def headline(self) -> str:
         """Return the conclusion as one sentence."""
-        if not self.errors:
+        wrong = sum(row.proposed != row.label and row.action != "keep" for row in self.findings)
+        if not wrong and not self.judged:
+            return f"No label of {count(self.images, 'image')} could be judged."
+        if not wrong:
             return f"No label of {count(self.images, 'image')} looks wrong."
-        share = 100 * self.errors / self.images
-        return f"{self.errors:,} of {count(self.images, 'label')} ({share:.1f} %) may be wrong."
+        return f"{wrong:,} of {count(self.images, 'label')} ({100 * wrong / self.images:.1f} %) may be wrong."
 
     def lines(self) -> list[tuple[str, str]]:
         """Return (name, value) lines for the report and the terminal."""
@@ -249,6 +253,7 @@ def _review(
         num_images,
         model,
         findings,
+        int(result.is_judged.sum()),
         int(result.is_error.sum()),
         _confused(result, names),
         [[features.images[i] for i in group] for group in duplicates],

@@ -28,7 +28,7 @@ from weft.data.index.split import GroupError
 from weft.data.sources.open import class_names
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import write_text
-from weft.inference.calibration import calibrate
+from weft.inference.calibration import calibrate, calibration_lines
 from weft.inference.feature_map import map_of
 from weft.inference.features import classifiers, fingerprint, logits_of, split_heads
 from weft.inference.metrics import Evaluation, accuracy_lines, confidence_lines, measure
@@ -215,7 +215,7 @@ def extend(recipe: Recipe, reservation: Reservation, runtime: Runtime, *, quiet:
     )
     network = _with_classes(network, len(classes), probes)
     for probe in probes:
-        note(str(probe))
+        note(probe.describe(classes))
 
     is_old = np.arange(len(everything.labels)) < len(old.labels)
     held_out = everything.is_held_out
@@ -440,6 +440,7 @@ def _write(
         ("held-out images", f"{evaluation.count}"),
         *accuracy_lines(evaluation, "held-out images"),
         *confidence_lines(evaluation),
+        *calibration_lines(network),
         ("training images", f"{int((~everything.is_held_out).sum())}"),
         ("training and evaluation", f"{clock(result.seconds)} on {runtime.device.type}"),
         ("repeat with", f"weft train --config {out / 'recipe.yaml'} --out DIR"),

@@ -6,7 +6,7 @@ import dataclasses
 
 from weft.checkpoints.bundled import BUNDLES, bundle_of
 from weft.checkpoints.downloads import is_reachable
-from weft.checkpoints.hub import is_cached
+from weft.checkpoints.hub import has_public_weights, is_cached
 from weft.recipes import Recipe, load_recipe
 
 RECIPE = "finetune"  # its model is downloaded, if the hub can be reached
@@ -31,7 +31,7 @@ def with_available_weights(recipe: Recipe) -> tuple[Recipe, str]:
     Returns:
         The recipe, and a note that states the reason, or an empty text.
     """
-    if not recipe.pretrained or recipe.start_from is not None or recipe.model != load_recipe(RECIPE).model:
+    if not recipe.pretrained or recipe.model != load_recipe(RECIPE).model:
         return recipe, ""
     model = model_with_weights()
     if model is None or model == recipe.model:
@@ -53,8 +53,8 @@ def choice(image_size: tuple[int, int], num_images: int) -> tuple[str | None, st
     Returns:
         Name of the model whose weights are used, or None; and a note that states the reason, or an empty text.
     """
-    if min(image_size) < MIN_SIDE or num_images > MAX_IMAGES:
-        return None, ""
+    if reason := _reason_for_scratch(image_size, num_images):
+        return None, f"Training from scratch, since {reason}; from public weights: --recipe {RECIPE}."
     model = model_with_weights()
     if model is None:
         return None, (
@@ -66,3 +66,23 @@ def choice(image_size: tuple[int, int], num_images: int) -> tuple[str | None, st
         f"Fine-tuning the public weights of {model} (recipe {RECIPE}), since there are only {num_images:,} images;"
         " otherwise: --from-scratch."
     )
+
+
+def note_on_scratch(model: str, image_size: tuple[int, int], num_images: int) -> str:
+    """Return a note that a named model starts from random weights, if public weights would be chosen without a name.
+
+    Args:
+        model: name of the model.
+        image_size, num_images: as in `choice`.
+    """
+    if _reason_for_scratch(image_size, num_images) or not has_public_weights(model):
+        return ""
+    return f"{model} starts from random weights; from its public weights: --recipe {RECIPE} --model {model}."
+
+
+def _reason_for_scratch(image_size: tuple[int, int], num_images: int) -> str:
+    """Return the reason not to choose public weights; an empty text if there is none."""
+    if min(image_size) < MIN_SIDE:
+        height, width = image_size
+        return f"the images have about {height}x{width} pixels, and public weights saw larger ones"
+    return f"there are {num_images:,} images, more than {MAX_IMAGES:,}" if num_images > MAX_IMAGES else ""

@@ -17,6 +17,7 @@ from weft.intervals import Estimate, accuracy_text
 from weft.progress import say
 from weft.recipes import Recipe
 from weft.runs.directory import CROSS_VALIDATION, FOLDS, read_metrics
+from weft.text import count
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def write_cross_validation(out: Path, result: CrossValidation, model: str, data:
     """Write `cross_validation.json` and a report into a run directory."""
     evaluation = result.evaluation
     write_text(out / CROSS_VALIDATION, json.dumps({"model": model, "data": data, **result.as_dict()}, indent=2) + "\n")
-    summary = [("folds", f"{len(result.folds)}; each image is held out once")]
+    summary = [("folds", f"{len(result.folds)}; {count(evaluation.count, 'image')} held out, each once")]
     summary += accuracy_lines(evaluation)
     if len(result.by_epoch) > 1:
         last = max(result.by_epoch)

@@ -7,6 +7,7 @@ on the training images. The result is folded into the last linear layer, so the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,17 +19,20 @@ from scipy.special import log_softmax, softmax
 from threadpoolctl import threadpool_limits
 from torch import nn
 
+from weft.data.loading.dataset import LOST
 from weft.data.loading.loader import ImageLoader
 from weft.inference.features import classifiers, read_features
 from weft.intervals import accuracy_of
 from weft.recipes import Recipe
 from weft.runtime import Runtime
+from weft.text import first_few
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # inverse L2 penalty C of scikit-learn, for features of unit variance
 FOLDS = 5
 DEFAULT_STRENGTH = 0.1  # where a class has too few images for cross-validation
 MAX_CROSS_VALIDATED = 3_000  # images; of more, one fold is held out instead of each in turn
 ITERATIONS = 1_000
+ABSENT_LOGIT = -10.0  # of a class without a training image; the largest logit of the others is at least about 0
 
 
 class Balance(NamedTuple):
@@ -61,20 +65,27 @@ class LinearProbe:
         strength: the chosen inverse L2 penalty.
         right: (images) whether the prediction of each image by the other folds is correct; empty without
             cross-validation.
+        counts: (classes) number of training images of each class; of groups, if the images are in groups.
     """
 
     weight: np.ndarray
     bias: np.ndarray
     strength: float
     right: np.ndarray
+    counts: np.ndarray
 
-    def __str__(self) -> str:
+    def describe(self, classes: Sequence[str]) -> str:
         """Describe the probe, with the 95 % interval of its cross-validated accuracy (Wilson)."""
         text = f"Logistic regression on {self.weight.shape[1]:,} features (C = {self.strength:g})"
-        if not self.right.size:
-            return f"{text}, without cross-validation: a class has one image or group."
-        accuracy = accuracy_of(int(self.right.sum()), self.right.size)
-        return f"{text}: {accuracy} % in cross-validation over {self.right.size:,} training images."
+        absent, single = (first_few(classes[i] for i in np.flatnonzero(self.counts == number)) for number in (0, 1))
+        if self.right.size:
+            accuracy = accuracy_of(int(self.right.sum()), self.right.size)
+            text += f": {accuracy} % in cross-validation over {self.right.size:,} training images."
+        elif single:
+            text += f", without cross-validation, because of classes with one image or group: {single}. Add images."
+        else:
+            text += ", without cross-validation, because there are too few groups."
+        return f"{text} Classes without a training image, which are never predicted: {absent}." if absent else text
 
 
 def fit_heads(
@@ -110,6 +121,9 @@ def fit_heads(
         UsageError: the network has no linear classifier.
     """
     features, labels = read_features(network, batches, runtime, on_batch)
+    is_read = labels != LOST
+    features, labels = [views[is_read] for views in features], labels[is_read]
+    groups = None if groups is None else list(itertools.compress(groups, is_read))
     probes = fit_features(features, labels, num_classes, balance=balance, groups=groups, seed=seed)
     scales = [
         _scale(views[:, 0] @ probe.weight.T + probe.bias, labels, label_smoothing)
@@ -168,7 +182,7 @@ def fit(
 
     Args:
         views: (images views features).
-        labels: (images) class indices; every class has at least one image.
+        labels: (images) class indices. A class without an image gets the logit ABSENT_LOGIT for every image.
         num_classes: number of classes.
         seed: of the folds.
         groups: group of every image; a group is in one fold. None without groups.
@@ -176,16 +190,20 @@ def fit(
     """
     points, basis, mean, deviation = _standardised(views)
     strength, right = DEFAULT_STRENGTH, np.zeros(0, bool)
-    splits = _folds(labels, num_classes, seed, groups)
+    present, own = np.unique(labels, return_inverse=True)
+    splits = _folds(own, len(present), seed, groups)
     if splits:
         if len(labels) > MAX_CROSS_VALIDATED:
             splits = splits[:1]
-        scores = [_cross_validate(points, labels, num_classes, splits, strength, balance) for strength in STRENGTHS]
+        scores = [_cross_validate(points, own, len(present), splits, strength, balance) for strength in STRENGTHS]
         best = int(np.argmin([loss for loss, _ in scores]))
         strength, right = STRENGTHS[best], scores[best][1]
-    weight, bias = _regression(points, labels, num_classes, strength, balance)
+    weight, bias = np.zeros((num_classes, points.shape[-1])), np.full(num_classes, ABSENT_LOGIT)
+    weight[present], bias[present] = _regression(points, own, len(present), strength, balance)
     weight = weight @ basis / deviation
-    return LinearProbe(weight.astype(np.float32), (bias - weight @ mean).astype(np.float32), strength, right)
+    bias -= weight @ mean
+    counts = _counts(labels, num_classes, groups)
+    return LinearProbe(weight.astype(np.float32), bias.astype(np.float32), strength, right, counts)
 
 
 def held_out_probabilities(
@@ -212,8 +230,8 @@ def held_out_probabilities(
         train, held_out = folds[fold]
         present, own = np.unique(labels[train], return_inverse=True)
         scores = np.full((len(held_out), num_classes), -np.inf)
-        if len(present) < 2:
-            scores[:, present if len(present) else slice(None)] = 0
+        if not len(present):
+            scores[:] = 0
         else:
             weight, bias = _regression(points[train], own, len(present), strength, UNBALANCED)
             scores[:, present] = points[held_out, 0] @ weight.T + bias
@@ -252,20 +270,20 @@ def _folds(
     """Return (training, held-out) indices of each fold; none if a class would lack training images in a fold."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # takes seconds to import
 
+    folds = min(FOLDS, int(_counts(labels, num_classes, groups).min()))
+    if folds < 2 or num_classes < 2:
+        return []
     if groups is not None:
-        of_class = [
-            {group for group, label in zip(groups, labels, strict=True) if label == c} for c in range(num_classes)
-        ]
-        folds = min(FOLDS, min(map(len, of_class)))
-        if folds < 2:
-            return []
         kind = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
         splits = list(kind.split(labels, labels, np.array(groups)))
         return splits if all(len(np.unique(labels[train])) == num_classes for train, _ in splits) else []
-    folds = min(FOLDS, int(np.bincount(labels, minlength=num_classes).min()))
-    if folds < 2:
-        return []
     return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels, labels))
+
+
+def _counts(labels: np.ndarray, num_classes: int, groups: Sequence[str] | None) -> np.ndarray:
+    """Return the number of images of each class, or of groups of images."""
+    units = set(zip(labels.tolist(), range(len(labels)) if groups is None else groups, strict=True))
+    return np.bincount([label for label, _ in units], minlength=num_classes)
 
 
 def _cross_validate(
@@ -299,6 +317,8 @@ def _regression(
     points: np.ndarray, labels: np.ndarray, num_classes: int, strength: float, balance: Balance
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return weight (classes features) and bias (classes) of logistic regression on all views of the images."""
+    if num_classes == 1:
+        return np.zeros((1, points.shape[-1])), np.zeros(1)
     from sklearn.linear_model import LogisticRegression  # takes seconds to import
 
     number = points.shape[1]

@@ -139,7 +139,8 @@ def make_plan(
         tune_batch_size: measure the batch size if it is `auto`.
         fit_batch_size: reduce the batch size if an incomplete last step would leave out many images.
         on_decided: called with the recipe once model and epochs are decided, before anything is measured.
-        reload: loads the recipe again from another base recipe and with a model; None if the user named either.
+        reload: loads the recipe again from another base recipe and with a model; None if the user named a recipe
+            or initial weights.
 
     Raises:
         UsageError, DataError: settings or data that cannot be used.
@@ -149,8 +150,11 @@ def make_plan(
     splits = open_splits(recipe, quiet)
     size, reasons = image_size_hint(splits.train), []
     if reload is not None:
-        model, note = few_images.choice(size, len(splits.train))
-        recipe = recipe if model is None else reload(few_images.RECIPE, model)
+        if recipe.model is not None:
+            note = few_images.note_on_scratch(recipe.model, size, len(splits.train))
+        else:
+            model, note = few_images.choice(size, len(splits.train))
+            recipe = recipe if model is None else reload(few_images.RECIPE, model)
         reasons = [note] if note else []
     recipe, note = with_start_network(recipe)
     if note:

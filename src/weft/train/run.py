@@ -26,7 +26,7 @@ from weft.data.loading.order import epochs_of
 from weft.errors import DataError, UsageError
 from weft.files import remove, sweep, write_text
 from weft.inference.arguments import check_other
-from weft.inference.calibration import MAX_IMAGES, calibrate, held_out_logits
+from weft.inference.calibration import MAX_IMAGES, calibrate, calibration_lines, held_out_logits
 from weft.inference.conclusions import Training
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import feature_map
@@ -273,7 +273,7 @@ def train(
             return load_plan_recipe(data, base, settings, {**given, "model": name})
 
         reserve(loaded)
-        is_open = recipe is None and loaded.model is None and not from_scratch and default_recipe(data) is None
+        is_open = recipe is None and not from_scratch and default_recipe(data) is None
         is_open = is_open and loaded.start_from is None and not loaded.pretrained
         plan = make_plan(
             loaded,
@@ -465,7 +465,7 @@ class _Run:
                 label_smoothing=self.recipe.loss.label_smoothing if self.plan.steps else 0.0,
                 on_batch=count,
             )
-        return [str(probe) for probe in probes]
+        return [probe.describe(self.splits.classes) for probe in probes]
 
     def _check_saving(self) -> None:
         """Save and load a model directory, so that a model that cannot be saved fails before the run starts."""
@@ -568,16 +568,20 @@ class _Run:
     def _report(self, session: Session, best: Evaluation, result: RunResult) -> None:
         params = sum(parameter.numel() for parameter in session.learner.model.parameters())
         excluded = f", {len(best.excluded)} excluded as unreadable" if best.excluded else ""
+        model, _ = load_model_dir(self.out / "best")
+        calibration = calibration_lines(model)
+        for name, value in calibration:
+            session.reporter.note(f"{name}: {value}")
         summary = [
             ("held-out images", f"{best.count}{excluded}"),
             ("best epoch", f"{result.best_epoch} of {result.epochs}"),
             *accuracy_lines(best, "held-out images"),
+            *calibration,
             ("training images", f"{len(self.splits.train)}"),
             ("parameters", f"{params:,}"),
             ("training and evaluation", f"{clock(result.seconds)} on {self.runtime.device.type}"),
             ("repeat with", f"weft train --config {self.out / 'recipe.yaml'} --out DIR"),
         ]
-        model, _ = load_model_dir(self.out / "best")
         stored = self._stored_features(model) if result.best_epoch == 0 else None
         if stored is not None:
             size = stored.write(self.out / FEATURES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -186,17 +187,25 @@ def group_notes(group_of: Mapping[str, str], train: list[ImageEntry], val: list[
     return notes
 
 
-def copy_notes(inventory: Inventory, train: list[ImageEntry], val: list[ImageEntry]) -> list[str]:
-    """Return notes about byte-identical images across splits or classes."""
-    train_keys, val_keys = {entry.key for entry in train}, {entry.key for entry in val}
-    class_of = {entry.key: entry.class_name for entry in train + val}
-    leaked = [key for keys in inventory.copies if train_keys.intersection(keys) for key in keys if key in val_keys]
-    torn = [keys for keys in inventory.copies if len({class_of[key] for key in keys if key in class_of}) > 1]
+def copy_notes(inventory: Inventory, train: list[ImageEntry], held_out: Sequence[list[ImageEntry]]) -> list[str]:
+    """Return notes about byte-identical images across splits or classes.
+
+    Args:
+        inventory: of the dataset.
+        train: training images.
+        held_out: validation images; those of each fold for a cross-validation.
+    """
+    side_of = {entry.key: side for side, part in enumerate(held_out) for entry in part}
+    class_of = {entry.key: entry.class_name for entry in itertools.chain(train, *held_out)}
+    used = [[key for key in keys if key in class_of] for keys in inventory.copies]
+    leaked = [key for keys in used if len(set(map(side_of.get, keys))) > 1 for key in keys if key in side_of]
+    torn = [keys for keys in used if len(set(map(class_of.get, keys))) > 1]
     notes = []
     if leaked:
         notes.append(
             f"{count(len(leaked), 'validation image is', 'validation images are')} byte-identical to a training image, "
-            f"which makes the validation accuracy too high: {first_few(leaked)}."
+            f"which makes the validation accuracy too high: {first_few(leaked)}. To keep copies on one side, write a"
+            " table: weft data review DATA --out DIR, then --apply; and train with it: --group group."
         )
     if torn:
         several = count(len(torn), "image is", "images are")

@@ -154,7 +154,8 @@ def _entries(
         class_name = "" if len(row) <= max(image, label) or row[label] is None else str(row[label]).strip()
         if not class_name or row[image] in (None, ""):
             raise DataError(
-                f"Every row of a table must name an image and its class; row {number} of '{name}' does not."
+                f"Every row of a table must name an image and its class; row {number} of '{name}' does not. Fill it in,"
+                " or delete the row."
             )
         key = str(row[image])
         if key in seen:

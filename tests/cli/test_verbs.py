@@ -121,7 +121,7 @@ def test_evaluate(trained: RunResult, photos: Path, tmp_path: Path, capsys: Show
 
 
 def test_evaluate_names_what_it_left_out(trained: RunResult, tmp_path: Path, capsys: Shown) -> None:
-    folder = paint(tmp_path / "photos", per_class=10)
+    folder = paint(tmp_path / "photos", per_class=10, seed=1)
     (folder / "red" / "zero.png").touch()
     assert main(["evaluate", str(trained.out), str(folder), "--quiet"]) == 0
     shown = capsys.readouterr().out

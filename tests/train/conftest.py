@@ -15,9 +15,9 @@ PER_CLASS = 15
 SHORT = dict(model="levit_nano_32", epochs=2, batch_size=12, device="cpu", quiet=True)
 
 
-def paint(folder: Path, per_class: int = PER_CLASS, classes: tuple[str, ...] = tuple(COLOURS)) -> Path:
+def paint(folder: Path, per_class: int = PER_CLASS, classes: tuple[str, ...] = tuple(COLOURS), seed: int = 0) -> Path:
     """Noisy pictures of one colour per class, 20x24 pixels."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     for name in classes:
         (folder / name).mkdir(parents=True)
         for number in range(per_class):

@@ -30,18 +30,18 @@ def test_splits(split: str, count: int, trained: RunResult, photos: Path) -> Non
 
 
 def test_other_data_is_measured_whole(trained: RunResult, tmp_path: Path) -> None:
-    other = paint(tmp_path / "other", per_class=4)
+    other = paint(tmp_path / "other", per_class=4, seed=1)
     assert evaluate(trained.out, other, quiet=True).count == 12
 
 
 def test_one_picture_per_class_is_enough(trained: RunResult, tmp_path: Path) -> None:
-    assert evaluate(trained.out, paint(tmp_path / "few", per_class=1), quiet=True).count == 3
+    assert evaluate(trained.out, paint(tmp_path / "few", per_class=1, seed=1), quiet=True).count == 3
     with pytest.raises(DataError, match="at least one image; got none"):
         evaluate(trained.out, tmp_path / "few", split="val", quiet=True)
 
 
 def test_classes_are_matched_by_name(trained: RunResult, tmp_path: Path) -> None:
-    some = paint(tmp_path / "some", classes=("red", "green"), per_class=5)
+    some = paint(tmp_path / "some", classes=("red", "green"), per_class=5, seed=1)
     result = evaluate(trained.out, some, quiet=True)
     assert result.top1 == 100
     assert {score.name: score.images for score in result.per_class} == {"blue": 0, "green": 5, "red": 5}
@@ -55,7 +55,7 @@ def test_a_class_the_model_does_not_know(trained: RunResult, tmp_path: Path) -> 
 
 
 def test_excluded_images_are_in_no_number(trained: RunResult, tmp_path: Path) -> None:
-    folder = paint(tmp_path / "photos", per_class=14)
+    folder = paint(tmp_path / "photos", per_class=14, seed=1)
     (folder / "red" / "zero.png").touch()
     (folder / "red" / "text.png").write_text("not a picture")
     result = evaluate(trained.out, folder, quiet=True)

@@ -141,7 +141,7 @@ def test_a_run_has_a_threshold_of_its_other_images(run: Path, noise: Path) -> No
     model = load_model_dir(run / "best")[0]
     (_, calibration), (name, value) = calibration_lines(model)
     before, after = (getattr(model.confidence, name) for name in ("ece_before", "ece_after"))
-    assert calibration.endswith(f"; expected calibration error {before:.1f} points before, {after:.1f} after")
+    assert calibration.endswith(f" error {before:.1f} points before, {after:.1f} after (cross-validated)")
     assert name == "images of no class"
     assert value.startswith(f"threshold {record['value']:.2f}; AUROC {record['auroc']:.3f}; unknown are ")
     assert f"{record['other_unknown']} of 12 other images" in value

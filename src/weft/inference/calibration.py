@@ -66,7 +66,7 @@ def calibration_lines(model: Any) -> list[tuple[str, str]]:
     if confidence is not None:
         before, after = confidence.ece_before, confidence.ece_after
         value = f"temperature {confidence.temperature:.2f}; expected calibration error {before:.1f} points before"
-        lines.append(("calibration", f"{value}, {after:.1f} after"))
+        lines.append(("calibration", f"{value}, {after:.1f} after (cross-validated)"))
     if detector is not None and (threshold := detector.threshold) is not None:
         result = f"unknown are {threshold.unknown:,} of {threshold.count:,} held-out images"
         if threshold.auroc is not None:

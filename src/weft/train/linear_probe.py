@@ -77,7 +77,7 @@ class LinearProbe:
     def describe(self, classes: Sequence[str]) -> str:
         """Describe the probe, with the 95 % interval of its cross-validated accuracy (Wilson)."""
         text = f"Logistic regression on {self.weight.shape[1]:,} features (C = {self.strength:g})"
-        absent, single = (first_few(classes[i] for i in np.flatnonzero(self.counts == number)) for number in (0, 1))
+        absent, single = (first_few(np.array(classes)[self.counts == number]) for number in (0, 1))
         if self.right.size:
             accuracy = accuracy_of(int(self.right.sum()), self.right.size)
             text += f": {accuracy} % in cross-validation over {self.right.size:,} training images."

@@ -190,10 +190,11 @@ def open_data(
     if group_of is not None:
         notes += group_notes(group_of, train, val)
     notes += survey_notes(inventory, names, val)
-    held_out = [val]
+    parts_held_out = [val]
     if folds is not None and inventory.copies:
-        held_out = [_made(inside, val_fraction, folds, number, seed, group_of)[1] for number in range(1, folds + 1)]
-    notes += copy_notes(inventory, train, held_out)
+        sides = (_made(inside, val_fraction, folds, number, seed, group_of) for number in range(1, folds + 1))
+        parts_held_out = [side for _, side in sides]
+    notes += copy_notes(inventory, train, parts_held_out)
     if len(inside) < len(entries):
         notes.append(f"Not used, because outside all class folders: {count(len(entries) - len(inside), 'image')}.")
     notes += [] if listing is None else listing.notes

@@ -21,6 +21,7 @@ PROGRAM = """
 import json, sys, urllib.error, urllib.request
 import ray
 from ray import serve
+from ray.serve._private import api
 from weft.serve.on_ray import application
 
 def ask(data):
@@ -33,6 +34,7 @@ def ask(data):
 
 folder, port, *paths = sys.argv[1:]
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+api.HTTP_PROXY_TIMEOUT = 300  # of a busy machine
 serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
 serve.run(application({"run": folder, "replicas": "2", "max_batch": "8"}), name="weft", route_prefix="/")
 pictures = [open(path, "rb").read() for path in paths]

@@ -111,6 +111,7 @@ class _Cell:
         self._rows: list[tuple[EpochRow, bool]] = []
         self._work: Work | None = None  # from the first step
         self._state, self._shown_at = "", time.monotonic()
+        self._is_ended = False
 
     def note(self, text: str) -> None:
         """Add a line above the table."""
@@ -137,9 +138,10 @@ class _Cell:
 
     def end(self) -> None:
         """Remove the bar."""
-        self._show(is_end=True)
+        self._is_ended = True
+        self._show()
 
-    def _show(self, *, is_end: bool = False) -> None:
+    def _show(self) -> None:
         self._shown_at = time.monotonic()
         parts = [notebook.line(text) for text in self._notes]
         if self._rows:
@@ -148,8 +150,8 @@ class _Cell:
             parts.append((markup.fragment(markup.table(HEADER, rows)), plain))
         if self._work is not None:
             work = self._work
-            state = f"training: {work.text(is_end=True)}" if is_end else f"{self._state}; {work.text()}"
-            parts.append(notebook.line(state) if is_end else notebook.line(state, work.done, work.total))
+            state = f"training: {work.text(is_end=True)}" if self._is_ended else f"{self._state}; {work.text()}"
+            parts.append(notebook.line(state) if self._is_ended else notebook.line(state, work.done, work.total))
         if parts:
             self._output.show("".join(html for html, _ in parts), "\n".join(text for _, text in parts))
 

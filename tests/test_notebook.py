@@ -297,9 +297,10 @@ def test_a_run_in_progress_is_one_output(cell: Cell, monkeypatch: pytest.MonkeyP
             reporter.step(epoch, Meter(10, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469))
             reporter.epoch(row._replace(epoch=epoch), epoch <= 2)
         assert "epoch 36/36: loss 1.500, top-1 42.0 %; 360 of 360 steps" in cell.texts[0]
+    reporter.note("A note at the end.")
     (content,) = cell.outputs
     page = Reader(content["text/html"])
-    assert "A note <b>." in page.texts
+    assert {"A note <b>.", "A note at the end."} <= set(page.texts)
     assert page.texts.count("best") == 1
     assert content["text/html"].count("<tr>") == 1 + 1 + MAX_ROWS  # header, best epoch, last epochs
     assert {"2", "25", "36"} <= set(page.texts)

@@ -171,3 +171,8 @@ def test_what_a_page_points_to_is_there(page: Path) -> None:
     scripts = re.findall(r"(?<![\w/.])(?:benchmarks|docs)/[\w/.-]+\.(?:csv|py|md|png)", page.read_text())
     for place in [*(page.parent / link for link in links if link), *(ROOT / script for script in scripts)]:
         assert place.exists(), place
+
+
+def test_the_table_of_deployments_is_that_of_the_file() -> None:
+    module = script(ROOT / "benchmarks" / "deploy" / "cold_start.py")
+    assert filled(module.README.read_text(), "deployments")[1] == module.table(read_csv(module.FILE))

@@ -79,7 +79,7 @@ def measure_cold_starts(tasks: Iterable[Task], log: Callable[[str], None] = lamb
                 is_export = "artefact" in read_config(folder)
                 precision = ["--precision", task.precision] if task.way == "folded" and not is_export else []
                 words = ["predict", str(folder), str(image), "--quiet", "--threads", str(task.threads), *precision]
-                name = task.model if is_export else f"{task.model} {task.way} {task.precision}"
+                name = task.model if folder == Path(task.model) else f"{task.model} {task.way} {task.precision}"
                 commands[task] = name, folder, [sys.executable, "-m", "weft", *words]
         runs: dict[Task, list[tuple[float, float | None]]] = {task: [] for task in commands}
         if commands:

@@ -1,6 +1,6 @@
 """Needs of every deployment: time from start to end, peak memory and disk space of `weft predict` with one image.
 
-    python benchmarks/deploy/cold_start.py            # ten minutes on two quiet cores
+    python benchmarks/deploy/cold_start.py            # a quarter of an hour on two quiet cores
     python benchmarks/deploy/cold_start.py --table    # write the README's table again, measure nothing
 
 Writes the rows of this machine's processor class in cold_start.csv, and the table of weft's README. The deployments

@@ -216,6 +216,15 @@ def test_a_choice_without_one_of_the_runtimes_is_remembered(
     assert capsys.readouterr().err == ""
 
 
+def test_another_number_of_threads_is_measured_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    for threads in (1, 1, 2):
+        monkeypatch.setattr(processor, "num_threads", lambda threads=threads: threads)
+        open_model(out, quiet=True)
+    assert len(measured) == 2
+
+
 def test_exports_that_cannot_be_timed_here(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -421,7 +430,7 @@ def test_a_service_runs_what_is_fastest_here(winner: str, tmp_path: Path, monkey
     ("format", "precision", "flags", "message"),
     [
         ("openvino", "bf16", ("avx2",), "OpenVINO computes this export in fp32 here"),
-        ("torch", "bf16", ("avx2",), "PyTorch emulates bf16 here"),
+        ("torch", "bf16", ("avx2",), "PyTorch emulates bf16 here, which is slower"),
         ("onnx", "int8", ("avx2",), "int8 can be slower than fp32"),
         ("openvino", "bf16", ("avx512f", "avx512_bf16"), None),
         ("openvino", "int8", ("avx512f", "avx512_vnni"), None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import shutil
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from PIL import Image
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import open_data
 from weft.data.index.fingerprint import Fingerprint, fingerprint
-from weft.errors import DataError
+from weft.errors import CheckpointError, DataError
 from weft.inference import evaluate
+from weft.inference.inputs import images_of
 from weft.train import RunResult, train
 
 Capture = pytest.CaptureFixture[str]
@@ -116,6 +118,38 @@ def test_a_model_without_its_run_says_so(run: RunResult, tmp_path: Path, capsys:
     err = capsys.readouterr().err
     assert "not known" not in err
     assert "Evaluating the held-out images: 4 images." in err
+
+
+def test_the_split_that_it_advises_has_no_note(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
+    model, names = load_model_dir(run.out / "best")
+    evaluate(save_model_dir(model, tmp_path / "model", label_names=names), data_of(run), split="val")
+    assert "not known" not in capsys.readouterr().err
+
+
+def test_a_name_is_no_file_of_the_run_that_it_is_typed_in(run: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.out)
+    assert images_of(Path("levit_128s")) is None
+    assert images_of(Path("best")) is not None
+
+
+@pytest.mark.parametrize("text", ["1\ncat\ntrain\tcat", "many\ncat", "1\ncat\n\n"])
+def test_a_damaged_list_of_images(text: str, run: RunResult, tmp_path: Path) -> None:
+    shutil.copytree(run.out, tmp_path / "run")
+    (tmp_path / "run" / "images.tsv.gz").write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(CheckpointError, match=r"images\.tsv\.gz must list the images of the run; .* Restore it\."):
+        evaluate(tmp_path / "run", data_of(run), quiet=True)
+
+
+def test_images_with_and_without_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large dataset, extended by a small one."""
+    large, small = (open_data(paint(tmp_path / name, COUNT, seed)) for name, seed in (("large", 0), ("small", 1)))
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.data.index.fingerprint.HASHED_BYTES", 0)
+        recorded = fingerprint(large)
+    recorded = recorded.joined(fingerprint(small))
+    for splits in (large, small):
+        assert recorded.sides_of(splits.train) == ["train"] * len(splits.train)
+        assert recorded.sides_of(splits.val) == ["val"] * len(splits.val)
 
 
 def test_sides_without_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

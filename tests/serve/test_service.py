@@ -33,6 +33,7 @@ from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError
 from weft.inference.predictor import Predictor
 from weft.interpret import explain
+from weft.serve import server
 from weft.serve.app import create_app
 from weft.serve.settings import Settings
 from weft.train import predict
@@ -670,3 +671,13 @@ def test_a_damaged_neighbour_is_told_and_skipped(tmp_path: Path, damage: str) ->
     assert "is skipped" in messages[0]
     with pytest.raises(CheckpointError):
         Predictor.open(tmp_path / "onnx")
+
+
+def test_exports_are_timed_with_the_threads_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int | None] = []
+    monkeypatch.setattr(server, "set_num_threads", used.append)
+    monkeypatch.setattr(server, "load_predictor", lambda settings: used.append(settings.threads))
+    monkeypatch.setattr(server, "_serve_in_processes", lambda settings, *_: used.append(settings.threads))
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    server.serve(Settings(run="model", port=0, workers=2))
+    assert used == [3, 3, 3]

@@ -93,6 +93,13 @@ def study_file(folder: Path, text: str = STUDY) -> Path:
     return path
 
 
+def finished(folder: Path) -> tuple[Path, Path]:
+    """A study whose runs are all in the returned table."""
+    file = study_file(folder)
+    run_study(file, out=folder / "out", quiet=True)
+    return file, folder / "out" / "runs.csv"
+
+
 def test_a_study_continues_from_its_table_alone(tmp_path, trainer):
     """Only study.json and runs.csv are taken to another machine; rows and curves of the report are the same."""
     file = study_file(tmp_path)
@@ -263,9 +270,7 @@ def test_a_damaged_table_is_named(tmp_path, trainer):
 
 @pytest.mark.parametrize("top1", ["nan", "inf", "-5", "389.8"])
 def test_an_accuracy_is_a_percentage(top1, tmp_path, trainer):
-    file = study_file(tmp_path)
-    run_study(file, out=tmp_path / "out", quiet=True)
-    table = tmp_path / "out" / "runs.csv"
+    file, table = finished(tmp_path)
     text = table.read_text()
     first = text.splitlines()[1].split(",")[3]
     for old, new in ((f",{first},", f",{top1},"), (" 2:", f" 2:{top1} 3:")):
@@ -275,9 +280,7 @@ def test_an_accuracy_is_a_percentage(top1, tmp_path, trainer):
 
 
 def test_a_run_has_one_line(tmp_path, trainer):
-    file = study_file(tmp_path)
-    run_study(file, out=tmp_path / "out", quiet=True)
-    table = tmp_path / "out" / "runs.csv"
+    file, table = finished(tmp_path)
     lines = table.read_text().splitlines()
     table.write_text("\n".join([*lines, lines[1]]) + "\n")
     with pytest.raises(UsageError, match=r"runs\.csv, line 8: a run must have one line; variant 'with' with seed 0 is"):
@@ -285,9 +288,7 @@ def test_a_run_has_one_line(tmp_path, trainer):
 
 
 def test_a_large_seed_in_the_table_costs_no_time(tmp_path, trainer):
-    file = study_file(tmp_path)
-    run_study(file, out=tmp_path / "out", quiet=True)
-    table = tmp_path / "out" / "runs.csv"
+    file, table = finished(tmp_path)
     table.write_text(table.read_text().replace("with,1,", f"with,{10**12},", 1))
     trainer.waves.clear()
     shutil.rmtree(tmp_path / "out" / "runs")

@@ -182,8 +182,11 @@ def unsuitable(format: str, precision: str, *, has_data: bool) -> str | None:
 def precision_note(format: str, precision: str) -> str | None:
     """Return a note on an export in a precision for which this processor has no instructions; None if it has them."""
     if precision == "bf16" and not has_bf16():
-        way = "OpenVINO computes this export in fp32" if format == "openvino" else "PyTorch emulates bf16"
-        return f"This processor has no bf16 instructions: {way} here, and the verification shows no error of bf16."
+        if format == "openvino":
+            way = "OpenVINO computes this export in fp32 here, so its verification shows no error of bf16"
+        else:
+            way = "PyTorch emulates bf16 here, which is slower than fp32"
+        return f"This processor has no bf16 instructions: {way}."
     if precision == "int8" and cpu_flags() and not any(flag in cpu_flags() for flag in WITH_INT8):
         return "This processor has no int8 instructions (VNNI): int8 can be slower than fp32. --format auto times both."
     return None

@@ -155,10 +155,11 @@ def evaluate(
         say(f"Evaluating {SPLIT_NAMES[split]}: {len(source):,} images.")
         if trained_on and split != "train":
             say(f"The model was trained on {trained_on:,} of these images, so the accuracy is too high.")
-        if trained_on is None and trained_with is None and recognized(predictor.label_names) is None:
+        is_unknown = trained_on is None and trained_with is None and recognized(predictor.label_names) is None
+        if is_unknown and split == "all":
             say(
-                "This model is not in its run directory, so which images it was trained on is not known. If some of"
-                " these are, the accuracy is too high: pass the run, or --split val."
+                "This model is not in its run directory, so which images it was trained on is not known. If it was"
+                " trained on some of these, the accuracy is too high: pass the run, or --split val."
             )
 
     result = _measured(predictor, splits, source, settings, knn, among, excluded, quiet)

@@ -156,8 +156,8 @@ def folded_inputs(network: nn.Module, features: np.ndarray) -> np.ndarray:
         return features
     factor, term = (tensor.detach().cpu().numpy() for tensor in affine_of(head.bn))
     own = split_heads(network, features)[0]
-    constant = np.abs(factor) < 1e-8  # such a channel no longer depends on the input
-    return ((own - term) / np.where(constant, 1, factor) * ~constant).astype(np.float32)
+    is_constant = np.abs(factor) < 1e-8  # such a channel does not depend on the input
+    return ((own - term) / np.where(is_constant, 1, factor) * ~is_constant).astype(np.float32)
 
 
 def logits_of(network: nn.Module, features: np.ndarray) -> np.ndarray:

@@ -196,6 +196,8 @@ def _meanings(name: str, imagenet: ImageNetClasses, places: Sequence[int]) -> st
 
 def images_of(run: Path) -> Fingerprint | None:
     """Return the images that a model was trained with, if it or its export is in its run directory."""
+    if not run.exists():  # the name of a public model
+        return None
     for folder in (run_folder(run), run.resolve().parent, run.resolve().parent.parent):
         if (folder / FINGERPRINT).is_file():
             return Fingerprint.read(folder / FINGERPRINT)

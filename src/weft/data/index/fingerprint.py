@@ -20,6 +20,7 @@ from weft.files import write_whole
 from weft.reading import read_bytes, unzipped
 from weft.text import first_few, printable, reason_of
 
+COLUMNS = 5  # of a line: split, class, key, size, hash
 HASHED_BYTES = 2 << 30
 MAX_PACKED = 1 << 30  # hex digests in the lines bound the compression ratio
 
@@ -44,8 +45,8 @@ class Fingerprint:
     def sides_of(self, source: Source) -> list[str]:
         """Return the split of every image of a source: `train`, `val`, or "" for one that is not in the fingerprint.
 
-        An image with another name is found by its content; copies on both sides count as `val`. Without hashes, name
-        and size must be equal.
+        An image with another name is found by its content; copies on both sides count as `val`. An image that was
+        recorded without a hash is found by its name and size.
 
         Raises:
             DataError: an image can no longer be read.
@@ -57,11 +58,12 @@ class Fingerprint:
             exact[key, size, digest] = side
             if by_content.get(digest) != "val":
                 by_content[digest] = side
-        is_hashed = by_content.pop("-", None) is None
+        by_content.pop("-", None)
         sides = []
         for i, size in enumerate(_sizes(source)):
-            digest = hash_of(source.read(i).data) if is_hashed else "-"
-            sides.append(exact.get((_key(source, i), str(size), digest)) or by_content.get(digest, ""))
+            digest = hash_of(source.read(i).data) if by_content else "-"
+            names = [(_key(source, i), str(size), recorded) for recorded in (digest, "-")]
+            sides.append(exact.get(names[0]) or exact.get(names[1]) or by_content.get(digest, ""))
         return sides
 
     def joined(self, other: Fingerprint) -> Fingerprint:
@@ -81,12 +83,15 @@ class Fingerprint:
             packed = read_bytes(path, max_bytes=MAX_PACKED)
             text = unzipped(packed, 64 * len(packed) + (1 << 20)).decode("utf-8", "surrogateescape")
             count, *rest = text.split("\n")
-            return cls(rest[: int(count)], rest[int(count) :])
+            classes, lines = rest[: int(count)], rest[int(count) :]
+            if any(line.count("\t") < COLUMNS - 1 for line in lines):
+                raise ValueError(f"every line must have {COLUMNS} columns")
+            return cls(classes, lines)
         except CheckpointError:
             raise
         except ValueError as error:
             raise CheckpointError(
-                f"{path} must list the images of the run; it cannot be read ({reason_of(error)})."
+                f"{path} must list the images of the run; it cannot be read ({reason_of(error)}). Restore it."
             ) from error
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-HERE = Path(__file__).parent
+FILE = Path(__file__).parent / "review.csv"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIMILAR = {3: 5, 5: 3, 1: 9, 9: 1, 4: 7, 7: 4, 0: 8, 8: 0, 2: 0, 6: 3}  # each class is confused with this one
 SHARE = 0.1  # of wrong labels
@@ -82,10 +82,12 @@ def features(args: argparse.Namespace) -> None:
 
 
 def rank(args: argparse.Namespace) -> None:
-    """Write the precision of each ranking at the number of wrong labels."""
+    """Write the precision of each ranking at the number of wrong labels; rows of other files stay."""
+    from weft.bench.records import read_csv, write_csv
     from weft.train.label_errors import find_label_errors
 
-    rows = []
+    stems = {path.stem for path in args.files}
+    rows = [row for row in (read_csv(FILE) if FILE.is_file() else []) if row["file"] not in stems]
     for path in args.files:
         saved = np.load(path)
         given, true = saved["given"].astype(int), saved["true"].astype(int)
@@ -123,10 +125,7 @@ def rank(args: argparse.Namespace) -> None:
                 }
             )
             print(rows[-1], flush=True)
-    with (HERE / "review.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(FILE, rows)
 
 
 def main() -> None:

@@ -95,7 +95,9 @@ def evaluate(
             training was classified wrongly, from 0 to 1.
         other: a folder of images that show none of the classes: also measure how well the detector of unknown images
             separates them from the evaluated ones.
-        out: directory for the report and evaluation.json; None to write no files.
+        out: directory for the report and evaluation.json, whose `split` says what was measured: `train`, `val`, `all`,
+            or `new` (images that the model was not trained on, some of which its training did not have). None to write
+            no files.
         force: replace an existing evaluation.
         quiet: print no progress and no notes.
 

@@ -1,15 +1,18 @@
-"""Run the verbs as a new user does, and measure when each prints its first output, its longest silence, and its end.
+"""Run the verbs as a new user does, and measure when they print and end.
 
     python benchmarks/readme/first_hour.py PHOTOS OTHER --work FOLDER --csv benchmarks/readme/first_hour.csv
 
-PHOTOS is a folder with one folder of images per class, OTHER one of photos that show none of the classes. Writes what
-every command printed to FOLDER/log.txt. Needs a quiet machine, and the extras deploy and offline.
+A row per command: the seconds until its first output, until its first accuracy (of training commands), of its longest
+silence, and until its end. PHOTOS is a folder with one folder of images per class, OTHER one of photos that show none
+of the classes. Writes what every command printed to FOLDER/log.txt. Needs a quiet machine, and the extras deploy and
+offline.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -66,6 +69,9 @@ weft compare nowhere
 """
 
 
+ACCURACY = re.compile(r"cross-validation over|held out +\d")  # the first accuracy that a training prints
+
+
 def run(command: str, folder: Path) -> tuple[dict[str, object], str]:
     """Run a command, and return its row and what it printed with the seconds of each part."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "WEFT_CACHE": str(folder / "cache")}
@@ -75,15 +81,18 @@ def run(command: str, folder: Path) -> tuple[dict[str, object], str]:
         words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert process.stdout is not None
-    times, parts = [0.0], []
+    times, parts, accuracy = [0.0], [], ""
     while part := os.read(process.stdout.fileno(), 1 << 16):
         times.append(time.perf_counter() - begun)
         parts.append(f"[{times[-1]:.1f} s] {part.decode(errors='replace')}")
+        if not accuracy and ACCURACY.search(parts[-1]):
+            accuracy = f"{times[-1]:.1f}"
     code, end = process.wait(), time.perf_counter() - begun
     silence = max(after - before for before, after in zip(times, [*times[1:], end], strict=True))
     row = {
         "command": command,
         "first_output_s": f"{times[1] if len(times) > 1 else end:.1f}",
+        "first_accuracy_s": accuracy,
         "longest_silence_s": f"{silence:.1f}",
         "end_s": f"{end:.1f}",
         "exit_code": code,
@@ -103,15 +112,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.only is None:
         prepare(args.photos, args.other, args.work)
-    measured: dict[str, Mapping[str, object]] = {row["command"]: row for row in read_csv(args.csv)} if args.only else {}
-    commands = COMMANDS.strip().splitlines()
-    for command in commands:
+    rows: list[Mapping[str, object]] = list(read_csv(args.csv)) if args.only else []
+    for place, command in enumerate(COMMANDS.strip().splitlines()):
         if args.only is None or args.only in command:
-            measured[command], text = run(command, args.work)
-            print(*list(measured[command].values())[1:5], command, flush=True)
+            row, text = run(command, args.work)
+            print(*list(row.values())[1:6], command, flush=True)
             with (args.work / "log.txt").open("a", encoding="utf-8") as log:
                 log.write(f"\n$ {command}\n{text}\n")
-            write_csv(args.csv, [measured[name] for name in commands if name in measured])
+            rows[place : place + 1] = [row]
+            write_csv(args.csv, rows)
 
 
 def prepare(photos: Path, other: Path, work: Path) -> None:

@@ -48,7 +48,7 @@ EXPERIMENTS = (  # paper, where, experiment, study (or the command of what is no
     ("LeViT", "tables 3 and 4", "ImageNet-1k", "weft reproduce levit"),
     ("LeViT", "table 3", "speed", "weft bench --protocol levit"),
     ("LeViT", "table 5", "ablation A1 to A7", "levit-ablation"),
-    ("LeViT", "table 6 (supplement)", "time of the parts of a block", ""),
+    ("LeViT", "table 6 (supplement)", "time of the parts of a block", "python benchmarks/speed/levit_block.py"),
     ("DeiT", "table 3", "hard and soft labels of a teacher", "distillation"),
     ("all papers", "a claim without a table", "few training images", "data-efficiency"),
     ("weft", "in no paper", "training at one size, evaluation at another", "resolution"),
@@ -94,10 +94,7 @@ def experiments() -> str:
     results = {fields["study"]: fields for fields in _found("study")}
     for paper, where, what, name in EXPERIMENTS:
         head = f"| {paper}, {where} | {what} | `{name}`"
-        if not name:
-            lines.append(f"| {paper}, {where} | {what} | - | **not run** | no command measures it |")
-            continue
-        if name.startswith("weft "):
+        if name.partition(" ")[0] in ("weft", "python"):
             lines.append(f"{head} | {_not_a_study(name)} |")
             continue
         study = read_study(name).at_scale("small")
@@ -115,11 +112,11 @@ def experiments() -> str:
 
 
 def _not_a_study(command: str) -> str:
-    """Return the cells of an experiment that a verb of its own repeats."""
+    """Return the cells of an experiment that a verb or a script of its own repeats."""
     if "bench" in command:
-        measured = (HERE.parent / "speed" / "levit-protocol.csv").is_file()
-        file = "[levit-protocol.csv](../benchmarks/speed/levit-protocol.csv)"
-        return f"measured: {file} |" if measured else "**not run** |"
+        name = "levit-protocol.csv" if command.startswith("weft") else "levit_block.csv"
+        measured = (HERE.parent / "speed" / name).is_file()
+        return f"measured: [{name}](../benchmarks/speed/{name}) |" if measured else "**not run** |"
     return "**not run**: training needs ImageNet and GPUs | the command lists each row with its cost"
 
 

@@ -35,7 +35,9 @@ PAPER: dict[str, tuple[int | None, int]] = {  # microseconds: DeiT-tiny, LeViT-2
 }
 
 
-def parts_of(dim: int, heads: int, key_dim: int, value_dim: int, hidden_dim: int, is_levit: bool) -> dict[str, Callable]:
+def parts_of(
+    dim: int, heads: int, key_dim: int, value_dim: int, hidden_dim: int, is_levit: bool
+) -> dict[str, Callable]:
     """Return a function for each part of a block."""
     tokens = torch.randn(1, TOKENS, dim)
     norm = nn.LayerNorm(dim)
@@ -81,7 +83,12 @@ def main() -> None:
         medians["all"] = sum(medians.values())
         for part, value in medians.items():
             paper = PAPER[part][place]
-            row = {"block": name, "part": part, "microseconds": f"{value:.0f}", "share": f"{value / medians['all']:.2f}"}
+            row = {
+                "block": name,
+                "part": part,
+                "microseconds": f"{value:.0f}",
+                "share": f"{value / medians['all']:.2f}",
+            }
             share = "" if paper is None else f"{paper / PAPER['all'][place]:.2f}"
             rows.append({**row, "paper": paper, "paper_share": share, "processor_class": processor_class()})
             print(*rows[-1].values())

@@ -310,14 +310,14 @@ def with_markers(page: str, name: str) -> str:
     if folder not in CLASSES or f"<!-- begin {name} -->" in page:
         return page
     last = max(page.rfind(f"<!-- end {other} ") for other in ([folder] if kind else CLASSES))
-    place = page.index("\n## ", last) + 1
+    position = page.index("\n## ", last) + 1
     markers = f"<!-- begin {name} -->\n\n<!-- end {name} -->\n\n"
     if kind:
         text = f"{FURTHER[kind]}\n\n{markers}"
     else:
         figure = f"![Images per second against multiply-adds]({folder}/figures.png)\n\n"
         text = f"## {CLASSES[folder]} (`{folder}/machine.json`)\n\n{markers}{figure}"
-    return page[:place] + text + page[place:]
+    return page[:position] + text + page[position:]
 
 
 def plot(rows: list[Row], file: Path) -> None:

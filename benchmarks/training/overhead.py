@@ -69,11 +69,11 @@ def measure(name: str, rounds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         log = StepLog(Path(folder) / "steps.csv", 0)
         for number in range(rounds + 1):
-            for name_of_loop, epoch in (("bare", plain_epoch), ("loop", lambda: loop_epoch(log))):
+            for kind, epoch in (("bare", plain_epoch), ("loop", lambda: loop_epoch(log))):
                 begun = time.perf_counter()
                 epoch()
                 if number:  # the first round is a warm-up
-                    times[name_of_loop].append((time.perf_counter() - begun) / steps)
+                    times[kind].append((time.perf_counter() - begun) / steps)
         log.close()
     medians = {key: statistics.median(seconds) for key, seconds in times.items()}
     return {

@@ -1,11 +1,12 @@
-"""Which decoder for JPEG: the same files through each, in turns, on one thread.
+"""Compare JPEG decoders on the same files, alternating, on one thread.
 
     python benchmarks/data/decode.py PHOTOS --csv benchmarks/data/decode.csv
 
-PHOTOS is a folder of JPEGs. Each is decoded from memory to an array in RGB, as it is, and once more enlarged to 3000
-pixels as from a phone. `weft` is weft's whole reading (checks, orientation, profile), `sample` all that a sample for
-training takes (then RandomResizedCrop to 224, mirroring, and the tensor), `draft` with large pictures decoded smaller.
-Decoders that are not installed (simplejpeg, opencv-python-headless, torchcodec) are left out.
+PHOTOS is a folder of JPEGs. Each is decoded from memory to an array in RGB at its size; 16 of them are also enlarged to
+3000 pixels, the size of a phone photo. `weft` is weft's reader with its checks, orientation and color profile. `sample`
+is a complete training sample: the reader, RandomResizedCrop to 224, horizontal flip and conversion to a tensor. `draft`
+decodes large images at a smaller size. Decoders that are not installed (simplejpeg, opencv-python-headless, torchcodec)
+are skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from weft.bench.records import write_csv
 from weft.data import open_image, train_transform
 
-LONG_SIDE = 3000  # pixels, of a phone's picture
+LONG_SIDE = 3000  # pixels, of a phone photo
 MEAN = STD = (0.5, 0.5, 0.5)
 
 
@@ -39,7 +40,7 @@ def pillow(data: bytes) -> np.ndarray:
 
 
 def pillow_draft(data: bytes) -> np.ndarray:
-    """Decoded at the smallest of 1, 1/2, 1/4, 1/8 that leaves 448 pixels, twice what training takes."""
+    """Decode at the smallest scale of 1, 1/2, 1/4 and 1/8 with at least 448 pixels, twice the training size."""
     image = Image.open(io.BytesIO(data))
     image.draft("RGB", (448, 448))
     return np.asarray(image.convert("RGB"))
@@ -50,22 +51,25 @@ def torchvision(data: bytes) -> Any:
 
 
 def decoders() -> dict[str, Callable[[bytes], Any]]:
-    found: dict[str, Callable[[bytes], Any]] = {"pillow": pillow, "torchvision": torchvision}
+    """Return the installed decoders by name."""
+    libraries: dict[str, Callable[[bytes], Any]] = {"pillow": pillow, "torchvision": torchvision}
     if importlib.util.find_spec("simplejpeg"):
         import simplejpeg
 
-        found["simplejpeg"] = lambda data: simplejpeg.decode_jpeg(data, "RGB")
+        libraries["simplejpeg"] = lambda data: simplejpeg.decode_jpeg(data, "RGB")
     if importlib.util.find_spec("cv2"):
         import cv2
 
         cv2.setNumThreads(1)
-        found["opencv"] = lambda data: cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), 1), cv2.COLOR_BGR2RGB)
+        libraries["opencv"] = lambda data: cv2.cvtColor(
+            cv2.imdecode(np.frombuffer(data, np.uint8), 1), cv2.COLOR_BGR2RGB
+        )
     if importlib.util.find_spec("torchcodec"):
         decoder = importlib.import_module("torchcodec.decoders").decode_jpeg
-        found["torchcodec"] = lambda data: decoder(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        libraries["torchcodec"] = lambda data: decoder(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     transform = train_transform(224, MEAN, STD)
     return {
-        **found,
+        **libraries,
         "pillow draft": pillow_draft,
         "weft": open_image,
         "weft sample": lambda data: transform(open_image(data)),
@@ -74,7 +78,7 @@ def decoders() -> dict[str, Callable[[bytes], Any]]:
 
 
 def enlarged(data: bytes) -> bytes:
-    """The picture with a longer side of LONG_SIDE pixels."""
+    """Return an image as JPEG with a longer side of LONG_SIDE pixels."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     scale = LONG_SIDE / max(image.size)
     file = io.BytesIO()
@@ -93,24 +97,24 @@ def main() -> None:
     sets = {"as they are": files, f"enlarged to {LONG_SIDE}": [enlarged(data) for data in files[:16]]}
     ways = decoders()
     rows = []
-    for name, pictures in sets.items():
+    for name, images in sets.items():
         times: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(args.rounds):
             for way, decode in ways.items():
                 begun = time.perf_counter()
-                for data in pictures:
+                for data in images:
                     decode(data)
-                times[way].append((time.perf_counter() - begun) / len(pictures))
+                times[way].append((time.perf_counter() - begun) / len(images))
         base = statistics.median(times["pillow"])
         for way, seconds in times.items():
-            middle = statistics.median(seconds)
+            median = statistics.median(seconds)
             rows.append(
                 {
                     "pictures": name,
-                    "count": len(pictures),
+                    "count": len(images),
                     "decoder": way,
-                    "ms": round(1000 * middle, 2),
-                    "speed_to_pillow": round(base / middle, 2),
+                    "ms": round(1000 * median, 2),
+                    "speed_to_pillow": round(base / median, 2),
                     "rounds": args.rounds,
                     "machine": platform.machine(),
                     **{package: version(package) for package in ("pillow", "torchvision")},

@@ -1,9 +1,9 @@
-"""What `weft export --format auto` chooses under the instruction sets of two processors.
+"""Record the choice of `weft export --format auto` for the instruction sets of two processors.
 
     python benchmarks/deploy/auto.py RUN PHOTOS --csv benchmarks/deploy/auto.csv     # five minutes on two quiet cores
 
 ONEDNN_MAX_CPU_ISA=AVX2 makes OpenVINO run as on a processor without AVX-512, VNNI and bf16. It has no effect on ONNX
-Runtime. One row per export that was considered.
+Runtime. Writes a row per candidate export.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMITS = ("", "AVX2")
 
 
 def rows(run: Path, photos: Path, limit: str) -> list[dict[str, str]]:
-    """Export under a limit of the instruction set; return a row per export that was considered."""
+    """Export with an instruction set limit ('' for none); return a row per candidate export."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "auto"
         environment = os.environ | {"WEFT_CACHE": folder} | ({"ONEDNN_MAX_CPU_ISA": limit} if limit else {})
@@ -66,7 +66,7 @@ if __name__ == "__main__":
     parser.add_argument("photos", type=Path)
     parser.add_argument("--csv", type=Path, required=True)
     args = parser.parse_args()
-    found = [row for limit in LIMITS for row in rows(args.run, args.photos, limit)]
+    measured = [row for limit in LIMITS for row in rows(args.run, args.photos, limit)]
     others = [row for row in read_csv(args.csv) if row["processor_class"] != processor_class()]
-    write_csv(args.csv, [*others, *found])
-    print(json.dumps(found, indent=1))
+    write_csv(args.csv, [*others, *measured])
+    print(json.dumps(measured, indent=1))

@@ -1,10 +1,10 @@
-"""Needs of every deployment: time from start to end, peak memory and disk space of `weft predict` with one image.
+"""Measure every deployment: total time, peak memory and disk space of `weft predict` with one image.
 
     python benchmarks/deploy/cold_start.py            # a quarter of an hour on two quiet cores
-    python benchmarks/deploy/cold_start.py --table    # write the README's table again, measure nothing
+    python benchmarks/deploy/cold_start.py --table    # only write the README's table again
 
-Writes the rows of this machine's processor class in cold_start.csv, and the table of weft's README. The deployments
-take turns. The environment has PyTorch; sizes.py measures one without.
+Writes the rows of this machine's processor class to cold_start.csv, and the table of weft's README. The deployments
+take turns. The environment has PyTorch; sizes.py measures an environment without it.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ def measure() -> list[dict[str, str]]:
         for precision in ("fp32", "int8")
         if (way, precision) != ("folded", "int8")
     ]
-    found = measure_cold_starts(tasks, lambda text: print(text, flush=True))
+    results = measure_cold_starts(tasks, lambda text: print(text, flush=True))
     return [
         {
             "model": task.model,
             "way": task.way,
             "precision": task.precision,
-            "cold_start_s": f"{needs.cold_start_s:.2f}",
-            "peak_mb": f"{needs.peak_mb:.0f}",
-            "disk_mb": f"{needs.disk_mb:.1f}",
+            "cold_start_s": f"{result.cold_start_s:.2f}",
+            "peak_mb": f"{result.peak_mb:.0f}",
+            "disk_mb": f"{result.disk_mb:.1f}",
             "threads": str(threads),
             "processor_class": processor_class(),
         }
-        for task, needs in found.items()
+        for task, result in results.items()
     ]
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Return the README's table: a row per deployment; the largest and smallest values of all models and classes."""
+    """Return the README's table: a row per deployment with the range over all models and processor classes."""
     lines = ["| deployment | start to end, s | peak memory, MB | files, MB |", "|---|---|---|---|"]
     for way, precision in dict.fromkeys((row["way"], row["precision"]) for row in rows):
         same = [row for row in rows if (row["way"], row["precision"]) == (way, precision)]
@@ -65,7 +65,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="store_true", help="measure nothing")
+    parser.add_argument("--table", action="store_true", help="only write the README's table again")
     if not parser.parse_args().table:
         others = [row for row in read_csv(FILE) if row["processor_class"] != processor_class()]
         write_csv(FILE, [*others, *measure()])

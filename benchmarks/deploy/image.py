@@ -1,10 +1,11 @@
-"""Build the container image of Dockerfile.runtime without a daemon or a registry, run it, and measure it: image.csv.
+"""Build the container image of Dockerfile.runtime without a daemon or a registry, run it, and measure its size.
 
     apt install mmdebstrap buildah                                  # Debian; run as root
     python benchmarks/deploy/image.py EXPORT IMAGE --runtime onnx --model levit_256 --csv benchmarks/deploy/image.csv
 
 The base is a minimal Debian with Python, made by mmdebstrap; `docker build` uses python:3.12-slim. The size is that of
-all files in the image, uncompressed. The service then runs in a container with EXPORT as /model, read-only.
+all files in the image, uncompressed. The service runs in a container with EXPORT as /model, read-only; the script
+measures the time from its start to the first prediction.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def build(runtime: str, volumes: list[str]) -> tuple[str, int]:
     return name, size
 
 
-def answer(image: bytes) -> dict[str, object] | None:
-    """Return the prediction of the service, or None while it does not answer."""
+def predict(image: bytes) -> dict[str, object] | None:
+    """Return the prediction of the service; None if it is not ready."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{PORT}/predict", data=image, headers={"Content-Type": "image/jpeg"}, method="POST"
     )
@@ -85,9 +86,9 @@ def serve(name: str, export: Path, image: bytes) -> float:
     begun = time.perf_counter()
     process = subprocess.Popen(command, env=ENVIRONMENT)
     try:
-        while (prediction := answer(image)) is None:
+        while (prediction := predict(image)) is None:
             if time.perf_counter() - begun > DEADLINE or process.poll() is not None:
-                raise SystemExit(f"The service must answer within {DEADLINE} seconds; it did not.")
+                raise SystemExit(f"The service returned no prediction within {DEADLINE} seconds.")
             time.sleep(0.02)
         seconds = time.perf_counter() - begun
         print(f"{seconds:.2f} s: {prediction}", flush=True)
@@ -99,10 +100,10 @@ def serve(name: str, export: Path, image: bytes) -> float:
 
 
 def main() -> None:
-    """Build, run, measure; append a row to the CSV file."""
+    """Build, run and measure the image; append a row to the CSV file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("export", type=Path)
-    parser.add_argument("image", type=Path, help="a JPEG")
+    parser.add_argument("image", type=Path, help="JPEG to predict")
     parser.add_argument("--runtime", choices=("onnx", "openvino"), required=True)
     parser.add_argument("--model", required=True, help="name of the model in EXPORT")
     parser.add_argument("--volume", action="append", default=[], help="volume of the build, such as certificates")

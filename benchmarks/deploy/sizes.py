@@ -3,8 +3,8 @@
     uv venv VENV && uv pip install --python VENV/bin/python 'packaging/runtime[onnx,serve]'
     python benchmarks/deploy/sizes.py VENV EXPORT IMAGE --name onnx --csv benchmarks/deploy/sizes.csv
 
-The time is user and system time of all threads of a process from its start to its end, the median of --runs, after one
-run that writes the bytecode. It depends little on other load, unlike the elapsed time, which is recorded next to it.
+The time is user and system time of all threads of a process from its start to its end: the median of --runs, after one
+run that writes the bytecode. Other load affects it little, unlike the elapsed time, which is also recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def run(command: list[str]) -> tuple[float, float, float]:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)} must succeed; its exit code is {process.returncode}.")
+        raise SystemExit(f"{' '.join(command)} failed with exit code {process.returncode}.")
     return usage.ru_utime + usage.ru_stime, time.perf_counter() - begun, usage.ru_maxrss * 1024 / 1e6
 
 

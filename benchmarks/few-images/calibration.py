@@ -1,9 +1,10 @@
-"""Calibration error on the 10,000 test images of CIFAR-10, by several ways to scale logits: calibration.csv.
+"""Measure the calibration error on the 10,000 test images of CIFAR-10 for several ways to scale logits.
 
     weft train cifar10/train --recipe small_images --epochs 2 --out RUN
     python benchmarks/few-images/calibration.py RUN cifar10
 
 Each way is fitted on the held-out images of the run (5,000 at most, as in training) and measured on cifar10/test.
+Writes calibration.csv next to this file.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ TEMPERATURES = np.arange(0.5, 1.5, 0.01)
 
 
 def error(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Expected calibration error in percentage points."""
+    """Return the expected calibration error in percentage points."""
     probabilities = softmax(logits, axis=1)
     return calibration_error(probabilities.max(axis=1), probabilities.argmax(axis=1) == labels)
 
 
 def loss(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Cross-entropy in nats."""
+    """Return the cross-entropy in nats."""
     return -float(log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean())
 
 
@@ -55,7 +56,7 @@ def ways(logits: np.ndarray, labels: np.ndarray) -> dict[str, tuple[float, np.nd
 
 
 def main() -> None:
-    """Compute the logits, and write a row per way."""
+    """Compute the logits, fit every way, and write its row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("cifar10", type=Path)

@@ -2,11 +2,11 @@
 
     python benchmarks/few-images/curves.py PHOTOS --sizes 3 10 --seeds 0 1 2
 
-Each seed draws other training images; all remaining photos, at least three of every class, are the held-out images, so
-that a small class may have fewer training images. Fine-tuning is measured after its
-last epoch, so that no method chooses an epoch by the held-out images. All methods but the last start from
-tf_efficientnet_lite0 (extra `offline`). LoRA needs the package peft; it adds matrices of rank 8 to the 1x1 convolutions
-and trains them with the classifier of the probe. Adds rows to curves.csv, and skips those that it has.
+Each seed draws different training images. The other photos, at least three per class, are the held-out images, so a
+small class can have fewer training images. Fine-tuning is measured after its last epoch, so that no method selects an
+epoch by the held-out images. All methods except `scratch` start from tf_efficientnet_lite0 (extra `offline`). LoRA
+needs the package peft; it adds matrices of rank 8 to the 1x1 convolutions and trains them with the classifier of the
+probe. Adds rows to curves.csv, and skips measurements that are in it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def split(photos: Path, size: int, seed: int, folder: Path) -> int:
     for directory in sorted(path for path in photos.iterdir() if path.is_dir()):
         files = sorted(directory.iterdir())
         order = rng.permutation(len(files))
-        for place, number in enumerate(order):
-            part = folder / ("train" if place < min(size, len(files) - 3) else "val") / directory.name
+        for position, number in enumerate(order):
+            part = folder / ("train" if position < min(size, len(files) - 3) else "val") / directory.name
             part.mkdir(parents=True, exist_ok=True)
             copyfile(files[number], part / files[number].name)
             count += part.parent.name == "val"
@@ -82,7 +82,7 @@ def top1(method: str, folder: Path, out: Path, seed: int) -> float:
 
 
 def main() -> None:
-    """Measure every method, size and seed that the table does not have."""
+    """Measure every method, size and seed that is not in curves.csv."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("photos", type=Path)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))

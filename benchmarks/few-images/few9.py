@@ -1,11 +1,11 @@
-"""Measure few9 in 5 stratified folds: accuracy, int8 export, calibration, and detection of images of no class.
+"""Measure few9 in 5 stratified folds: accuracy, int8 export, calibration, and detection of unknown images.
 
     python benchmarks/few-images/few9.py PHOTOS OTHER --methods probe default --seeds 0 1 2
 
-PHOTOS is a folder of photos by class, OTHER one of photos that show none of the classes. Runs are kept in --runs, so
-that an interrupted measurement continues. Writes few9_folds.csv (a row per fold) and few9_pooled.csv (a row per seed,
-over the images of all folds) next to this file. The temperature is fitted on the images that the calibration error is
-measured on, one number for 42 images.
+PHOTOS has a folder of photos per class, OTHER photos that show none of the classes. Runs are stored in --runs, so that
+an interrupted measurement continues. Writes few9_folds.csv (a row per fold) and few9_pooled.csv (a row per seed, over
+the images of all folds) next to this file. The temperature is one number, fitted on the 41 to 43 held-out images of a
+fold, on which the calibration error is also measured.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     folds_file, pooled_file = HERE / "few9_folds.csv", HERE / "few9_pooled.csv"
     for method in args.methods:
         for seed in args.seeds:
-            sure, right, rows = [], [], []
+            confidences, is_correct, rows = [], [], []
             for fold in range(1, FOLDS + 1):
                 run = args.runs / f"{method}-{seed}-{fold}"
                 known = [row for row in read_csv(folds_file) if key(row) == (method, str(seed), str(fold))]
@@ -69,8 +69,8 @@ def main() -> None:
                 )
                 assert report.images == result.count
                 assert report.top1 is not None
-                sure.append(result.sure)
-                right.append(result.right)
+                confidences.append(result.sure)
+                is_correct.append(result.right)
                 rows.append(
                     {
                         "method": method,
@@ -86,42 +86,42 @@ def main() -> None:
                 )
                 print(rows[-1], flush=True)
                 add(folds_file, rows[-1])
-            add(pooled_file, pooled(method, seed, np.concatenate(sure), np.concatenate(right), rows))
+            add(pooled_file, pooled(method, seed, np.concatenate(confidences), np.concatenate(is_correct), rows))
 
 
 def pooled(
-    method: str, seed: int, sure: np.ndarray, right: np.ndarray, rows: list[dict[str, object]]
+    method: str, seed: int, confidence: np.ndarray, is_correct: np.ndarray, rows: list[dict[str, object]]
 ) -> dict[str, object]:
-    """Return results over the images of all folds."""
-    top1 = 100 * float(right.mean())
-    most = np.argsort(-sure, kind="stable")[: round(0.9 * len(sure))]
+    """Return the row of a method and a seed, over the images of all folds."""
+    top1 = 100 * float(is_correct.mean())
+    covered = np.argsort(-confidence, kind="stable")[: round(0.9 * len(confidence))]
     rng = np.random.default_rng(0)
-    perfect = [calibration_error(sure, rng.random(len(sure)) < sure) for _ in range(200)]
-    estimate = interval_of(top1, len(right))
+    perfect = [calibration_error(confidence, rng.random(len(confidence)) < confidence) for _ in range(200)]
+    estimate = interval_of(top1, len(is_correct))
     int8, images = (np.array([float(str(row[name])) for row in rows]) for name in ("top1_int8", "images"))
     return {
         "method": method,
         "seed": seed,
-        "images": len(right),
+        "images": len(is_correct),
         "top1": f"{top1:.2f}",
         "low": f"{estimate.low:.2f}",
         "high": f"{estimate.high:.2f}",
         "top1_int8": f"{np.average(int8, weights=images):.2f}",
-        "ece": f"{calibration_error(sure, right):.2f}",
+        "ece": f"{calibration_error(confidence, is_correct):.2f}",
         "ece_of_perfect_calibration": f"{np.mean(perfect):.2f}",
         "error": f"{100 - top1:.2f}",
-        "error_at_90_percent_coverage": f"{100 - 100 * right[most].mean():.2f}",
+        "error_at_90_percent_coverage": f"{100 - 100 * is_correct[covered].mean():.2f}",
         "auroc_other": f"{np.mean([float(str(row['auroc_other'])) for row in rows]):.4f}",
     }
 
 
 def key(row: Mapping[str, object]) -> tuple[str, ...]:
-    """Return what a row measures."""
+    """Return method, seed and, for a row of few9_folds.csv, fold."""
     return tuple(str(row[name]) for name in ("method", "seed", "fold") if name in row)
 
 
 def add(path: Path, row: dict[str, object]) -> None:
-    """Add a row to a CSV file, in place of one that measured the same."""
+    """Add a row to a CSV file; it replaces a row of the same measurement."""
     write_csv(path, [*(old for old in read_csv(path) if key(old) != key(row)), row])
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/few-images/label.py PHOTOS --tables knn,label,extend
 
-Writes knn.csv, label.csv and extend.csv next to this file. Features are those of tf_efficientnet_lite0 (extra
-`offline`); five seeds.
+Writes knn.csv, label.csv and extend.csv next to this file. The features are those of tf_efficientnet_lite0 (extra
+`offline`). All measurements have five seeds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 MODEL = "tf_efficientnet_lite0"
 SEEDS, FOLDS = range(5), 5
 NEIGHBOURS = (1, 5, 10, 20)
-START, STEP, END = 9, 9, 81  # labelled images: one per class, then more in each round
+START, STEP, END = 9, 9, 81  # labelled images: one per class, then 9 more in each round
 FIRST, LAST = 6, 3  # classes of the first run, and of the extension
 
 
@@ -51,30 +51,31 @@ def features_of(photos: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def write(name: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Write a CSV file next to this script."""
     with (HERE / name).open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
 
 def knn(views: np.ndarray, labels: np.ndarray, classes: int) -> None:
-    """Accuracy by cross-validation of nearest neighbours and of the linear probe."""
+    """Write the cross-validated accuracy of nearest neighbours and of the linear probe."""
     rows = []
     for seed in SEEDS:
-        right = dict.fromkeys(["probe", *(f"{k} neighbours" for k in NEIGHBOURS)], 0)
+        n_correct = dict.fromkeys(["probe", *(f"{k} neighbours" for k in NEIGHBOURS)], 0)
         for train_on, test_on in StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(labels, labels):
             probe = fit(views[train_on], labels[train_on], classes, seed)
             scores = views[test_on, 0] @ probe.weight.T + probe.bias
-            right["probe"] += int((scores.argmax(1) == labels[test_on]).sum())
+            n_correct["probe"] += int((scores.argmax(1) == labels[test_on]).sum())
             for k in NEIGHBOURS:
                 reader: Callable = lambda images: images.numpy()  # noqa: E731
                 classifier = KNNClassifier(reader, views[train_on, 0], labels[train_on], classes, k)
                 predicted = classifier(torch.from_numpy(views[test_on, 0])).argmax(1).numpy()
-                right[f"{k} neighbours"] += int((predicted == labels[test_on]).sum())
-        rows += [(name, seed, f"{100 * count / len(labels):.2f}") for name, count in right.items()]
+                n_correct[f"{k} neighbours"] += int((predicted == labels[test_on]).sum())
+        rows += [(name, seed, f"{100 * count / len(labels):.2f}") for name, count in n_correct.items()]
     write("knn.csv", ("classifier", "seed", "top1"), rows)
 
 
 def label(views: np.ndarray, labels: np.ndarray, classes: int) -> None:
-    """Accuracy by the number of labels, with images chosen by `weft label`, at random, by margin and by distance."""
+    """Write the accuracy by number of labels, for images selected by `weft label`, randomly, by margin, by distance."""
 
     def choose(method: str, pool: np.ndarray, known: np.ndarray, scores: np.ndarray, rng: np.random.Generator):
         if method == "random":
@@ -96,7 +97,7 @@ def label(views: np.ndarray, labels: np.ndarray, classes: int) -> None:
     rows = []
     for seed in SEEDS:
         folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(labels, labels)
-        right = {(method, n): 0 for method in METHODS for n in range(START, END + 1, STEP)}
+        n_correct = {(method, n): 0 for method in METHODS for n in range(START, END + 1, STEP)}
         for fold, (train_on, test_on) in enumerate(folds):
             rng = np.random.default_rng([seed, fold])
             start = [int(rng.choice(train_on[labels[train_on] == number])) for number in range(classes)]
@@ -105,10 +106,10 @@ def label(views: np.ndarray, labels: np.ndarray, classes: int) -> None:
                 for n in range(START, END + 1, STEP):
                     probe = fit(views[known], labels[known], classes, seed)
                     scores = views[:, 0] @ probe.weight.T + probe.bias
-                    right[method, n] += int((scores[test_on].argmax(1) == labels[test_on]).sum())
+                    n_correct[method, n] += int((scores[test_on].argmax(1) == labels[test_on]).sum())
                     pool = np.setdiff1d(train_on, known)
                     known = np.concatenate([known, pool[choose(method, pool, known, scores[pool], rng)]])
-        rows += [(method, n, seed, f"{100 * count / len(labels):.2f}") for (method, n), count in right.items()]
+        rows += [(method, n, seed, f"{100 * count / len(labels):.2f}") for (method, n), count in n_correct.items()]
         print(f"seed {seed}", flush=True)
     write("label.csv", ("method", "labels", "seed", "top1"), rows)
 
@@ -117,7 +118,7 @@ METHODS = ("label", "random", "margin", "distance")
 
 
 def extend(photos: Path) -> None:
-    """Accuracy of a run on six classes, extended by three, and of a run on all nine, on the same held-out images."""
+    """Write the accuracy of a run on six classes, extended by three, and of a run on all nine classes."""
     names, rows = sorted(path.name for path in photos.iterdir() if path.is_dir()), []
     for seed in SEEDS:
         order = np.random.default_rng(seed).permutation(names)
@@ -129,11 +130,11 @@ def extend(photos: Path) -> None:
             common = {"recipe": "probe", "model": MODEL, "seed": seed, "quiet": True}
             train(folder / "first", out=folder / "run", **common)
             result = train(folder / "last", extend=folder / "run", out=folder / "extended", quiet=True)
-            whole = train(photos, out=folder / "whole", **common)
+            complete = train(photos, out=folder / "complete", **common)
         assert result.extension is not None
         added, seconds = result.extension, f"{result.seconds:.1f}"
         rows.append((seed, *(f"{v:.2f}" for v in (added.before or 0, added.after or 0, added.new or 0, result.top1)),
-                     f"{whole.top1:.2f}", result.count, whole.count, seconds))  # fmt: skip
+                     f"{complete.top1:.2f}", result.count, complete.count, seconds))  # fmt: skip
         print(rows[-1], flush=True)
     header = ("seed", "old_before", "old_after", "new", "all_extended", "all_at_once", "images", "images_at_once")
     write("extend.csv", (*header, "seconds_extended"), rows)

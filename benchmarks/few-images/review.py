@@ -3,10 +3,10 @@
     python benchmarks/few-images/review.py features CIFAR10 random-0.npz --noise random --seed 0
     python benchmarks/few-images/review.py rank *.npz
 
-`features` changes a tenth of the labels, trains a network on the changed labels alone (ceit_nano_32, recipe `cifar10`),
-and writes its features; with --model, it takes those of a public model. `rank` measures which share of the images with
-the highest ranks has a wrong label, at the number of wrong labels, and writes review.csv next to this file. It includes
-cleanlab if that is installed.
+`features` changes a tenth of the labels, trains a network on these labels (ceit_nano_32, recipe `cifar10`), and writes
+its features; with --model, those of a public model. `rank` sorts the images by label quality and measures the precision
+of the first n images, where n is the number of wrong labels. It writes review.csv next to this file, and includes
+cleanlab if it is installed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ SHARE = 0.1  # of wrong labels
 
 
 def wrong_labels(labels: np.ndarray, noise: str, seed: int) -> np.ndarray:
-    """Return labels of which a tenth is replaced: by any other class, or by the most similar class."""
+    """Return labels of which a tenth is replaced by a random other class, or by the most similar class."""
     rng, given = np.random.default_rng(seed), labels.copy()
-    places = rng.choice(len(labels), int(SHARE * len(labels)), replace=False)
+    wrong = rng.choice(len(labels), int(SHARE * len(labels)), replace=False)
     if noise == "random":
-        given[places] = (labels[places] + rng.integers(1, len(CLASSES), len(places))) % len(CLASSES)
+        given[wrong] = (labels[wrong] + rng.integers(1, len(CLASSES), len(wrong))) % len(CLASSES)
     else:
-        given[places] = [SIMILAR[label] for label in labels[places]]
+        given[wrong] = [SIMILAR[label] for label in labels[wrong]]
     return given
 
 
 def features(args: argparse.Namespace) -> None:
+    """Write the features of images with wrong labels, and both labels, to a file."""
     import torch
 
     from weft.checkpoints.hub import create_model
@@ -75,14 +76,14 @@ def features(args: argparse.Namespace) -> None:
             batches = evaluation_batches(source, network, 64, 0)
             parts.append(read_features(network, batches, Runtime.of("cpu"))[0][0])
             keys += source.keys
-    place = {str(path.absolute()): i for i, path in enumerate(paths)}
+    index = {str(path.absolute()): i for i, path in enumerate(paths)}
     views = np.empty((len(paths), *parts[0].shape[1:]), np.float32)
-    views[[place[key] for key in keys]] = np.concatenate(parts)
+    views[[index[key] for key in keys]] = np.concatenate(parts)
     np.savez_compressed(args.out, features=views, given=given, true=true)
 
 
 def rank(args: argparse.Namespace) -> None:
-    """Write the precision of each ranking at the number of wrong labels; rows of other files stay."""
+    """Write the precision of each ranking for as many images as have wrong labels; keep rows of other files."""
     from weft.bench.records import read_csv, write_csv
     from weft.train.label_errors import find_label_errors
 

@@ -1,12 +1,12 @@
-"""Compare weft with the tools that people use for few images: accuracy, time and lines of user code.
+"""Compare weft with common tools for few images: accuracy, time and lines of user code.
 
     python benchmarks/few-images/tools.py PHOTOS [--python PYTHON] [--tools NAME ...]
 
 Every tool trains on the same five stratified folds of PHOTOS, starts from the same weights of tf_efficientnet_lite0
-(extra `offline`), uses the same number of threads, and is a process of its own. The tools are the scripts in tools/,
-each with the defaults of its library; PYTHON is an environment that has timm, scikit-learn and fastai. timm's own
-training script is not part of its package; timm_loop.py has the loop. Time is that of the whole process, imports
-included. Adds rows to tools.csv, and skips those that it has. Needs a quiet machine.
+(extra `offline`), uses the same number of threads, and runs in a separate process. The tools are the scripts in tools/,
+each with the defaults of its library. PYTHON is an environment with timm, scikit-learn and fastai. timm's training
+script is not part of its package, so timm_loop.py has a loop. Time is that of the whole process with its imports. Adds
+rows to tools.csv, and skips measurements that are in it. Needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ def split(photos: Path, fold: int, folder: Path) -> int:
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(files, classes)
     held_out = set(list(folds)[fold][1].tolist())
     for number, file in enumerate(files):
-        place = folder / ("val" if number in held_out else "train") / file.parent.name / file.name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        copyfile(file, place)
+        copy = folder / ("val" if number in held_out else "train") / file.parent.name / file.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copyfile(file, copy)
     return len(held_out)
 
 
 def run(tool: str, python: str, folder: Path, weights: Path, threads: int) -> float:
-    """Train with a tool in a process of its own; return the accuracy on val/."""
+    """Train with a tool in a separate process; return the accuracy on val/."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     if tool in WEFT:
         out = folder.with_name("run")
         command = [sys.executable, "-m", "weft", "train", str(folder), *WEFT[tool], "--out", str(out), "--force"]
         subprocess.run([*command, "--quiet"], env=environment, check=True, stdout=subprocess.DEVNULL)
-        return read_metrics(out / "metrics.csv")[-1].val_top1  # the last epoch, as the other tools
+        return read_metrics(out / "metrics.csv")[-1].val_top1  # of the last epoch, as with the other tools
     command = [python, str(HERE / "tools" / f"{tool}.py"), str(folder), str(weights)]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
 
 
 def lines_of(tool: str) -> int:
-    """Return the number of lines that a user writes, without empty lines, comments and the docstring."""
+    """Return the number of lines of user code, without empty lines, comments and the docstring."""
     if tool in WEFT:
         return 1
     lines = (HERE / "tools" / f"{tool}.py").read_text().splitlines()[1:]
@@ -73,7 +73,7 @@ def lines_of(tool: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure every tool and fold that the table does not have."""
+    """Measure every tool and fold that is not in tools.csv."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("photos", type=Path)
     parser.add_argument("--python", default=sys.executable)
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for tool in args.tools:
                 if any((row["tool"], row["fold"]) == (tool, str(fold)) for row in rows):
                     continue
-                os.environ["WEFT_CACHE"] = str(Path(temporary) / f"cache-{fold}")  # no tool has features before
+                os.environ["WEFT_CACHE"] = str(Path(temporary) / f"cache-{fold}")  # no cached features
                 start = time.perf_counter()
                 top1 = run(tool, args.python, folder, weights, args.threads)
                 row = {
@@ -107,9 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows.append(row)
                 write_csv(TABLE, rows)
     for tool in dict.fromkeys(row["tool"] for row in rows):
-        own = [row for row in rows if row["tool"] == tool]
-        top1, seconds = (np.array([float(row[key]) for row in own]) for key in ("top1", "seconds"))
-        images = np.array([int(row["images"]) for row in own])
+        same = [row for row in rows if row["tool"] == tool]
+        top1, seconds = (np.array([float(row[key]) for row in same]) for key in ("top1", "seconds"))
+        images = np.array([int(row["images"]) for row in same])
         print(f"{tool}: {np.average(top1, weights=images):.1f} % of {images.sum()}, median {np.median(seconds):.0f} s")
 
 

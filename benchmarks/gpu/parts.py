@@ -1,7 +1,7 @@
-"""The parts of a measurement on a GPU: each is a list of cells, and a function that measures one cell.
+"""Parts of the measurement on a GPU: each has a list of cells, and a function that measures a cell.
 
 A cell is the unit that is repeated after an interruption. `measure` returns rows for the CSV of the part, or None if
-the cell has more to do than the seconds allowed and goes on in the next call.
+the time of the call was not sufficient and the next call continues the cell.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.bench.worker_process import WorkerProcess
 from weft.errors import StoppedError, UsageError
 
 Row = dict[str, Any]
-BUILDERS = 8  # processes that build and compile at once
+BUILDERS = 8  # processes that build and compile at the same time
 LOOP_COLUMNS = ("images_per_second", "data_wait")  # of metrics.csv; data_wait is in percent of the training time
 CIFAR10_COLUMNS = ("epoch", "step", "train_loss", "val_loss", "val_top1", *LOOP_COLUMNS, "seconds")
 
@@ -37,7 +37,7 @@ def tests_cells(options: Options) -> list[str]:
 
 
 def tests(cell: str, options: Options) -> list[Row]:
-    """Run the correctness tests; a row per result."""
+    """Run the correctness tests; return a row per test."""
     import os
 
     os.environ["WEFT_TEST_DEVICE"] = options.device
@@ -87,7 +87,7 @@ def resume_cells(options: Options) -> list[str]:
 
 
 def resume(cell: str, options: Options) -> list[Row]:
-    """Kill a run inside an epoch, resume it, and compare its bits with those of an uninterrupted run."""
+    """Kill a run inside an epoch, resume it, and compare it with an uninterrupted run bit by bit."""
     from tests.train import tiny
 
     model, precision, deterministic = cell.split(" ")
@@ -95,12 +95,12 @@ def resume(cell: str, options: Options) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = tiny.paint(folder / "data")
-        whole = tiny.fresh(tiny.command(data, folder / "whole", model, **more))
-        if whole.returncode:
-            raise RuntimeError(whole.stderr.strip().splitlines()[-1])
+        completed = tiny.fresh(tiny.command(data, folder / "uninterrupted", model, **more))
+        if completed.returncode:
+            raise RuntimeError(completed.stderr.strip().splitlines()[-1])
         killed_after = tiny.kill_and_resume(data, folder / "killed", model, **more)
         try:
-            tiny.assert_same_run(folder / "whole", folder / "killed")
+            tiny.assert_same_run(folder / "uninterrupted", folder / "killed")
             difference = ""
         except AssertionError as error:
             difference = str(error).splitlines()[0][:200]
@@ -115,8 +115,7 @@ def speed_cells(options: Options) -> list[str]:
 def speed(cell: str, options: Options) -> list[Row]:
     """Time all ways of weft's network and of its first peer in one precision, in alternating turns.
 
-    Every way has a process of its own, and the processes build at the same time. Only one of them computes during a
-    timed turn.
+    Every way is a separate process. The processes build at the same time, but only one runs during a timed turn.
     """
     model, precision = cell.split(" ")
     threads = 1 if options.device == "cpu" else 4
@@ -142,7 +141,7 @@ def speed(cell: str, options: Options) -> list[Row]:
 
 
 def _build(worker: WorkerProcess) -> str:
-    """Build a worker's model, and return the reason if it fails."""
+    """Build a worker's model; return the error, or ''."""
     try:
         worker.build()
     except UsageError as error:
@@ -151,7 +150,7 @@ def _build(worker: WorkerProcess) -> str:
 
 
 def _warm(worker: WorkerProcess, batch: int) -> tuple[np.ndarray | None, str]:
-    """Run a batch once, which compiles for it; return the logits, or the reason of a failure."""
+    """Run a batch once, which compiles for its size; return the logits and '', or None and the error."""
     try:
         return worker.logits(batch), ""
     except UsageError as error:
@@ -201,7 +200,7 @@ def steps_cells(options: Options) -> list[str]:
 
 
 def steps(cell: str, options: Options) -> list[Row]:
-    """Time training steps of weft's network and its peer, by benchmarks/training/step.py."""
+    """Time training steps of weft's network and of its peer with benchmarks/training/step.py."""
     pair, mode, precision = cell.split(" ")
     scale, file = options.scale, options.scratch / "step.csv"
     file.unlink(missing_ok=True)
@@ -256,16 +255,18 @@ def loop(cell: str, options: Options) -> list[Row]:
 
 
 def paint_jpegs(folder: Path, count: int) -> None:
-    """Write JPEGs in two classes, unless they are there: smooth noise, which compresses about as photos do."""
+    """Write JPEGs in two classes, unless they exist: smooth noise, which compresses about as well as photos."""
     done = folder / "complete"
     if done.exists() and done.read_text() == str(count):
         return
     random = np.random.default_rng(0)
     for index in range(count):
-        place = folder / f"class{index % 2}"
-        place.mkdir(parents=True, exist_ok=True)
+        class_folder = folder / f"class{index % 2}"
+        class_folder.mkdir(parents=True, exist_ok=True)
         pixels = random.integers(0, 256, (47, 63, 3)).astype(np.uint8)
-        Image.fromarray(pixels).resize((500, 375), Image.Resampling.BICUBIC).save(place / f"{index:05}.jpg", quality=90)
+        Image.fromarray(pixels).resize((500, 375), Image.Resampling.BICUBIC).save(
+            class_folder / f"{index:05}.jpg", quality=90
+        )
     done.write_text(str(count))
 
 
@@ -274,9 +275,9 @@ def cifar10_cells(options: Options) -> list[str]:
 
 
 def cifar10(cell: str, options: Options) -> list[Row] | None:
-    """Train the recipe cifar10, in as many calls as it needs: each resumes the run of the call before."""
+    """Train with the recipe cifar10 in several calls: each resumes the run of the previous call."""
     if options.cifar10 is None:
-        raise RuntimeError("needs the folder of CIFAR-10 (train/ and test/ with a folder per class): CIFAR10=FOLDER")
+        raise RuntimeError("CIFAR-10 is missing: set CIFAR10=FOLDER (train/ and test/ with a folder per class)")
     out, log = options.scratch / "cifar10", options.scratch / "cifar10.log"
     minutes = f"{max(options.seconds - 60, 30) / 60:.2f}m"
     arguments = ["-m", "weft", "train"]
@@ -304,13 +305,13 @@ def cifar10(cell: str, options: Options) -> list[Row] | None:
 
 def _last_line(log: Path, code: int | None) -> str:
     lines = log.read_text(errors="replace").strip().splitlines() or [""]
-    ended = "took longer than it may" if code is None else f"exit code {code}"
-    return f"{ended}: {lines[-1][:300]} (all: {log})"
+    reason = "took longer than allowed" if code is None else f"exit code {code}"
+    return f"{reason}: {lines[-1][:300]} (full output: {log})"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part: its cells, and the function that measures one."""
+    """Part of the measurement: a function that returns its cells, and one that measures a cell."""
 
     cells: Callable[[Options], list[str]]
     measure: Callable[[str, Options], list[Row] | None]

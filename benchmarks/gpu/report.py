@@ -1,4 +1,4 @@
-"""README.md of a measurement on a GPU, and the GPU's rows in weft's README, both from the CSV files."""
+"""Write README.md of a measurement on a GPU, and the rows of the GPU in weft's README, from the CSV files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MACHINE = ("device", "torch", "cuda", "timm", "transformers", "commit")
 
 
 def write_pages(out: Path, *, publish: bool) -> None:
-    """Write README.md next to the CSV files; with `publish`, also the tables of weft's README."""
+    """Write README.md next to the CSV files; with `publish`, also the table of weft's README."""
     if not any((out / f"{part}.csv").exists() for part in HEADINGS):
         return
     (out / "README.md").write_text(page(out))
@@ -51,16 +51,16 @@ def page(folder: Path) -> str:
 
 
 def _machines(rows: list[Row]) -> list[str]:
-    """Return a line for each machine that rows are of."""
-    found = dict.fromkeys(tuple(row[key] for key in MACHINE) for row in rows)
+    """Return a line per machine of the rows."""
+    machines = dict.fromkeys(tuple(row[key] for key in MACHINE) for row in rows)
     return [
         ", ".join(f"{key} {value}" for key, value in zip(MACHINE, values, strict=True) if value) + "."
-        for values in found
+        for values in machines
     ]
 
 
 def _tests(rows: list[Row]) -> list[Row]:
-    """Return a row with the number of results, and the tests that did not pass."""
+    """Return a row with the number of tests per result, and the rows of the tests that did not pass."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row["result"]] = counts.get(row["result"], 0) + 1
@@ -75,17 +75,17 @@ def _table(rows: list[Row], columns: list[str]) -> str:
 
 
 def gpu_rows(folder: Path = HERE) -> str:
-    """Return Markdown for weft's README: ratios to the peer's fastest way of running; '' without measurements."""
+    """Return Markdown for weft's README: ratios to the fastest way of the peer; '' without measurements."""
     rows = [row for row in read_csv(folder / "speed.csv") if row["images_per_second"]]
     lines = []
     for key in dict.fromkeys((row["device"], row["run"], row["batch_size"], row["precision"]) for row in rows):
         same = [row for row in rows if (row["device"], row["run"], row["batch_size"], row["precision"]) == key]
-        ours, theirs = ([row for row in same if row["side"] == side] for side in ("weft", "peer"))
-        if not (ours and theirs):
+        own, peers = ([row for row in same if row["side"] == side] for side in ("weft", "peer"))
+        if not (own and peers):
             continue
-        best, peer = max(ours, key=_speed), max(theirs, key=_speed)
-        eager = {side: [row for row in of if row["way"] == "eager"] for side, of in (("o", ours), ("t", theirs))}
-        ratio = f"{_speed(eager['o'][0]) / _speed(eager['t'][0]):.2f}" if eager["o"] and eager["t"] else "-"
+        best, peer = max(own, key=_speed), max(peers, key=_speed)
+        eager, peer_eager = ([row for row in side if row["way"] == "eager"] for side in (own, peers))
+        ratio = f"{_speed(eager[0]) / _speed(peer_eager[0]):.2f}" if eager and peer_eager else "-"
         lines.append(
             f"| {' | '.join(key)} | {_speed(peer):.0f} ({peer['model'].partition(' ')[0]}, {peer['way']}) | {ratio} |"
             f" {_speed(best) / _speed(peer):.2f} | {_speed(best):.0f}, {best['way']} |"

@@ -1,11 +1,11 @@
 """Check and measure weft on a GPU, in parts that can be interrupted.
 
-    make gpu                                             # everything; call it again until no cell is left
+    make gpu                                             # all parts; call it again until no cell is left
     python benchmarks/gpu/run.py --part speed --seconds 420
     make gpu DEVICE=cpu SCALE=small                      # rehearse on the CPU, in runs/gpu-rehearsal/cpu-small
 
-Every call works for at most `--seconds`, continues after the last finished cell, and writes one CSV per part, README.md
-next to them, and the tables of weft's README. A cell that fails is recorded in failures.csv, and the others continue;
+Every call takes at most `--seconds`, continues after the last finished cell, and writes a CSV per part, README.md next
+to them, and the table of weft's README. A cell that fails is recorded in failures.csv, and the others continue;
 `--retry` measures it again. Nothing is downloaded or installed.
 """
 
@@ -24,7 +24,7 @@ from report import write_pages
 from settings import HERE, OPTIONAL, REQUIRED, ROOT, SCALES, Options, machine, missing, run
 
 PART_NAMES = ("parity", "tests", "resume", "speed", "steps", "loop", "cifar10")
-LEAST = 20  # seconds in which no further cell is started
+LEAST = 20  # no cell is started with fewer seconds left in the call
 
 
 def main() -> int:
@@ -42,17 +42,17 @@ def main() -> int:
     out = args.out or (HERE if setting == "cuda-full" else ROOT / "runs" / "gpu-rehearsal" / setting)
     cifar10 = None if args.cifar10 is None else Path(args.cifar10).absolute()
     options = Options(args.device, args.scale, out.absolute(), cifar10, args.seconds)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # kills what this process has started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # kills the processes that this one started
     if args.cell is not None:
         return _measure(args.part[0], args.cell, options)
     if absent := missing(REQUIRED):
-        print(f"weft needs {', '.join(absent)}, which this Python does not have. Add a folder with them to PYTHONPATH.")
+        print(f"Packages are missing: {', '.join(absent)}. Install them, or add a folder with them to PYTHONPATH.")
         return 2
     if args.device == "cuda" and not _has_cuda():
-        print("There is no CUDA device that PyTorch can use; rehearse on the CPU with: make gpu DEVICE=cpu SCALE=small")
+        print("PyTorch finds no CUDA device. Rehearse on the CPU with: make gpu DEVICE=cpu SCALE=small")
         return 2
     for name in missing(OPTIONAL):
-        print(f"{name} is not installed: without {OPTIONAL[name]}.")
+        print(f"{name} is not installed; unavailable: {OPTIONAL[name]}.")
     return Session(options, args.part, args.retry).work()
 
 
@@ -63,7 +63,7 @@ def _has_cuda() -> bool:
 
 
 def _measure(part: str, cell: str, options: Options) -> int:
-    """Measure a cell, in a process of its own, and write the result for the calling process."""
+    """Measure a cell in this process, and write the result for the calling process."""
     from parts import PARTS
 
     if cell == "":
@@ -79,7 +79,7 @@ def _result_file(options: Options, part: str) -> Path:
 
 
 class Session:
-    """One call: works through the open cells until its time is over.
+    """A call that measures the open cells until its time is over.
 
     Args:
         options: of the command line; `seconds` is the duration of the call.
@@ -97,26 +97,26 @@ class Session:
 
     def work(self) -> int:
         """Measure open cells. Return 0 if all are done, 1 if some failed, 3 if the next call continues."""
-        left = 0
+        n_open = 0
         for part in self.parts:
             cells = self._cells(part)
-            left += cells is None
+            n_open += cells is None
             for cell in cells or ():
                 known = self.state.get(part, {}).get(cell)
                 if known == "done" or (known is not None and known.startswith("failed") and not self.retry):
                     continue
                 if self.until - time.monotonic() < LEAST:
-                    left += 1
+                    n_open += 1
                     continue
-                left += self._work_on(part, cell)
+                n_open += self._work_on(part, cell)
         write_pages(self.options.out, publish=self.options.out == HERE)
         failed = [f"{part} {cell}" for part, cells in self.state.items() for cell, v in cells.items() if v != "done"]
-        print(f"{left} cells are left: call this command again." if left else "No cell is left.")
+        print(f"{n_open} cells are left: call this command again." if n_open else "No cell is left.")
         if failed:
             print(
                 f"Failed or unfinished ({len(failed)}): {', '.join(failed)}; see {self.options.out / 'failures.csv'}."
             )
-        return 3 if left else int(bool(failed))
+        return 3 if n_open else int(bool(failed))
 
     def _cells(self, part: str) -> list[str] | None:
         """Return the cells of a part; None if the time of the call is over."""
@@ -136,13 +136,13 @@ class Session:
         print(f"{part} {cell} ...", flush=True)
         result, error = self._child(part, cell)
         print(f"  {time.monotonic() - begun:.0f} s {error or ''}", flush=True)
-        if error is None and result is None:  # goes on in the next call
+        if error is None and result is None:  # the next call continues it
             return 1
         if error is None:
             self._append(part, result)
             self._note(part, cell, "done")
             return 0
-        if error == OUT_OF_TIME and not full:  # a call that starts with it has enough
+        if error == OUT_OF_TIME and not full:  # a call that starts with this cell has more time
             return 1
         self._note(part, cell, f"failed: {error}")
         return 0
@@ -195,7 +195,7 @@ class Session:
             file.unlink(missing_ok=True)
 
 
-OUT_OF_TIME = "took longer than this call may"
+OUT_OF_TIME = "took longer than the time of the call"
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Options of a measurement on a GPU, its scales, and the record of the machine that every row has."""
+"""Options and scales of a measurement on a GPU, and the machine columns of every row."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured.
+    """Amount of the measurement.
 
     Attributes:
         models, batches, rounds: of inference; models have peers.
         ways: of inference.
         families, networks: of resumed runs, and of recorded outputs.
         pairs, step_batch, step_rounds: of training steps, see benchmarks/training/step.py.
-        loop_model, loop_images, loop_batch: of the real loop.
+        loop_model, loop_images, loop_batch: of the part loop (`weft train` on JPEGs).
         cifar10: options of `weft train --recipe cifar10`.
     """
 
@@ -108,12 +108,12 @@ class Options:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """TF32 is a number format of GPUs; a CPU rehearses without it."""
+        """Precisions of the device; only GPUs have TF32."""
         return ("fp32", "tf32", "bf16") if self.device == "cuda" else ("fp32",)
 
     @property
     def scratch(self) -> Path:
-        """Folder for runs and logs, which are not published."""
+        """Folder for runs and logs, which are not committed."""
         return ROOT / "runs" / "gpu" if self.out == HERE else self.out / "runs"
 
 
@@ -123,7 +123,7 @@ def run(arguments: list[str], log: Path, seconds: float | None = None, grace: fl
     Args:
         arguments: of Python.
         log: file for the output.
-        seconds: time after which it is killed, with the processes of its group; None for no limit.
+        seconds: time after which the process group is killed; None for no limit.
         grace: seconds between SIGTERM, on which a cell kills the groups that it started, and SIGKILL; 0 for no SIGTERM.
 
     Returns:
@@ -151,7 +151,7 @@ def run(arguments: list[str], log: Path, seconds: float | None = None, grace: fl
                     os.killpg(process.pid, signal.SIGTERM)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(timeout=grace)
-                with contextlib.suppress(ProcessLookupError):  # all have ended
+                with contextlib.suppress(ProcessLookupError):  # all processes have ended
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
@@ -163,18 +163,18 @@ def missing(names: Any) -> list[str]:
 
 @functools.cache
 def machine(device: str) -> dict[str, str]:
-    """Return the columns that every row ends with: device, versions, commit of weft's sources."""
-    found = {}
+    """Return the last columns of every row: device, versions, commit of weft's sources."""
+    versions = {}
     for name in ("timm", "transformers"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = ""
+            versions[name] = ""
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "" if device == "cuda" else "",
-        **found,
+        **versions,
         "commit": _commit(),
     }
 
@@ -183,5 +183,5 @@ def _commit() -> str:
     try:
         arguments = ["git", "describe", "--always", "--dirty", "--exclude=*"]
         return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):  # a copy without its history
+    except (OSError, subprocess.CalledProcessError):  # a copy without git history
         return os.environ.get("WEFT_COMMIT", "unknown")

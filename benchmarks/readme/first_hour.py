@@ -1,11 +1,10 @@
-"""Run the verbs as a new user does, and measure when they print and end.
+"""Run the commands of a new user, and measure when they print and end.
 
     python benchmarks/readme/first_hour.py PHOTOS OTHER --work FOLDER --csv benchmarks/readme/first_hour.csv
 
-A row per command: the seconds until its first output, until its first accuracy (of training commands), of its longest
-silence, and until its end. PHOTOS is a folder with one folder of images per class, OTHER one of photos that show none
-of the classes. Writes what every command printed to FOLDER/log.txt. Needs a quiet machine, and the extras deploy and
-offline.
+Writes a row per command: seconds to the first output, to the first accuracy (training commands), of the longest time
+without output, and to the end. PHOTOS has a folder of images per class, OTHER photos that show none of the classes. The
+output of all commands is in FOLDER/log.txt. Needs a quiet machine, and the extras deploy and offline.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 from weft.bench.records import read_csv, write_csv
 from weft.processor import processor_class
 
-# Commands in the order of the README; afterwards, those with wrong input.
+# Commands in the order of the README, then commands with invalid input.
 COMMANDS = """
 weft --help
 weft models levit
@@ -69,16 +68,21 @@ weft compare nowhere
 """
 
 
-ACCURACY = re.compile(r"cross-validation over|held out +\d")  # the first accuracy that a training prints
+ACCURACY = re.compile(r"cross-validation over|held out +\d")  # first accuracy in the output of `weft train`
 
 
 def run(command: str, folder: Path) -> tuple[dict[str, object], str]:
-    """Run a command, and return its row and what it printed with the seconds of each part."""
+    """Run a command; return its row, and its output with the time of each part."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "WEFT_CACHE": str(folder / "cache")}
-    words = [sys.executable, "-m", *shlex.split(command)]
+    arguments = [sys.executable, "-m", *shlex.split(command)]
     begun = time.perf_counter()
     process = subprocess.Popen(
-        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        arguments,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     assert process.stdout is not None
     times, parts, accuracy = [0.0], [], ""
@@ -108,23 +112,23 @@ def main() -> None:
     parser.add_argument("other", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--csv", type=Path, required=True)
-    parser.add_argument("--only", metavar="TEXT", help="run the commands with this text alone, in the folder of before")
+    parser.add_argument("--only", metavar="TEXT", help="run only the commands that contain TEXT, in an existing FOLDER")
     args = parser.parse_args()
     if args.only is None:
         prepare(args.photos, args.other, args.work)
     rows: list[Mapping[str, object]] = list(read_csv(args.csv)) if args.only else []
-    for place, command in enumerate(COMMANDS.strip().splitlines()):
+    for index, command in enumerate(COMMANDS.strip().splitlines()):
         if args.only is None or args.only in command:
             row, text = run(command, args.work)
             print(*list(row.values())[1:6], command, flush=True)
             with (args.work / "log.txt").open("a", encoding="utf-8") as log:
                 log.write(f"\n$ {command}\n{text}\n")
-            rows[place : place + 1] = [row]
+            rows[index : index + 1] = [row]
             write_csv(args.csv, rows)
 
 
 def prepare(photos: Path, other: Path, work: Path) -> None:
-    """Copy the images to a new folder, six of them also to a folder of their own."""
+    """Copy the images to a new folder, six of them also to a separate folder."""
     work.mkdir(parents=True)
     shutil.copytree(photos, work / "photos")
     shutil.copytree(other, work / "other")

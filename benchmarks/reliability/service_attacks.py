@@ -1,10 +1,10 @@
-"""What a stranger's requests do to the service: its memory, and how long another client waits meanwhile.
+"""Attack the service with hostile requests, and measure its memory and the latency of other clients.
 
     python benchmarks/reliability/service_attacks.py --label after --csv benchmarks/reliability/service_attacks.csv
 
-Each attack gets a service of its own (`ceit_nano_32`, default limits) and 60 seconds. Meanwhile one client asks for
-`/live` and one for the answer to a small image, over and over. Memory is that of the service and all its processes
-(shared pages counted once), beyond what it took at rest. `--source DIR` measures another checkout of weft.
+Each attack has a separate service (`ceit_nano_32`, default limits) and 60 seconds. At the same time, one client
+requests `/live` and another the prediction for a small image, repeatedly. Memory is that of all processes of the
+service (shared pages counted once) above its idle memory. `--source DIR` measures another checkout of weft.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECONDS = 60.0
 
 
 def attacks() -> dict[str, tuple[int, Callable[[Any], object]]]:
-    """By name: how many clients attack at the same time, and what each does."""
+    """Return the attacks by name: number of clients at the same time, and the function that each calls."""
     from tests.data.pictures import png
     from tests.data.test_structure import progressive
     from tests.serve.test_attacks import POST, deep_png, profiled, trailers
@@ -54,15 +54,21 @@ def attacks() -> dict[str, tuple[int, Callable[[Any], object]]]:
     }
 
 
-class Others:
-    """What other clients and the system see while this is open."""
+class Monitor:
+    """Context that records the memory of a service and the latency of other clients.
+
+    Attributes:
+        memory: peak memory in bytes.
+        live, predict: largest latency of /live and of /predict in seconds.
+        lost: number of requests without a response of status 200.
+    """
 
     def __init__(self, service: Any) -> None:
-        self.service, self.memory, self.live, self.answer, self.lost = service, 0, 0.0, 0.0, 0
+        self.service, self.memory, self.live, self.predict, self.lost = service, 0, 0.0, 0.0, 0
         self._end = threading.Event()
-        self._threads = [threading.Thread(target=work) for work in (self._weigh, self._live, self._predict)]
+        self._threads = [threading.Thread(target=work) for work in (self._sample_memory, self._live, self._predict)]
 
-    def __enter__(self) -> Others:
+    def __enter__(self) -> Monitor:
         for thread in self._threads:
             thread.start()
         return self
@@ -73,7 +79,7 @@ class Others:
         for thread in self._threads:
             thread.join()
 
-    def _weigh(self) -> None:
+    def _sample_memory(self) -> None:
         from tests.serve.test_attacks import memory
 
         while not self._end.wait(0.02):
@@ -88,7 +94,7 @@ class Others:
 
         body = picture(0)
         while not self._end.wait(0.05):
-            self.answer = max(self.answer, self._timed(body=body))
+            self.predict = max(self.predict, self._timed(body=body))
 
     def _timed(self, **arguments: Any) -> float:
         begun = time.monotonic()
@@ -101,8 +107,8 @@ class Others:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--label", default="")
-    parser.add_argument("--source", type=Path, default=ROOT, help="checkout of weft that serves")
+    parser.add_argument("--label", default="", help="value of the column label")
+    parser.add_argument("--source", type=Path, default=ROOT, help="checkout of weft to measure")
     parser.add_argument("--csv", type=Path, required=True)
     args = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(args.source / "src"), os.environ.get("PYTHONPATH", "")])
@@ -117,22 +123,22 @@ def main() -> None:
             with running(model) as service:
                 for i in range(8):
                     assert service.ask(body=picture(i))[0] == 200
-                rest, begun = memory(service.process.pid), time.monotonic()
+                idle, begun = memory(service.process.pid), time.monotonic()
                 pool = concurrent.futures.ThreadPoolExecutor(clients)
-                with Others(service) as others:
-                    asked = [pool.submit(attack, service) for _ in range(clients)]
-                    done, left = concurrent.futures.wait(asked, SECONDS)
+                with Monitor(service) as monitor:
+                    futures = [pool.submit(attack, service) for _ in range(clients)]
+                    done, unfinished = concurrent.futures.wait(futures, SECONDS)
                 seconds = time.monotonic() - begun
                 is_alive = service.process.poll() is None
             row = {
                 "label": args.label,
                 "attack": name,
-                "memory_mb": round(max(others.memory - rest, 0) / 1e6),
-                "live_s": round(others.live, 2),
-                "answer_s": round(others.answer, 2),
-                "lost": others.lost,
+                "memory_mb": round(max(monitor.memory - idle, 0) / 1e6),
+                "live_s": round(monitor.live, 2),
+                "answer_s": round(monitor.predict, 2),
+                "lost": monitor.lost,
                 "attack_s": round(seconds, 1),
-                "unfinished": len(left),
+                "unfinished": len(unfinished),
                 "outcomes": " ".join(sorted({_outcome(future) for future in done})),
                 "alive": is_alive,
                 "processor": processor_class(),

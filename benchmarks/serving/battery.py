@@ -1,13 +1,14 @@
-"""Stops, kills and fuzzes `weft serve`, as often as it takes to believe it.
+"""Stop, kill, disconnect from and fuzz `weft serve` repeatedly, and check every response and exit code.
 
     python benchmarks/serving/battery.py --csv benchmarks/serving/battery.csv
 
-stop    SIGTERM with 16 pictures in flight: all are answered, /ready is 503 before the door closes, the exit code is 0
-kill    SIGKILL to one of two processes: the other answers; two again within seconds
-leave   16 clients that close their connections in the middle of a request: the next one is answered at once
-fuzz    schemathesis from the service's own description, all phases, with a fixed seed
+stop    SIGTERM with 16 requests in progress: all get a correct prediction, /ready is 503 before the service stops
+        accepting connections, and the exit code is 0
+kill    SIGKILL to one of two processes: the other one serves requests, and a new process starts within seconds
+leave   16 clients that close their connections during a request: the next request gets a response within a second
+fuzz    schemathesis on the OpenAPI description of the service, all phases, with a fixed seed
 
-A line for each turn; the exit code is 1 where one failed.
+Writes a row per repetition. The exit code is 1 if one of them failed.
 """
 
 from __future__ import annotations
@@ -37,40 +38,50 @@ IN_FLIGHT = 16
 
 
 def stop(folder: Path, turn: int) -> str:
-    """SIGTERM with pictures in flight."""
+    """Stop the service with requests in progress; return the error, or ''."""
     slow = SLOW.format(seconds=0.3)
     with running(folder, "--max-batch", "4", "--drain", "0.5", program=slow) as service:
-        want = [_top(service, i) for i in range(IN_FLIGHT)]
+        expected = [_predict(service, i) for i in range(IN_FLIGHT)]
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            asking = [pool.submit(_top, service, i) for i in range(IN_FLIGHT)]
+            requests = [pool.submit(_predict, service, i) for i in range(IN_FLIGHT)]
             time.sleep(0.4 + 0.02 * turn)
             begun = time.monotonic()
             service.process.send_signal(signal.SIGTERM)
-            heard = _until(lambda: service.ask("/ready")[0] == 503, 0.5)
-            got = [one.result(20) for one in asking]
+            is_draining = _wait_for(lambda: service.ask("/ready")[0] == 503, 0.5)
+            predictions = [request.result(20) for request in requests]
         code = service.process.wait(20)
         seconds = time.monotonic() - begun
-    wrong = sum(not _same(a, b) for a, b in zip(want, got, strict=True))
-    return "" if (heard, wrong, code) == (True, 0, 0) and seconds < 20 else f"503 {heard}, {wrong} wrong, exit {code}"
+    wrong = sum(not _is_close(a, b) for a, b in zip(expected, predictions, strict=True))
+    return (
+        ""
+        if (is_draining, wrong, code) == (True, 0, 0) and seconds < 20
+        else f"503 {is_draining}, {wrong} wrong, exit {code}"
+    )
 
 
 def kill(folder: Path, turn: int) -> str:
-    """SIGKILL to one of two processes."""
+    """Kill one of two processes of the service; return the error, or ''."""
     with running(folder, "--workers", "2") as service:
-        _until(lambda: len(children(service.process.pid)) == 2 and bool(_top(service, 0)), 60)
+        _wait_for(lambda: len(children(service.process.pid)) == 2 and bool(_predict(service, 0)), 60)
         before = children(service.process.pid)
         os.kill(before[turn % 2], signal.SIGKILL)
         begun = time.monotonic()
-        lost = sum(not _top(service, i) for i in range(20))
-        again = _until(lambda: len([pid for pid in children(service.process.pid) if pid not in before]) == 1, 5)
+        lost = sum(not _predict(service, i) for i in range(20))
+        is_replaced = _wait_for(
+            lambda: len([pid for pid in children(service.process.pid) if pid not in before]) == 1, 5
+        )
         seconds = time.monotonic() - begun
         code = service.stop()
-    # a request that was on its way to the process that died is lost with it
-    return "" if lost <= 1 and again and code == 0 else f"{lost} lost, new one {again}, {seconds:.1f} s, exit {code}"
+    # one request may be lost: the one that the killed process was handling
+    return (
+        ""
+        if lost <= 1 and is_replaced and code == 0
+        else f"{lost} lost, new one {is_replaced}, {seconds:.1f} s, exit {code}"
+    )
 
 
 def leave(folder: Path, turn: int) -> str:
-    """Clients that close their connections in the middle of a request."""
+    """Close connections during a request; return the error, or ''."""
     with running(folder) as service:
         data = picture(turn)
         head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data)
@@ -78,69 +89,68 @@ def leave(folder: Path, turn: int) -> str:
             with socket.create_connection(("127.0.0.1", service.port)) as sock:
                 sock.sendall((head + data)[: len(head) + i * len(data) // (IN_FLIGHT - 1)])
         begun = time.monotonic()
-        answered = bool(_top(service, 0))
+        is_served = bool(_predict(service, 0))
         seconds = time.monotonic() - begun
         code = service.stop()
-    return "" if answered and seconds < 1 and code == 0 else f"answered {answered} in {seconds:.1f} s, exit {code}"
+    return "" if is_served and seconds < 1 and code == 0 else f"answered {is_served} in {seconds:.1f} s, exit {code}"
 
 
 def fuzz(folder: Path, examples: int) -> tuple[str, str]:
-    """Requests that the description allows, and that it does not."""
-    with running(folder) as service, tempfile.TemporaryDirectory() as there:
+    """Send generated requests, valid and invalid ones; return the number of cases as text, and the error, or ''."""
+    with running(folder) as service, tempfile.TemporaryDirectory() as temporary:
         arguments = [str(Path(sys.executable).with_name("schemathesis")), "run", "--seed", "2"]
         arguments += [f"http://127.0.0.1:{service.port}/openapi.json", "--max-examples", str(examples)]
         arguments += ["--phases", "examples,coverage,fuzzing,stateful", "--suppress-health-check", "all"]
-        arguments += [
-            "--exclude-checks",
-            "positive_data_acceptance",
-        ]  # that a string is binary does not make it a picture
-        done = subprocess.run(arguments, capture_output=True, text=True, cwd=there)
-        cases = re.search(r"([\d,]+) generated", done.stdout)
-        alive = bool(_top(service, 0))
-    print(done.stdout[-1500:], flush=True)
+        # the description says that a body is binary, but most binary strings are no images
+        arguments += ["--exclude-checks", "positive_data_acceptance"]
+        completed = subprocess.run(arguments, capture_output=True, text=True, cwd=temporary)
+        cases = re.search(r"([\d,]+) generated", completed.stdout)
+        is_alive = bool(_predict(service, 0))
+    print(completed.stdout[-1500:], flush=True)
     output = f"{cases[1]} cases" if cases else "no count of cases"
-    return output, "" if done.returncode == 0 and alive else f"exit {done.returncode}, alive {alive}"
+    return output, "" if completed.returncode == 0 and is_alive else f"exit {completed.returncode}, alive {is_alive}"
 
 
-def _top(service: Running, seed: int) -> dict[str, float] | None:
-    """Probabilities by class, none where it was refused, or None where the connection broke."""
+def _predict(service: Running, seed: int) -> dict[str, float] | None:
+    """Return the probabilities by class; empty if the request was rejected, None if the connection failed."""
     with contextlib.suppress(OSError, http.client.HTTPException):
-        status, found, _ = service.ask(body=picture(seed))
-        return {item["class"]: item["probability"] for item in found["answers"][0]["top"]} if status == 200 else {}
+        status, content, _ = service.ask(body=picture(seed))
+        return {item["class"]: item["probability"] for item in content["answers"][0]["top"]} if status == 200 else {}
     return None
 
 
-def _same(one: dict[str, float] | None, other: dict[str, float] | None) -> bool:
+def _is_close(one: dict[str, float] | None, other: dict[str, float] | None) -> bool:
     return bool(one and other) and all(abs(one[name] - other.get(name, 0)) <= 1e-4 for name in one)
 
 
-def _until(is_so: Callable[[], bool], seconds: float) -> bool:
+def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    """Return whether a condition becomes true within some seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if is_so():
+        if condition():
             return True
         time.sleep(0.02)
     return False
 
 
 def main() -> None:
-    """Runs it all."""
+    """Run all tests, and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stops", type=int, default=20)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--leaves", type=int, default=10)
-    parser.add_argument("--examples", type=int, default=5000, help="of each operation")
+    parser.add_argument("--stops", type=int, default=20, help="repetitions of stop")
+    parser.add_argument("--kills", type=int, default=10, help="repetitions of kill")
+    parser.add_argument("--leaves", type=int, default=10, help="repetitions of leave")
+    parser.add_argument("--examples", type=int, default=5000, help="test cases per operation in fuzz")
     parser.add_argument("--csv", type=Path, required=True)
     args = parser.parse_args()
     rows = []
-    with tempfile.TemporaryDirectory() as there:
-        folder = saved(Path(there) / "model")
-        for what, count in ((stop, args.stops), (kill, args.kills), (leave, args.leaves)):
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = saved(Path(temporary) / "model")
+        for test, count in ((stop, args.stops), (kill, args.kills), (leave, args.leaves)):
             for turn in range(count):
                 begun = time.monotonic()
-                fault = what(folder, turn)
+                fault = test(folder, turn)
                 seconds = f"{time.monotonic() - begun:.1f}"
-                rows.append({"what": what.__name__, "turn": turn, "seconds": seconds, "fault": fault})
+                rows.append({"what": test.__name__, "turn": turn, "seconds": seconds, "fault": fault})
                 print(rows[-1], flush=True)
                 write_csv(args.csv, rows)
         begun = time.monotonic()

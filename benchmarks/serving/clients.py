@@ -1,4 +1,4 @@
-"""Clients that keep their connections and judge what comes back; they ask when they are answered, or when they like."""
+"""Clients with keep-alive connections that check every response, in a closed loop or at random times (open loop)."""
 
 from __future__ import annotations
 
@@ -10,33 +10,46 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 CLIENTS = 64
-IDLE = 20  # seconds; the service closes a connection after 30, maybe in the moment in which it is used again
-SLACK = 1e-4  # of a probability
+MAX_IDLE = 20  # seconds before a client reconnects; the service closes an idle connection after 30
+TOLERANCE = 1e-4  # of a probability
 
 
 @dataclass
 class Tally:
-    """What came back."""
+    """Responses of a load test.
+
+    Attributes:
+        codes: number of responses by status code.
+        seconds: latency of every prediction for a valid image.
+        wrong: number of predictions that differ from the expected ones.
+        unexpected: connection errors, and status codes that are not allowed for a body.
+    """
 
     codes: Counter[int] = field(default_factory=Counter)
-    seconds: list[float] = field(default_factory=list)  # of good pictures that were answered
+    seconds: list[float] = field(default_factory=list)
     wrong: int = 0
     unexpected: list[str] = field(default_factory=list)
 
     @property
-    def answered(self) -> int:
-        """Good pictures."""
+    def predictions(self) -> int:
+        """Number of predictions for valid images."""
         return len(self.seconds)
 
-    def centile(self, percent: float) -> float:
-        """Milliseconds."""
+    def percentile(self, percent: float) -> float:
+        """Return a percentile of the latency in milliseconds."""
         ordered = sorted(self.seconds)
         return 1000 * ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
 
 
 @dataclass(frozen=True)
 class Body:
-    """What a client sends, and what must come back: the offline answer, or codes."""
+    """Body of a request, and the expected response.
+
+    Attributes:
+        data: bytes of the body.
+        top: expected probabilities by class; None for a broken or hostile body.
+        codes: allowed status codes of a broken or hostile body.
+    """
 
     data: bytes
     top: dict[str, float] | None = None
@@ -44,18 +57,18 @@ class Body:
 
 
 class Client:
-    """One connection, kept open."""
+    """A client with a keep-alive connection."""
 
     def __init__(self, port: int, tally: Tally) -> None:
         self.port, self.tally = port, tally
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self.used = 0.0
 
-    async def ask(self, body: Body) -> None:
-        """Sends, waits, and judges what comes."""
+    async def send(self, body: Body) -> None:
+        """Send a request, and record and check the response."""
         begun = time.perf_counter()
         try:
-            code, answer = await self._exchange(body.data)
+            code, content = await self._exchange(body.data)
         except (OSError, asyncio.IncompleteReadError, IndexError) as error:
             self.tally.unexpected.append(f"connection: {error!r}")
             self.streams = None
@@ -65,17 +78,17 @@ class Client:
             await asyncio.sleep(0.05)
         elif body.top is None:
             if code not in body.codes:
-                self.tally.unexpected.append(f"{code} for {body.data[:20]!r}, not {body.codes}: {answer[:200]!r}")
+                self.tally.unexpected.append(f"{code} for {body.data[:20]!r}, not {body.codes}: {content[:200]!r}")
         elif code != 200:
-            self.tally.unexpected.append(f"{code} for a good picture: {answer[:200]!r}")
+            self.tally.unexpected.append(f"{code} for a valid image: {content[:200]!r}")
         else:
             self.tally.seconds.append(time.perf_counter() - begun)
-            found = {item["class"]: item["probability"] for item in json.loads(answer)["answers"][0]["top"]}
-            same = all(abs(found.get(name, 0) - share) <= SLACK for name, share in body.top.items())
-            self.tally.wrong += not same
+            top = {item["class"]: item["probability"] for item in json.loads(content)["answers"][0]["top"]}
+            is_same = all(abs(top.get(name, 0) - value) <= TOLERANCE for name, value in body.top.items())
+            self.tally.wrong += not is_same
 
     async def _exchange(self, data: bytes) -> tuple[int, bytes]:
-        if self.streams is None or time.perf_counter() - self.used > IDLE:
+        if self.streams is None or time.perf_counter() - self.used > MAX_IDLE:
             self.close()
             self.streams = await asyncio.open_connection("127.0.0.1", self.port)
         self.used = time.perf_counter()
@@ -83,30 +96,34 @@ class Client:
         head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         writer.write(head.encode() + data)
         await writer.drain()
-        head_back = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-        length = int(head_back.partition("content-length:")[2].split()[0])
-        answer = await reader.readexactly(length)
-        if "connection: close" in head_back:
+        response_head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        length = int(response_head.partition("content-length:")[2].split()[0])
+        content = await reader.readexactly(length)
+        if "connection: close" in response_head:
             writer.close()
             self.streams = None
-        return int(head_back.split()[1]), answer
+        return int(response_head.split()[1]), content
 
     def close(self) -> None:
-        """Leaves."""
+        """Close the connection."""
         if self.streams is not None:
             self.streams[1].close()
 
 
 async def closed_loop(port: int, bodies: list[Body], bad: list[Body], seconds: float) -> tuple[Tally, float]:
-    """Clients that ask again as soon as they are answered; and answered good pictures per second."""
+    """Run clients that send their next request after each response, a tenth of them from `bad`.
+
+    Returns:
+        The responses, and the throughput in predictions for valid images per second.
+    """
     tally, rng, end = Tally(), random.Random(1), time.perf_counter() + seconds
 
     async def one(number: int) -> None:
-        client, place = Client(port, tally), number
+        client, index = Client(port, tally), number
         while time.perf_counter() < end:
-            place += CLIENTS
+            index += CLIENTS
             is_bad = bool(bad) and rng.random() < 0.1
-            await client.ask(rng.choice(bad) if is_bad else bodies[place % len(bodies)])
+            await client.send(rng.choice(bad) if is_bad else bodies[index % len(bodies)])
         client.close()
 
     begun = time.perf_counter()
@@ -115,34 +132,46 @@ async def closed_loop(port: int, bodies: list[Body], bad: list[Body], seconds: f
 
 
 async def open_loop(port: int, bodies: list[Body], rate: float, seconds: float, bad: list[Body] | None = None) -> Tally:
-    """Requests at moments of their own, whatever the service does; where there are bad bodies, one of a hundred is."""
-    tally, rng, tasks, free = Tally(), random.Random(2), set(), []
+    """Send requests at random times (a Poisson process), independent of the responses; one of a hundred from `bad`.
+
+    Args:
+        port: of the service.
+        bodies: valid images.
+        rate: requests per second on average.
+        seconds: duration.
+        bad: broken and hostile bodies; None to send valid images only.
+    """
+    tally, rng, tasks, idle = Tally(), random.Random(2), set(), []
     end = time.perf_counter() + seconds
 
     async def one(body: Body) -> None:
-        client = free.pop() if free else Client(port, tally)
-        await client.ask(body)
-        free.append(client)
+        client = idle.pop() if idle else Client(port, tally)
+        await client.send(body)
+        idle.append(client)
 
-    moment = time.perf_counter()
-    while moment < end:
-        await asyncio.sleep(max(moment - time.perf_counter(), 0))
+    next_time = time.perf_counter()
+    while next_time < end:
+        await asyncio.sleep(max(next_time - time.perf_counter(), 0))
         tasks.add(task := asyncio.create_task(one(rng.choice(bad if bad and rng.random() < 0.01 else bodies))))
         task.add_done_callback(tasks.discard)
-        moment += rng.expovariate(rate)
+        next_time += rng.expovariate(rate)
     await asyncio.gather(*tasks)
-    for client in free:
+    for client in idle:
         client.close()
     return tally
 
 
 async def overload(port: int, bodies: list[Body], rate: float) -> tuple[Tally, float, Tally]:
-    """A minute of three times what can be answered; the slowest /live in ms; and ten seconds at half, 2 s later."""
-    slowest, going = 0.0, True
+    """Send requests at three times a rate for a minute; two seconds later, send them at half of it for ten seconds.
+
+    Returns:
+        The responses of the overload, the largest latency of /live during it in ms, and the later responses.
+    """
+    slowest, is_overloaded = 0.0, True
 
     async def live() -> None:
         nonlocal slowest
-        while going:
+        while is_overloaded:
             begun = time.perf_counter()
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -151,9 +180,9 @@ async def overload(port: int, bodies: list[Body], rate: float) -> tuple[Tally, f
             slowest = max(slowest, 1000 * (time.perf_counter() - begun))
             await asyncio.sleep(0.25)
 
-    asking = asyncio.create_task(live())
+    live_requests = asyncio.create_task(live())
     tally = await open_loop(port, bodies, 3 * rate, 60)
-    going = False
-    await asking
+    is_overloaded = False
+    await live_requests
     await asyncio.sleep(2)
     return tally, slowest, await open_loop(port, bodies, rate / 2, 10)

@@ -1,20 +1,20 @@
-"""What `weft serve` bears: 64 clients, good, broken and hostile bodies; and how much of `weft bench` is left.
+"""Load test of `weft serve`: 64 clients with valid, broken and hostile bodies; throughput relative to `weft bench`.
 
-    python benchmarks/serving/load.py PHOTOS --out benchmarks/serving                             # but for soak
+    python benchmarks/serving/load.py PHOTOS --out benchmarks/serving                             # all phases but soak
     python benchmarks/serving/load.py PHOTOS --phases soak --minutes 30 --out benchmarks/serving
 
-PHOTOS: a folder of pictures. Clients and service share this machine's cores. The phases, of which `speed` says how fast
-the others ask, now or when it was last run:
+PHOTOS is a folder of images. Clients and service share the cores of this machine. The request rate of the phases half,
+over and soak is relative to the throughput in the phase speed, of this call or of the rows in load.csv. Phases:
 
-speed   the forward pass alone as `weft bench` times it, and 64 clients in a closed loop with good pictures, in turns;
-        once more with the pictures made smaller (short side 256), which are decoded in a fifth of the time
-ways    as `speed`, with other divisions of the cores and a longer wait for company: ways.csv
-half    requests at random moments (a Poisson process) at half of that rate
-over    requests at three times that rate, whatever comes back; /live is asked meanwhile; then at half, at once
-mixed   64 clients, nine of ten pictures good, the rest broken or hostile, for --minutes; memory is sampled each second
-soak    as `half`, one of a hundred pictures broken or hostile, for --minutes; memory is sampled, too
+speed   the forward pass alone in `weft bench`, alternating with 64 clients in a closed loop with valid images; also
+        with the images resized to a short side of 256, whose decoding takes a fifth of the time
+ways    as speed, with other numbers of processes and threads, and with a longer wait for a batch to fill: ways.csv
+half    requests at random times (a Poisson process) at half of the throughput
+over    requests at three times the throughput, with requests to /live; two seconds later, at half of the throughput
+mixed   64 clients, 90 % valid images, 10 % broken or hostile ones, for --minutes; memory is sampled every second
+soak    as half, with 1 % broken or hostile images, for --minutes; memory is sampled every second
 
-Every answer to a good picture is compared with what `weft predict` says of it.
+Every prediction for a valid image is compared with that of `weft predict`.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ WAYS = {
 }
 
 
-def good_bodies(folder: Path, run: Path) -> list[Body]:
-    """The pictures, each with its offline answer."""
-    answers = predict(run, folder, top_k=5)
-    return [Body(Path(answer.image).read_bytes(), dict(answer.top)) for answer in answers if answer.error is None]
+def valid_bodies(folder: Path, run: Path) -> list[Body]:
+    """Return the images of a folder with their predictions by `weft predict`."""
+    predictions = predict(run, folder, top_k=5)
+    return [Body(Path(one.image).read_bytes(), dict(one.top)) for one in predictions if one.error is None]
 
 
-def shrunk(folder: Path, out: Path) -> Path:
-    """The pictures at a short side of 256."""
+def resized(folder: Path, out: Path) -> Path:
+    """Write the images of a folder with a short side of 256 pixels to another folder; return that folder."""
     for path in sorted(folder.iterdir()):
         image = Image.open(path).convert("RGB")
-        share = 256 / min(image.size)
-        image.resize([round(side * share) for side in image.size]).save(out / f"{path.stem}.jpg", quality=90)
+        scale = 256 / min(image.size)
+        image.resize([round(side * scale) for side in image.size]).save(out / f"{path.stem}.jpg", quality=90)
     return out
 
 
-def prepared(run: Path, name: str, bodies: list[Body]) -> dict[str, str]:
-    """Milliseconds of one thread from a picture's bytes to its tensor."""
+def preparation_time(run: Path, name: str, bodies: list[Body]) -> dict[str, str]:
+    """Return a row with the time of decoding and preprocessing per image in ms, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     predictor = Predictor.load(run)
@@ -91,7 +91,7 @@ def prepared(run: Path, name: str, bodies: list[Body]) -> dict[str, str]:
 
 
 def bad_bodies(good: bytes) -> list[Body]:
-    """Broken and hostile ones."""
+    """Return broken and hostile bodies, with the status codes that are allowed for each."""
     rng = random.Random(0)
     flipped = bytearray(good)
     flipped[len(good) // 2 : len(good) // 2 + 40] = rng.randbytes(40)
@@ -109,14 +109,14 @@ def bad_bodies(good: bytes) -> list[Body]:
         Body(b"\x89PNG\r\n\x1a\n" + rng.randbytes(5_000), codes=(400,)),
         Body(b"RIFF\xff\xff\xff\x7fWEBPVP8 " + rng.randbytes(999), codes=(400,)),
         Body(b"GIF89a" + rng.randbytes(999), codes=(200, 400, 422)),
-        Body(png_claiming(60_000, 60_000), codes=(422,)),
+        Body(png_of_size(60_000, 60_000), codes=(422,)),
         Body(profile.getvalue(), codes=(200, 400)),
         Body(b"\xff" * (10 << 20) + b"x", codes=(413,)),
     ]
 
 
-def png_claiming(height: int, width: int) -> bytes:
-    """A PNG of a few bytes that says it has many pixels."""
+def png_of_size(height: int, width: int) -> bytes:
+    """Return a PNG of a few bytes whose header declares a size in pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -127,15 +127,15 @@ def png_claiming(height: int, width: int) -> bytes:
     )
 
 
-def counters(port: int) -> float:
-    """Requests to /predict that the service counted."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        text = answer.read().decode()
+def count_requests(port: int) -> float:
+    """Return the number of requests to /predict in the metrics of the service."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+        text = response.read().decode()
     return sum(float(n) for n in re.findall(r'^weft_requests_total\{[^}]*path="/predict"\} (\S+)', text, re.MULTILINE))
 
 
 class Service:
-    """`weft serve` in a process of its own."""
+    """`weft serve` in a separate process."""
 
     def __init__(self, run: Path, *options: str) -> None:
         self.log = tempfile.TemporaryFile("w+")
@@ -150,48 +150,50 @@ class Service:
             *options,
         ]
         self.process = subprocess.Popen(arguments, stderr=self.log)
-        while not (found := re.search(r"http://\S*?:(\d+)", self.output())):
+        while not (address := re.search(r"http://\S*?:(\d+)", self.output())):
             assert self.process.poll() is None, self.output()
             time.sleep(0.1)
-        self.port = int(found[1])
+        self.port = int(address[1])
 
     def output(self) -> str:
-        """Its log."""
+        """Return the log."""
         self.log.seek(0)
         return self.log.read()
 
-    def mib(self) -> float:
-        """Memory in use."""
+    def memory_mib(self) -> float:
+        """Return the resident memory in MiB."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
-    def files(self) -> int:
-        """Open files and sockets."""
+    def open_files(self) -> int:
+        """Return the number of open files and sockets."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def stop(self) -> int:
-        """Its exit code."""
+        """Stop the service; return its exit code."""
         self.process.terminate()
         return self.process.wait(60)
 
 
-def benched(run: Path) -> float:
-    """Images per second of the forward pass alone, folded as the service has it, by `weft bench`."""
+def bench_throughput(run: Path) -> float:
+    """Return the throughput of the forward pass alone (folded, as in the service) in images/s, by `weft bench`."""
     arguments = ["bench", str(run), "--batch-size", str(BATCH), "--rounds", "3", "--json", "--ways", "folded"]
-    arguments += ["--allocator", "keep"]  # the service keeps memory as well
+    arguments += ["--allocator", "keep"]  # as in the service
     done = subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout)[0]["images_per_second"])
 
 
-async def sampled(service: Service, work: Coroutine[Any, Any, Tally]) -> tuple[Tally, list[dict]]:
-    """A phase, and each second of it: memory and open files of the service."""
+async def run_sampled(service: Service, work: Coroutine[Any, Any, Tally]) -> tuple[Tally, list[dict]]:
+    """Run a phase; return its responses, and memory and open files of the service for every second."""
     samples: list[dict] = []
 
     async def sample() -> None:
         begun = time.perf_counter()
         while True:
             second = round(time.perf_counter() - begun)
-            samples.append({"second": second, "MiB": round(service.mib(), 1), "open files": service.files()})
+            samples.append(
+                {"second": second, "MiB": round(service.memory_mib(), 1), "open files": service.open_files()}
+            )
             await asyncio.sleep(1)
 
     sampler = asyncio.create_task(sample())
@@ -201,11 +203,17 @@ async def sampled(service: Service, work: Coroutine[Any, Any, Tally]) -> tuple[T
 
 
 @dataclass
-class Bench:
-    """What the phases share.
+class LoadTest:
+    """Phases of the load test.
 
     Attributes:
-        rows: the lines of load.csv, of former runs, too.
+        run: model directory.
+        photos: folder of images.
+        out: folder for the CSV files.
+        bodies: valid images.
+        bad: broken and hostile bodies.
+        minutes: duration of the phases mixed and soak.
+        rows: rows of load.csv, also those of earlier calls.
     """
 
     run: Path
@@ -217,20 +225,20 @@ class Bench:
     rows: list[dict[str, Any]]
 
     def rate(self) -> float:
-        """Pictures a second that the service answers."""
+        """Return the throughput of the service in images/s: the median of the phase speed."""
         speeds = [float(row["images/s"]) for row in self.rows if row["phase"] == "speed"]
         if not speeds:
             raise SystemExit("The phase speed must be run before this one.")
         return statistics.median(speeds)
 
-    def warm(self, *options: str) -> Service:
-        """A service that has answered for five seconds."""
+    def warm_service(self, *options: str) -> Service:
+        """Return a service after five seconds of requests."""
         service = Service(self.run, *options)
         asyncio.run(closed_loop(service.port, self.bodies, [], 5))
         return service
 
     def add(self, phase: str, tally: Tally, speed: float, service: Service, alone: float | None = None) -> None:
-        """A line of load.csv; ends the service."""
+        """Stop the service, and add a row for load.csv."""
         for text in tally.unexpected[:5]:
             print(f"{phase}: {text}", flush=True)
         row = {
@@ -239,9 +247,9 @@ class Bench:
             "images/s": f"{speed:.1f}",
             "bench images/s": "" if alone is None else f"{alone:.1f}",
             "share": "" if alone is None else f"{speed / alone:.3f}",
-            "answered": tally.answered,
-            "p50 ms": f"{tally.centile(50):.1f}",
-            "p99 ms": f"{tally.centile(99):.1f}",
+            "answered": tally.predictions,
+            "p50 ms": f"{tally.percentile(50):.1f}",
+            "p99 ms": f"{tally.percentile(99):.1f}",
             "wrong": tally.wrong,
             "unexpected": len(tally.unexpected),
             "codes": " ".join(f"{code}:{count}" for code, count in sorted(tally.codes.items())),
@@ -251,24 +259,26 @@ class Bench:
         self.rows.append(row)
 
     def speed(self, turns: int) -> None:
-        """In turns: the forward pass alone, and clients in a closed loop."""
+        """Measure the forward pass alone and clients in a closed loop, alternating."""
         with tempfile.TemporaryDirectory() as folder:
-            small = good_bodies(shrunk(self.photos, Path(folder)), self.run)
+            small = valid_bodies(resized(self.photos, Path(folder)), self.run)
         sizes = {"speed": self.bodies, "speed, small": small}
-        write_csv(self.out / "prepare.csv", [prepared(self.run, name, pictures) for name, pictures in sizes.items()])
-        for phase, pictures in [*sizes.items()] * turns:
-            alone = benched(self.run)
-            service = self.warm()
-            tally, speed = asyncio.run(closed_loop(service.port, pictures, [], 25))
+        write_csv(
+            self.out / "prepare.csv", [preparation_time(self.run, name, bodies) for name, bodies in sizes.items()]
+        )
+        for phase, bodies in [*sizes.items()] * turns:
+            alone = bench_throughput(self.run)
+            service = self.warm_service()
+            tally, speed = asyncio.run(closed_loop(service.port, bodies, [], 25))
             self.add(phase, tally, speed, service, alone)
 
     def ways(self, turns: int) -> None:
-        """In turns: the forward pass alone, and every way to divide the cores."""
+        """Measure the forward pass alone and the service with each option set of WAYS, alternating."""
         rows = []
         for turn in range(turns):
-            alone = benched(self.run)
+            alone = bench_throughput(self.run)
             for way, options in WAYS.items():
-                service = self.warm(*options)
+                service = self.warm_service(*options)
                 _, speed = asyncio.run(closed_loop(service.port, self.bodies, [], 20))
                 service.stop()
                 rows.append({"turn": turn, "way": way, "images/s": f"{speed:.1f}", "share": f"{speed / alone:.3f}"})
@@ -276,63 +286,63 @@ class Bench:
         write_csv(self.out / "ways.csv", rows)
 
     def half(self) -> None:
-        """At random moments, half of what it can answer."""
-        service = self.warm()
+        """Send requests at random times at half of the throughput."""
+        service = self.warm_service()
         rate = self.rate() / 2
         self.add("half", asyncio.run(open_loop(service.port, self.bodies, rate, 60)), rate, service)
 
     def over(self) -> None:
-        """Three times what it can answer."""
-        service = self.warm()
+        """Send requests at three times the throughput."""
+        service = self.warm_service()
         tally, slowest, after = asyncio.run(overload(service.port, self.bodies, self.rate()))
-        self.add("over", tally, tally.answered / 60, service)
-        beside = {"slowest /live ms": f"{slowest:.0f}", "p99 ms two seconds later": f"{after.centile(99):.0f}"}
-        print(beside, flush=True)
-        write_csv(self.out / "overload.csv", [beside])
+        self.add("over", tally, tally.predictions / 60, service)
+        row = {"slowest /live ms": f"{slowest:.0f}", "p99 ms two seconds later": f"{after.percentile(99):.0f}"}
+        print(row, flush=True)
+        write_csv(self.out / "overload.csv", [row])
 
     def mixed(self) -> None:
-        """Good, broken and hostile, as fast as they are answered."""
+        """Send valid, broken and hostile images in a closed loop."""
 
         async def work() -> Tally:
             return (await closed_loop(service.port, self.bodies, self.bad, 60 * self.minutes))[0]
 
         service = Service(self.run)
-        self.watched("mixed", service, work(), "memory.csv")
+        self.record_sampled("mixed", service, work(), "memory.csv")
 
     def soak(self) -> None:
-        """At random moments, half of what it can answer, for long."""
-        service = self.warm()
+        """Send requests at random times at half of the throughput for --minutes."""
+        service = self.warm_service()
         work = open_loop(service.port, self.bodies, self.rate() / 2, 60 * self.minutes, self.bad)
-        self.watched("soak", service, work, "soak.csv")
+        self.record_sampled("soak", service, work, "soak.csv")
 
-    def watched(self, phase: str, service: Service, work: Coroutine[Any, Any, Tally], file: str) -> None:
-        """A phase whose memory is sampled, and whose requests the service must have counted, too."""
-        before = counters(service.port)
-        tally, samples = asyncio.run(sampled(service, work))
+    def record_sampled(self, phase: str, service: Service, work: Coroutine[Any, Any, Tally], file: str) -> None:
+        """Run a phase with samples of the memory, and compare the request counts of service and clients."""
+        before = count_requests(service.port)
+        tally, samples = asyncio.run(run_sampled(service, work))
         write_csv(self.out / file, samples)
-        counted, asked = counters(service.port) - before, sum(tally.codes.values())
-        print(f"{phase}: requests counted by the service {counted:.0f}, by the clients {asked}")
-        warm = [sample for sample in samples if sample["second"] >= 60]
-        if len(warm) > 1:
-            slope = statistics.linear_regression([s["second"] / 60 for s in warm], [s["MiB"] for s in warm]).slope
-            low, high = (f(s["MiB"] for s in warm) for f in (min, max))
+        counted, sent = count_requests(service.port) - before, sum(tally.codes.values())
+        print(f"{phase}: requests counted by the service {counted:.0f}, by the clients {sent}")
+        later = [sample for sample in samples if sample["second"] >= 60]
+        if len(later) > 1:
+            slope = statistics.linear_regression([s["second"] / 60 for s in later], [s["MiB"] for s in later]).slope
+            low, high = (f(s["MiB"] for s in later) for f in (min, max))
             print(f"{phase}: memory after the first minute {low:.0f} to {high:.0f} MiB, {slope:+.2f} MiB a minute")
-            print(f"{phase}: open files at most {max(s['open files'] for s in warm)}")
-        self.add(phase, tally, tally.answered / (60 * self.minutes), service)
+            print(f"{phase}: open files at most {max(s['open files'] for s in later)}")
+        self.add(phase, tally, tally.predictions / (60 * self.minutes), service)
 
 
 PHASES = ("speed", "ways", "half", "over", "mixed", "soak")
-IN_TURNS = ("speed", "ways")
+WITH_TURNS = ("speed", "ways")
 
 
 def main() -> None:
-    """Runs the phases, and writes their lines of load.csv anew."""
+    """Run the phases, and replace their rows in load.csv."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
-    parser.add_argument("--model", default="ceit_tiny_patch16_224", help="a name, with random weights, or a directory")
+    parser.add_argument("--model", default="ceit_tiny_patch16_224", help="name (random weights) or model directory")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES[:-1])
-    parser.add_argument("--minutes", type=float, default=5, help="of mixed, and of soak")
-    parser.add_argument("--turns", type=int, default=3, help="of speed and of ways")
+    parser.add_argument("--minutes", type=float, default=5, help="duration of mixed and soak")
+    parser.add_argument("--turns", type=int, default=3, help="repetitions of speed and ways")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -343,19 +353,19 @@ def main() -> None:
             network = weft.create_model(args.model).eval()
             for module in network.modules():
                 if isinstance(module, torch.nn.Linear):
-                    module.weight.data.mul_(1.5)  # answers that differ from picture to picture
+                    module.weight.data.mul_(1.5)  # predictions that differ between images
             run = save_model_dir(network, Path(folder) / "model")
-        bodies = good_bodies(args.photos, run)
+        bodies = valid_bodies(args.photos, run)
         file = args.out / "load.csv"
         rows: list[dict[str, Any]] = [
             {**row, "processor_class": row.get("processor_class", "")} for row in read_csv(file)
         ]
-        bench = Bench(run, args.photos, args.out, bodies, bad_bodies(bodies[0].data), args.minutes, rows)
+        test = LoadTest(run, args.photos, args.out, bodies, bad_bodies(bodies[0].data), args.minutes, rows)
         for phase in PHASES:
             if phase in args.phases:
-                bench.rows = [row for row in bench.rows if row["phase"].partition(",")[0] != phase]
-                getattr(bench, phase)(*([args.turns] if phase in IN_TURNS else []))
-                write_csv(file, bench.rows)
+                test.rows = [row for row in test.rows if row["phase"].partition(",")[0] != phase]
+                getattr(test, phase)(*([args.turns] if phase in WITH_TURNS else []))
+                write_csv(file, test.rows)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What the choices that weft makes for OpenVINO bring: each network with and without, in turns.
+"""Speedup of weft's optimizations for OpenVINO: each network with and without them, in alternating turns.
 
     python benchmarks/speed/choices.py --out benchmarks/speed    # ten minutes on two cores
 
-`batch known`: the same file, compiled for one batch instead of any; for the first peer's graph, too, which is run the
-same way. `LeFF on the map`: CeiT's folded LeFF, and the one that goes back and forth between map and tokens. Medians of
-twelve calls in turns. One line of choices.csv per choice, network, precision and batch: images per second with and
-without, their ratio, and for a known batch the seconds that compiling for it takes.
+`batch known`: the graph compiled for a fixed batch size instead of any batch size; also of the first peer.
+`LeFF on the map`: CeiT's folded LeFF, which computes on maps only, instead of one that converts between maps and
+tokens. Medians of twelve calls. Writes choices.csv: a row per optimization, network, precision and batch size with the
+images per second with and without it, their ratio, and, for `batch known`, the seconds that the compilation takes.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ BATCHES, CALLS = (1, 16), 12
 KNOWN, MAP = "batch known", "LeFF on the map"
 
 
-def opened(network: nn.Module, precision: str, folder: str) -> OpenVinoGraph:
-    """A network in OpenVINO; int8 is calibrated on noise, which is enough for its speed."""
+def to_openvino(network: nn.Module, precision: str, folder: str) -> OpenVinoGraph:
+    """Return a network in OpenVINO; int8 is calibrated on noise, which is sufficient to measure its speed."""
     file = Path(folder) / f"{id(network)}.xml"
     noise = np.random.default_rng(0).standard_normal((4, 1, 3, 224, 224), dtype=np.float32)
     write_graph(network, file, "openvino", precision, (3, 224, 224), noise)
     return OpenVinoGraph(file, precision, torch.get_num_threads(), max_fixed=len(BATCHES))
 
 
-def seconds_in_turns(calls: tuple[Callable[[], Any], ...]) -> list[float]:
-    """Of each, the median."""
+def median_seconds(calls: tuple[Callable[[], Any], ...]) -> list[float]:
+    """Return the median seconds of each function; the functions take turns."""
     seconds: list[list[float]] = [[] for _ in calls]
     for _ in range(CALLS):
         for call, times in zip(calls, seconds, strict=True):
@@ -55,57 +55,61 @@ def seconds_in_turns(calls: tuple[Callable[[], Any], ...]) -> list[float]:
     return [statistics.median(times) for times in seconds]
 
 
-def batch_known(called: str, network: nn.Module, precision: str) -> Iterator[dict[str, Any]]:
+def fixed_batch_rows(label: str, network: nn.Module, precision: str) -> Iterator[dict[str, Any]]:
+    """Yield a row per batch size: the graph for this batch size, and for any batch size."""
     with tempfile.TemporaryDirectory() as folder:
-        answer = opened(network, precision, folder)
+        graph = to_openvino(network, precision, folder)
         for size in BATCHES:
             images = np.random.default_rng(0).standard_normal((size, 3, 224, 224), dtype=np.float32)
             begun = time.perf_counter()
-            answer(images)
-            compiling = time.perf_counter() - begun
-            one, of_any = answer.fixed[size], answer.dynamic
-            times = seconds_in_turns((lambda one=one, x=images: one(x), lambda any=of_any, x=images: any(x)))
-            yield line(KNOWN, called, precision, size, times, f"{compiling - times[0]:.2f}")
+            graph(images)
+            first_call = time.perf_counter() - begun  # compiles for this batch size
+            graphs = graph.fixed[size], graph.dynamic
+            times = median_seconds(tuple(lambda graph=graph, x=images: graph(x) for graph in graphs))
+            yield row_of(KNOWN, label, precision, size, times, f"{first_call - times[0]:.2f}")
 
 
-def leff_on_the_map(called: str, precision: str) -> Iterator[dict[str, Any]]:
-    model = weft.create_model(called).eval()
+def leff_rows(name: str, precision: str) -> Iterator[dict[str, Any]]:
+    """Yield a row per batch size: the folded LeFF on maps, and the LeFF that converts between maps and tokens."""
+    model = weft.create_model(name).eval()
     with mock.patch.object(ceit, "FoldedLeFF", lambda leff: leff):
         on_tokens = weft.fold(model)
     with tempfile.TemporaryDirectory() as folder:
-        answers = [opened(network, precision, folder) for network in (weft.fold(model), on_tokens)]
+        graphs = [to_openvino(network, precision, folder) for network in (weft.fold(model), on_tokens)]
         for size in BATCHES:
             images = np.random.default_rng(0).standard_normal((size, 3, 224, 224), dtype=np.float32)
-            times = seconds_in_turns(tuple(lambda answer=answer, x=images: answer(x) for answer in answers))
-            yield line(MAP, called, precision, size, times)
+            times = median_seconds(tuple(lambda graph=graph, x=images: graph(x) for graph in graphs))
+            yield row_of(MAP, name, precision, size, times)
 
 
-def line(
-    choice: str, called: str, precision: str, batch_size: int, seconds: list[float], compiling: str = ""
+def row_of(
+    choice: str, label: str, precision: str, batch_size: int, seconds: list[float], compile_seconds: str = ""
 ) -> dict[str, Any]:
-    taken, left = (batch_size / each for each in seconds)
+    """Return a row; `seconds` has the time of a batch with the optimization and without it."""
+    with_choice, without = (batch_size / value for value in seconds)
     return {
         "choice": choice,
-        "model": called,
+        "model": label,
         "precision": precision,
         "batch_size": batch_size,
-        "images_per_second": f"{taken:.4g}",
-        "images_per_second_without": f"{left:.4g}",
-        "ratio": f"{taken / left:.3f}",
-        "seconds_to_compile": compiling,
+        "images_per_second": f"{with_choice:.4g}",
+        "images_per_second_without": f"{without:.4g}",
+        "ratio": f"{with_choice / without:.3f}",
+        "seconds_to_compile": compile_seconds,
     }
 
 
-def measured(choice: str) -> Iterator[dict[str, Any]]:
+def measure(choice: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an optimization."""
     if choice == MAP:
         for precision in ("fp32", "bf16", "int8"):
-            yield from leff_on_the_map("ceit_tiny_patch16_224", precision)
+            yield from leff_rows("ceit_tiny_patch16_224", precision)
         return
     for precision in ("fp32", "bf16"):
         for name in MODELS:
             peer = peers_of(name)[0]
-            yield from batch_known(name, weft.fold(weft.create_model(name).eval()), precision)
-            yield from batch_known(peer.label, build_peer(peer).eval(), precision)
+            yield from fixed_batch_rows(name, weft.fold(weft.create_model(name).eval()), precision)
+            yield from fixed_batch_rows(peer.label, build_peer(peer).eval(), precision)
 
 
 def main() -> None:
@@ -116,7 +120,7 @@ def main() -> None:
     file = args.out / "choices.csv"
     for choice in args.choices:
         rows: list[dict[str, Any]] = [row for row in read_csv(file) if row["choice"] != choice]
-        for row in measured(choice):
+        for row in measure(choice):
             rows.append(row)
             print(*row.values(), sep="  ", flush=True)
         write_csv(file, rows)

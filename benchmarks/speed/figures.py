@@ -1,13 +1,13 @@
-"""Inference speed of weft and its peers: tables, plot and the machine they were measured on.
+"""Measure the inference speed of weft's networks and their peers, and write the tables and plots of the results.
 
     python benchmarks/speed/figures.py                   # one hour on two cores
-    python benchmarks/speed/figures.py --tables          # write the tables again, measure nothing
+    python benchmarks/speed/figures.py --tables          # only write the tables again
 
-Writes figures.csv (one row per way to run a network), machine.json and figures.png into a folder named after the class
-of the processor (`weft doctor` prints it), and then the tables of the README in this folder and of weft's own README.
-The README in this folder gets a section for a class that is measured for the first time.
-All rows of a network are from one run, in which the processes of weft and of its peers take turns under equal settings:
-threads, precision, image batch, and allocator. Both allocators are measured on both sides.
+Writes figures.csv (a row per way to run a network), machine.json and figures.png to a folder named after the class of
+the processor (see `weft doctor`), then the tables of the README in this folder and of weft's README. A class that is
+measured for the first time gets a section in the README of this folder. All rows of a network are from one run, in
+which the processes of weft and of its peers take turns with equal settings: threads, precision, batch and allocator.
+Both allocators are measured on both sides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BATCHES = (1, 16)
 PACKAGES = ("torch", "timm", "transformers", "vit-pytorch", "openvino", "nncf", "onnxruntime")
 HERE = Path(__file__).parent
 GPU = HERE.parent / "gpu"
-CLASSES = {  # processor class, which is the name of its folder: its name in the tables
+CLASSES = {  # processor class (and name of its folder): name in the tables
     "avx2": "AVX2",
     "avx2_vnni": "AVX2, VNNI",
     "avx512": "AVX-512",
@@ -46,12 +46,12 @@ CLASSES = {  # processor class, which is the name of its folder: its name in the
     "sve": "SVE",
     "unknown": "unknown",
 }
-FURTHER = {  # further table of a class: the text before it, in a section that this script adds
+FURTHER = {  # additional table of a class: text before it, in a section that this script adds
     "allocators": "Effect of `weft.keep_memory()`: throughput with it, relative to throughput without it:",
     "corrected": "Ratios to the eager peer as they were published, and under equal settings:",
     "targets": "Targets, with the default allocator on both sides:",
 }
-TARGETS = (  # model, batch, weft's way, the peers' way, ratio aimed at; both sides under the default allocator
+TARGETS = (  # model, batch, weft's way, the peers' way, target of the ratio; default allocator on both sides
     ("levit_128s", "1", "int8", "eager", 8.5),
     ("levit_128s", "16", "folded", "eager", 1.25),
     ("levit_128s", "16", "best float", "best float", 1.1),
@@ -64,11 +64,11 @@ TARGETS = (  # model, batch, weft's way, the peers' way, ratio aimed at; both si
     ("cvt_13", "16", "best float", "eager", 3.5),
     ("cvt_13", "16", "int8", "eager", 4.5),
 )
-MINUS = "-"  # not measured on this class
+NOT_MEASURED = "-"  # on this class
 
 
 def machine() -> dict[str, Any]:
-    """What ran it."""
+    """Return processor, threads, peak speed and package versions of this machine."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -89,19 +89,19 @@ def machine() -> dict[str, Any]:
 
 
 def precisions_of() -> tuple[str, ...]:
-    """Number formats worth measuring: bf16 only where the processor has it."""
+    """Return the precisions to measure: bf16 only if the processor supports it."""
     return ("fp32", "bf16", "int8") if has_bf16() else ("fp32", "int8")
 
 
 class Case:
-    """The rows of one network and batch size, from one run."""
+    """Rows of a network and its peers for one batch size."""
 
     def __init__(self, rows: list[Row], run: str, batch_size: str) -> None:
         self.run, self.batch_size = run, batch_size
         self.rows = [row for row in rows if (row["run"], row["batch_size"]) == (run, batch_size)]
 
     def find(self, way: str, precision: str = "fp32", allocator: str = "default", *, peer: bool = False) -> Row | None:
-        """The fastest row of weft, or of all peers."""
+        """Return the fastest row of weft, or of all peers, for given settings; None if not measured."""
         key = (way, precision, allocator)
         rows = [
             row
@@ -111,7 +111,7 @@ class Case:
         return max(rows, key=_speed, default=None)
 
     def best(self, *, precisions: tuple[str, ...], peer: bool = False) -> Row | None:
-        """The fastest row of weft, or of all peers, in any way under the default allocator."""
+        """Return the fastest row of weft, or of all peers, in any way with the default allocator."""
         rows = [
             row
             for row in self.rows
@@ -120,12 +120,12 @@ class Case:
         return max(rows, key=_speed, default=None)
 
     def eager_peer(self, allocator: str = "default") -> Row | None:
-        """The first peer, eager, in fp32: the base of all ratios."""
+        """Return the row of the first peer, eager, in fp32: the base of all ratios."""
         return next((r for r in self.rows if r["model"] != self.run and _is(r, "eager", "fp32", allocator)), None)
 
 
 def cases(rows: list[Row]) -> list[Case]:
-    """All networks and batch sizes, in the order of the file."""
+    """Return all networks and batch sizes, in the order of the file."""
     keys = dict.fromkeys((row["run"], row["batch_size"]) for row in rows)
     return [Case(rows, run, batch_size) for run, batch_size in keys]
 
@@ -139,12 +139,12 @@ def _speed(row: Row) -> float:
 
 
 def ratio(row: Row | None, base: Row | None) -> str:
-    """Images per second of one row over those of another; `-` where one was not measured."""
-    return MINUS if row is None or base is None else f"{_speed(row) / _speed(base):.2f}"
+    """Return the throughput of a row relative to that of another row; `-` if one was not measured."""
+    return NOT_MEASURED if row is None or base is None else f"{_speed(row) / _speed(base):.2f}"
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown of all rows; ratios are to the eager peer under the same allocator."""
+    """Return Markdown of all rows; ratios are to the eager peer with the same allocator."""
     lines = [
         "| model | batch | way | allocator | img/s | to eager peer | p95 ms | peak % | differs |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -162,7 +162,7 @@ def table(rows: list[Row]) -> str:
 
 
 def summary(folders: list[Path]) -> str:
-    """Markdown for weft's README: ratios under equal settings, a group of rows per processor class."""
+    """Return Markdown for weft's README: ratios under equal settings, a group of rows per processor class."""
     lines = [
         "| processor | model | batch | eager peer, images/s | eager | folded | folded, both keep memory"
         " | OpenVINO fp32 | OpenVINO bf16 | OpenVINO int8 | fastest of weft, images/s |",
@@ -190,7 +190,7 @@ def summary(folders: list[Path]) -> str:
 
 
 def _gpu_rows() -> str:
-    """Markdown of the measurements on a GPU; empty without any."""
+    """Return Markdown of the measurements on a GPU; '' without any."""
     sys.path.insert(0, str(GPU))
     try:
         return importlib.import_module("report").gpu_rows()
@@ -199,7 +199,7 @@ def _gpu_rows() -> str:
 
 
 def allocators(rows: list[Row]) -> str:
-    """Markdown: what `weft.keep_memory` is worth to each side, throughput with it over throughput without."""
+    """Return Markdown of the effect of `weft.keep_memory` on each side: throughput with it relative to without it."""
     lines = ["| model | batch | eager peer | weft eager | weft folded |", "|---|---|---|---|---|"]
     for case in cases(rows):
         pairs = [
@@ -211,21 +211,21 @@ def allocators(rows: list[Row]) -> str:
 
 
 def targets(rows: list[Row]) -> str:
-    """Markdown: the ratios aimed at, and those reached."""
+    """Return Markdown of the targets and the measured ratios."""
     lines = ["| model | batch | weft | peer | reached | target |", "|---|---|---|---|---|---|"]
-    for run, batch_size, ours, theirs, target in TARGETS:
+    for run, batch_size, way, peer_way, target in TARGETS:
         case = Case(rows, run, batch_size)
-        base = case.eager_peer() if theirs == "eager" else case.best(peer=True, precisions=("fp32", "bf16"))
-        if ours == "folded":
+        base = case.eager_peer() if peer_way == "eager" else case.best(peer=True, precisions=("fp32", "bf16"))
+        if way == "folded":
             row = case.find("folded")
         else:
-            row = case.best(precisions=("int8",) if ours == "int8" else ("fp32", "bf16"))
-        lines.append(f"| {run} | {batch_size} | {ours} | {theirs} | {ratio(row, base)} | {target:g} |")
+            row = case.best(precisions=("int8",) if way == "int8" else ("fp32", "bf16"))
+        lines.append(f"| {run} | {batch_size} | {way} | {peer_way} | {ratio(row, base)} | {target:g} |")
     return "\n".join(lines)
 
 
 def corrected(rows: list[Row]) -> str:
-    """Markdown: ratios to the eager peer as they were published, and under equal conditions."""
+    """Return Markdown of the ratios to the eager peer, as published earlier and under equal settings."""
     lines = [
         "| model | batch | way | published | weft keeps memory, the peer does not (here) | neither keeps | both keep |",
         "|---|---|---|---|---|---|---|",
@@ -243,7 +243,7 @@ def corrected(rows: list[Row]) -> str:
 
 
 def shares(rows: list[Row]) -> str:
-    """Markdown: a row per network, program and precision of shares.csv, in percent of its time."""
+    """Return Markdown of shares.csv: a row per network, program and precision, in percent of its time."""
     kinds = {
         "products": ("products",),
         "attention, fused": ("attention, fused",),
@@ -257,77 +257,77 @@ def shares(rows: list[Row]) -> str:
     for key in dict.fromkeys((row["model"], row["program"], row["precision"]) for row in rows):
         same = {row["kind"]: row for row in rows if (row["model"], row["program"], row["precision"]) == key}
         percent = {
-            kind: sum(float(same[word]["percent"]) for word in arguments if word in same)
-            for kind, arguments in kinds.items()
+            column: sum(float(same[kind]["percent"]) for kind in members if kind in same)
+            for column, members in kinds.items()
         }
-        whole = sum(float(row["milliseconds"]) for row in same.values())
+        total = sum(float(row["milliseconds"]) for row in same.values())
         cells = [f"{value:.0f}" if value >= 0.5 else "" for value in percent.values()]
-        lines.append(f"| {key[0]} | {key[1]} {key[2]} | {whole:.0f} | {' | '.join(cells)} |")
+        lines.append(f"| {key[0]} | {key[1]} {key[2]} | {total:.0f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def runtimes(rows: list[Row]) -> str:
-    """Markdown: a row per model and batch of runtimes.csv, images per second of each runtime."""
+    """Return Markdown of runtimes.csv: a row per model and batch size, images per second of each runtime."""
     ways = list(dict.fromkeys(f"{row['way']} {row['precision']}" for row in rows))
     lines = [f"| model | batch | {' | '.join(ways)} |", "|---|---|" + "---|" * len(ways)]
     for key in dict.fromkeys((row["model"], row["batch_size"]) for row in rows):
-        found = {f"{row['way']} {row['precision']}": row for row in rows if (row["model"], row["batch_size"]) == key}
-        lines.append(f"| {key[0]} | {key[1]} | {' | '.join(f'{_speed(found[way]):.0f}' for way in ways)} |")
+        by_way = {f"{row['way']} {row['precision']}": row for row in rows if (row["model"], row["batch_size"]) == key}
+        lines.append(f"| {key[0]} | {key[1]} | {' | '.join(f'{_speed(by_way[way]):.0f}' for way in ways)} |")
     return "\n".join(lines)
 
 
 def measured_folders() -> list[Path]:
-    """Folders of the processor classes that were measured."""
+    """Return the folders of the processor classes that were measured."""
     return [HERE / name for name in CLASSES if (HERE / name / "figures.csv").exists()]
 
 
 def tables() -> list[tuple[Path, str, str]]:
-    """Every generated table: the page, its mark on the page, its Markdown."""
+    """Return every generated table: page, name in its markers, Markdown."""
     page, front, changelog = HERE / "README.md", HERE.parents[1] / "README.md", HERE.parents[1] / "CHANGELOG.md"
-    made = [(front, "figures", summary(measured_folders()))]
+    generated = [(front, "figures", summary(measured_folders()))]
     for folder in measured_folders():
         rows = read_csv(folder / "figures.csv")
-        made.append((page, folder.name, table(rows)))
+        generated.append((page, folder.name, table(rows)))
         if any(row["allocator"] == "keep" for row in rows):
-            made += [
+            generated += [
                 (page, f"{folder.name} {kind}", make(rows))
                 for kind, make in zip(FURTHER, (allocators, corrected, targets), strict=True)
             ]
-    made.append((changelog, "corrected", corrected(read_csv(HERE / "avx512_vnni" / "figures.csv"))))
-    made.append((page, "shares", shares(read_csv(HERE / "shares.csv"))))
-    made.append((page, "runtimes", runtimes(read_csv(HERE / "runtimes.csv"))))
-    return made
+    generated.append((changelog, "corrected", corrected(read_csv(HERE / "avx512_vnni" / "figures.csv"))))
+    generated.append((page, "shares", shares(read_csv(HERE / "shares.csv"))))
+    generated.append((page, "runtimes", runtimes(read_csv(HERE / "runtimes.csv"))))
+    return generated
 
 
 def with_markers(page: str, name: str) -> str:
     """Add the markers of a table to a page that lacks them, with a section if the processor class has none.
 
     Args:
-        page: text of the page, with the section of at least one class, and another section after those of classes.
-        name: name in the markers; the page is returned unchanged if it is not that of a table of a class.
+        page: text of the page, with the section of at least one class, and a section after those of the classes.
+        name: name in the markers. For a table that is not of a class, the page is returned unchanged.
     """
     folder, _, kind = name.partition(" ")
     if folder not in CLASSES or f"<!-- begin {name} -->" in page:
         return page
     last = max(page.rfind(f"<!-- end {other} ") for other in ([folder] if kind else CLASSES))
-    place = page.index("\n## ", last) + 1
+    position = page.index("\n## ", last) + 1
     markers = f"<!-- begin {name} -->\n\n<!-- end {name} -->\n\n"
     if kind:
         text = f"{FURTHER[kind]}\n\n{markers}"
     else:
         figure = f"![Images per second against multiply-adds]({folder}/figures.png)\n\n"
         text = f"## {CLASSES[folder]} (`{folder}/machine.json`)\n\n{markers}{figure}"
-    return page[:place] + text + page[place:]
+    return page[:position] + text + page[position:]
 
 
 def plot(rows: list[Row], file: Path) -> None:
-    """Speed of weft's networks against their multiply-adds, all under the default allocator."""
-    kinds = {"params": int, "macs": int, "batch_size": int, "calls": int, "threads": int}
+    """Draw the throughput of weft's networks against their multiply-adds, with the default allocator."""
+    integers = {"params": int, "macs": int, "batch_size": int, "calls": int, "threads": int}
     texts = {"model": str, "way": str, "precision": str, "device": str, "allocator": str}
     typed = [
         SpeedRow(
             **{
-                key: None if text == "" else ({**kinds, **texts}.get(key, float))(text)
+                key: None if text == "" else ({**integers, **texts}.get(key, float))(text)
                 for key, text in row.items()
                 if key != "run"
             }
@@ -340,10 +340,10 @@ def plot(rows: list[Row], file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="default: the folder of this machine's class, beside this script")
+    parser.add_argument("--out", type=Path, help="default: the folder of this machine's class, next to this script")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--tables", action="store_true", help="measure nothing")
+    parser.add_argument("--tables", action="store_true", help="only write the tables again")
     args = parser.parse_args()
     if not args.tables:
         measure(args.out or HERE / processor_class(), args.models, args.rounds)
@@ -353,7 +353,7 @@ def main() -> None:
 
 
 def measure(out: Path, models: list[str], rounds: int) -> None:
-    """Rows of these networks in figures.csv, anew."""
+    """Measure networks, and replace their rows in figures.csv."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "figures.csv"
     (out / "machine.json").write_text(json.dumps(machine(), indent=2) + "\n")
@@ -370,7 +370,7 @@ def measure(out: Path, models: list[str], rounds: int) -> None:
         )
         rows = [row for row in rows if row["run"] != name]
         rows += [{"run": name, **{k: _short(v) for k, v in row.as_dict().items()}} for row in measured]
-        write_csv(file, rows)  # after every model, since an hour is long
+        write_csv(file, rows)  # after every model, so that an interruption loses no finished one
         print(table([row for row in rows if row["run"] == name]), flush=True)
     plot(read_csv(file), out / "figures.png")
 

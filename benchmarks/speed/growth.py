@@ -1,10 +1,10 @@
-"""How time and memory grow with the size of the image and with the batch.
+"""Inference time and memory by image size and by batch size.
 
     python benchmarks/speed/growth.py --out benchmarks/speed
 
-Every point is a process of its own: the folded network answers three times, and the peak of the process's memory while
-it does, less what it held before, is what answering takes (Linux). Writes growth.csv and growth.png. `products` is the
-same network with attention as plain matrix products, which keep all scores: what fused attention saves.
+Every point is a separate process that runs the folded network three times. Its memory is the peak of the process during
+inference minus its memory before (Linux). Writes growth.csv and growth.png. The rows `products` are the same network
+with plain matrix multiplication in place of fused attention, which stores all attention scores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 def point(name: str, size: int, batch_size: int, attention: str) -> dict[str, Any]:
-    """One line, measured in this process."""
+    """Measure a point in this process; return its row."""
     import torch
 
     import weft
@@ -39,7 +39,7 @@ def point(name: str, size: int, batch_size: int, attention: str) -> dict[str, An
     model = weft.fold(weft.create_model(name, img_size=size).eval())
     images = torch.randn(batch_size, 3, size, size)
     release_memory()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, seconds = _kib("VmRSS"), []
     with torch.inference_mode():
         for _ in range(3):
@@ -58,30 +58,32 @@ def point(name: str, size: int, batch_size: int, attention: str) -> dict[str, An
     }
 
 
-def _kib(what: str) -> int:
+def _kib(key: str) -> int:
+    """Return a value of /proc/self/status in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def plot(rows: list[dict[str, Any]], file: Path) -> None:
+    """Draw seconds and memory against image size and batch size."""
     figure = Figure(figsize=(10, 7), layout="constrained")
-    for column, (key, word) in enumerate((("img_size", "side of the image, pixels"), ("batch_size", "batch"))):
-        other, usual = ("batch_size", 1) if key == "img_size" else ("img_size", SIZES[0])
-        for line, (value, label) in enumerate((("seconds", "seconds"), ("mib", "MiB for answering"))):
+    for column, (key, x_label) in enumerate((("img_size", "image size, pixels"), ("batch_size", "batch size"))):
+        other, default = ("batch_size", 1) if key == "img_size" else ("img_size", SIZES[0])
+        for line, (value, y_label) in enumerate((("seconds", "seconds"), ("mib", "memory of inference, MiB"))):
             axes = figure.add_subplot(2, 2, 2 * line + column + 1)
             for name in MODELS:
                 for attention, style in (("fused", "-"), ("products", ":")):
                     chosen = [
                         row
                         for row in rows
-                        if row["model"] == name and row["attention"] == attention and int(row[other]) == usual
+                        if row["model"] == name and row["attention"] == attention and int(row[other]) == default
                     ]
                     if len(chosen) > 1:
-                        places = [int(row[key]) for row in chosen]
-                        heights = [float(row[value]) for row in chosen]
+                        x = [int(row[key]) for row in chosen]
+                        y = [float(row[value]) for row in chosen]
                         color = f"C{MODELS.index(name)}"
-                        axes.plot(places, heights, style, marker="o", color=color, label=f"{name}, {attention}")
-            axes.set(xscale="log", yscale="log", xlabel=word, ylabel=label)
+                        axes.plot(x, y, style, marker="o", color=color, label=f"{name}, {attention}")
+            axes.set(xscale="log", yscale="log", xlabel=x_label, ylabel=y_label)
             axes.set_xticks(
                 SIZES if key == "img_size" else BATCHES,
                 labels=[str(n) for n in (SIZES if key == "img_size" else BATCHES)],
@@ -102,10 +104,10 @@ def main() -> None:
         name, size, batch_size, attention = args.point
         print(json.dumps(point(name, int(size), int(batch_size), attention)))
         return
-    places = [(size, 1) for size in SIZES] + [(SIZES[0], count) for count in BATCHES[1:]]
-    tasks = [(name, *place, "fused") for name in MODELS[:2] for place in places]
+    shapes = [(size, 1) for size in SIZES] + [(SIZES[0], count) for count in BATCHES[1:]]
+    tasks = [(name, *shape, "fused") for name in MODELS[:2] for shape in shapes]
     tasks += [(name, size, 1, "products") for name in MODELS[:2] for size in SIZES]
-    tasks += [(MODELS[2], *place, "products") for place in places]  # LeViT's always are
+    tasks += [(MODELS[2], *shape, "products") for shape in shapes]  # LeViT has no fused attention
     rows = []
     for task in tasks:
         command = [sys.executable, __file__, "--out", str(args.out), "--point", *map(str, task)]

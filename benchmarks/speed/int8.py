@@ -1,10 +1,11 @@
-"""What int8 by OpenVINO costs, with NNCF's smoothing of activations and, as weft has it, without.
+"""Accuracy of int8 in OpenVINO, with NNCF's smoothing of activations and without it, which is weft's default.
 
     python benchmarks/speed/int8.py --out benchmarks/speed    # a quarter of an hour on two cores
 
-Trains the three small networks on scikit-learn's digits, exports each both ways, calibrated on the same images,
-and compares with the network in float32 on the held-out ones. One line of int8.csv per network, seed and way: top-1 of
-both in percent, largest and mean difference of logits over the largest.
+Trains the three small networks on scikit-learn's digits, exports each with and without smoothing, calibrated on the
+same images, and compares the exports with the network in float32 on the held-out images. Writes int8.csv: a row per
+network, seed and smoothing with the top-1 of both in percent, and the largest and the mean difference of the logits
+relative to the largest logit.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/speed/levit_block.py
 
 As in the paper: one image of 14x14 tokens, one thread, and Hardswish in place of DeiT's GELU; LeViT's block is that of
-the first stage, with BatchNorm merged. The parts of both blocks take turns. Writes levit_block.csv: microseconds,
-medians, next to those of the paper (one core of a Xeon E5-2698). Needs a quiet machine.
+the first stage, with BatchNorm merged. The parts of both blocks take turns. Writes levit_block.csv: median microseconds
+here and in the paper (one core of a Xeon E5-2698). Needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ PAPER: dict[str, tuple[int | None, int]] = {  # microseconds: DeiT-tiny, LeViT-2
 }
 
 
-def parts_of(dim: int, heads: int, key_dim: int, value_dim: int, hidden_dim: int, is_levit: bool) -> dict[str, Callable]:
+def parts_of(
+    dim: int, heads: int, key_dim: int, value_dim: int, hidden_dim: int, is_levit: bool
+) -> dict[str, Callable]:
     """Return a function for each part of a block."""
     tokens = torch.randn(1, TOKENS, dim)
     norm = nn.LayerNorm(dim)
@@ -47,8 +49,8 @@ def parts_of(dim: int, heads: int, key_dim: int, value_dim: int, hidden_dim: int
     attention = torch.randn(1, heads, TOKENS, TOKENS).softmax(-1)
 
     def scores() -> Tensor:
-        products = queries @ keys
-        return ((products + bias) if is_levit else products).softmax(-1)
+        logits = queries @ keys
+        return ((logits + bias) if is_levit else logits).softmax(-1)
 
     parts = {
         "queries and keys": lambda: qk(tokens),
@@ -73,16 +75,21 @@ def main() -> None:
                 begun = time.perf_counter()
                 for _ in range(CALLS):
                     blocks[name][part]()
-                if turn:  # the first is a warm-up
+                if turn:  # the first round is a warm-up
                     values.append((time.perf_counter() - begun) / CALLS * 1e6)
     rows = []
-    for place, name in enumerate(blocks):
+    for column, name in enumerate(blocks):
         medians = {part: statistics.median(values) for (block, part), values in times.items() if block == name}
         medians["all"] = sum(medians.values())
         for part, value in medians.items():
-            paper = PAPER[part][place]
-            row = {"block": name, "part": part, "microseconds": f"{value:.0f}", "share": f"{value / medians['all']:.2f}"}
-            share = "" if paper is None else f"{paper / PAPER['all'][place]:.2f}"
+            paper = PAPER[part][column]
+            row = {
+                "block": name,
+                "part": part,
+                "microseconds": f"{value:.0f}",
+                "share": f"{value / medians['all']:.2f}",
+            }
+            share = "" if paper is None else f"{paper / PAPER['all'][column]:.2f}"
             rows.append({**row, "paper": paper, "paper_share": share, "processor_class": processor_class()})
             print(*rows[-1].values())
     write_csv(FILE, rows)

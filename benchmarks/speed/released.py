@@ -1,11 +1,11 @@
-"""Inference speed of the released CeiT next to weft's CeiT and timm's DeiT-T, under equal conditions.
+"""Throughput of the released CeiT, weft's CeiT and timm's DeiT-T under equal conditions.
 
     python benchmarks/speed/released.py CHECKOUT --csv released.csv
 
-CHECKOUT is a checkout of github.com/coeusguo/ceit (its `ceit_model.py` is imported, so only point this at code that you
-trust). All sides compute with the same weights where they are the same network, in processes of their own that take
-turns (A B C A B C ...), with the same threads and the same allocator. The outputs of weft's network are compared with
-those of the released one first.
+CHECKOUT is a checkout of github.com/coeusguo/ceit. Its `ceit_model.py` is imported, so use only code that you trust.
+The CeiTs have the same weights. Each side is a separate process; the processes take turns (A B C A B C ...) with the
+same threads and the same allocator. Before the measurement, the outputs of weft's network are compared with those of
+the released network.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ TOLERANCE = 1e-4  # of the largest logit, in float32
 
 
 def released(checkout: str) -> nn.Module:
-    """The network of a checkout, with random weights that are the same in every process."""
+    """Return the network of a checkout, with random weights that are the same in every process."""
     sys.path.insert(0, checkout)
     torch.manual_seed(0)
     return importlib.import_module("ceit_model").ceit_tiny_patch16_224(pretrained=False).eval()
 
 
 def network(side: str, checkout: str) -> nn.Module:
-    """What one side runs."""
+    """Return the network of a side."""
     if side == "timm DeiT-T":
         return timm.create_model(PARENT).eval()
-    theirs = released(checkout)
+    reference = released(checkout)
     if side == "released":
-        return theirs
-    ours = weft.create_model(NAME).eval()
-    weft.load_checkpoint(ours, theirs.state_dict())
-    return weft.fold(ours) if side == "weft folded" else ours
+        return reference
+    model = weft.create_model(NAME).eval()
+    weft.load_checkpoint(model, reference.state_dict())
+    return weft.fold(model) if side == "weft folded" else model
 
 
 def serve(side: str, checkout: str, batch_size: int, threads: int, keep: bool) -> None:
-    """A side in a process of its own: a line for every line that it reads."""
+    """Print the logits, then the seconds of a forward pass for every line of stdin; runs in the process of a side."""
     torch.set_num_threads(threads)
     if keep:
         assert weft.keep_memory()
@@ -68,7 +68,7 @@ def serve(side: str, checkout: str, batch_size: int, threads: int, keep: bool) -
 
 
 class Side:
-    """The parent's end of a process."""
+    """Process of a side."""
 
     def __init__(self, side: str, args: argparse.Namespace, keep: bool) -> None:
         arguments = [sys.executable, __file__, args.checkout, "--side", side, "--batch-size", str(args.batch_size)]
@@ -77,19 +77,19 @@ class Side:
         self.logits = torch.tensor(self.read())
 
     def read(self) -> Any:
-        """The next line."""
+        """Return the next value that the process prints."""
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
     def turn(self) -> float:
-        """Seconds of one forward pass."""
+        """Run a forward pass; return its seconds."""
         assert self.process.stdin is not None
         print("turn", file=self.process.stdin, flush=True)
         return self.read()
 
 
 def compare(args: argparse.Namespace, keep: bool) -> list[dict[str, Any]]:
-    """Rows of the table for one allocator."""
+    """Return a row per side for one allocator."""
     sides = {side: Side(side, args, keep) for side in SIDES}
     expected = sides["released"].logits
     for side in ("weft eager", "weft folded"):
@@ -100,7 +100,7 @@ def compare(args: argparse.Namespace, keep: bool) -> list[dict[str, Any]]:
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     for _ in range(args.rounds):
         for side, process in sides.items():
-            process.turn()  # caches went cold while others had their turn
+            process.turn()  # fills the caches again after the turns of the others
             times[side].append(process.turn())
     for process in sides.values():
         process.process.kill()

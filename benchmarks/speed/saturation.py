@@ -1,12 +1,12 @@
-"""Differences of int8 with and without VNNI, of 8-bit exports and of weft's, whose sums do not saturate.
+"""Difference of int8 from fp32 with and without VNNI: 8-bit exports, and weft's 7-bit exports, which do not saturate.
 
     python benchmarks/speed/saturation.py FOLDER --out benchmarks/speed    # a quarter of an hour on one core
 
-FOLDER holds photos, which calibrate the exports and are compared. Each export runs in a process per instruction set:
-that of this processor, and OpenVINO's limited to AVX2 by ONEDNN_MAX_CPU_ISA, which its copy of oneDNN reads. ONNX
-Runtime has no such switch, so it has rows of this processor only. A line of saturation.csv is the difference of the
-logits from those of the network in float32, relative to the largest, and the CPU time of a batch relative to the same
-runtime in fp32 on the same instruction set, both on one thread.
+FOLDER has photos for the calibration of the exports and for the comparison. Each export runs in a process per
+instruction set: that of this processor and, for OpenVINO, AVX2, to which ONEDNN_MAX_CPU_ISA limits its copy of oneDNN.
+ONNX Runtime has no such option, so it has rows of this processor only. A row of saturation.csv has the difference of
+the logits from those of the network in float32, relative to the largest logit, and the CPU time of a batch relative to
+the same runtime in fp32 with the same instruction set, both on one thread.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def write(name: str, photos: Path, count: int, folder: Path) -> None:
 
 
 def in_process(folder: Path, format: str, isa: str) -> list[dict[str, Any]]:
-    """Return the rows of a runtime under an instruction set; empty for that of the processor."""
+    """Return the rows of a runtime with an instruction set; '' is that of the processor."""
     code = f"import runpy, sys; runpy.run_path({__file__!r})['measure'](*sys.argv[1:])"
     environment = {**os.environ, **({"ONEDNN_MAX_CPU_ISA": isa} if isa else {})}
     command = [sys.executable, "-c", code, str(folder), format, isa]
@@ -86,12 +86,12 @@ def in_process(folder: Path, format: str, isa: str) -> list[dict[str, Any]]:
 
 
 def measure(folder: str, format: str, isa: str) -> None:
-    """Print the rows of a runtime as JSON; called in a process of its own."""
+    """Print the rows of a runtime as JSON; called in a separate process."""
     data = np.load(Path(folder) / "images.npz")
     images, expected = data["images"], data["logits"]
     torch.set_num_threads(1)
     files = {bits: Path(folder) / f"{format}-{bits}" / FILES[format] for bits in (32, 7, 8)}
-    # int8 as in the file: the other operations in float32 on every processor
+    # the operations that are not in int8 run in float32 on every processor
     graphs_of = {bits: run_file(file, format, "fp32") for bits, file in files.items()}
     seconds = cpu_seconds({bits: functools.partial(graph, images[:BATCH]) for bits, graph in graphs_of.items()})
     rows = []
@@ -113,7 +113,7 @@ def measure(folder: str, format: str, isa: str) -> None:
 
 
 def cpu_seconds(calls: dict[int, Callable[[], object]]) -> dict[int, float]:
-    """Return the median CPU time of each call, in alternating turns: other processes disturb it less than wall time."""
+    """Return the median CPU time of each call, in alternating turns. Other processes affect it less than wall time."""
     times: dict[int, list[float]] = {key: [] for key in calls}
     for turn in range(TURNS + 1):
         for key, call in calls.items():

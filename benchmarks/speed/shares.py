@@ -1,10 +1,10 @@
-"""Where the time goes, by kind of operation: in a step of training, in answering by torch, in answering by OpenVINO.
+"""Share of the time by kind of operation: in a training step, and in inference by torch and by OpenVINO.
 
     python benchmarks/speed/shares.py --out benchmarks/speed
 
-Ours beside the peer, batch 16, 224 pixels. torch is asked by its profiler (time of an operation itself, without those
-that it calls), OpenVINO by its counters; medians of five runs. One line of shares.csv per network, program, precision
-and kind: how many calls, milliseconds, percent of the whole.
+weft's networks and their peers, batch 16, 224 pixels. Times are from torch's profiler (of an operation without the
+operations that it calls) and from OpenVINO's performance counters; medians of five runs. Writes shares.csv: a row per
+network, program, precision and kind of operation with the number of calls, milliseconds and percent of the total.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from weft.deploy.graphs import write_graph
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
 BATCH, SIDE, RUNS = 16, 224, 5
-KINDS = {  # the first that is in an operation's name, in small letters
+KINDS = {  # kind of operation: parts of the lower-case names of its operations; the first match counts
     "attention, fused": ("scaled_dot_product", "scaleddotproduct"),
-    "depthwise convolutions": ("groupconvolution",),  # torch's profiler does not tell them from others
+    "depthwise convolutions": ("groupconvolution",),  # torch's profiler does not separate them from others
     "convolutions": ("convolution", "conv2d"),
     "products": ("addmm", "bmm", "mm", "linear", "matmul", "fullyconnected"),
     "softmax": ("softmax",),
@@ -53,17 +53,17 @@ KINDS = {  # the first that is in an operation's name, in small letters
     ),
     "optimiser": ("adam",),
 }
-Share = dict[str, tuple[int, float]]  # of a kind of operation: calls, seconds
+Share = dict[str, tuple[int, float]]  # kind of operation: calls, seconds
 
 
 def kind_of(name: str) -> str:
-    """The kind of an operation."""
-    low = name.lower()
-    return next((kind for kind, arguments in KINDS.items() if any(word in low for word in arguments)), "other")
+    """Return the kind of an operation."""
+    lower = name.lower()
+    return next((kind for kind, parts in KINDS.items() if any(part in lower for part in parts)), "other")
 
 
-def by_torch(call: Callable[[], Any]) -> Iterator[Share]:
-    """One run after another."""
+def profile_torch(call: Callable[[], Any]) -> Iterator[Share]:
+    """Yield the calls and seconds of every run of a function in torch."""
     call()
     for _ in range(RUNS):
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -75,8 +75,8 @@ def by_torch(call: Callable[[], Any]) -> Iterator[Share]:
         yield share
 
 
-def by_openvino(network: nn.Module, precision: str, images: torch.Tensor) -> Iterator[Share]:
-    """One run after another."""
+def profile_openvino(network: nn.Module, precision: str, images: torch.Tensor) -> Iterator[Share]:
+    """Yield the calls and seconds of every run of a network in OpenVINO."""
     arguments = {
         "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precision],
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
@@ -97,8 +97,8 @@ def by_openvino(network: nn.Module, precision: str, images: torch.Tensor) -> Ite
             yield share
 
 
-def training(network: nn.Module, precision: str, images: torch.Tensor) -> Callable[[], Any]:
-    """A step, as step.py of benchmarks/training takes it."""
+def training_step(network: nn.Module, precision: str, images: torch.Tensor) -> Callable[[], Any]:
+    """Return a function that runs a training step, as in benchmarks/training/step.py."""
     network.train()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
     labels = torch.randint(1000, (len(images),))
@@ -115,8 +115,8 @@ def training(network: nn.Module, precision: str, images: torch.Tensor) -> Callab
     return step
 
 
-def answering(network: nn.Module, precision: str, images: torch.Tensor) -> Callable[[], Any]:
-    """A call, as `weft bench` makes it."""
+def forward_pass(network: nn.Module, precision: str, images: torch.Tensor) -> Callable[[], Any]:
+    """Return a function that runs inference, as in `weft bench`."""
 
     @torch.inference_mode()
     def call() -> None:
@@ -126,37 +126,37 @@ def answering(network: nn.Module, precision: str, images: torch.Tensor) -> Calla
     return call
 
 
-def measured(name: str) -> Iterator[dict[str, Any]]:
-    """Lines of one pair."""
+def measure(name: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a model and of its peer."""
     images = torch.randn(BATCH, 3, SIDE, SIDE)
     for precision in ("fp32", "bf16"):
-        for is_ours in (True, False):
+        for is_peer in (False, True):
 
-            def fresh(is_ours: bool = is_ours) -> tuple[str, nn.Module]:
+            def create(is_peer: bool = is_peer) -> tuple[str, nn.Module]:
                 peer = peers_of(name)[0]
-                return (name, weft.create_model(name)) if is_ours else (peer.label, build_peer(peer))
+                return (peer.label, build_peer(peer)) if is_peer else (name, weft.create_model(name))
 
-            called, network = fresh()
-            yield from lines(called, "training", precision, by_torch(training(network, precision, images)))
-            network = weft.fold(fresh()[1].eval()) if is_ours else fresh()[1].eval()
-            yield from lines(called, "torch", precision, by_torch(answering(network, precision, images)))
-            yield from lines(called, "openvino", precision, by_openvino(network, precision, images))
+            label, network = create()
+            yield from rows_of(label, "training", precision, profile_torch(training_step(network, precision, images)))
+            network = create()[1].eval() if is_peer else weft.fold(create()[1].eval())
+            yield from rows_of(label, "torch", precision, profile_torch(forward_pass(network, precision, images)))
+            yield from rows_of(label, "openvino", precision, profile_openvino(network, precision, images))
 
 
-def lines(called: str, program: str, precision: str, shares: Iterator[Share]) -> Iterator[dict[str, Any]]:
-    """Medians of all runs; the largest first."""
+def rows_of(label: str, program: str, precision: str, shares: Iterator[Share]) -> Iterator[dict[str, Any]]:
+    """Yield a row per kind of operation with the median of all runs, the longest time first."""
     runs = list(shares)
     medians = {kind: statistics.median(run[kind][1] for run in runs) for kind in runs[0]}
-    whole = sum(medians.values())
+    total = sum(medians.values())
     for kind, seconds in sorted(medians.items(), key=lambda pair: -pair[1]):
         yield {
-            "model": called,
+            "model": label,
             "program": program,
             "precision": precision,
             "kind": kind,
             "calls": runs[0][kind][0],
             "milliseconds": f"{1000 * seconds:.4g}",
-            "percent": f"{100 * seconds / whole:.1f}",
+            "percent": f"{100 * seconds / total:.1f}",
         }
 
 
@@ -167,7 +167,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     for name in args.models:
-        for row in measured(name):
+        for row in measure(name):
             rows.append(row)
             print(*row.values(), sep="  ", flush=True)
     write_csv(args.out / "shares.csv", rows)

@@ -1,9 +1,10 @@
-"""Measure the training time of the variants of studies that were not run: costs.csv.
+"""Measure the training time of the variants of a study that were not run, and write it to costs.csv.
 
     python benchmarks/studies/costs.py STUDY CIFAR10 [--only VARIANT ...]
 
-One process with one thread per variant trains one epoch on 1,280 images. Run it on a quiet machine. If a variant is
-measured again, the smaller time stays, since other load can only add to it. CIFAR10 may be a part of the dataset.
+Each variant trains one epoch on 1,280 images, in a separate process with one thread. Run it on a quiet machine. If a
+variant is measured again, the smaller time is kept, because other load only increases it. CIFAR10 can be a part of the
+dataset.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The tables and the figure of docs/studies.md, from the results of the studies and comparisons in this folder.
+"""Write the tables and the figure of docs/studies.md from the results in this folder.
 
     python benchmarks/studies/tables.py
 
-Each folder here is the output of `weft study` or `weft compare`: results.json, the report in Markdown with its figures,
-runs.csv. costs.csv has the training time of the variants that were not run (costs.py).
+Each folder here is the output of `weft study` or `weft compare`: results.json, runs.csv, and the report in Markdown
+with its figures. costs.csv has the training time of the variants that were not run (costs.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIGURE = HERE / "effects.png"
 LINEAR = 2.0  # percentage points around 0 where the axes of the figure are linear
 IMAGES = 50_000  # training images of CIFAR-10
 
-EXPERIMENTS = (  # paper, where, experiment, study (or the command of what is no study; '' for none)
+EXPERIMENTS = (  # paper, place in the paper, experiment, study (a command if it is no study, '' for none)
     ("CeiT", "main table", "ImageNet-1k at 224 pixels", "weft reproduce ceit"),
     ("CeiT", "main table", "fine-tuning at 384 pixels", "finetune-384"),
     ("CeiT", "transfer table", "seven datasets after ImageNet-1k", "transfer"),
@@ -53,7 +53,7 @@ EXPERIMENTS = (  # paper, where, experiment, study (or the command of what is no
     ("all papers", "a claim without a table", "few training images", "data-efficiency"),
     ("weft", "in no paper", "training at one size, evaluation at another", "resolution"),
 )
-PAPER_SCALE = {  # parts of an experiment that only the scale of the paper has, by paper and study
+PAPER_SCALE = {  # (paper, study): parts of the experiment that only the scale `paper` includes
     ("CeiT", "ceit-convergence"): "CeiT-S and CeiT-B",
     ("CeiT", "transfer"): "the start from ImageNet; Flowers, Pets, Cars, iNaturalist 2018 and 2019; CeiT-S",
     ("CvT", "transfer"): "the start from ImageNet-22k; Flowers, Pets; CvT-21",
@@ -63,9 +63,9 @@ PAPER_SCALE = {  # parts of an experiment that only the scale of the paper has, 
 
 
 def studies() -> str:
-    """Return Markdown: every variant of every study with the effects in the paper and here."""
+    """Return Markdown of every variant of every study, with the effects in the paper and here."""
     parts = []
-    for fields in _found("study"):
+    for fields in _results("study"):
         minutes = fields["seconds"] / 60
         settings = ", ".join(f"{key}={value}" for key, value in fields["settings"].items())
         lines = [
@@ -86,12 +86,12 @@ def studies() -> str:
 
 
 def experiments() -> str:
-    """Return Markdown: a row for every experiment of the papers, with its result or the command and cost."""
+    """Return Markdown with a row per experiment of the papers: its result, or its command and cost."""
     lines = [
         "| paper | experiment | study | effects here, against those of the paper | not run |",
         "|---|---|---|---|---|",
     ]
-    results = {fields["study"]: fields for fields in _found("study")}
+    results = {fields["study"]: fields for fields in _results("study")}
     for paper, where, what, name in EXPERIMENTS:
         head = f"| {paper}, {where} | {what} | `{name}`"
         if name.partition(" ")[0] in ("weft", "python"):
@@ -112,7 +112,7 @@ def experiments() -> str:
 
 
 def _not_a_study(command: str) -> str:
-    """Return the cells of an experiment that a verb or a script of its own repeats."""
+    """Return the cells of an experiment that is not repeated by `weft study` but by another command."""
     if "bench" in command:
         name = "levit-protocol.csv" if command.startswith("weft") else "levit_block.csv"
         measured = (HERE.parent / "speed" / name).is_file()
@@ -121,16 +121,16 @@ def _not_a_study(command: str) -> str:
 
 
 def _outcome(row: dict[str, Any]) -> str:
-    """Return the result of a variant in a word."""
+    """Return the result of a variant in a few words."""
     for sign in ("as in the paper", "against the paper", "no effect in the paper"):
         if row["verdict"].endswith(sign):
             return sign.replace("no effect", "with no effect")
     return "not significant" if "no difference" in row["verdict"] else "without a value in the paper"
 
 
-def _missing(study: Study, variants: list[StudyVariant], finished: Collection[str], is_whole: bool) -> str:
-    """Return the command of variants that were not run, and its duration; variants that share a run count once."""
-    only = "" if is_whole else " --only " + " ".join(f'"{variant.name}"' for variant in variants)
+def _missing(study: Study, variants: list[StudyVariant], finished: Collection[str], is_complete: bool) -> str:
+    """Return the command for variants that were not run, and its duration; variants that share a run count once."""
+    only = "" if is_complete else " --only " + " ".join(f'"{variant.name}"' for variant in variants)
     costs = {(row["study"], row["variant"]): row for row in read_csv(HERE / "costs.csv")}
     seconds, seeds = 0.0, study.scales["small"].seeds
     done = {study.run_key(variant, "small") for variant in study.variants if variant.name in finished}
@@ -145,7 +145,7 @@ def _missing(study: Study, variants: list[StudyVariant], finished: Collection[st
 
 
 def needed_seeds(row: dict[str, Any], rows: dict[str, Any]) -> str:
-    """Return how many seeds would show the paper's effect, as text; empty if it is shown or not in the paper."""
+    """Return text with the number of seeds that would show the paper's effect; '' if it is shown or unknown."""
     if row["effect"] is None or not row["paper_effect"] or "no difference" not in row["verdict"]:
         return ""
     pairs = min(len(row["top1"]), len(rows[row["against"]]["top1"]))
@@ -192,8 +192,8 @@ def effects() -> Figure:
 
 
 def _effects() -> Iterator[tuple[str, list[tuple[float, Estimate]]]]:
-    """Yield each study with the effects that the paper has too: in the paper, and here."""
-    for fields in _found("study"):
+    """Yield each study with the effects that are also in the paper: in the paper, and here."""
+    for fields in _results("study"):
         rows = [row for row in fields["variants"] if row["paper_effect"] is not None and row["effect"] is not None]
         points = [(row["paper_effect"], Estimate(*row["effect"])) for row in rows if None not in row["effect"]]
         if points:
@@ -201,9 +201,9 @@ def _effects() -> Iterator[tuple[str, list[tuple[float, Estimate]]]]:
 
 
 def comparisons() -> str:
-    """Return Markdown: every comparison."""
+    """Return Markdown of every comparison."""
     parts = []
-    for fields in _found("entries"):
+    for fields in _results("entries"):
         lines = [
             "| model | top-1 % (95 %) | difference to best (95 %) | float img/s | int8 img/s | int8 top-1 % | MB |",
             "|---|---|---|---|---|---|---|",
@@ -220,7 +220,8 @@ def comparisons() -> str:
     return "\n\n".join(parts)
 
 
-def _found(key: str) -> list[dict[str, Any]]:
+def _results(key: str) -> list[dict[str, Any]]:
+    """Return all results in this folder that have a key."""
     files = sorted(HERE.glob("*/results.json"))
     return [fields for file in files if key in (fields := json.loads(file.read_text()))]
 
@@ -245,9 +246,9 @@ TABLES = (("experiments", experiments), ("studies", studies), ("comparisons", co
 
 if __name__ == "__main__":
     text = PAGE.read_text()
-    for name, made in TABLES:
-        text = filled(text, name, made())[0]
+    for name, table in TABLES:
+        text = filled(text, name, table())[0]
     PAGE.write_text(text)
-    picture = io.BytesIO()
-    effects().savefig(picture, format="png", dpi=110)
-    write_whole(FIGURE, picture.getvalue())
+    image = io.BytesIO()
+    effects().savefig(image, format="png", dpi=110)
+    write_whole(FIGURE, image.getvalue())

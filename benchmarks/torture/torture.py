@@ -1,13 +1,14 @@
-"""Kills training a hundred times per family, and looks whether one bit changed.
+"""Kill and resume training runs a hundred times per family, and check that they resume bit-exactly.
 
     python benchmarks/torture/torture.py --kills 100 --csv benchmarks/torture/results.csv
 
-Each run has worker processes, mixup, cutmix, repeated augmentation, RandAugment, drop-path, accumulation and averaging,
-and saves at every step. It is killed (SIGKILL) at a random moment, or at a named point of writing a state, goes on, is
-killed again, until it ends; then all that it left is compared, bit by bit, with a run that nothing disturbed. Children
-are forked from one process that has imported everything, so that a kill costs a second and not five.
+Each run uses worker processes, Mixup, CutMix, repeated augmentation, RandAugment, drop-path, gradient accumulation and
+weight averaging, and saves its state at every step. It is killed (SIGKILL) at a random moment, or at a named point
+while a state is written, and resumed, until it is finished. Then its files are compared bit by bit with those of an
+uninterrupted run. Runs are forked from a process that has imported all modules, so that a kill takes one second instead
+of five.
 
-Controls, which must fail: a file that is written in place, and a resume that forgets the average of the weights.
+Two controls must fail: a file that is written in place, and a resume that omits the average of the weights.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from weft.train import run_loop as session
 from weft.train import state, train
 from weft.train.state import load_state, newest_step
 
-MAX_PASSES = 40  # a point is passed about five times for each state
+MAX_PASSES = 40  # a state passes each point about five times
 
 
 def in_child(work: Callable[[], Any], kill_after: float | None = None) -> int:
-    """Runs something in a process of its own, perhaps not for long. Returns its exit code, or -9."""
+    """Run a function in a separate process, killed after some seconds if given; return its exit code, -9 if killed."""
     pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -64,23 +65,25 @@ def in_child(work: Callable[[], Any], kill_after: float | None = None) -> int:
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def begin(data: Path, out: Path, model: str, workers: int) -> None:
+def start(data: Path, out: Path, model: str, workers: int) -> None:
+    """Start a run; a run without a state in the same folder is replaced."""
     settings = {**tiny.EVERYTHING, **tiny.ARGUMENTS[model], "workers": workers}
     train(data, model, settings=settings, out=out, force=out.exists(), quiet=True)
 
 
-def go_on(out: Path, workers: int) -> None:
+def resume(out: Path, workers: int) -> None:
+    """Resume a run."""
     train(resume=out, settings={"workers": workers}, quiet=True)
 
 
-def die_when(is_time: Callable[[str], bool], work: Callable[[], Any]) -> None:
-    """Do some work; this process kills itself at the first kill point for which `is_time` is true."""
+def kill_when(condition: Callable[[str], bool], work: Callable[[], Any]) -> None:
+    """Run a function; kill this process at the first kill point whose name satisfies a condition."""
 
-    def at(name: str) -> None:
-        if is_time(name):
+    def check(name: str) -> None:
+        if condition(name):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with killpoints(at):
+    with killpoints(check):
         work()
 
 
@@ -94,28 +97,36 @@ def has_state(out: Path) -> bool:
     return bool(list((out / "state").glob("step-*.json")))
 
 
-class Count:
-    """What happened to one family."""
+class Counts:
+    """Numbers of kills, finished runs, lost states and runs that differ, of a family."""
 
     def __init__(self) -> None:
         self.kills = self.runs = self.lost = self.different = 0
 
 
-def disturbed(
-    data: Path, out: Path, model: str, chance: random.Random, seconds: float, count: Count, point: str | None = None
+def run_with_kills(
+    data: Path, out: Path, model: str, rng: random.Random, seconds: float, count: Counts, point: str | None = None
 ) -> None:
-    """One run, killed until it ends."""
+    """Start a run, kill and resume it until it is finished or its state is lost, and count.
+
+    Args:
+        data, out, model: of the run.
+        rng: source of the kill times and of the numbers of workers.
+        seconds: duration of an uninterrupted run, the largest time before a kill.
+        count: counts to update.
+        point: name of the kill point; None for random moments.
+    """
     while True:
-        workers = chance.choice((0, 0, 2))
-        fresh = not has_state(out)
-        first, again = functools.partial(begin, data, out, model, workers), functools.partial(go_on, out, workers)
-        work: Callable[[], Any] = first if fresh else again
+        workers = rng.choice((0, 0, 2))
+        work: Callable[[], Any] = functools.partial(start, data, out, model, workers)
+        if has_state(out):
+            work = functools.partial(resume, out, workers)
         if point is not None:
-            is_time, plain = nth(point, chance.randint(1, MAX_PASSES)), work
-            code = in_child(lambda is_time=is_time, plain=plain: die_when(is_time, plain))
-            point = None if code != -9 or chance.random() < 0.5 else point
+            condition = nth(point, rng.randint(1, MAX_PASSES))
+            code = in_child(functools.partial(kill_when, condition, work))
+            point = None if code != -9 or rng.random() < 0.5 else point
         else:
-            code = in_child(work, chance.uniform(0.05, seconds))
+            code = in_child(work, rng.uniform(0.05, seconds))
         count.kills += code == -9
         if has_state(out):
             try:
@@ -130,8 +141,8 @@ def disturbed(
             raise SystemExit(f"{model}: a run ended with exit code {code}")
 
 
-def control_in_place(folder: Path, chance: random.Random, times: int, write: Callable[[Path, bytes], Any]) -> int:
-    """How often a file of 16 MB, written again and again, is neither the old nor the new after a kill."""
+def control_in_place(folder: Path, rng: random.Random, times: int, write: Callable[[Path, bytes], Any]) -> int:
+    """Return how often a file of 16 MB that is rewritten repeatedly is neither the old nor the new one after a kill."""
     contents = [bytes([fill]) * (16 << 20) for fill in (1, 2)]
     broken = 0
     for _ in range(times):
@@ -143,18 +154,18 @@ def control_in_place(folder: Path, chance: random.Random, times: int, write: Cal
                 for content in contents:
                     write(path, content)
 
-        in_child(work, chance.uniform(0.05, 0.3))
+        in_child(work, rng.uniform(0.05, 0.3))
         broken += path.read_bytes() not in contents
     return broken
 
 
-def control_forgetful(data: Path, folder: Path, reference: Path) -> bool:
-    """Whether a resume that forgets the average is noticed."""
-    out = folder / "forgetful"
+def control_without_average(data: Path, folder: Path, reference: Path) -> bool:
+    """Return whether the comparison detects a resume that omits the average of the weights."""
+    out = folder / "without-average"
     has_four = lambda name: (newest_step(out / "state") or 0) >= 4  # noqa: E731
-    in_child(lambda: die_when(has_four, lambda: begin(data, out, "levit_nano_32", 0)))
+    in_child(lambda: kill_when(has_four, lambda: start(data, out, "levit_nano_32", 0)))
 
-    def forget() -> None:
+    def resume_without_average() -> None:
         restore = session.Session.restore
 
         def faulty(self: session.Session, state: state.State) -> None:
@@ -162,9 +173,9 @@ def control_forgetful(data: Path, folder: Path, reference: Path) -> bool:
             self.learner.ema.module.load_state_dict(self.learner.model.state_dict())
 
         session.Session.restore = faulty
-        go_on(out, 0)
+        resume(out, 0)
 
-    assert in_child(forget) == 0
+    assert in_child(resume_without_average) == 0
     return not _is_same(reference, out)
 
 
@@ -178,46 +189,46 @@ def _is_same(one: Path, other: Path) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100, help="per family, at random moments")
+    parser.add_argument("--kills", type=int, default=100, help="kills at random moments per family")
     parser.add_argument("--points", type=int, default=4, help="runs per family and named point")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder, chance = Path(temporary), random.Random(args.seed)
+        folder, rng = Path(temporary), random.Random(args.seed)
         data = tiny.paint(folder / "data")
         for model in tiny.ARGUMENTS:
-            whole = folder / f"whole-{model}"
+            uninterrupted = folder / f"uninterrupted-{model}"
             begun = time.perf_counter()
-            assert in_child(lambda model=model, whole=whole: begin(data, whole, model, 0)) == 0
+            assert in_child(lambda model=model, uninterrupted=uninterrupted: start(data, uninterrupted, model, 0)) == 0
             seconds = time.perf_counter() - begun
             plans: list[tuple[str, str | None, int]] = [("random moment", None, args.kills)]
             plans += [(f"point: {point}", point, args.points) for point in CALLS]
             for what, point, wanted in plans:
-                count = Count()
+                count = Counts()
                 while (count.kills if point is None else count.runs) < wanted:
                     out = folder / "run"
                     shutil.rmtree(out, ignore_errors=True)
-                    disturbed(data, out, model, chance, seconds, count, point)
-                    count.different += not _is_same(whole, out)
+                    run_with_kills(data, out, model, rng, seconds, count, point)
+                    count.different += not _is_same(uninterrupted, out)
                 rows.append(dict(model=model, what=what, kills=count.kills, runs=count.runs, lost=count.lost,
                                  different=count.different))  # fmt: skip
                 print(rows[-1], flush=True)
         for what, write in (("control: in place", lambda path, data: path.write_bytes(data)),
                             ("beside, flushed, moved", files.write_whole)):  # fmt: skip
-            broken = control_in_place(folder, chance, 12, write)
+            broken = control_in_place(folder, rng, 12, write)
             rows.append(dict(model="a file of 16 MB", what=what, kills=12, runs=0, lost=broken, different=0))
             print(rows[-1], flush=True)
-        noticed = control_forgetful(data, folder, folder / "whole-levit_nano_32")
+        is_detected = control_without_average(data, folder, folder / "uninterrupted-levit_nano_32")
         what = "control: a resume that forgets the average"
-        rows.append(dict(model="levit_nano_32", what=what, kills=1, runs=1, lost=0, different=int(noticed)))
+        rows.append(dict(model="levit_nano_32", what=what, kills=1, runs=1, lost=0, different=int(is_detected)))
         print(rows[-1], flush=True)
     if args.csv:
         write_csv(args.csv, rows)
-    ours = [row for row in rows if not row["what"].startswith("control")]
-    if any(row["lost"] or row["different"] for row in ours) or not noticed:
-        sys.exit("Something was lost, or changed.")
+    runs = [row for row in rows if not row["what"].startswith("control")]
+    if any(row["lost"] or row["different"] for row in runs) or not is_detected:
+        sys.exit("A state was lost, a run differs from the uninterrupted one, or a control was not detected.")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The single operations behind weft's choices, each way in turns.
+"""Time single operations in several implementations, in alternating turns.
 
     python benchmarks/training/kernels.py --csv benchmarks/training/kernels.csv
 
-Milliseconds forward and backward, medians: attention as torch's fused kernel or as two products; CeiT's stem and CvT's
-projection with channels first or last, in float32 or bfloat16; the shift crop of small images as torchvision's
-transforms or as ours; and QuickGELU in three ways.
+Medians of the milliseconds forward and backward: attention by torch's fused kernel or by two matrix multiplications;
+CeiT's stem with channels first or last; CvT's projection in float32 or bfloat16; the shift crop of small images by
+torchvision's transform or by weft's; QuickGELU in three forms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.bench.records import write_csv
 from weft.data import train_transform
 from weft.layers.activation import QuickGELU
 
-Way = tuple[str, Callable[..., Tensor], tuple[Tensor, ...]]  # what it is called, the operation, its inputs
+Way = tuple[str, Callable[..., Tensor], tuple[Tensor, ...]]  # name, operation, inputs
 
 
 def products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -46,9 +46,9 @@ def layouts(op: Callable[..., Tensor], image: Tensor, *weights: Tensor) -> list[
 
 def cases() -> Iterator[tuple[str, list[Way]]]:
     for dtype in (torch.float32, torch.bfloat16):
-        word = str(dtype).removeprefix("torch.")
-        yield f"attention of ceit_tiny_patch16_224, batch 16, {word}", attention(16, 3, 197, 64, dtype)
-        yield f"attention of ceit_nano_32, batch 128, {word}", attention(128, 3, 65, 32, dtype)
+        dtype_name = str(dtype).removeprefix("torch.")
+        yield f"attention of ceit_tiny_patch16_224, batch 16, {dtype_name}", attention(16, 3, 197, 64, dtype)
+        yield f"attention of ceit_nano_32, batch 128, {dtype_name}", attention(128, 3, 65, 32, dtype)
     image = torch.randn(16, 3, 224, 224)
     yield (
         "first convolution of CeiT, batch 16",
@@ -74,7 +74,7 @@ def cases() -> Iterator[tuple[str, list[Way]]]:
 
 
 def step(op: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[float, float]:
-    """Seconds forward and backward. (A picture needs no gradient; here it gets one, which costs both ways alike.)"""
+    """Return the seconds of the forward and of the backward pass, with gradients of all inputs, also of images."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     begun = time.perf_counter()
     out = op(*leaves)
@@ -84,10 +84,10 @@ def step(op: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[float, 
 
 
 def crops(rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds a picture of 32 pixels."""
+    """Return the seconds per crop of an image of 32 pixels, by implementation; the backward pass takes none."""
     image = Image.effect_noise((32, 32), 64).convert("RGB")
-    ours = train_transform(32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), crop="shift").transforms[0]
-    ways = {"torchvision": transforms.RandomCrop(32, 4, padding_mode="edge"), "weft": ours}
+    own = train_transform(32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), crop="shift").transforms[0]
+    ways = {"torchvision": transforms.RandomCrop(32, 4, padding_mode="edge"), "weft": own}
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, transform in ways.items():

@@ -1,10 +1,10 @@
-"""What the loop costs beside a bare forward, backward and step of the optimiser.
+"""Overhead of weft's training loop relative to plain forward pass, backward pass and optimizer step.
 
     python benchmarks/training/overhead.py --csv benchmarks/training/overhead.csv
 
-Epochs of both run in turns, over the same batches in memory, with the same model, optimiser and loss. What the loop
-adds is all that `weft train` does at every step: seeding, targets, the norm of the gradient, the check that everything
-is finite, the rate, counting, the line for `steps.csv`. Reading images is not part of it, nor is saving states.
+Epochs of both alternate, over the same batches in memory, with the same model, optimizer and loss. The overhead is
+everything else that `weft train` does in a step: seeding, targets, gradient norm, check for non-finite values, learning
+rate, metrics, row of `steps.csv`. It does not include reading images and saving states.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ from weft.runtime import Runtime
 from weft.train.loop import Learner, Meter, StepResult, train_epoch
 from weft.train.stop import Stop
 
-CASES = {"ceit_nano_32": (64, 4), "levit_nano_32": (64, 8), "ceit_tiny_patch16_224": (16, 1)}  # batch, steps an epoch
+CASES = {
+    "ceit_nano_32": (64, 4),
+    "levit_nano_32": (64, 8),
+    "ceit_tiny_patch16_224": (16, 1),
+}  # batch size, steps per epoch
 
 
 def measure(name: str, rounds: int) -> dict[str, object]:
-    """One line of the table."""
+    """Return the row of a model."""
     batch_size, steps = CASES[name]
     recipe = load_recipe(None, [("batch_size", batch_size), ("optim.clip_grad", 0), ("loss.label_smoothing", 0)])
     runtime, stop = Runtime.of("cpu"), Stop()
@@ -44,7 +48,7 @@ def measure(name: str, rounds: int) -> dict[str, object]:
     size = model.pretrained_cfg["input_size"]
     batches = [(torch.randn(batch_size, *size), torch.randint(10, (batch_size,))) for _ in range(steps)]
 
-    def bare() -> None:
+    def plain_epoch() -> None:
         model.train()
         for images, labels in batches:
             logits = model(images)
@@ -54,7 +58,7 @@ def measure(name: str, rounds: int) -> dict[str, object]:
             loss.backward()
             learner.optimizer.step()
 
-    def looped(log: StepLog) -> None:
+    def loop_epoch(log: StepLog) -> None:
         def on_step(meter: Meter, result: StepResult) -> None:
             log.add(learner.step, 1, learner.lr_at(learner.step - 1), result.loss, result.grad_norm)
             assert runtime.max([stop.reason]) == [0]
@@ -65,13 +69,13 @@ def measure(name: str, rounds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         log = StepLog(Path(folder) / "steps.csv", 0)
         for number in range(rounds + 1):
-            for which, work in (("bare", bare), ("loop", lambda: looped(log))):
+            for kind, epoch in (("bare", plain_epoch), ("loop", lambda: loop_epoch(log))):
                 begun = time.perf_counter()
-                work()
-                if number:  # the first round warms up
-                    times[which].append((time.perf_counter() - begun) / steps)
+                epoch()
+                if number:  # the first round is a warm-up
+                    times[kind].append((time.perf_counter() - begun) / steps)
         log.close()
-    medians = {which: statistics.median(seconds) for which, seconds in times.items()}
+    medians = {key: statistics.median(seconds) for key, seconds in times.items()}
     return {
         "model": name,
         "batch_size": batch_size,

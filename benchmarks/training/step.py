@@ -1,11 +1,11 @@
-"""Speed of one training step, weft's network and its peer: forward, cross-entropy, backward, AdamW.
+"""Throughput of a training step of weft's network and of its peer: forward, cross-entropy, backward, AdamW.
 
     python benchmarks/training/step.py --pairs cvt levit ceit --modes eager --precisions fp32 bf16 --csv results.csv
 
-Each side of a pair has a process of its own. The processes take turns (A B A B ...) on the same random images, with the
-same fused optimizer, threads and allocator. The table has the median images per second of both sides, the ratio of the
+Each side of a pair is a separate process. The processes take turns (A B A B ...) on the same random images, with the
+same fused optimizer, threads and allocator. The table has the median throughput of both sides, the ratio of the
 medians, and the peak memory. On a CPU, both sides are measured twice: with the default allocator, and with
-`weft.keep_memory()`, as `weft train` runs.
+`weft.keep_memory()`, as in `weft train`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from weft.processor import processor_class
 PAIRS = {"cvt": "cvt_13", "levit": "levit_256", "ceit": "ceit_tiny_patch16_224"}
 
 
-def network(name: str, place: int) -> tuple[str, nn.Module]:
-    """Ours (0) or its peer (1), and what it is called."""
-    if place == 0:
+def network(name: str, side: int) -> tuple[str, nn.Module]:
+    """Return the name and the network of a side: weft's (0), or its peer (1)."""
+    if side == 0:
         return f"weft {PAIRS[name]}", weft.create_model(PAIRS[name])
     peer = peers_of(PAIRS[name])[0]
     return peer.label, build_peer(peer)
 
 
 class Side:
-    """One network in training."""
+    """A network with its optimizer and a batch of random images."""
 
     def __init__(self, model: nn.Module, mode: str, precision: str, device: str, batch_size: int) -> None:
         self.model = model.to(device).train()
@@ -55,7 +55,7 @@ class Side:
         self.labels = torch.randint(1000, (batch_size,), device=device)
 
     def step(self) -> float:
-        """Seconds of one step."""
+        """Run a training step; return its seconds."""
         self._wait()
         begun = time.perf_counter()
         with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
@@ -74,67 +74,67 @@ class Side:
 
 
 class Child:
-    """A side in a process of its own, which does a step when told."""
+    """A side in a separate process, which runs a step per request."""
 
-    def __init__(self, name: str, place: int, mode: str, precision: str, keeps: bool, args: argparse.Namespace) -> None:
-        arguments = [sys.executable, __file__, "--side", name, str(place), mode, precision, "--device", args.device]
-        arguments += ["--batch-size", str(args.batch_size), "--threads", str(args.threads)] + ["--keep"] * keeps
+    def __init__(self, name: str, side: int, mode: str, precision: str, keep: bool, args: argparse.Namespace) -> None:
+        arguments = [sys.executable, __file__, "--side", name, str(side), mode, precision, "--device", args.device]
+        arguments += ["--batch-size", str(args.batch_size), "--threads", str(args.threads)] + ["--keep"] * keep
         self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(args.warmup):
-            self.ask("step")
+            self.request("step")
 
-    def ask(self, word: str) -> float:
-        """Seconds of a step ('step'), or the high-water mark of memory in MiB ('memory')."""
+    def request(self, command: str) -> float:
+        """Return the seconds of a step (command 'step'), or the peak memory in MiB (command 'memory')."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(word, file=self.process.stdin, flush=True)
+        print(command, file=self.process.stdin, flush=True)
         return float(self.process.stdout.readline())
 
     def end(self) -> float:
-        """Memory, the last word."""
-        memory = self.ask("memory")
+        """End the process; return its peak memory in MiB."""
+        memory = self.request("memory")
         self.process.kill()
         self.process.wait()
         return memory
 
 
 def serve(side: Side) -> None:
-    """The child's end: an answer for every line."""
+    """Print a result for every command that is read from stdin; runs in the child process."""
     for line in sys.stdin:
         if line.strip() == "step":
-            answer = side.step()
+            result = side.step()
         elif side.device == "cuda":
-            answer = torch.cuda.max_memory_allocated() / 2**20
+            result = torch.cuda.max_memory_allocated() / 2**20
         else:
-            answer = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-        print(answer, flush=True)
+            result = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        print(result, flush=True)
 
 
 def compare(name: str, mode: str, precision: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of the table: one for each allocator, which both sides have."""
+    """Return a row per allocator; both sides of a row have the same."""
     allocators = ("default", "keep") if args.device == "cpu" else ("default",)
-    keys = [(allocator, place) for allocator in allocators for place in (0, 1)]
+    keys = [(allocator, side) for allocator in allocators for side in (0, 1)]
     children = {key: Child(name, key[1], mode, precision, key[0] == "keep", args) for key in keys}
     times: dict[tuple[str, int], list[float]] = {key: [] for key in keys}
     for _ in range(args.rounds):
         for key, child in children.items():
-            times[key].append(child.ask("step"))
+            times[key].append(child.request("step"))
     speeds = {key: args.batch_size / statistics.median(seconds) for key, seconds in times.items()}
     memory = {key: child.end() for key, child in children.items()}
-    lines = []
+    rows = []
     for allocator in allocators:
-        ours, peer = (allocator, 0), (allocator, 1)
-        lines.append(
+        own, peer = (allocator, 0), (allocator, 1)
+        rows.append(
             {
                 "ours": network(name, 0)[0],
                 "peer": network(name, 1)[0],
                 "mode": mode,
                 "precision": precision,
                 "allocator": allocator,
-                "ours_img_s": round(speeds[ours], 2),
+                "ours_img_s": round(speeds[own], 2),
                 "peer_img_s": round(speeds[peer], 2),
-                "ratio": round(speeds[ours] / speeds[peer], 3),
-                "ours_peak_mib": round(memory[ours]),
+                "ratio": round(speeds[own] / speeds[peer], 3),
+                "ours_peak_mib": round(memory[own]),
                 "peer_peak_mib": round(memory[peer]),
                 "batch_size": args.batch_size,
                 "rounds": args.rounds,
@@ -143,11 +143,11 @@ def compare(name: str, mode: str, precision: str, args: argparse.Namespace) -> l
                 **{package: installed(package) for package in ("torch", "timm", "transformers")},
             }
         )
-    return lines
+    return rows
 
 
 def installed(package: str) -> str:
-    """Version of a package, or '' without it."""
+    """Return the version of a package; '' if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--csv", type=Path, help="add the lines to this file")
+    parser.add_argument("--csv", type=Path, help="add the rows to this file")
     parser.add_argument("--side", nargs=4, metavar="X", help=argparse.SUPPRESS)
     parser.add_argument("--keep", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -172,16 +172,16 @@ def main() -> None:
         torch.set_num_threads(args.threads)
         if args.keep:
             assert keep_memory()
-        name, place, mode, precision = args.side
+        name, side, mode, precision = args.side
         torch.manual_seed(0)
-        serve(Side(network(name, int(place))[1], mode, precision, args.device, args.batch_size))
+        serve(Side(network(name, int(side))[1], mode, precision, args.device, args.batch_size))
         return
     for mode in args.modes:
         for precision in args.precisions:
             for name in args.pairs:
                 for row in compare(name, mode, precision, args):
                     print("  ".join(f"{key} {row[key]}" for key in list(row)[:10]), flush=True)
-                    if args.csv:  # beside those of earlier runs
+                    if args.csv:  # after the rows of earlier runs
                         write_csv(args.csv, [*read_csv(args.csv), row])
 
 

@@ -299,7 +299,7 @@ def test_a_leftover_of_an_earlier_process_of_the_same_number_is_one(tmp_path: Pa
     def later(self: Path, *args: object, **arguments: object) -> str:
         text = real(self, *args, **arguments)
         if self == Path("/proc/stat"):
-            text = re.sub(r"btime (\d+)", lambda found: f"btime {int(found[1]) + 3600}", text)
+            text = re.sub(r"btime (\d+)", lambda found: f"btime {int(found[1]) + 86_400}", text)
         return text
 
     with pytest.MonkeyPatch.context() as patch:

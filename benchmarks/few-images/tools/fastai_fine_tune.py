@@ -1,4 +1,4 @@
-"""fastai's `vision_learner` and `fine_tune`, with its own head and augmentation, on a network of timm."""
+"""Fine-tune a timm network with fastai's `vision_learner` and `fine_tune`, its head and its augmentation."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Logistic regression of scikit-learn on features of timm."""
+"""Fit scikit-learn's logistic regression on features of a timm network."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Fine-tuning in a loop of PyTorch with timm's transforms, optimizer groups and schedule."""
+"""Fine-tune in a PyTorch loop with timm's transforms, optimizer groups and schedule."""
 
 import sys
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -33,6 +34,17 @@ def free_port() -> int:
             sock.bind(("127.0.0.1", port))
             return port
     raise AssertionError("no free port")
+
+
+def without_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a passwd entry, as in a container that runs under any number."""
+    for name in ("WEFT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", fail)
 
 
 def enliven(model: nn.Module, seed: int = 0) -> nn.Module:

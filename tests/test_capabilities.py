@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers import without_home
 from weft import capabilities as module
 from weft.capabilities import Capabilities, Speed, bf16_note, capabilities, fastest_precision
 from weft.cli import main
@@ -62,7 +63,7 @@ def test_the_machine_is_measured_once(cache: Path, monkeypatch: pytest.MonkeyPat
     assert measured == [1, 1, 1]
 
 
-@pytest.mark.parametrize("gflops", ["-5", "0", "NaN", "Infinity", '"fast"', "null"])
+@pytest.mark.parametrize("gflops", ["-5", "0", "NaN", "Infinity", '"fast"', '"100"', "null", "1e-300", "1e308"])
 def test_an_impossible_speed_is_measured_again(cache: Path, gflops: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = module._file()
     file.parent.mkdir(parents=True)
@@ -77,6 +78,27 @@ def test_an_impossible_speed_is_measured_again(cache: Path, gflops: str, monkeyp
     assert capabilities() is measured
     file.write_text(file.read_text().replace(f": {gflops}}}", ": 150}"))
     assert capabilities().gain("bf16") == 1.5
+
+
+@pytest.mark.parametrize("change", [{"speeds": []}, {"processor": "\ud800"}, {"torch": "2" * (1 << 20)}])
+def test_a_damaged_measurement_is_repeated(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    file = module._file()
+    assert file is not None
+    file.parent.mkdir(parents=True)
+    record = json.loads(module._ADAPTER.dump_json(speeds(2.0, 2.0)))
+    monkeypatch.setattr(module, "_measured", lambda: None)
+    file.write_text(json.dumps(record))
+    assert capabilities() == speeds(2.0, 2.0)
+    file.write_text(json.dumps(record | change))
+    assert capabilities() is None
+
+
+def test_a_user_without_a_home_directory(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    without_home(monkeypatch)
+    monkeypatch.setattr(module, "has_bf16", lambda: True)
+    monkeypatch.setattr(module, "_seconds", lambda operations: {"fp32": 0.02, "bf16": 0.01})
+    assert main(["doctor", "--measure", "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["measured"]["auto"] == "bf16"
 
 
 def test_a_gain_needs_both_precisions() -> None:

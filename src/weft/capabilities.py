@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from weft.errors import StorageError
-from weft.files import cache_dir, write_text
+from weft.errors import CheckpointError, StorageError
+from weft.files import cache_file, write_text
 from weft.processor import cpu_flags, cpu_name, has_bf16, limits, processor_class
+from weft.reading import read_json
 
 ROUNDS, MIN_SECONDS = 5, 0.02  # timings per operation, and duration of one
 SIDE = 512  # of the square matrices
 IMAGES, CHANNELS, PIXELS = 2, 64, 56  # of the 3x3 convolution
 GAIN = 1.2  # of bf16 over fp32 in matrix multiplication, from which `auto` chooses bf16
+MAX_BYTES = 1 << 20  # of a stored measurement
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Speed:
     operation: str
     precision: str
     threads: int
-    gflops: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    gflops: Annotated[float, Field(ge=1e-3, le=1e9, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Capabilities:
     processor_class: str
     limits: dict[str, str]
     torch: str
-    speeds: tuple[Speed, ...]
+    speeds: Annotated[tuple[Speed, ...], Field(min_length=1)]
 
     def gain(self, precision: str, operation: str = "matmul") -> float | None:
         """Return the speed of a precision relative to fp32, on one thread; None if it was not measured."""
@@ -76,7 +78,8 @@ def capabilities(*, measure: bool = False) -> Capabilities:
     Args:
         measure: measure in any case.
     """
-    stored = None if measure else _read(_file())
+    file = None if measure else _file()
+    stored = None if file is None else _read(file)
     return stored or _measured()
 
 
@@ -119,6 +122,8 @@ def _measured() -> Capabilities:
         torch.set_num_threads(threads)
     measured = Capabilities(cpu_name(), processor_class(), limits(), torch.__version__, tuple(rows))
     file = _file()
+    if file is None:
+        return measured
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, _ADAPTER.dump_json(measured, indent=1).decode() + "\n")
@@ -170,16 +175,16 @@ def _convs() -> dict[str, Callable[[], Tensor]]:
     }
 
 
-def _file() -> Path:
-    """Return the file of a measurement on this machine, under these versions and limits."""
+def _file() -> Path | None:
+    """Return the file of a measurement on this machine, under these versions and limits; None without a cache."""
     parts = (cpu_name(), cpu_flags(), limits(), torch.__version__, torch.get_num_threads())
-    return cache_dir() / "machines" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.json"
+    return cache_file("machines", f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.json")
 
 
 def _read(file: Path) -> Capabilities | None:
     try:
-        return _ADAPTER.validate_json(file.read_bytes())
-    except (OSError, ValidationError):  # absent, or damaged: measured again
+        return read_json(file, Capabilities, max_bytes=MAX_BYTES)
+    except CheckpointError:  # missing or damaged: measured again
         return None
 
 

@@ -39,6 +39,14 @@ def cache_dir() -> Path:
         ) from error
 
 
+def cache_file(*parts: str) -> Path | None:
+    """Return a file in the cache directory; None if the user has none, so that nothing is cached."""
+    try:
+        return cache_dir().joinpath(*parts)
+    except UsageError:
+        return None
+
+
 class TakenError(UsageError):
     """An output directory that another process uses, or that holds files already."""
 
@@ -62,8 +70,10 @@ def write_whole(path: Path, data: bytes) -> str:
         that the file has the expected bytes.
 
     Raises:
+        UsageError: the path does not end in a name.
         StorageError: the file cannot be written, or reads back differently. An existing file is unchanged.
     """
+    refuse_nameless(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with writing(path, len(data)):
         try:
@@ -219,6 +229,16 @@ def refuse_file_name(path: Path) -> None:
         )
 
 
+def refuse_nameless(path: Path) -> None:
+    """Check that a path that is replaced as a whole ends in a name.
+
+    Raises:
+        UsageError: it does not, as `.`, `/` or `runs/..`.
+    """
+    if path.name in ("", ".."):
+        raise UsageError(f"The output must end in a name, since it is replaced as a whole; got '{path}'. Pass a name.")
+
+
 def check_writable(path: Path) -> None:
     """Check that a directory can be created and written to, before hours of work; leaves no file behind.
 
@@ -283,7 +303,7 @@ def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterat
         force: replace an existing directory.
 
     Raises:
-        UsageError: `path` is taken.
+        UsageError: `path` is taken, or does not end in a name.
         StorageError: the directory cannot be written.
     """
     refuse_existing(path, contents, force=force)
@@ -307,8 +327,9 @@ def refuse_existing(path: Path, contents: Sequence[str] = (), *, force: bool) ->
     """Check that a model directory is new, or replaceable, as `new_directory` does.
 
     Raises:
-        UsageError: `path` is taken.
+        UsageError: `path` is taken, or does not end in a name.
     """
+    refuse_nameless(path)
     if not path.exists():
         return
     if not force:

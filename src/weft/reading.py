@@ -19,6 +19,8 @@ from weft.errors import CheckpointError, WeftError
 
 T = TypeVar("T")
 MAX_BYTES = 16 << 20
+_PRIVATE = {code: code + 0x102000 for code in range(0xD800, 0xE000)}  # surrogates -> the last private characters
+_SURROGATES = {private: code for code, private in _PRIVATE.items()}
 
 
 def read_bytes(path: Path, error: type[WeftError] = CheckpointError, max_bytes: int = MAX_BYTES) -> bytes:
@@ -89,13 +91,37 @@ def parse_json(data: bytes, schema: type[T], name: str, error: type[WeftError] =
 
 
 def _with_surrogates(data: bytes, schema: type[T]) -> T | None:
-    """Parse JSON with surrogate escapes, by which Python keeps names that are not UTF-8; pydantic rejects them."""
+    """Parse JSON with surrogate escapes, by which Python keeps names that are not UTF-8; pydantic rejects them.
+
+    Private characters replace them during the validation.
+
+    Returns:
+        The value; None if it does not match the schema, has such characters, or has other types than those of JSON.
+    """
     try:
-        value = json.loads(data)
-        _adapter(schema).validate_json(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), strict=True)
+        text = json.dumps(json.loads(data), ensure_ascii=False)
+        if not _SURROGATES.keys().isdisjoint(map(ord, text)):
+            return None
+        return _restored(_adapter(schema).validate_json(text.translate(_PRIVATE).encode(), strict=True))
     except (ValueError, RecursionError):
         return None
-    return value
+
+
+def _restored(value: Any) -> Any:
+    """Return a value with its surrogates.
+
+    Raises:
+        ValueError: it has other types than those of JSON.
+    """
+    if isinstance(value, str):
+        return value.translate(_SURROGATES)
+    if isinstance(value, dict):
+        return {_restored(key): _restored(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_restored, value))
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    raise ValueError(type(value).__name__)
 
 
 @cache

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from weft.bench.records import read_csv, write_csv
+from weft.errors import is_out_of_memory
 from weft.runs.directory import EpochRow, write_metrics
 from weft.system import is_alive
-from weft.train.refusals import is_out_of_memory
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
 NAMES = ("settings", "report", "run", "parts")

@@ -12,6 +12,7 @@ from tests.helpers import NANO, images, lively
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.errors import CheckpointError, StorageError, UsageError
 
+CONFIDENCE = dict(temperature=1e-320, count=1, ece_before=1.0, ece_after=1.0, curve=[])
 SWITCHED = {
     "ceit_nano_32": dict(stem_chans=16, leff_kernel=5, img_size=(40, 48)),
     "cvt_nano_32": dict(act_layer="gelu", kv_stride=(1, 2, 2), pos_embed=True),
@@ -203,6 +204,9 @@ def test_names_that_do_not_fit(tmp_path, names, message):
         (lambda c: c["model_args"].update(embed_dim=[8, 8]), "must have one value per stage"),
         (lambda c: c["model_args"].update(depth=[1, 1, 1]), "unexpected"),
         (lambda c: c.update(label_names=["a", "b", "\x1b[2J"]), "no control characters"),
+        (lambda c: c["pretrained_cfg"].update(crop_pct=1e-320), "crop_pct: it must be greater than or equal to 0.1"),
+        (lambda c: c["pretrained_cfg"].update(std=[1e-320] * 3), r"std\.0: it must be greater than or equal to"),
+        (lambda c: c.update(confidence=CONFIDENCE), "temperature: it must be greater than or equal to 0.001"),
     ],
 )
 def test_a_lying_config_is_refused(tmp_path, change, message):

@@ -86,6 +86,7 @@ def test_a_slip_gets_the_nearest_name_and_exit_code_2(
     assert shown.out == ""
 
 
+MEMORY = "weft: There must be enough memory; there is not ({}). Choose a smaller batch or image size."
 CODES = [
     (errors.UsageError("u"), 2, "weft: u"),
     (errors.DataError("d"), 3, "weft: d"),
@@ -94,6 +95,9 @@ CODES = [
     (errors.StorageError("s"), 6, "weft: s"),
     (errors.VerificationError("v"), 7, "weft: v"),
     (OSError(errno.ENOSPC, "No space left on device", "x"), 6, "weft: [Errno 28] No space left on device: 'x'"),
+    (MemoryError("std::bad_alloc"), 1, MEMORY.format("std::bad_alloc")),
+    (RuntimeError("CUDA out of memory. Tried ...\nMore"), 1, MEMORY.format("CUDA out of memory. Tried")),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, MEMORY.format("[Errno 12] Cannot allocate memory")),
     (KeyboardInterrupt(), 130, "weft: interrupted."),
     (SystemExit(143), 143, ""),
     (SystemExit("a plugin ends"), 1, "weft: a plugin ends"),

@@ -89,6 +89,12 @@ def test_centre_crops_and_border_pads():
     assert padded[:, :15].eq(0).all()
 
 
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+def test_a_crop_larger_than_a_small_image(mode):
+    cfg = {"input_size": (3, 4, 6), "crop_pct": 10.0, "crop_mode": mode}
+    assert eval_transform(cfg)(PHOTO).shape == (3, 4, 6)
+
+
 def test_normalisation_is_mean_and_std():
     flat = Image.new("RGB", (8, 8), (255, 0, 51))
     seen = eval_transform({"input_size": (3, 8, 8), "crop_pct": 1.0, "mean": MEAN, "std": STD})(flat)

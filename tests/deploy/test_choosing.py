@@ -13,17 +13,21 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from tests.deploy.test_export import CLASSES, model
+from tests.helpers import without_home
 from weft import files, processor
 from weft.checkpoints import save_model_dir
 from weft.cli.app import main
-from weft.deploy import choosing, export, exporting, open_model
+from weft.deploy import choosing, export, exporting, open_model, select
 from weft.deploy.choosing import Choice, ConsideredExport, Machine, expected_order, fastest, time_calls
 from weft.errors import CheckpointError, UsageError, VerificationError
 from weft.inference.predictor import Predictor
 
 OTHER = Machine("another processor", "avx2", ("avx2", "fma"), {}, {"openvino": "2026.4"})
+
+RECORD = TypeAdapter(Choice).dump_json(Choice(1, OTHER, (), "onnx-fp32")).decode()
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +41,8 @@ def timings(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[
     measured: list[list[str]] = []
 
     def measure(calls: dict[str, Callable[[int], object]], sizes: Any = (1, 16)) -> dict[str, dict[int, float]]:
+        if 4096 in sizes:
+            raise MemoryError("std::bad_alloc")
         measured.append(list(calls))
         for call in calls.values():
             call(2)
@@ -174,9 +180,7 @@ def test_a_runtime_that_is_asked_for_is_used(runtime: str, out: Path, monkeypatc
     """On the machine that chose the other one, and on another; of the directory, and of a run that has it."""
     timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
     assert Predictor.open(out, runtime=runtime).metadata["runtime"] == runtime
-    run = out.parent / "run"
-    save_model_dir(model("levit_nano_32"), run / "best", label_names=CLASSES)
-    shutil.copytree(out, run / "auto")
+    run = run_with_exports(out)
     assert Predictor.open(run, runtime=runtime).metadata["runtime"] == runtime
     monkeypatch.setattr(choosing, "machine", lambda: OTHER)
     assert Predictor.open(out, runtime=runtime).metadata["runtime"] == runtime
@@ -225,16 +229,101 @@ def test_another_number_of_threads_is_measured_again(out: Path, monkeypatch: pyt
     assert len(measured) == 2
 
 
-def test_exports_that_cannot_be_timed_here(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+class OnnxRuntimeError(Exception):
+    """As those of ONNX Runtime, which have no other base class."""
+
+
+def fail_to_time(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: object) -> None:
-        raise MemoryError("std::bad_alloc")
+        raise error
 
     monkeypatch.setattr(choosing, "time_calls", fail)
+
+
+@pytest.mark.parametrize("error", [MemoryError, OnnxRuntimeError])
+def test_exports_that_cannot_be_timed_here(
+    error: type[Exception], out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_to_time(monkeypatch, error("std::bad_alloc"))
     monkeypatch.setattr(choosing, "machine", lambda: OTHER)
     assert open_model(out)[0].format == "openvino"
-    assert "cannot be timed here (std::bad_alloc). weft uses the one that was chosen" in capsys.readouterr().err
+    assert "cannot be timed here (std::bad_alloc). weft uses openvino-fp32." in capsys.readouterr().err
+
+
+def run_with_exports(out: Path) -> Path:
+    """A run that has a directory of format auto."""
+    run = out.parent / "run"
+    save_model_dir(model("levit_nano_32"), run / "best", label_names=CLASSES)
+    shutil.copytree(out, run / "auto")
+    return run
+
+
+def test_a_service_whose_models_cannot_be_timed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_to_time(monkeypatch, OnnxRuntimeError("Failed to allocate memory"))
+    messages: list[str] = []
+    assert Predictor.open(run_with_exports(out), log=messages.append).metadata["runtime"] == "openvino"
+    assert "the models cannot be timed here (Failed to allocate memory); " in messages[-1]
+
+
+def test_a_batch_that_does_not_fit_is_refused(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predict = Predictor.predict
+
+    def fail(self: Predictor, images: list[Any], **arguments: Any) -> Any:
+        if len(images) > 2:
+            raise OnnxRuntimeError("Failed to allocate memory")
+        return predict(self, images, **arguments)
+
+    monkeypatch.setattr(Predictor, "predict", fail)
+    message = r"must run with batches of 4 images; it fails \(OnnxRuntimeError: Failed to .*\)\. Lower --max-batch\."
+    with pytest.raises(UsageError, match=message):
+        Predictor.open(out, batch_size=4)
+    assert Predictor.open(out, batch_size=2).metadata["runtime"] == "openvino"
+
+
+def test_an_int8_export_that_saturates_here_is_not_timed(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def note(config: dict[str, Any], formats: tuple[str, ...] = ("onnx",)) -> str | None:
+        return "It saturates." if config.get("artefact", {}).get("format") in formats else None
+
+    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1, "auto": 0.3, "best": 0.3})
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    settings = choosing.BATCH_SIZES, processor.num_threads()
+    choosing.remember("onnx-fp32", [out, out / "candidates" / "onnx-fp32"], *settings)  # by an older weft
+    for module in (choosing, select):
+        monkeypatch.setattr(module, "saturation_note", note)
+    assert open_model(out, threads=settings[1])[0].format == "openvino"
+    assert measured == []
+    assert capsys.readouterr().err.splitlines() == ["Not considered: onnx-fp32. It saturates."]
+    messages: list[str] = []
+    assert Predictor.open(run_with_exports(out), log=messages.append).metadata["runtime"] == "openvino"
+    assert "onnx-fp32 is skipped: It saturates." in messages[0]
+    (out / "model.bin").write_bytes(b"damaged")
+    assert open_model(out, threads=settings[1])[0].format == "onnx"
+    assert capsys.readouterr().err.splitlines()[-1] == "It saturates."
+
+
+def test_exports_that_all_saturate_are_timed_once(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "saturation_note", lambda config: "It saturates.")
+    for _ in range(2):
+        assert open_model(out)[0].format == "onnx"
+        assert capsys.readouterr().err.splitlines()[-1] == "It saturates."
+    assert len(measured) == 1
+
+
+def test_a_choice_that_is_damaged_by_now_is_left_out(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    assert open_model(out, quiet=True)[0].format == "onnx"
+    (out / "candidates" / "onnx-fp32" / "model.onnx").write_bytes(b"damaged")
+    assert open_model(out)[0].format == "openvino"
+    assert "Not considered: " in capsys.readouterr().err
 
 
 def test_a_candidate_that_its_runtime_cannot_run_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,6 +392,7 @@ def test_a_candidate_of_other_weights_is_left_out(out: Path, monkeypatch: pytest
         ("{}", "must have the format that weft writes; version"),
         (" " * (choosing.MAX_BYTES + 1), "must have at most 1 MiB"),
         ('"../.."', "must have the format that weft writes"),
+        (RECORD.replace("another", "\\ud800"), "must be JSON"),
     ],
 )
 def test_a_malformed_record_is_refused(text: str, message: str, out: Path) -> None:
@@ -375,16 +465,18 @@ def test_arguments_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
     source = save_model_dir(model("levit_nano_32"), tmp_path / "model", label_names=CLASSES)
-    words = ["export", str(source), str(tmp_path / "out"), "--format", "auto", "--precision", "fp32", "--quiet"]
+    words = ["export", str(source), str(tmp_path / "out"), "--format", "auto", "--precision", "fp32"]
     assert main([*words, "--batch-size", "0"]) == 2
     assert main(["export", str(source), str(tmp_path / "o"), "--format", "onnx", "--batch-size", "8", "--quiet"]) == 2
     assert "--batch-size belongs to --format auto" in capsys.readouterr().err
-    assert main([*words, "--batch-size", "1", "8"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    assert main([*words, "--batch-size", "1", "8", "4096"]) == 0
+    shown = capsys.readouterr()
+    assert "--batch-size 4096 is left out: the exports cannot be timed with it (std::bad_alloc)." in shown.err
+    lines = shown.out.splitlines()
     assert lines[0].startswith(f"{tmp_path / 'out'}: onnx fp32")
     header, *rows = [line.split() for line in lines[-3:]]
-    assert header == "format precision images/s at 1 images/s at 8 refused".split()
-    assert [row[:4] for row in rows] == [["openvino", "fp32", "5.0", "5.0"], ["onnx", "fp32", "10.0", "10.0"]]
+    assert header == "format precision images/s at 1 images/s at 8 images/s at 4096 refused".split()
+    assert rows == [["openvino", "fp32", "5.0", "5.0", "-"], ["onnx", "fp32", "10.0", "10.0", "-"]]
 
 
 @pytest.mark.parametrize(
@@ -457,13 +549,12 @@ def test_a_damaged_choice_next_to_a_model_is_skipped(out: Path, tmp_path: Path) 
     assert "auto is skipped: " in messages[0]
 
 
-def test_a_user_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WEFT_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-
-    def fail() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", fail)
+def test_a_user_without_a_home_directory(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_home(monkeypatch)
     with pytest.raises(UsageError, match=r"HOME is not set, and this user has no home directory\. Set WEFT_CACHE\."):
         files.cache_dir()
+    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
+    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    for _ in range(2):
+        assert open_model(out, quiet=True)[0].format == "onnx"
+    assert len(measured) == 2  # nothing is stored

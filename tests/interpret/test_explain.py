@@ -19,7 +19,7 @@ from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
 from weft.data import open_data
 from weft.deploy import export, open_model
-from weft.errors import UsageError
+from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
 from weft.interpret import explain, gradcam
 from weft.interpret.maps import attention_maps, rollout
@@ -262,6 +262,14 @@ def test_an_export_looks_where_its_model_looked(name, format, tmp_path):
     np.testing.assert_allclose(found.saliency, want.saliency, atol=1e-4)
     if want.depth is not None:
         np.testing.assert_allclose(found.depth, want.depth, atol=1e-4)
+
+
+@pytest.mark.parametrize("shapes", [[], [(1, 2, 3, 3)], [(1, 2, 9, 9)] * 40, [(3,)]], ids=len)
+@pytest.mark.parametrize("name", NANO)
+def test_attention_of_another_network_is_refused(name: str, shapes: list[tuple[int, ...]]) -> None:
+    """As of an export whose config.json names a family that its graph is not of."""
+    with pytest.raises((CheckpointError, UsageError), match=rf"must be those of .* the {len(shapes)} of|computed 40"):
+        attention_maps(lively(name), [torch.ones(shape) for shape in shapes], Grid(32, 32))
 
 
 @pytest.mark.slow

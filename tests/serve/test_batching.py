@@ -58,6 +58,19 @@ def test_with_a_number_only_the_time_limits() -> None:
     assert batch_limit(cpu, 16) == 16
 
 
+def test_a_batch_that_fails_is_the_limit() -> None:
+    def seconds(size: int) -> float:
+        if size >= least:
+            raise MemoryError
+        return gpu(size)
+
+    least = 8
+    assert batch_limit(seconds, 32) == 4
+    least = 1
+    with pytest.raises(MemoryError):
+        batch_limit(seconds, 32)
+
+
 def test_a_slow_first_trial_does_not_count() -> None:
     sizes: list[int] = []
 

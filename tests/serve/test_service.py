@@ -594,7 +594,8 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
     [
         (dict(runtime="tensorrt"), "runtime must be one of auto, torch, openvino, onnx; got 'tensorrt'"),
         (dict(port=70000), "port must be from 0 to 65535; got 70000"),
-        (dict(max_batch=0), "max_batch must be at least 1; got 0"),
+        (dict(max_batch=0), "max_batch must be from 1 to 4096; got 0"),
+        (dict(max_batch=4097), "max_batch must be from 1 to 4096; got 4097"),
         (dict(max_latency_ms=0), "max_latency_ms must be above 0 and at most 60000 milliseconds; got 0"),
         (dict(timeout=0), "timeout must be above 0 and at most 3600 seconds"),
         (dict(timeout=float("nan")), "timeout must be above 0 and at most 3600 seconds"),

@@ -14,11 +14,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
+from tests.helpers import without_home
 from tests.train import tiny
 from weft.data import open_data
 from weft.data.loading.loader import ImageLoader
 from weft.errors import StoppedError, UsageError
-from weft.inference import features
 from weft.inference.features import classifiers, read_features
 from weft.inference.inputs import evaluation_batches
 from weft.models.contract import resized
@@ -176,10 +176,10 @@ def test_features_come_from_the_cache_only_for_the_same_pixels_and_weights(photo
 
 
 @pytest.mark.parametrize("damage", [b"", b"no zip", "half"])
-def test_a_damaged_cache_is_replaced(damage: bytes | str, photos: Path) -> None:
+def test_a_damaged_cache_is_replaced(damage: bytes | str, photos: Path, tmp_path: Path) -> None:
     network = create_model("ceit_nano_32", num_classes=3).eval()
     first, _ = read_features(network, batches(photos, network), CPU)
-    (path,) = features.cache_folder().iterdir()
+    (path,) = (tmp_path / "cache" / "features").iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if isinstance(damage, str) else damage)
     again, _ = read_features(network, batches(photos, network), CPU)
@@ -187,11 +187,14 @@ def test_a_damaged_cache_is_replaced(damage: bytes | str, photos: Path) -> None:
     assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize("has_home", [True, False])
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_home: bool, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "file"))
+    if not has_home:
+        without_home(monkeypatch)
     network = create_model("ceit_nano_32", num_classes=3).eval()
     views, _ = read_features(network, batches(photos, network), CPU)
     assert np.isfinite(views[0]).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from weft.data.prepare import prepare_data
 from weft.errors import StorageError, UsageError
-from weft.files import make_dir, write_text, writing
+from weft.files import make_dir, new_directory, write_text, writing
 from weft.runs import directory as rundir
 from weft.runs.directory import CONTENTS, REPLACEABLE, EpochRow, write_metrics
 
@@ -24,6 +26,18 @@ def test_a_new_directory_with_its_parents(tmp_path: Path) -> None:
     make_dir(tmp_path / "a" / "b", REPLACEABLE, force=False)
     assert list((tmp_path / "a" / "b").iterdir()) == []
     make_dir(tmp_path / "a" / "b", REPLACEABLE, force=False)  # empty is as good as new
+
+
+@pytest.mark.parametrize("path", [".", "/", "..", "a/.."])
+def test_what_is_replaced_as_a_whole_has_a_name(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = re.escape(f"must end in a name, since it is replaced as a whole; got '{path}'")
+    with pytest.raises(UsageError, match=message):
+        prepare_data("digits", path, 16, force=True)
+    with pytest.raises(UsageError, match=message):
+        write_text(Path(path), "")
+    with pytest.raises(UsageError, match=message), new_directory(Path(path), (), force=True):
+        pass
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Confidence:
     """Calibration of a model on held-out images.
 
     Attributes:
-        temperature: divisor of the logits (arXiv 1706.04599), above 0; 1 changes nothing.
+        temperature: divisor of the logits (arXiv 1706.04599); 1 changes nothing.
         count: number of held-out images.
         ece_before, ece_after: expected calibration error in percentage points without and with the temperature; the
             latter is measured on images that its temperature was not fitted to.
@@ -62,7 +62,7 @@ class Confidence:
             images have at least this probability.
     """
 
-    temperature: Annotated[float, Field(gt=0, le=1000)]
+    temperature: Annotated[float, Field(ge=1e-3, le=1000)]
     count: Count
     ece_before: Annotated[float, Field(ge=0, le=100)]
     ece_after: Annotated[float, Field(ge=0, le=100)]

@@ -19,7 +19,7 @@ PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop
 
 Size = Annotated[int, Field(ge=1, le=65536)]
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
-Positive = Annotated[float, Field(allow_inf_nan=False, gt=0, le=1e6)]
+Positive = Annotated[float, Field(allow_inf_nan=False, ge=1e-6, le=1e6)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -31,7 +31,7 @@ class Preprocessing(TypedDict, total=False):
     mean: Annotated[list[Finite], Field(min_length=1, max_length=64)]
     std: Annotated[list[Positive], Field(min_length=1, max_length=64)]
     interpolation: Literal["bicubic", "bilinear", "nearest", "lanczos", "random"]
-    crop_pct: Annotated[float, Field(gt=0, le=10)]
+    crop_pct: Annotated[float, Field(ge=0.1, le=10)]
     crop_mode: Literal["center", "squash", "border"]
     label_names: list[str]
 
@@ -52,7 +52,7 @@ class ExportRecord(TypedDict):
 class ConfidenceRecord(TypedDict):
     """Calibration of a model, as `weft.checkpoints.confidence.Confidence`."""
 
-    temperature: Annotated[float, Field(gt=0, le=1000)]
+    temperature: Annotated[float, Field(ge=1e-3, le=1000)]
     count: Annotated[int, Field(ge=0)]
     ece_before: Annotated[float, Field(ge=0, le=100)]
     ece_after: Annotated[float, Field(ge=0, le=100)]

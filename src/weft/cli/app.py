@@ -18,9 +18,9 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from weft.cli.options import add_common
-from weft.errors import StorageError, UsageError, WeftError, install_command, unknown
+from weft.errors import StorageError, UsageError, WeftError, install_command, is_out_of_memory, unknown
 from weft.system import IS_WINDOWS, hide_wandb
-from weft.text import one_line
+from weft.text import one_line, reason_of
 from weft.version import __version__
 
 VERBS = (
@@ -77,10 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         text = f"This needs {name}, which is not installed. Run: {install_command('torch')}"
         return _complain(text, UsageError.exit_code)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            return _complain(str(error), StorageError.exit_code)
+        if not is_out_of_memory(error):
             raise
-        return _complain(str(error), StorageError.exit_code)
+        text = f"There must be enough memory; there is not ({reason_of(error)}). Choose a smaller batch or image size."
+        return _complain(text, WeftError.exit_code)
     except KeyboardInterrupt as stop:
         return _complain(str(stop) or "interrupted.", _INTERRUPTED)
     except SystemExit as stop:  # --help, --version, SIGTERM

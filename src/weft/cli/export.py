@@ -123,7 +123,7 @@ def _table(candidates: Sequence[ConsideredExport], batch_sizes: Sequence[int]) -
         (
             row.format,
             row.precision,
-            *(f"{size / row.seconds[str(size)]:.1f}" if row.seconds else "-" for size in batch_sizes),
+            *(f"{size / row.seconds[str(size)]:.1f}" if str(size) in row.seconds else "-" for size in batch_sizes),
             row.refused or "",
         )
         for row in candidates

@@ -8,7 +8,7 @@ import os
 from weft.cli.options import RUN, add_common, example, percentage, whole
 from weft.errors import UsageError, need
 from weft.processor import MAX_THREADS, limit_spinning
-from weft.serve.settings import MAX_BATCH, RUNTIMES, TOKEN, Settings
+from weft.serve.settings import LARGEST_BATCH, MAX_BATCH, RUNTIMES, TOKEN, Settings
 
 HELP = "serve a model over HTTP: a web page, and /predict for programs"
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         reject_at_error=percentage("--reject-at-error", args.reject_at_error),
         threads=None if args.threads is None else whole("--threads", args.threads, MAX_THREADS),
         workers=whole("--workers", args.workers, 1024),
-        max_batch=None if args.max_batch is None else whole("--max-batch", args.max_batch),
+        max_batch=None if args.max_batch is None else whole("--max-batch", args.max_batch, LARGEST_BATCH),
         max_latency_ms=None if args.max_latency_ms is None else _number("--max-latency-ms", args.max_latency_ms),
         max_wait_ms=_number("--max-wait-ms", args.max_wait_ms),
         max_queue=whole("--max-queue", args.max_queue),

@@ -17,7 +17,7 @@ from weft.data.index.source import Source
 from weft.data.sources.open import open_data
 from weft.data.sources.shards import is_folder_name
 from weft.errors import UsageError
-from weft.files import flush_file, swap, writing
+from weft.files import flush_file, refuse_nameless, swap, writing
 from weft.progress import counting, reading
 
 SHARD_BYTES = 256 << 20
@@ -82,6 +82,7 @@ def prepare_data(
 
 
 def _check_place(out: Path, force: bool) -> None:
+    refuse_nameless(out)
     entries = list(out.iterdir()) if out.is_dir() else [out] if out.exists() else []
     if entries and not force:
         raise UsageError(f"The prepared data needs a new folder; {out} exists already. Pass --force, or another path.")

@@ -26,7 +26,7 @@ from pydantic.dataclasses import dataclass
 from weft.checkpoints.config import read_config
 from weft.checkpoints.finding import CONFIG
 from weft.errors import CheckpointError, StorageError, UsageError
-from weft.files import cache_dir, sha256_of, write_text
+from weft.files import cache_file, sha256_of, write_text
 from weft.processor import cpu_flags, cpu_name, has_bf16, limits, processor_class
 from weft.reading import read_json
 
@@ -196,10 +196,10 @@ def saturation_note(config: dict[str, Any]) -> str | None:
     """Return a warning if an int8 export has sums that saturate on this processor; None otherwise.
 
     Args:
-        config: config.json of the export.
+        config: config.json of the export, or of a model.
     """
-    artefact, flags = config["artefact"], cpu_flags()
-    if artefact["precision"] != "int8" or artefact.get("weight_bits", 8) < 8:
+    artefact, flags = config.get("artefact", {}), cpu_flags()
+    if artefact.get("precision") != "int8" or artefact.get("weight_bits", 8) < 8:
         return None
     if "avx2" not in flags and "avx512f" not in flags:
         return None
@@ -320,14 +320,16 @@ def recall(paths: Iterable[Path], *settings: object) -> str | None:
     """
     file = _cache_file(paths, settings)
     try:
-        return read_json(file, _Remembered, max_bytes=MAX_BYTES).chosen if file.is_file() else None
-    except (CheckpointError, OSError):  # damaged: measured again
+        return None if file is None else read_json(file, _Remembered, max_bytes=MAX_BYTES).chosen
+    except CheckpointError:  # missing or damaged: measured again
         return None
 
 
 def remember(chosen: str, paths: Iterable[Path], *settings: object) -> None:
     """Store the choice of this machine for `recall`; where the cache cannot be written, it is measured again."""
     file = _cache_file(paths, settings)
+    if file is None:
+        return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, TypeAdapter(_Remembered).dump_json(_Remembered(chosen)).decode() + "\n")
@@ -335,9 +337,9 @@ def remember(chosen: str, paths: Iterable[Path], *settings: object) -> None:
         pass
 
 
-def _cache_file(paths: Iterable[Path], settings: tuple[object, ...]) -> Path:
+def _cache_file(paths: Iterable[Path], settings: tuple[object, ...]) -> Path | None:
     parts = (machine(), sorted(sha256_of(path / CONFIG) for path in paths), settings)
-    return cache_dir() / "choices" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json"
+    return cache_file("choices", f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json")
 
 
 def _kind(config: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ from weft.deploy.verification import ExportReport, check_config, compare, labell
 from weft.errors import UsageError, VerificationError, WeftError
 from weft.files import flush_folder, new_directory, sha256_of, writing
 from weft.models.base import Backbone
-from weft.progress import Work, working
+from weft.progress import Work, say, working
 from weft.system import rename
 from weft.text import reason_of
 from weft.version import __version__
@@ -257,7 +257,7 @@ def _rewrite_report(folder: Path, report: ExportReport, path: Path, options: dic
 def _timed(
     folder: Path, reports: dict[str, ExportReport], batch_sizes: Sequence[int], *, quiet: bool
 ) -> dict[str, dict[int, float]]:
-    """Time the exports, in the order that is expected of them."""
+    """Time the exports, in the order that is expected of them; a batch size at which one fails is left out."""
     calls: dict[str, Callable[[int], object]] = {}
     for format, precision in choosing.expected_order():
         if (name := f"{format}-{precision}") in reports:
@@ -265,8 +265,18 @@ def _timed(
             size = read_config(path)["artefact"]["input"]
             graph = run_file(path / FILES[format][0], format, precision)
             calls[name] = partial(_run_zeros, graph, tuple(size))
+    seconds: dict[str, dict[int, float]] = {name: {} for name in calls}
     with working("timing the exports", quiet=quiet):
-        return choosing.time_calls(calls, batch_sizes)
+        for size in dict.fromkeys(batch_sizes):
+            try:
+                times = choosing.time_calls(calls, (size,))
+            except Exception as error:  # too little memory; each runtime has its own exception types
+                if not quiet:
+                    say(f"--batch-size {size} is left out: the exports cannot be timed with it ({reason_of(error)}).")
+                continue
+            for name, row in times.items():
+                seconds[name] |= row
+    return seconds
 
 
 def _run_zeros(graph: Infer, size: tuple[int, ...], count: int) -> np.ndarray:

@@ -156,7 +156,8 @@ def quantize_onnx(file: Path, calibration: Iterable[np.ndarray], bits: int = WEI
     Args:
         file: the ONNX file; replaced.
         calibration: images (1 c h w) that determine the ranges of activations.
-        bits: of weights and activations. With 7, no sum saturates on an x86 processor without VNNI.
+        bits: of weights, 7 or 8; activations have 8. With 7, no sum of activations times weights saturates on an x86
+            processor without VNNI.
     """
     import_onnx_runtime()
     tools = importlib.import_module("onnxruntime.quantization")

@@ -6,9 +6,10 @@ can contain any code, so weft writes and verifies such files but never loads one
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -161,14 +162,18 @@ def open_export(
         UsageError: the runtime of the export is not installed.
     """
     if (path / choosing.FILE).exists() and not is_fixed:
-        return _open_fastest(path, threads, quiet=quiet)
-    if not quiet and (note := choosing.saturation_note(config)) is not None:
+        export = _open_fastest(path, threads, quiet=quiet)
+    else:
+        export = _open_one(path, config, threads)
+    if not quiet and (note := choosing.saturation_note(export.config)) is not None:
         say(note)
-    return _open_one(path, config, threads)
+    return export
 
 
 def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
     """Open the fastest export of a directory of format auto; measure again on a machine that is not the recorded one.
+
+    int8 exports whose sums saturate on this machine are opened only if no other export can be.
 
     Raises:
         CheckpointError: chosen.json is damaged, or no export can be opened.
@@ -177,33 +182,38 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
     if choice.machine == choosing.machine():
         return _open_one(folder, read_config(folder), threads)
     exports = choosing.exports_in(folder, choice)
+    notes = {name: choosing.saturation_note(read_config(path)) for name, path in exports.items()}
+    accurate = {name: path for name, path in exports.items() if notes[name] is None}
     settings = (choice.batch_sizes, threads or processor.num_threads())
     known = choosing.recall(exports.values(), *settings)
-    if known in exports:
-        return _open_one(exports[known], read_config(exports[known]), threads)
-    opened: dict[str, Export] = {}
-    errors: list[WeftError] = []
-    for name, path in exports.items():
-        try:
-            opened[name] = _open_one(path, read_config(path), threads)
-        except WeftError as error:  # its runtime is not installed here, or it is damaged
-            errors.append(error)
+    if known in (accurate or exports):
+        with contextlib.suppress(WeftError):  # damaged since then: measured again
+            return _open_one(exports[known], read_config(exports[known]), threads)
+    opened, errors = _open_all(accurate, threads)
+    if not opened:
+        rest = {name: path for name, path in exports.items() if name not in accurate}
+        opened, others = _open_all(rest, threads)
+        errors += others
     if not opened:
         raise errors[0]
     if not quiet:
         for error in errors:
             say(f"Not considered: {error}")
+        for name, note in notes.items():
+            if note is not None and name not in opened:
+                say(f"Not considered: {name}. {note}")
     if len(opened) == 1:
         (name,) = opened
         seconds = {}
     else:
         try:
             seconds = choosing.time_calls({name: _call_of(one) for name, one in opened.items()}, choice.batch_sizes)
-        except (RuntimeError, MemoryError) as error:  # too little memory for one of the batch sizes
+        except Exception as error:  # too little memory for a batch size; each runtime has its own exception types
+            name = next((name for name in opened if exports[name] == folder), next(iter(opened)))
             if not quiet:
                 text = f"The exports in {printable(str(folder))} cannot be timed here ({reason_of(error)})"
-                say(f"{text}. weft uses the one that was chosen on another machine.")
-            return _open_one(folder, read_config(folder), threads)
+                say(f"{text}. weft uses {name}.")
+            return opened[name]
         name = choosing.fastest(seconds)
     if not any(isinstance(error, CheckpointError) for error in errors):
         choosing.remember(name, exports.values(), *settings)
@@ -213,6 +223,18 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
             f" measured again: {choosing.speeds_text(seconds)}. It uses {name}."
         )
     return opened[name]
+
+
+def _open_all(exports: Mapping[str, Path], threads: int | None) -> tuple[dict[str, Export], list[WeftError]]:
+    """Open exports; return those that can be opened, and the errors of the others."""
+    opened: dict[str, Export] = {}
+    errors: list[WeftError] = []
+    for name, path in exports.items():
+        try:
+            opened[name] = _open_one(path, read_config(path), threads)
+        except WeftError as error:  # its runtime is not installed here, or it is damaged
+            errors.append(error)
+    return opened, errors
 
 
 def _call_of(model: Export) -> Callable[[int], object]:

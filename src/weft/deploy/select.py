@@ -10,7 +10,7 @@ from typing import Any
 from weft.checkpoints.config import PREPROCESSING, read_config
 from weft.checkpoints.finding import CONFIG, WEIGHTS
 from weft.checkpoints.public import PublicModel, find_model
-from weft.deploy.choosing import FILE, expected_order, exports_in, read_choice
+from weft.deploy.choosing import FILE, expected_order, exports_in, read_choice, saturation_note
 from weft.errors import CheckpointError, UsageError, is_installed
 from weft.files import sha256_of
 from weft.text import printable
@@ -22,7 +22,8 @@ def candidates(
     """Return what a run can be served from: its exports, in the order that is expected of their speed, and its model.
 
     An export is taken if it is in the run, or in or next to the model directory, was made from the same weights, has
-    the same architecture, classes and preprocessing, and belongs to the same user.
+    the same architecture, classes and preprocessing, and belongs to the same user. int8 exports whose sums saturate on
+    this processor are taken only if nothing else is left.
 
     Args:
         run: a run directory, a model directory, an export, or the name of a public model, which has no exports.
@@ -49,7 +50,7 @@ def candidates(
         if not (paths := [kinds[kind] for kind in expected_order() if kind in kinds and kind[0] == runtime]):
             formats = " or ".join(sorted({format for format, _ in kinds}))
             raise UsageError(f"runtime must be that of the export, {formats}; got {runtime}. Leave out --runtime.")
-        return paths
+        return _accurate(paths, log)
     if runtime == "torch":
         return [model]
     exports = _exports_of(model, config, log)
@@ -59,7 +60,18 @@ def candidates(
             f"runtime {runtime} needs an export in or next to {model}; there is none that fits. Run: weft export {run}"
             f" {Path(run) / runtime} --format {runtime}"
         )
-    return [*chosen, model] if runtime == "auto" and (not chosen or is_installed("torch")) else chosen
+    paths = [*chosen, model] if runtime == "auto" and (not chosen or is_installed("torch")) else chosen
+    return _accurate(paths, log)
+
+
+def _accurate(paths: Sequence[Path], log: Callable[[str], None]) -> Sequence[Path]:
+    """Leave out int8 exports whose sums saturate on this processor, unless nothing else is left."""
+    notes = {path: note for path in paths if (note := saturation_note(read_config(path))) is not None}
+    if len(notes) == len(paths):
+        return paths
+    for path, note in notes.items():
+        log(f"the export {printable(str(path))} is skipped: {note}")
+    return [path for path in paths if path not in notes]
 
 
 def _exports_of(model: Path, config: dict[str, Any], log: Callable[[str], None]) -> dict[tuple[str, str], Path]:

@@ -22,17 +22,12 @@ from weft.checkpoints.unknown import unit_length as unit_length
 from weft.data.loading.loader import ImageLoader
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
-from weft.files import cache_dir, write_whole
+from weft.files import cache_file, write_whole
 from weft.layers.norm import NormLinear, affine_of
 from weft.models.contract import evaluation_mode
 from weft.models.families import family_of
 from weft.models.family import resolve
 from weft.runtime import Runtime
-
-
-def cache_folder() -> Path:
-    """Return the directory of cached features."""
-    return cache_dir() / "features"
 
 
 def classifiers(network: nn.Module) -> list[nn.Linear]:
@@ -82,7 +77,7 @@ class FeatureReader:
     def __init__(self, network: nn.Module, runtime: Runtime, *, is_cached: bool = True) -> None:
         self.network, self.runtime = network, runtime
         self.widths = [layer.in_features for layer in classifiers(network)]
-        path = cache_folder() / f"{fingerprint(network, runtime)}.npz" if is_cached else None
+        path = cache_file("features", f"{fingerprint(network, runtime)}.npz") if is_cached else None
         self._cache = None if path is None else _Cache(path, sum(self.widths))
         self._mode = contextlib.ExitStack()
 

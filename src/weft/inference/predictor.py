@@ -28,7 +28,7 @@ from weft.inference.probabilities import ranked, softmax
 from weft.models.data_config import preprocessing
 from weft.processor import num_threads
 from weft.progress import loading, say
-from weft.text import printable
+from weft.text import printable, reason_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -271,9 +271,13 @@ class Predictor:
             if is_complete:
                 choosing.remember(chosen, folders, *settings)
             return opened[chosen]
-        seconds = choosing.time_calls(
-            {path: predictor.timed_call() for path, predictor in opened.items()}, sorted({1, batch_size})
-        )
+        calls = {path: predictor.timed_call() for path, predictor in opened.items()}
+        try:
+            seconds = choosing.time_calls(calls, sorted({1, batch_size}))
+        except Exception as error:  # too little memory for all of them; each runtime has its own exception types
+            chosen = next(iter(opened))
+            log(f"the models cannot be timed here ({reason_of(error)}); {printable(chosen)} is used.")
+            return opened[chosen]
         chosen = choosing.fastest(seconds)
         if is_complete:
             choosing.remember(chosen, folders, *settings)
@@ -307,11 +311,23 @@ class Predictor:
         return self.confidence.rejection(error)
 
     def warmed_up(self, batch_size: int) -> Predictor:
-        """Run the most frequent batch sizes up to `batch_size` once, and return the predictor."""
+        """Run the most frequent batch sizes up to `batch_size` once, and return the predictor.
+
+        Raises:
+            UsageError: the model fails, mostly because memory does not suffice for a batch.
+        """
         blank = self.crop.pixels(Image.new("RGB", (1, 1)))
         sizes = {1, batch_size, max(batch_size // 2, 1), max(batch_size // 4, 1)}
         for count in sorted(sizes, reverse=True):
-            self.predict([blank] * count)
+            try:
+                self.predict([blank] * count)
+            except WeftError:
+                raise
+            except Exception as error:  # mostly too little memory; each runtime has its own exception types
+                raise UsageError(
+                    f"The model must run with batches of {count} images; it fails ({type(error).__name__}:"
+                    f" {reason_of(error)}). Lower --max-batch."
+                ) from error
         if self.metadata["overlay"]:
             self.predict([blank], overlay=True)
         return self

@@ -14,11 +14,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.deploy import ExportedModel
-from weft.errors import UsageError
+from weft.errors import CheckpointError, UsageError, WeftError
 from weft.grid import Grid
 from weft.layers.attention import AttentionLayer, AttentionTrace, record_attention
 from weft.models.families import families, family_of
-from weft.models.family import resolve
+from weft.models.family import Family, resolve
+from weft.text import reason_of
 
 
 class AttentionMaps(NamedTuple):
@@ -58,6 +59,7 @@ def attention_maps(model: nn.Module | None, weights: Sequence[Tensor], img_size:
 
     Raises:
         UsageError: the network is of no such family, or its number of layers is not that of the record.
+        CheckpointError: the weights are not those of the layers of the network, as of an export of another network.
     """
     family = family_of(model)
     if family is None or family.attention is None:
@@ -65,6 +67,18 @@ def attention_maps(model: nn.Module | None, weights: Sequence[Tensor], img_size:
         raise UsageError(
             f"Attention maps need a network of {shown}; got {type(model).__name__}. Ask for Grad-CAM alone."
         )
+    try:
+        return _maps(family, model, weights, img_size)
+    except WeftError:
+        raise
+    except (IndexError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"The attention weights must be those of {family.name}, one per layer; the {len(weights)} of this pass do"
+            f" not fit ({reason_of(error)}). If this is an export, export the model again."
+        ) from error
+
+
+def _maps(family: Family, model: Any, weights: Sequence[Tensor], img_size: Grid) -> AttentionMaps:
     mean = [weight.float().mean(dim=1) for weight in weights]
     trace: AttentionTrace = resolve(family.attention)(model, mean, img_size)
     layers, expected = trace.layers, len(trace.layers) + (trace.layer_shares is not None)

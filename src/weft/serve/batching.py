@@ -57,7 +57,7 @@ def batch_limit(
     all of them later. On a CPU, this is so beyond 2 to 8 images; on a GPU it is not.
 
     Args:
-        seconds: run a batch of a given size and return the duration.
+        seconds: run a batch of a given size and return the duration. The limit is below the first size that fails.
         most: the largest limit to return.
         max_seconds: maximum duration of a batch; a limit of 1 is returned also where one image takes longer.
         min_gain: ratio of the throughputs, above 1, that a batch of twice the size must reach; None for any.
@@ -65,7 +65,12 @@ def batch_limit(
     limit, rate = 1, 0.0
     size = 1
     while True:
-        duration = min(seconds(size) for _ in range(TRIALS))
+        try:
+            duration = min(seconds(size) for _ in range(TRIALS))
+        except Exception as error:  # mostly too little memory; each runtime has its own exception types
+            if size == 1 or isinstance(error, WeftError):
+                raise
+            return limit
         is_late = size > 1 and max_seconds is not None and duration > max_seconds
         if is_late or (min_gain is not None and size / duration < min_gain * rate):
             return limit

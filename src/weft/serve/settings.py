@@ -13,6 +13,7 @@ from weft.errors import UsageError
 RUNTIMES = ("auto", "torch", "openvino", "onnx")
 TOKEN = "WEFT_TOKEN"  # environment variable with the token
 MAX_BATCH = 32  # images per forward pass, where no number is set
+LARGEST_BATCH = 4096  # that can be set
 CONNECTIONS, CONNECTION_BYTES = 1000, 512 << 10  # per process; unread bytes and buffers of one connection
 HELD_BYTES = 256 << 20  # of all bodies that are being received or decoded; of forms there is a second copy
 # of one decoder process; the most that was measured for 400 kinds of files is 22 bytes per pixel, for a WebP with alpha
@@ -101,9 +102,10 @@ class Settings:
         for name in ("workers", "max_queue", "max_bytes", "max_pixels", "max_images"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        for name in ("decoders", "max_batch"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if self.decoders is not None and self.decoders < 1:
+            raise UsageError(f"decoders must be at least 1; got {self.decoders}.")
+        if self.max_batch is not None and not 1 <= self.max_batch <= LARGEST_BATCH:
+            raise UsageError(f"max_batch must be from 1 to {LARGEST_BATCH}; got {self.max_batch}.")
         if self.max_latency_ms is not None and not 0 < self.max_latency_ms <= 60_000:
             raise UsageError(
                 f"max_latency_ms must be above 0 and at most 60000 milliseconds; got {self.max_latency_ms}."

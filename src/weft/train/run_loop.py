@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data.loading.order import Key, epochs_of
-from weft.errors import CheckpointError, DivergedError, WeftError
+from weft.errors import CheckpointError, DivergedError, WeftError, is_out_of_memory
 from weft.files import writing
 from weft.inference.inputs import name_of
 from weft.inference.metrics import Evaluation, measure
@@ -29,7 +29,7 @@ from weft.text import printable
 from weft.train.environment import machine
 from weft.train.loop import Batch, Learner, Meter, StepResult, group_into_steps, train_epoch
 from weft.train.plan import Plan
-from weft.train.refusals import is_out_of_memory, memory_error
+from weft.train.refusals import memory_error
 from weft.train.reporter import Reporter
 from weft.train.resume import recipe_record
 from weft.train.state import State, newest_step, save_state

@@ -36,7 +36,7 @@ class EvalCrop:
 
     Attributes:
         size: (height, width) of the result, in pixels.
-        scaled: (height, width) before the crop: `size` divided by `crop_pct`, rounded down.
+        scaled: (height, width) before the crop: `size` divided by `crop_pct`, rounded down, at least 1.
         mode: `center` resizes the short side and crops the centre, `squash` resizes both sides, `border` resizes the
             long side and pads.
         interpolation: `bicubic`, `bilinear`, `lanczos` or `nearest`.
@@ -65,7 +65,7 @@ class EvalCrop:
             raise UsageError(f"in_chans must be 3 (RGB) or 1 (gray) for image files; got {in_chans}.")
         return cls(
             size=(height, width),
-            scaled=(int(height / resolved["crop_pct"]), int(width / resolved["crop_pct"])),
+            scaled=(max(int(height / resolved["crop_pct"]), 1), max(int(width / resolved["crop_pct"]), 1)),
             mode=resolved["crop_mode"],
             interpolation="bicubic" if resolved["interpolation"] == "random" else resolved["interpolation"],
             color="RGB" if in_chans == 3 else "L",

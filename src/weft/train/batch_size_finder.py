@@ -8,13 +8,13 @@ import time
 
 import torch
 
+from weft.memory import is_out_of_memory
 from weft.models.contract import preprocessing
 from weft.recipes import Recipe
 from weft.runtime import Runtime
 from weft.train.distillation import is_cached, untrained_teacher
 from weft.train.loop import Learner
 from weft.train.network import build_model
-from weft.train.refusals import is_out_of_memory
 
 BATCH_SIZES = tuple(2**power for power in range(3, 13))
 NEAR_BEST = 0.95  # of the highest throughput

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from weft.errors import UsageError, WeftError
+from weft.memory import is_out_of_memory
 from weft.recipes import Recipe
 
 
@@ -33,12 +34,6 @@ def refusing(requirement: str, out_of_memory: WeftError | None = None, advice: s
         raise UsageError(
             f"{requirement}; {reason}. Choose another --img-size, --batch-size or --model.{advice}"
         ) from error
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error means that the memory of the machine or the GPU is exhausted."""
-    phrases = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
-    return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in phrases)
 
 
 def memory_error(recipe: Recipe) -> UsageError:

@@ -23,13 +23,14 @@ from weft.errors import CheckpointError, DivergedError, WeftError
 from weft.files import writing
 from weft.inference.inputs import name_of
 from weft.inference.metrics import Evaluation, measure
+from weft.memory import is_out_of_memory
 from weft.progress import say
 from weft.runs.directory import EpochRow, StepLog, best_of, write_metrics
 from weft.text import printable
 from weft.train.environment import machine
 from weft.train.loop import Batch, Learner, Meter, StepResult, group_into_steps, train_epoch
 from weft.train.plan import Plan
-from weft.train.refusals import is_out_of_memory, memory_error
+from weft.train.refusals import memory_error
 from weft.train.reporter import Reporter
 from weft.train.resume import recipe_record
 from weft.train.state import State, newest_step, save_state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -122,6 +123,18 @@ def test_a_run_directory_is_locked_by_msvcrt(tmp_path: Path) -> None:
         holder.communicate("end\n")
     with directory.locked(run):
         assert (run / directory.LOCK).read_text() == f"{os.getpid()}\n"  # the locked byte is beyond the content
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EAGAIN, errno.EDEADLK])
+def test_only_some_errors_mean_that_a_file_is_locked(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lockf(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.lockf", lockf)
+    assert not system.lock_file(0)
+    code = errno.ENOLCK
+    with pytest.raises(OSError, match=os.strerror(code)):
+        system.lock_file(0)
 
 
 @pytest.mark.usefixtures("windows_locks")

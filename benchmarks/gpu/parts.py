@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import statistics
 import tempfile
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -24,9 +25,11 @@ from weft.bench.choices import WAYS
 from weft.bench.records import read_csv
 from weft.bench.worker import REFERENCE, Task
 from weft.bench.worker_process import WorkerProcess
+from weft.deploy.verification import relative_difference
 from weft.errors import StoppedError, UsageError
 
 Row = dict[str, Any]
+T = TypeVar("T")
 BUILDERS = 8  # processes that build and compile at the same time
 LOOP_COLUMNS = ("images_per_second", "data_wait")  # of metrics.csv; data_wait is in percent of the training time
 CIFAR10_COLUMNS = ("epoch", "step", "train_loss", "val_loss", "val_top1", *LOOP_COLUMNS, "seconds")
@@ -126,8 +129,7 @@ def speed(cell: str, options: Options) -> list[Row]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers = [stack.enter_context(WorkerProcess(task, folder / f"{i}.npy")) for i, task in enumerate(tasks)]
-        with ThreadPoolExecutor(BUILDERS) as pool:
-            errors = list(pool.map(_build, workers))
+        errors = _at_once(_build, workers)
         for task, error in zip(tasks, errors, strict=True):
             if error:
                 side = "weft" if task.peer is None else "peer"
@@ -138,6 +140,25 @@ def speed(cell: str, options: Options) -> list[Row]:
         for batch in options.scale.batches:
             rows += _timed(ready, batch, model, options)
     return rows
+
+
+def _at_once(function: Callable[[WorkerProcess], T], workers: list[WorkerProcess]) -> list[T]:
+    """Return the result of a function for each worker, up to BUILDERS at a time.
+
+    If this process is told to stop, the workers are killed, since the threads would wait for them.
+    """
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        futures = [pool.submit(function, worker) for worker in workers]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in futures):  # a thread may be about to start a worker
+                for worker in workers:
+                    if worker.process is not None:
+                        worker.process.kill()
+                time.sleep(0.05)
+            raise
 
 
 def _build(worker: WorkerProcess) -> str:
@@ -158,8 +179,7 @@ def _warm(worker: WorkerProcess, batch: int) -> tuple[np.ndarray | None, str]:
 
 
 def _timed(workers: list[WorkerProcess], batch: int, model: str, options: Options) -> list[Row]:
-    with ThreadPoolExecutor(BUILDERS) as pool:
-        warmed = list(pool.map(lambda worker: _warm(worker, batch), workers))
+    warmed = _at_once(lambda worker: _warm(worker, batch), workers)
     expected = warmed[0][0]
     rows, timed = [], []
     for worker, (logits, error) in zip(workers[1:], warmed[1:], strict=True):
@@ -171,7 +191,7 @@ def _timed(workers: list[WorkerProcess], batch: int, model: str, options: Option
                 workers.remove(worker)
             continue
         if expected is not None and logits is not None and side == "weft":
-            row["difference"] = f"{np.abs(logits - expected).max() / np.abs(expected).max():.1e}"
+            row["difference"] = f"{relative_difference(logits, expected):.1e}"
         timed.append((worker, row, list[float]()))
     for _ in range(options.scale.rounds):
         for worker, row, seconds in timed:

@@ -8,6 +8,7 @@ from pathlib import Path
 from settings import HERE, ROOT
 
 from weft.bench.records import filled, read_csv
+from weft.files import write_text
 
 Row = dict[str, str]
 HEADINGS = {
@@ -27,7 +28,7 @@ def write_pages(out: Path, *, publish: bool) -> None:
     """Write README.md next to the CSV files; with `publish`, also the table of weft's README."""
     if not any((out / f"{part}.csv").exists() for part in HEADINGS):
         return
-    (out / "README.md").write_text(page(out))
+    write_text(out / "README.md", page(out))
     if publish:
         spec = importlib.util.spec_from_file_location("figures", ROOT / "benchmarks" / "speed" / "figures.py")
         assert spec is not None
@@ -35,7 +36,7 @@ def write_pages(out: Path, *, publish: bool) -> None:
         figures = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(figures)
         front = ROOT / "README.md"
-        front.write_text(filled(front.read_text(), "figures", figures.summary(figures.measured_folders()))[0])
+        write_text(front, filled(front.read_text(), "figures", figures.summary(figures.measured_folders()))[0])
 
 
 def page(folder: Path) -> str:
@@ -45,7 +46,8 @@ def page(folder: Path) -> str:
         rows = read_csv(folder / f"{part}.csv")
         if rows:
             shown = _tests(rows) if part == "tests" else rows
-            columns = [key for key in shown[0] if key not in MACHINE]
+            hidden = MACHINE if part == "failures" else (*MACHINE, "cell")  # other columns describe the cell
+            columns = [key for key in shown[0] if key not in hidden]
             lines += ["", f"## {heading}", "", *_machines(rows), "", _table(shown, columns)]
     return "\n".join(lines) + "\n"
 

@@ -23,6 +23,10 @@ from typing import Any
 from report import write_pages
 from settings import HERE, OPTIONAL, REQUIRED, ROOT, SCALES, Options, machine, missing, run
 
+from weft.bench.records import read_csv, write_csv
+from weft.errors import CheckpointError, WeftError
+from weft.files import write_text
+
 PART_NAMES = ("parity", "tests", "resume", "speed", "steps", "loop", "cifar10")
 LEAST = 20  # no cell is started with fewer seconds left in the call
 
@@ -53,7 +57,11 @@ def main() -> int:
         return 2
     for name in missing(OPTIONAL):
         print(f"{name} is not installed; unavailable: {OPTIONAL[name]}.")
-    return Session(options, args.part, args.retry).work()
+    try:
+        return Session(options, args.part, args.retry).work()
+    except WeftError as error:
+        print(error)
+        return error.exit_code
 
 
 def _has_cuda() -> bool:
@@ -78,6 +86,20 @@ def _result_file(options: Options, part: str) -> Path:
     return options.scratch / f"{part}.result.json"
 
 
+def _read_state(file: Path) -> dict[str, dict[str, str]]:
+    """Return the results of the cells of each part, which an earlier call has written.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    from weft.reading import read_json
+
+    try:
+        return read_json(file, dict[str, dict[str, str]]) if file.exists() else {}
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Restore it, or delete it to measure all cells again.") from error
+
+
 class Session:
     """A call that measures the open cells until its time is over.
 
@@ -93,7 +115,7 @@ class Session:
         options.out.mkdir(parents=True, exist_ok=True)
         options.scratch.mkdir(parents=True, exist_ok=True)
         self.file = options.out / "state.json"
-        self.state: dict[str, dict[str, str]] = json.loads(self.file.read_text()) if self.file.exists() else {}
+        self.state = _read_state(self.file)
 
     def work(self) -> int:
         """Measure open cells. Return 0 if all are done, 1 if some failed, 3 if the next call continues."""
@@ -139,7 +161,7 @@ class Session:
         if error is None and result is None:  # the next call continues it
             return 1
         if error is None:
-            self._append(part, result)
+            self._append(part, cell, result)
             self._note(part, cell, "done")
             return 0
         if error == OUT_OF_TIME and not full:  # a call that starts with this cell has more time
@@ -169,19 +191,18 @@ class Session:
             return None, f"exit code {code}: {lines[-1][:300]}"
         return json.loads(file.read_text()), None
 
-    def _append(self, part: str, rows: list[dict[str, Any]]) -> None:
-        from weft.bench.records import read_csv, write_csv
-
+    def _append(self, part: str, cell: str, rows: list[dict[str, Any]]) -> None:
+        """Write the rows of a cell, in place of those from a call that was killed before it noted the cell as done."""
+        file, where = self.options.out / f"{part}.csv", machine(self.options.device)
         if rows:
-            file, where = self.options.out / f"{part}.csv", machine(self.options.device)
-            write_csv(file, [*read_csv(file), *({**row, **where} for row in rows)])
+            rows_before = [{"cell": "", **row} for row in read_csv(file)]
+            others = [row for row in rows_before if (row["cell"], row["device"]) != (cell, where["device"])]
+            write_csv(file, [*others, *({"cell": cell, **row, **where} for row in rows)])
 
     def _note(self, part: str, cell: str, result: str) -> None:
-        from weft.bench.records import write_csv
-
         self.state.setdefault(part, {})[cell] = result
         self.state[part] = {key: value for key, value in self.state[part].items() if key != "*" or cell == "*"}
-        self.file.write_text(json.dumps(self.state, indent=1) + "\n")
+        write_text(self.file, json.dumps(self.state, indent=1) + "\n")
         failures = [
             {"part": name, "cell": key, "error": value.removeprefix("failed: "), **machine(self.options.device)}
             for name, cells in self.state.items()

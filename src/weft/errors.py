@@ -14,10 +14,6 @@ from weft.text import one_line
 DISTRIBUTION = "weft-vision"  # name on PyPI, where `weft` is another project
 RUNTIME_DISTRIBUTION = "weft-vision-runtime"  # the same package without torch, to predict with and serve exports
 RUNTIME_EXTRAS = ("onnx", "openvino", "serve", "torch")
-OUT_OF_MEMORY = (  # in messages of the system, PyTorch and inference runtimes
-    *("out of memory", "can't allocate memory", "Cannot allocate memory", "not enough memory"),
-    *("STATUS_ALLOC_FAILED", "Failed to allocate memory", "bad_alloc", "bad allocation"),
-)
 
 
 class WeftError(Exception):
@@ -69,11 +65,6 @@ class StoppedError(WeftError):
     """A run reached its time limit or the requested epoch; its state is saved and can be resumed."""
 
     exit_code = 143
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that the memory of the machine or the GPU is exhausted."""
-    return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in OUT_OF_MEMORY)
 
 
 def need(extra: str, *packages: str) -> None:

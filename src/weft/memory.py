@@ -1,4 +1,4 @@
-"""Memory: keep what PyTorch frees on the CPU in the process, give it back, and ask how much is available."""
+"""Memory: keep what PyTorch frees on the CPU or give it back, ask how much is available, recognise a lack of it."""
 
 from __future__ import annotations
 
@@ -44,6 +44,19 @@ def release_memory() -> None:
     gc.collect()
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim"):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that the memory of the machine or the GPU is exhausted."""
+    phrases = (
+        "out of memory",
+        "allocate memory",
+        "not enough memory",
+        "STATUS_ALLOC_FAILED",
+        "bad_alloc",
+        "bad allocation",
+    )
+    return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in phrases)
 
 
 def available_gib() -> float | None:

@@ -5,6 +5,7 @@ On Linux this module uses /proc and the calls of the system alone. psutil is a d
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
@@ -22,6 +23,7 @@ except ImportError:  # Windows
 IS_WINDOWS = sys.platform == "win32"
 RENAME_S = 2.0  # time to repeat a rename that Windows refuses
 MAX_NAME_BYTES = 100  # of a file name; a number and a suffix are added to it, and file systems accept 255
+_TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)  # errors of a lock that another process has
 _LOCKED_BYTE = 1 << 30  # beyond the content of a lock file, which stays readable: Windows locks are mandatory
 _RESERVED = re.compile(r"(con|prn|aux|nul|conin|conout|clock|(com|lpt)[0-9¹²³])(?![^.])", re.IGNORECASE)  # of Windows
 
@@ -40,16 +42,29 @@ def file_name(text: str) -> str:
     return safe.encode()[:MAX_NAME_BYTES].decode(errors="ignore").rstrip(".") or "unnamed"
 
 
-def lock_file(descriptor: int) -> None:
+def lock_file(descriptor: int) -> bool:
     """Lock an open file for this process, until the file is closed.
 
+    Returns:
+        Whether the file is locked now; False if another process has locked it.
+
     Raises:
-        OSError: another process has locked it.
+        OSError: the file cannot be locked, such as on a file system without locks.
     """
-    if fcntl is not None:
-        # lockf, not flock: forked data loader workers would inherit a flock and keep it after the run is killed
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
+    try:
+        if fcntl is None:
+            _lock_on_windows(descriptor)
+        else:
+            # lockf, not flock: forked data loader workers would inherit a flock and keep it after the run is killed
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        return False
+    return True
+
+
+def _lock_on_windows(descriptor: int) -> None:
     msvcrt: Any = importlib.import_module("msvcrt")
     before = os.lseek(descriptor, 0, os.SEEK_CUR)
     os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)

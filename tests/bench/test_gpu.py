@@ -6,15 +6,17 @@ import importlib
 import json
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from weft.bench.records import read_csv, write_csv
-from weft.errors import is_out_of_memory
+from weft.errors import CheckpointError
+from weft.memory import is_out_of_memory
 from weft.runs.directory import EpochRow, write_metrics
 from weft.system import is_alive
 
@@ -79,6 +81,57 @@ def test_a_call_continues_and_a_failure_does_not_stop_it(
     assert [row["error"] for row in read_csv(tmp_path / "failures.csv")] == ["exit code 1: no"]
     assert json.loads((tmp_path / "state.json").read_text())["loop"]["good"] == "done"
     assert "exit code 1: no" in (tmp_path / "README.md").read_text()
+
+
+def test_a_cell_that_is_measured_twice_has_its_rows_once(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    """As after a kill between the rows and the note that the cell is done."""
+    options = modules["settings"].Options("cpu", "small", tmp_path, None, 100)
+    other = {**modules["settings"].machine("cpu"), "device": "GPU"}
+    write_csv(tmp_path / "loop.csv", [{"cell": "one", "value": 0, **other}])
+    for value in (1, 2):
+        modules["run"].Session(options, ["loop"], False)._append("loop", "one", [{"value": value}])
+    modules["run"].Session(options, ["loop"], False)._append("loop", "two", [{"value": 3}])
+    rows = read_csv(tmp_path / "loop.csv")
+    assert [(row["cell"], row["device"], row["value"]) for row in rows] == [
+        ("one", "GPU", "0"),
+        ("one", "cpu", "2"),
+        ("two", "cpu", "3"),
+    ]
+
+
+def test_a_damaged_state_is_a_sentence(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "state.json").write_text('{"loop": {"one": "do')
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--device", "cpu", "--scale", "small", "--out", str(tmp_path)])
+    assert modules["run"].main() == CheckpointError.exit_code
+    assert "state.json must be JSON;" in (output := capsys.readouterr().out)
+    assert output.endswith("Restore it, or delete it to measure all cells again.\n")
+
+
+def test_a_table_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [{"a": 1}])
+    with pytest.raises(ValueError, match="fields not in fieldnames"):
+        write_csv(tmp_path / "a.csv", [{"a": 2}, {"b": 3}])
+    assert read_csv(tmp_path / "a.csv") == [{"a": "1"}]
+
+
+def test_a_stop_while_models_build_kills_their_processes(modules: dict[str, ModuleType]) -> None:
+    started, killed = threading.Event(), threading.Event()
+
+    def build(worker: SimpleNamespace) -> None:
+        if worker is first:
+            assert started.wait(60)
+            raise SystemExit(143)  # as the signal handler in the main thread
+        worker.process = SimpleNamespace(kill=killed.set)
+        started.set()
+        assert killed.wait(60)
+
+    first, second = SimpleNamespace(process=None), SimpleNamespace(process=None)
+    with pytest.raises(SystemExit):
+        modules["parts"]._at_once(build, [first, second])
+    assert killed.is_set()
 
 
 def stub_run(parts: ModuleType, monkeypatch: pytest.MonkeyPatch, code: int | None, out: Path, file: str = "") -> None:

@@ -79,6 +79,12 @@ def test_a_batch_is_halved_until_memory_suffices(measured: list, monkeypatch: py
     assert rows[0].relative is None  # LeViT-128S is not measured
 
 
+def test_the_difference_of_logits_that_are_all_zero(measured: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerProcess, "logits", lambda worker, size: np.zeros(2))
+    (row,) = measure_protocol("levit", ["levit_256"], seconds=1, rounds=1)
+    assert row.difference == 0
+
+
 def test_the_table(measured: list, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     arguments = ["bench", "--protocol", "levit", "levit_128s", "levit_256", "--seconds", "1", "--rounds", "2"]

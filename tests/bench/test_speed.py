@@ -9,7 +9,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import weft
@@ -20,8 +22,8 @@ from weft.bench.cost import cost
 from weft.bench.peers import build_peer, peers_of
 from weft.bench.plot import _panels, plot_speed
 from weft.bench.speed import IN_TORCH, SpeedRow, _tasks, matrix_peak, speed
-from weft.bench.worker import REFERENCE, Task
-from weft.bench.worker_process import CALLS, SECONDS, WorkerProcess
+from weft.bench.worker import REFERENCE, Subject, Task, _reply
+from weft.bench.worker_process import CALLS, SECONDS, OutOfMemoryError, WorkerProcess
 from weft.cli import main
 from weft.deploy import export
 from weft.errors import UsageError
@@ -164,6 +166,84 @@ def test_the_batch_grows_until_that_brings_nothing(
     monkeypatch.setattr(WorkerProcess, "turn", lambda self, size: [seconds[size.bit_length() - 1]] * CALLS)
     worker = WorkerProcess(Task("levit_nano_32", None, False, "eager", "fp32", "cpu", 1), tmp_path / "answer.npy")
     assert worker.best_batch() == best
+
+
+TASK = Task("levit_nano_32", None, False, "eager", "fp32", "cpu", 1)
+
+
+@pytest.mark.parametrize("largest", [0, 1, 8])
+def test_the_batch_grows_until_the_memory_ends(largest: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def turn(worker: WorkerProcess, size: int) -> list[float]:
+        if size > largest:
+            raise OutOfMemoryError("needs more memory")
+        return [1.0] * CALLS
+
+    monkeypatch.setattr(WorkerProcess, "turn", turn)
+    worker = WorkerProcess(TASK, tmp_path / "logits.npy")
+    if largest:
+        assert worker.best_batch() == largest
+    else:
+        with pytest.raises(OutOfMemoryError):
+            worker.best_batch()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        Exception("Failed to allocate memory for requested buffer of size 9"),
+        RuntimeError("shapes cannot be multiplied"),
+    ],
+    ids=["numpy", "torch", "cuda", "onnx", "another"],
+)
+def test_a_worker_survives_a_batch_that_is_too_large(error: Exception) -> None:
+    def call(images: torch.Tensor) -> torch.Tensor:
+        if len(images) > 2:
+            raise error
+        return images.flatten(1)
+
+    subject = Subject("levit_nano_32", "eager", "fp32", (3, 4, 4), None, call)
+    turn = dict(calls=1, seconds=0, warm_up=0)
+    if "shapes" in str(error):
+        with pytest.raises(RuntimeError, match="shapes"):
+            _reply(subject, TASK, turn | dict(batch_size=4))
+    else:
+        reply = _reply(subject, TASK, turn | dict(batch_size=4))
+        message = "levit_nano_32 needs more memory for a batch of 4; use a smaller one."
+        assert reply == {"error": message, "out_of_memory": True}
+    assert len(_reply(subject, TASK, turn | dict(batch_size=2))["seconds"]) == 1
+
+
+class Outputs:
+    """A worker process that has computed its logits."""
+
+    def __init__(self, way: str, values: list[float] | None) -> None:
+        self.task, self.values = replace(TASK, way=way), values
+
+    def logits(self, batch_size: int) -> np.ndarray:
+        if self.values is None:
+            raise OutOfMemoryError("needs more memory")
+        return np.array(self.values)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "difference"),
+    [([1.0, 2.0], [1.0, 4.0], 0.5), ([0.0, 0.0], [0.0, 0.0], 0.0), ([1.0], None, None)],
+)
+def test_the_difference_of_logits(actual: list[float], expected: list[float] | None, difference: float | None) -> None:
+    worker = Outputs("eager", actual)
+    assert measuring._difference(worker, [worker, Outputs(REFERENCE, expected)], 1) == difference
+
+
+def test_exports_run_on_the_cpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "model_dir", Path)
+    monkeypatch.setattr(measuring, "read_config", lambda folder: {"artefact": {}})
+    (task,) = _tasks(str(tmp_path), ["eager"], ["fp32"], ["default"], False, "cpu", 1)
+    assert task.device == "cpu"
+    with pytest.raises(UsageError, match=r"Exports run on the CPU; got \S+ with device cuda\. Measure it with"):
+        list(_tasks(str(tmp_path), ["eager"], ["fp32"], ["default"], False, "cuda", 1))
 
 
 def test_a_picture_has_a_panel_per_batch_size_asked(tmp_path: Path) -> None:

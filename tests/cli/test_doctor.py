@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import sys
 
 import pytest
 
@@ -25,6 +26,25 @@ def test_the_text_has_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.splitlines()[0].startswith("weft ")
     assert "\npackage " in shown
     assert "\nmachine" in shown
+
+
+def test_a_requirement_of_this_system_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"here; sys_platform == '{sys.platform}'", "there; sys_platform == 'plan9'", "more; extra == 'serve'"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
+    assert {row["package"]: row["state"] for row in doctor.check_packages()} == {"here": "missing", "more": "absent"}
+
+
+def test_a_source_tree_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def requires(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    assert main(["doctor", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["packages"] == []
+    assert "because weft is not installed. Run: pip install --editable ." in err
 
 
 @pytest.mark.parametrize(

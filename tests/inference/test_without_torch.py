@@ -210,6 +210,9 @@ def test_the_wheel_works_in_an_environment_without_torch(folder: Path, tmp_path:
     source = tmp_path / "source"
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copytree(ROOT / "packaging", source / "packaging", ignore=shutil.ignore_patterns("*.egg-info", "build"))
+    stale = source / "packaging" / "runtime" / "build" / "lib" / "weft" / "stale.py"  # of an earlier build
+    stale.parent.mkdir(parents=True)
+    stale.touch()
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
     build += ["--no-build-isolation", "--wheel-dir", str(tmp_path), str(source / "packaging" / "runtime")]
     subprocess.run(build, check=True, capture_output=True)
@@ -218,6 +221,7 @@ def test_the_wheel_works_in_an_environment_without_torch(folder: Path, tmp_path:
     venv.create(tmp_path / "venv", symlinks=True)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     shutil.unpack_archive(wheel, site, "zip")
+    assert not (site / "weft" / "stale.py").exists()
     extras = RUNTIME["optional-dependencies"]
     lines = [*RUNTIME["dependencies"], *extras["onnx"], *extras["serve"]]
     for name in _closure([Requirement(line).name for line in lines]):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from tests.serve.running import running, saved
 from weft.inference.predictor import Predictor
 from weft.serve import app, decoding
 from weft.serve.app import Service
-from weft.serve.batching import TRIALS, batch_limit
+from weft.serve.batching import TRIALS, Batcher, batch_limit
 from weft.serve.settings import MAX_BATCH, Settings
 
 
@@ -80,6 +82,21 @@ def test_a_slow_first_trial_does_not_count() -> None:
 
     assert batch_limit(seconds, 8, max_seconds=0.020, min_gain=1.05) == 8
     assert sizes == [size for size in (1, 2, 4, 8) for _ in range(TRIALS)]
+
+
+def test_the_number_of_waiting_images_is_reported() -> None:
+    waiting: list[int] = []
+
+    async def predict() -> None:
+        batcher = Batcher(2, 0, 8, on_queue=waiting.append)
+        batcher.start()
+        predictor: Any = SimpleNamespace(predict=lambda images, overlay: images)
+        images: Any = [1, 2, 3]
+        assert await batcher.predict(images, predictor, False) == images
+        await batcher.close()
+
+    asyncio.run(predict())
+    assert waiting == [3, 1, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -71,5 +71,11 @@ def test_what_does_not_fit_is_said() -> None:
         application({"run": "x", "token": "secret"})
     with pytest.raises(UsageError, match="max_batch must be a number; got many"):
         application({"run": "x", "max_batch": "many"})
+    with pytest.raises(UsageError, match="replicas must be a number; got abc"):
+        application({"run": "x", "replicas": "abc"})
+    with pytest.raises(UsageError, match="replicas must be at least 1; got 0"):
+        application({"run": "x", "replicas": "0"})
+    with pytest.raises(UsageError, match="device must be one of auto, cpu, cuda, mps; got 'tpu'"):
+        application({"run": "x", "device": "tpu"})
     with pytest.raises(UsageError, match="run must be the run or model directory to serve; got none"):
         application({})

@@ -11,11 +11,14 @@ import os
 import re
 import shutil
 import struct
+import subprocess
+import sys
 import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -33,8 +36,9 @@ from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError
 from weft.inference.predictor import Predictor
 from weft.interpret import explain
-from weft.serve import server
+from weft.serve import app, server
 from weft.serve.app import create_app
+from weft.serve.metrics import MULTIPROC_DIR
 from weft.serve.settings import Settings
 from weft.train import predict
 
@@ -596,6 +600,14 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
         (dict(port=70000), "port must be from 0 to 65535; got 70000"),
         (dict(max_batch=0), "max_batch must be from 1 to 4096; got 0"),
         (dict(max_batch=4097), "max_batch must be from 1 to 4096; got 4097"),
+        (dict(port=3.5), "port must be a whole number; got 3.5"),
+        (dict(workers=None), "workers must be a whole number; got None"),
+        (dict(timeout="3"), "timeout must be a number; got '3'"),
+        (dict(device="tpu"), "device must be one of auto, cpu, cuda, mps; got 'tpu'"),
+        (dict(precision="int3"), "precision must be one of auto, fp32, bf16; got 'int3'"),
+        (dict(threads=-4), "threads must be at least 1; got -4"),
+        (dict(threads=5000), "threads must be at most 1024; got 5000"),
+        (dict(reject_at_error=7.0), "reject_at_error must be a share of errors from 0 to below 1; got 7"),
         (dict(max_latency_ms=0), "max_latency_ms must be above 0 and at most 60000 milliseconds; got 0"),
         (dict(timeout=0), "timeout must be above 0 and at most 3600 seconds"),
         (dict(timeout=float("nan")), "timeout must be above 0 and at most 3600 seconds"),
@@ -676,9 +688,82 @@ def test_a_damaged_neighbour_is_told_and_skipped(tmp_path: Path, damage: str) ->
 
 def test_exports_are_timed_with_the_threads_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int | None] = []
-    monkeypatch.setattr(server, "set_num_threads", used.append)
     monkeypatch.setattr(server, "load_predictor", lambda settings: used.append(settings.threads))
     monkeypatch.setattr(server, "_serve_in_processes", lambda settings, *_: used.append(settings.threads))
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     server.serve(Settings(run="model", port=0, workers=2))
-    assert used == [3, 3, 3]
+    assert used == [3, 3]
+
+
+def test_the_threads_are_set_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every server: `weft serve`, Ray Serve and others."""
+    calls: list[object] = []
+    monkeypatch.setattr(app, "set_num_threads", calls.append)
+    monkeypatch.setattr(Predictor, "open", lambda run, **_: calls.append(run))
+    app.load_predictor(Settings(run="model", threads=2))
+    assert calls == [2, "model"]
+
+
+@pytest.mark.parametrize("host", ["a..b", ".x", "a" * 64])
+def test_a_host_that_is_no_host_name(host: str) -> None:
+    with pytest.raises(UsageError, match=rf"name or address of this machine; {host}:0: not a host name\."):
+        server.serve(Settings(run="model", host=host, port=0))
+
+
+METRICS = """
+import sys
+from weft.serve.metrics import Metrics
+metrics = Metrics(("/",), "torch", "fp32")
+metrics.waiting.set(int(sys.argv[1]))
+metrics.set_model("onnx", "int8")
+print(metrics.text().decode())
+"""
+
+
+def test_metrics_of_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MULTIPROC_DIR, str(tmp_path))
+    for waiting in ("2", "3"):  # the first process leaves its files, as one that runs
+        done = subprocess.run([sys.executable, "-c", METRICS, waiting], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert "weft_waiting_images 5.0" in lines
+    (info,) = [line for line in lines if line.startswith("weft_build_info{")]
+    assert 'precision="int8",runtime="onnx"' in info
+
+
+def test_a_worker_that_has_ended_has_no_gauges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def process(pid: int) -> SimpleNamespace:
+        return SimpleNamespace(pid=pid, child_conn=SimpleNamespace(close=lambda: None))
+
+    supervisor = server._Supervisor.__new__(server._Supervisor)
+    supervisor.processes = [process(101), process(102)]
+    for pid in (101, 102, 103):
+        (tmp_path / f"gauge_livesum_{pid}.db").touch()
+    monkeypatch.setenv(MULTIPROC_DIR, str(tmp_path))
+    monkeypatch.setattr(
+        server.Multiprocess, "keep_subprocess_alive", lambda self: self.processes.__setitem__(0, process(103))
+    )
+    supervisor.keep_subprocess_alive()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["gauge_livesum_102.db", "gauge_livesum_103.db"]
+
+
+def test_workers_reload_one_after_another(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replies = [False, False, True]
+    new = SimpleNamespace(metadata={"runtime": "onnx", "precision": "int8"})
+    monkeypatch.setattr(app, "lock_file", lambda descriptor: replies.pop(0))
+
+    def load(settings: Settings) -> Any:
+        assert not replies, "another process reloads"
+        return new
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        monkeypatch.setenv(MULTIPROC_DIR, str(tmp_path))
+        monkeypatch.setattr(app, "load_predictor", load)
+        client.service.begin_reload()
+        await until(lambda: client.service.predictor is new)
+        monkeypatch.delenv(MULTIPROC_DIR)
+        text = (await client.get("/metrics")).text
+        (info,) = [line for line in text.splitlines() if line.startswith("weft_build_info{")]
+        assert 'precision="int8",runtime="onnx"' in info
+        assert 'weft_reloads_total{outcome="done"} 1.0' in text
+
+    with_client(body, model_dir, max_batch=1)

@@ -22,6 +22,7 @@ from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.intervals import Estimate
 from weft.models.families import VARIANTS, candidates
+from weft.progress import working
 from weft.recipes import load_recipe
 from weft.study import compare, speeds
 from weft.study import comparison as comparing
@@ -179,6 +180,26 @@ def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
     assert "No finished model is within the limits" in again.advice
     with pytest.raises(UsageError, match="out"):
         compare("digits", models=("levit_nano_32", "ceit_nano_32"), settings=SETTINGS, out=out, quiet=True)
+
+
+@pytest.mark.parametrize("precisions", [("fp32",), ("fp32", "bf16")])
+def test_all_runtimes_are_measured_in_the_precisions_of_the_processor(precisions, tmp_path, monkeypatch):
+    """Without bf16 instructions, OpenVINO computes bf16 in fp32."""
+    network, ways = torch.nn.Identity(), []
+    network.pretrained_cfg = {"input_size": (3, 4, 4)}
+
+    def alternating(calls, size, progress):
+        ways.extend(calls)
+        return {way: {1: 1.0, 32: 1.0} for way in calls}
+
+    replaced = dict(has_bf16=lambda: "bf16" in precisions, DEPLOY=(), load_model_dir=lambda path: (network, None))
+    replaced |= dict(_int8=lambda *_: None, write_graph=lambda *_: None, run_file=lambda *_: None)
+    for name, value in (replaced | {"_alternating": alternating}).items():
+        monkeypatch.setattr(speeds, name, value)
+    job, result = Job(tmp_path, None, "digits", {}), Result(measured={None: Measured(90.0, np.ones(1))})
+    with working("measuring", quiet=True) as progress:
+        speeds._forms_of(tmp_path / "exports", job, result, print, progress, is_full=True)
+    assert ways == [f"{runtime} {precision}" for runtime in ("torch", "openvino") for precision in precisions]
 
 
 @pytest.mark.slow

@@ -200,3 +200,17 @@ def test_a_lock_that_stays_without_a_process_number_is_of_an_unknown_process(
     with pytest.raises(UsageError, match=r"is in use by process unknown\."), rundir.locked(tmp_path / "run"):
         pass
     assert holder.poll() is None
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_not_a_directory_in_use(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lockf(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("weft.system.fcntl.lockf", lockf)
+    message = rf"must support locks; that of \S+ does not \({os.strerror(code)}\)\. Choose another --out"
+    with pytest.raises(StorageError, match=message), rundir.reserved_numbered(tmp_path / "runs" / "photos"):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from weft.bench.worker import REFERENCE, Task
 from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
+from weft.deploy.verification import relative_difference
 from weft.devices import NO_CUDA
 from weft.errors import UsageError, unknown
 from weft.models.families import speed_protocols
@@ -212,7 +212,7 @@ def _difference(worker: WorkerProcess, folder: Path) -> float:
     with WorkerProcess(original, folder / f"{task.model}-original.npy") as reference:
         reference.build()
         expected, actual = reference.logits(1), worker.logits(1)
-    return float(np.abs(actual - expected).max() / np.abs(expected).max())
+    return relative_difference(actual, expected)
 
 
 def _batch_size(worker: WorkerProcess, size: int) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from weft.files import write_text
 
 
 def read_csv(file: Path) -> list[dict[str, str]]:
@@ -17,11 +20,12 @@ def read_csv(file: Path) -> list[dict[str, str]]:
 
 
 def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write all rows to a CSV file, with a header."""
-    with file.open("w", newline="", encoding="utf-8") as lines:
-        writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    """Write all rows to a CSV file atomically, with a header."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(file, text.getvalue())
 
 
 def filled(page: str, name: str, text: str | None = None) -> tuple[str, str]:

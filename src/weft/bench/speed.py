@@ -19,17 +19,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from weft.bench.choices import WAYS, check_choices, check_cold_start
 from weft.bench.cold_start import ColdStart, measure_cold_starts
 from weft.bench.peers import peers_of
 from weft.bench.worker import REFERENCE, Task, is_directory, tf32
-from weft.bench.worker_process import WorkerProcess
+from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.model_dir import model_dir, read_config
 from weft.deploy.graphs import DTYPES, check_tools
+from weft.deploy.verification import relative_difference
 from weft.devices import NO_CUDA
 from weft.errors import UsageError
 from weft.memory import available_gib
@@ -54,7 +54,7 @@ class SpeedRow:
             and where multiply-adds are not known.
         params, macs: parameters and multiply-adds of the model in evaluation mode; None for an export.
         difference: largest difference of the logits from those of the model in float32, relative to the largest logit;
-            None for networks with other weights.
+            None for networks with other weights, and where the memory does not suffice for the model in float32.
         calls: number of timed calls.
         threads: number of threads.
         cold_start_s, peak_mb, disk_mb: see `weft.bench.cold_start.ColdStart`; None if not measured.
@@ -191,6 +191,8 @@ def _tasks(
     """Yield the tasks of one model: its reference, every way of running it, and its peers; check them first."""
     is_path = is_directory(model)
     if is_path and "artefact" in read_config(model_dir(model)):
+        if device == "cuda":
+            raise UsageError(f"Exports run on the CPU; got {model} with device cuda. Measure it with --device cpu.")
         yield Task(model, None, False, "eager", "fp32", device, threads)
         return
     if not is_path:
@@ -254,7 +256,7 @@ def _measured(
 
 
 def _difference(worker: WorkerProcess, workers: Sequence[WorkerProcess], batch_size: int) -> float | None:
-    """Return the difference between the logits of a worker and of its reference; None without a reference.
+    """Return the difference between the logits of a worker and of its reference; None without these.
 
     The worker runs in any case, which warms it up.
     """
@@ -265,8 +267,10 @@ def _difference(worker: WorkerProcess, workers: Sequence[WorkerProcess], batch_s
     reference = next((one for one in workers if one.task.way == REFERENCE and one.task.model == task.model), None)
     if reference is None:
         return None
-    expected = reference.logits(batch_size)
-    return float(np.abs(actual - expected).max() / np.abs(expected).max())
+    try:
+        return relative_difference(actual, reference.logits(batch_size))
+    except OutOfMemoryError:  # it computes in float32, and may need more memory than the worker
+        return None
 
 
 def _timed(call: Callable[[], Any], device: str) -> float:

@@ -34,7 +34,7 @@ from weft.deploy.graphs import Cast, check_tools, write_graph
 from weft.deploy.onnx_runtime import import_onnx_runtime
 from weft.deploy.runtimes import run_file
 from weft.errors import UsageError, WeftError, need
-from weft.memory import keep_memory, release_memory
+from weft.memory import is_out_of_memory, keep_memory, release_memory
 from weft.models.base import Backbone
 from weft.models.contract import resized
 
@@ -276,6 +276,18 @@ def _turn(
     return times
 
 
+def _reply(subject: Subject, task: Task, turn: dict[str, Any]) -> dict[str, Any]:
+    """Run a turn, whose dictionary has the last arguments of `_turn`, and return the reply to it."""
+    try:
+        return {"seconds": _turn(subject, task.device, **turn), "peak_mib": _peak_mib(task.device)}
+    except Exception as error:  # every runtime has its own type
+        if not is_out_of_memory(error):
+            raise
+    _release(task.device)
+    text = f"{task.model} needs more memory for a batch of {turn['batch_size']}; use a smaller one."
+    return {"error": text, "out_of_memory": True}
+
+
 def _peak_mib(device: str) -> float | None:
     """Return the largest memory that PyTorch has used on a GPU so far, in MiB; None on a CPU."""
     return torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None
@@ -317,10 +329,4 @@ def main() -> None:
             macs=None if subject.cost is None else subject.cost.macs,
         )
         for line in sys.stdin:
-            turn = json.loads(line)
-            try:
-                reply(seconds=_turn(subject, task.device, **turn), peak_mib=_peak_mib(task.device))
-            except torch.OutOfMemoryError:
-                _release(task.device)
-                size = turn["batch_size"]
-                reply(error=f"{task.model} needs more memory for a batch of {size}; use less.", out_of_memory=True)
+            reply(**_reply(subject, task, json.loads(line)))

@@ -113,10 +113,19 @@ class WorkerProcess:
         return np.load(self.outputs)
 
     def best_batch(self) -> int:
-        """Return the batch size from which doubling it no longer increases the throughput."""
+        """Return the batch size from which doubling it no longer increases the throughput, or exceeds the memory.
+
+        Raises:
+            OutOfMemoryError: the memory of the device does not suffice for one image.
+        """
         best, batch_size = 0.0, 1
         while True:
-            per_second = batch_size / statistics.median(self.turn(batch_size))
+            try:
+                per_second = batch_size / statistics.median(self.turn(batch_size))
+            except OutOfMemoryError:
+                if batch_size == 1:
+                    raise
+                return batch_size // 2
             if per_second < MIN_GAIN * best:
                 return batch_size // 2
             if batch_size == MAX_BATCH:

@@ -18,7 +18,8 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from weft.cli.options import add_common
-from weft.errors import StorageError, UsageError, WeftError, install_command, is_out_of_memory, unknown
+from weft.errors import StorageError, UsageError, WeftError, install_command, unknown
+from weft.memory import is_out_of_memory
 from weft.system import IS_WINDOWS, hide_wandb
 from weft.text import one_line, reason_of
 from weft.version import __version__

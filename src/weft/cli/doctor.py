@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print versions and the machine; return 1 if a required package is missing or any package is too old."""
+    """Print versions and the machine; return 1 if a required package is missing, any is too old, or none is known."""
     packages = check_packages()
     if not args.json:  # before torch is imported
         print(f"weft {__version__}, Python {platform.python_version()}\n")
@@ -63,6 +63,9 @@ def run(args: argparse.Namespace) -> int:
             f" uninstall {RUNTIME_DISTRIBUTION}; pip install --force-reinstall --no-deps {DISTRIBUTION}"
         )
         return 1
+    if not packages:
+        note("weft: the requirements are not known, because weft is not installed. Run: pip install --editable .")
+        return 1
     return int(any(row["state"] in ("missing", "too old") for row in packages))
 
 
@@ -72,16 +75,23 @@ def are_both_installed() -> bool:
 
 
 def check_packages() -> list[dict[str, str]]:
-    """Return required and optional packages with their state: ok, missing (required), absent (optional) or too old."""
-    requirements = [Requirement(text) for text in importlib.metadata.requires(distribution()) or []]
-    required = [need for need in requirements if need.marker is None]
-    optional = [
-        need
-        for need in requirements
-        if need.marker is not None and any(need.marker.evaluate({"extra": extra}) for extra in EXTRAS)
-    ]
+    """Return required and optional packages with their state: ok, missing (required), absent (optional) or too old.
+
+    The list is empty if weft runs from a source tree and is not installed.
+    """
+    try:
+        requirements = [Requirement(text) for text in importlib.metadata.requires(distribution()) or []]
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    required = [need for need in requirements if _applies(need, "")]
+    optional = [need for need in requirements if need not in required and any(_applies(need, name) for name in EXTRAS)]
     rows = [_check(need, if_absent="missing") for need in required]
     return rows + [_check(need, if_absent="absent") for need in optional]
+
+
+def _applies(need: Requirement, extra: str) -> bool:
+    """Return whether a requirement applies to this system and Python, with an extra or without (an empty text)."""
+    return need.marker is None or need.marker.evaluate({"extra": extra})
 
 
 def _check(need: Requirement, if_absent: str) -> dict[str, str]:

@@ -28,6 +28,7 @@ BATCHES = (2, 1, 7)  # batch sizes of the verification: a graph that is speciali
 TOLERANCE = {"fp32": 1e-4, "fp16": 0.02, "bf16": 0.1}
 MIN_AGREEMENT = 99.9  # percent of images with equal top-1, in fp32
 RANDOM_IMAGES = 60
+MIN_LOGIT = 1e-6  # differences are relative to at least this: an untrained head can have logits of 0
 
 
 @dataclass(frozen=True)
@@ -143,13 +144,18 @@ def compare(
     )
 
 
+def relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest difference of logits, relative to the largest expected logit."""
+    return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), MIN_LOGIT))
+
+
 def verify(report: ExportReport, max_drop: float) -> None:
     """Raise a VerificationError if the export differs too much from the model."""
     if not np.isfinite(report.max_difference):
         raise VerificationError(
             f"The logits of the {report.format} export must be finite; they are not. Nothing was written."
         )
-    relative = report.max_difference / max(report.max_logit, 1e-6)
+    relative = report.max_difference / max(report.max_logit, MIN_LOGIT)
     if relative > TOLERANCE.get(report.precision, math.inf):
         raise VerificationError(
             f"The logits of the {report.format} export in {report.precision} must differ from those of the model by at"

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO, get_type_hints
 
 from weft.data.index.inventory import VAL_NAMES
-from weft.errors import CheckpointError, UsageError
+from weft.errors import CheckpointError, StorageError, UsageError
 from weft.files import (
     LOCK,
     TakenError,
@@ -145,7 +145,7 @@ def locked(path: Path) -> Iterator[None]:
 
     Raises:
         UsageError: another run has locked it.
-        StorageError: it cannot be created or written to.
+        StorageError: it cannot be created or written to, or its file system has no locks.
     """
     resolved = path.resolve()
     with _ADDING:
@@ -184,11 +184,20 @@ def _open_lock(path: Path) -> TextIO:
                 time.sleep(0.01)
                 continue
         try:
-            lock_file(file.fileno())
-        except OSError:
+            is_locked = lock_file(file.fileno())
+        except OSError as error:
+            file.close()
+            with contextlib.suppress(OSError):
+                (path / LOCK).unlink()
+                (path / LOCK.parent).rmdir()
+            raise StorageError(
+                f"The file system of a run directory must support locks; that of {path} does not"
+                f" ({error.strerror or error}). Choose another --out, on a local disk."
+            ) from error
+        if not is_locked:
             with file:
                 holder = _holder_of(file)
-            raise _in_use(path, holder) from None
+            raise _in_use(path, holder)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), (path / LOCK).stat()):
                 return file

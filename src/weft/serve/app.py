@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import signal
 import sys
 import threading
@@ -27,12 +28,14 @@ from weft.data import BadImage
 from weft.data.images.crop import Pixels
 from weft.deploy.choosing import BATCH_SIZES
 from weft.inference.predictor import ImagePrediction, Predictor
+from weft.processor import set_num_threads
 from weft.serve.batching import Batcher, ModelError, QueueFull, batch_limit
 from weft.serve.decoding import DecoderPool
 from weft.serve.forms import Upload, parse_form
 from weft.serve.guard import RETRY_LATER, BodyReader, Guard, RequestError, error_response
-from weft.serve.metrics import Metrics
+from weft.serve.metrics import MULTIPROC_DIR, Metrics
 from weft.serve.settings import MAX_BATCH, Settings
+from weft.system import lock_file
 from weft.text import one_line, printable
 from weft.version import __version__
 
@@ -160,9 +163,10 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the queue and the decoders while the block lasts. SIGHUP reloads the model."""
-        settings = self.settings
-        self.batcher = Batcher(self.max_batch, settings.max_wait_ms / 1000, settings.max_queue, self.metrics.on_batch)
-        self.metrics.waiting.set_function(lambda: self.batcher.waiting)
+        settings, metrics = self.settings, self.metrics
+        self.batcher = Batcher(
+            self.max_batch, settings.max_wait_ms / 1000, settings.max_queue, metrics.on_batch, metrics.waiting.set
+        )
         self.batcher.start()
         await self.decoders.start()
         loop = asyncio.get_running_loop()
@@ -185,14 +189,16 @@ class Service:
 
     async def _reload(self) -> None:
         try:
-            predictor = await asyncio.to_thread(load_predictor, self.settings)
-            max_batch = await asyncio.to_thread(_max_batch, self.settings, predictor)
+            async with _no_other_worker_reloads():
+                predictor = await asyncio.to_thread(load_predictor, self.settings)
+                max_batch = await asyncio.to_thread(_max_batch, self.settings, predictor)
         except Exception as error:
             self.metrics.reloads.labels("failed").inc()
             log(f"the model was not reloaded; the current model keeps serving: {error}")
             return
         self.predictor, self.max_batch = predictor, max_batch
         self.batcher.max_batch = max_batch
+        self.metrics.set_model(str(predictor.metadata["runtime"]), str(predictor.metadata["precision"]))
         self.metrics.reloads.labels("done").inc()
         log("the model was reloaded.")
 
@@ -359,7 +365,9 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
 
 
 def load_predictor(settings: Settings) -> Predictor:
-    """Load the model of a service and warm it up."""
+    """Load the model of a service and warm it up, with the threads of the settings."""
+    if settings.threads is not None:
+        set_num_threads(settings.threads)
     predictor = Predictor.open(
         settings.run,
         runtime=settings.runtime,
@@ -371,6 +379,21 @@ def load_predictor(settings: Settings) -> Predictor:
     if settings.reject_at_error is not None:
         predictor.reject_at(settings.reject_at_error)  # fails before the service is ready
     return predictor
+
+
+@contextlib.asynccontextmanager
+async def _no_other_worker_reloads() -> AsyncIterator[None]:
+    """Wait until no other process of the service reloads.
+
+    The first one measures the runtimes of a new model and stores its choice, so that the others make the same.
+    """
+    if MULTIPROC_DIR not in os.environ:
+        yield
+        return
+    with open(Path(os.environ[MULTIPROC_DIR]) / "reload.lock", "ab") as file:
+        while not lock_file(file.fileno()):
+            await asyncio.sleep(0.1)
+        yield
 
 
 def _max_batch(settings: Settings, predictor: Predictor) -> int:

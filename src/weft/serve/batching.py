@@ -88,13 +88,19 @@ class Batcher:
         max_wait: maximum time to wait for a batch to fill, in seconds.
         max_queue: maximum number of waiting images.
         on_batch: called after every forward pass with the batch size and the duration in seconds.
+        on_queue: called with the number of waiting images when it has changed.
     """
 
     def __init__(
-        self, max_batch: int, max_wait: float, max_queue: int, on_batch: Callable[[int, float], None] | None = None
+        self,
+        max_batch: int,
+        max_wait: float,
+        max_queue: int,
+        on_batch: Callable[[int, float], None] = lambda size, seconds: None,
+        on_queue: Callable[[int], None] = lambda waiting: None,
     ) -> None:
         self.max_batch, self.max_wait, self.max_queue = max_batch, max_wait, max_queue
-        self.on_batch = on_batch or (lambda size, seconds: None)
+        self.on_batch, self.on_queue = on_batch, on_queue
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="weft-model")
         self._queue: deque[_QueuedImage] = deque()
         self._arrived = asyncio.Event()
@@ -116,6 +122,7 @@ class Batcher:
         for queued in self._queue:
             queued.prediction.cancel()
         self._queue.clear()
+        self.on_queue(0)
         self.thread.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -154,6 +161,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         queued = [_QueuedImage(image, predictor, overlay, loop.create_future()) for image in images]
         self._queue.extend(queued)
+        self.on_queue(self.waiting)
         self._arrived.set()
         try:
             return list(await asyncio.gather(*(item.prediction for item in queued)))
@@ -209,6 +217,7 @@ class Batcher:
                     break  # a batch has one model (another after a reload), and computes attention for all or none
                 batch.append(item)
             self._queue.popleft()
+        self.on_queue(self.waiting)
         return batch
 
     def _expects_more(self) -> bool:

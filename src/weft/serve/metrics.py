@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,7 +14,9 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from weft.version import __version__
 
@@ -27,7 +30,7 @@ class Metrics:
     Args:
         paths: values of the label `path`. All other paths are counted as `other`, because clients could otherwise
             create any number of labels.
-        runtime, precision: of the model.
+        runtime, precision: as in `set_model`.
     """
 
     def __init__(self, paths: tuple[str, ...], runtime: str, precision: str) -> None:
@@ -63,9 +66,17 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         )
-        self.build.labels(__version__, runtime, precision).set(1)
+        self._model: Gauge | None = None
+        self.set_model(runtime, precision)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
+
+    def set_model(self, runtime: str, precision: str) -> None:
+        """Set the labels of `weft_build_info` to the runtime and precision of the model."""
+        if self._model is not None:
+            self._model.set(0)
+        self._model = self.build.labels(__version__, runtime, precision)
+        self._model.set(1)
 
     def on_response(self, method: str, path: str, status: int, seconds: float) -> None:
         """Count a response."""
@@ -82,8 +93,24 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus; with several processes, the metrics of all of them."""
-        if MULTIPROC_DIR not in os.environ:
-            return generate_latest(self.registry)
-        merged = CollectorRegistry()
-        MultiProcessCollector(merged)
-        return generate_latest(merged)
+        registry = self.registry
+        if MULTIPROC_DIR in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)
+        return generate_latest(_CurrentModels(registry))
+
+
+class _CurrentModels(Collector):
+    """All metrics, without the labels of models that are no longer served.
+
+    prometheus_client cannot remove labels from metrics that several processes share.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self.registry.collect():
+            if metric.name == "weft_build_info":
+                metric.samples = [sample for sample in metric.samples if sample.value]
+            yield metric

@@ -41,7 +41,9 @@ def application(args: Mapping[str, str]) -> serve.Application:
         UsageError: an unknown name, a value that is out of range, or no `run`.
     """
     texts = dict(args)
-    replicas = int(texts.pop("replicas", 1))
+    replicas = _parse("replicas", "int", texts.pop("replicas", "1"))
+    if replicas < 1:
+        raise UsageError(f"replicas must be at least 1; got {replicas}.")
     types = {field.name: field.type for field in dataclasses.fields(Settings) if field.name not in NOT_SUPPORTED}
     for name in texts:
         if name not in types:

@@ -20,11 +20,11 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.supervisors import Multiprocess
 
 from weft.errors import UsageError
 from weft.inference.predictor import Predictor
-from weft.processor import set_num_threads
 from weft.serve.app import Service, create_app, load_predictor, log
 from weft.serve.metrics import MULTIPROC_DIR
 from weft.serve.protocol import GuardedProtocol
@@ -50,14 +50,13 @@ def serve(settings: Settings) -> None:
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{settings.host if settings.host == 'localhost' else shown}:{port}"
         if settings.workers == 1:
-            _use_threads(settings)
             app = create_app(settings)
             service = app.state.service
             _Server(_config(settings, app), service, lambda: _announce(settings, service.predictor, url)).run([sock])
         else:
             settings = replace(settings, threads=settings.threads or max((os.cpu_count() or 1) // settings.workers, 1))
-            _use_threads(settings)  # the exports are timed as the workers run them
-            predictor = load_predictor(settings)  # report a model that cannot be served once, before the workers start
+            # report a model that cannot be served once, before the workers start; they also find the chosen runtime
+            predictor = load_predictor(settings)
             _serve_in_processes(settings, sock, lambda: _announce(settings, predictor, url))
 
 
@@ -75,7 +74,6 @@ def from_environment() -> Any:
     """Return the application of a worker process, with the settings in the environment."""
     values = json.loads(os.environ[SETTINGS_VARIABLE])
     settings = Settings(**{**values, "names": tuple(values["names"]), "proxies": tuple(values["proxies"])})
-    _use_threads(settings)
     app = create_app(settings)
     _drain_on_sigterm(app.state.service)
     threading.Thread(target=_end_with_parent, args=(settings,), daemon=True).start()
@@ -102,11 +100,6 @@ def _drain_on_sigterm(service: Service) -> None:
             loop.call_soon_threadsafe(loop.call_later, service.settings.drain, close, sig, frame)
 
     signal.signal(signal.SIGTERM, stop)
-
-
-def _use_threads(settings: Settings) -> None:
-    if settings.threads is not None:
-        set_num_threads(settings.threads)
 
 
 def _config(settings: Settings, app: Any) -> uvicorn.Config:
@@ -165,15 +158,21 @@ class _Server(uvicorn.Server):
 class _Supervisor(Multiprocess):
     """Parent of the worker processes: restarts workers that have crashed, and forwards SIGHUP to all of them."""
 
+    _pids: frozenset[int | None] = frozenset()
+
     def keep_subprocess_alive(self) -> None:
-        """Check the health of every worker.
+        """Check the health of every worker, and remove the gauges of those that have ended.
 
         The parent also holds the child's end of each pipe. It is closed here; otherwise the parent would not notice
         that a worker has crashed.
         """
         for process in self.processes:
             process.child_conn.close()
+        known = self._pids.union(process.pid for process in self.processes)
         super().keep_subprocess_alive()
+        self._pids = frozenset(process.pid for process in self.processes)
+        for pid in known - self._pids:
+            mark_process_dead(pid)
 
     def handle_hup(self) -> None:
         """Forward SIGHUP, so that every worker reloads its model while it serves."""
@@ -190,10 +189,9 @@ def _listening_socket(settings: Settings) -> Iterator[socket.socket]:
     try:
         family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind)
-    except OSError as error:
-        raise UsageError(
-            f"--host must be a name or address of this machine; {address_text}: {error.strerror}."
-        ) from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a label without characters, or with more than 63
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise UsageError(f"--host must be a name or address of this machine; {address_text}: {reason}.") from error
     with sock:
         # on Windows SO_REUSEADDR lets another process take over the port
         sock.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from weft.data.images.limits import MAX_PIXELS
 from weft.errors import UsageError
+from weft.processor import MAX_THREADS
 
 RUNTIMES = ("auto", "torch", "openvino", "onnx")
+DEVICES, PRECISIONS = ("auto", "cpu", "cuda", "mps"), ("auto", "fp32", "bf16")
+NUMBERS = {"int": (int, "a whole number"), "float": ((int, float), "a number")}
 TOKEN = "WEFT_TOKEN"  # environment variable with the token
 MAX_BATCH = 32  # images per forward pass, where no number is set
 LARGEST_BATCH = 4096  # that can be set
@@ -30,8 +33,8 @@ class Settings:
         host: address to listen on; a host name or an IP address.
         port: 0 for any free port.
         runtime: inference runtime, one of RUNTIMES. `auto` is the fastest of the model and its exports, by measurement.
-        device: `auto`, `cpu` or `cuda`, for torch.
-        precision: `fp32` or `bf16`, for torch.
+        device: one of DEVICES, for torch.
+        precision: one of PRECISIONS, for torch.
         reject_at_error: reject predictions below the confidence at which this share of the held-out images was
             classified wrongly, from 0 to 1; None rejects none.
         threads: compute threads per process; None for all cores, divided among the processes.
@@ -95,17 +98,30 @@ class Settings:
         Raises:
             UsageError: a value is out of range, or two values contradict each other.
         """
-        if self.runtime not in RUNTIMES:
-            raise UsageError(f"runtime must be one of {', '.join(RUNTIMES)}; got {self.runtime!r}.")
+        for name, choices in (("runtime", RUNTIMES), ("device", DEVICES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}.")
+        for field in fields(self):
+            kind, _, optional = str(field.type).partition(" | ")
+            value = getattr(self, field.name)
+            if kind in NUMBERS and not isinstance(value, NUMBERS[kind][0]) and not (optional and value is None):
+                raise UsageError(f"{field.name} must be {NUMBERS[kind][1]}; got {value!r}.")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port must be from 0 to 65535; got {self.port}.")
         for name in ("workers", "max_queue", "max_bytes", "max_pixels", "max_images"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        if self.decoders is not None and self.decoders < 1:
-            raise UsageError(f"decoders must be at least 1; got {self.decoders}.")
         if self.max_batch is not None and not 1 <= self.max_batch <= LARGEST_BATCH:
             raise UsageError(f"max_batch must be from 1 to {LARGEST_BATCH}; got {self.max_batch}.")
+        for name in ("decoders", "threads"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise UsageError(f"threads must be at most {MAX_THREADS}; got {self.threads}.")
+        if self.reject_at_error is not None and not 0 <= self.reject_at_error < 1:
+            raise UsageError(
+                f"reject_at_error must be a share of errors from 0 to below 1; got {self.reject_at_error:g}."
+            )
         if self.max_latency_ms is not None and not 0 < self.max_latency_ms <= 60_000:
             raise UsageError(
                 f"max_latency_ms must be above 0 and at most 60000 milliseconds; got {self.max_latency_ms}."

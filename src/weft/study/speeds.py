@@ -145,7 +145,7 @@ def _forms_of(
             report = _int8(exported, job, tell)
             progress.begin(f"{name}: converting to OpenVINO")
             write_graph(network, Path(folder) / "model.xml", "openvino", "fp32", size)
-            for precision in ("fp32", "bf16"):
+            for precision in dtypes:  # without bf16 instructions, OpenVINO would compute "bf16" in fp32
                 calls[f"openvino {precision}"] = run_file(Path(folder) / "model.xml", "openvino", precision)
         if report is not None:
             calls["openvino int8"] = open_model(exported)[0].graph

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from weft.errors import is_out_of_memory
+from weft.memory import is_out_of_memory
 from weft.models.contract import preprocessing
 from weft.recipes import Recipe
 from weft.runtime import Runtime

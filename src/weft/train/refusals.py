@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from weft.errors import UsageError, WeftError, is_out_of_memory
+from weft.errors import UsageError, WeftError
+from weft.memory import is_out_of_memory
 from weft.recipes import Recipe
 
 

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data.loading.order import Key, epochs_of
-from weft.errors import CheckpointError, DivergedError, WeftError, is_out_of_memory
+from weft.errors import CheckpointError, DivergedError, WeftError
 from weft.files import writing
 from weft.inference.inputs import name_of
 from weft.inference.metrics import Evaluation, measure
+from weft.memory import is_out_of_memory
 from weft.progress import say
 from weft.runs.directory import EpochRow, StepLog, best_of, write_metrics
 from weft.text import printable

@@ -87,6 +87,16 @@ def interval_text(estimate: Estimate | None, *, signed: bool = False) -> str:
     return f"{estimate.value:{sign}.2f} ({estimate.low:{sign}.2f} to {estimate.high:{sign}.2f})"
 
 
+def grouped_text(images: int, groups: int) -> str:
+    """Return a warning if held-out images are in groups; an empty text without groups, or if each has one image."""
+    if not 0 < groups < images:
+        return ""
+    return (
+        f"The {images:,} held-out images are in {groups:,} group{'' if groups == 1 else 's'}. The 95 % interval treats"
+        " the images of a group as independent; it is too narrow."
+    )
+
+
 def too_few_text(percent: float, count: int) -> str:
     """Return a warning if the images are too few for a conclusion about an accuracy; else an empty text."""
     if not interval_of(percent, count).is_wide:

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from tests.data.pictures import jpeg
 from weft.data import open_data
 from weft.data.index.checks import MAX_ADVISED
-from weft.data.index.split import group_names, grouped_parts, grouped_split, stratified_fold
+from weft.data.index.split import (
+    group_names,
+    grouped_parts,
+    grouped_split,
+    proportional_subset,
+    stratified_fold,
+    stratified_split,
+    stratified_subset,
+)
 from weft.errors import DataError, UsageError
 
 labels_of_classes = st.lists(st.integers(1, 12), min_size=2, max_size=6).map(
@@ -61,6 +69,31 @@ def test_groups_keep_the_share_of_every_class() -> None:
     assert len(train) == 240
 
 
+def test_a_subset_below_the_number_of_classes_does_not_prefer_the_first() -> None:
+    labels = [number // 3 for number in range(300)]
+    chosen = Counter(labels[i] for i in stratified_subset(keys_of(labels), labels, 40, 0))
+    assert set(chosen.values()) == {1}
+    assert len([label for label in chosen if label >= 50]) > 10
+    assert len({labels[i] for i in stratified_subset(keys_of(labels), labels, 100, 0)}) == 100
+    others = [f"other {key}" for key in keys_of(labels)]
+    assert set(chosen) == {labels[i] for i in stratified_subset(others, labels, 40, 0)}, "as for validation images"
+
+
+def test_a_proportional_subset_keeps_the_shares_of_held_out_images() -> None:
+    """Also those of small classes, of which the split holds out a larger share."""
+    labels = [0] * 2500 + [1 + number // 2 for number in range(1000)]
+    keys = keys_of(labels)
+    _, val = stratified_split(keys, labels, 0.2, 0)
+    assert sum(labels[i] == 0 for i in val) == len(val) // 2 == 500
+    kept = [keys[i] for i in val]
+    chosen = proportional_subset(kept, 200, 0)
+    assert chosen == sorted(set(chosen))
+    assert 75 < sum(labels[val[i]] == 0 for i in chosen) < 125
+    smaller = proportional_subset([kept[i] for i in chosen], 100, 0)
+    assert [chosen[i] for i in smaller] == proportional_subset(kept, 100, 0)
+    assert proportional_subset(kept, 2000, 0) == list(range(1000))
+
+
 def test_a_group_is_the_parenthesised_part_or_the_match() -> None:
     keys = ["cat/p7_1.jpg", "dog/p7_2.jpg", "dog/other.jpg"]
     assert group_names(keys, r"p(\d+)_") == {keys[0]: "7", keys[1]: "7", keys[2]: f"/{keys[2]}"}
@@ -105,6 +138,7 @@ def test_a_column_groups_a_table(photos: Path) -> None:
     splits = open_data(table, group="patient")
     group_of = {str(path): number % 6 or str(path) for number, (path, _) in enumerate(rows)}
     assert not {group_of[key] for key in splits.train.keys} & {group_of[key] for key in splits.val.keys}
+    assert len(set(splits.val_groups or ())) == len({group_of[key] for key in splits.val.keys})
     with pytest.raises(DataError, match=r"'doctor' matches none of 24, such as 'photos/ill/"):
         open_data(table, group="doctor")
 

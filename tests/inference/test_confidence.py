@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from weft.errors import CheckpointError, UsageError
 from weft.inference import predict
 from weft.inference.calibration import calibrate, fit_temperature
 from weft.inference.exports import export_run
+from weft.inference.metrics import Evaluation
 from weft.inference.predictor import Predictor
 from weft.train import evaluate, train
 
@@ -125,6 +127,29 @@ def test_evaluation_has_calibrated_confidences(run: Path, photos: Path) -> None:
     order = np.argsort(-result.sure, kind="stable")
     errors = np.cumsum(~result.right[order]) / np.arange(1, 13)
     assert record["aurc"] == pytest.approx(100 * errors.mean())
+
+
+def test_many_held_out_images_are_calibrated_by_some_of_them(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report has calibrated probabilities of all images."""
+    results = []
+
+    def keep_result(folder: Path, title: str, summary: Any, result: Evaluation, **more: Any) -> None:
+        results.append(result)
+
+    monkeypatch.setattr("weft.train.run.write_report", keep_result)
+    monkeypatch.setattr("weft.train.run.MAX_IMAGES", 7)
+    monkeypatch.setattr("weft.train.unknown.MAX_IMAGES", 5)
+    out = tmp_path / "run"
+    train(photos, "levit_nano_32", epochs=1, batch_size=12, settings={"optim.lr": 3e-3}, out=out, quiet=True)
+    model, _ = load_model_dir(out / "best")
+    assert (model.confidence.count, model.unknown.threshold.count) == (7, 5)
+    assert abs(model.confidence.temperature - 1) > 0.01
+    assert results[0].sure == pytest.approx(evaluate(out, photos, quiet=True).sure, abs=1e-5)
+    assert [mistake.probability for mistake in results[0].mistakes] == sorted(
+        (float(sure) for sure in results[0].sure[~results[0].right]), reverse=True
+    )
 
 
 def test_the_command_line_rejects(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,7 @@ def test_the_command_line_prints_it(photos: Path, tmp_path: Path, capsys: pytest
     printed = capsys.readouterr()
     assert json.loads(printed.out)["cross_validation"]["n"] == 27
     assert "Fold 2 of 2." in printed.err
+    assert "The 27 held-out images are in 9 groups. The 95 % interval treats the images of a group as" in printed.err
     assert main(["train", "--resume", str(tmp_path / "run"), "--quiet"]) == 0
     printed, messages = capsys.readouterr()
     assert "Too few images for a conclusion: with 27," in messages
@@ -106,5 +107,7 @@ def test_the_command_line_prints_it(photos: Path, tmp_path: Path, capsys: pytest
     report = (tmp_path / "run" / "folds" / "report" / "report.md").read_text()
     assert "folds: 2; 27 images held out, each once" in report
     assert "Evaluate on more images" in report
+    assert "groups: The 27 held-out images are in 9 groups." in report
+    assert "points (underestimated: the temperature was fitted to these images)" in report
     with pytest.raises(UsageError, match=r"cannot change its data\.folds"):
         train(resume=tmp_path / "run", settings={"data.folds": 3}, override=True, quiet=True)

@@ -17,7 +17,7 @@ from weft.cli import main
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.inference import predict
 from weft.runs.directory import FEATURES, FINGERPRINT
-from weft.train import RunResult, label, train
+from weft.train import RunResult, active, label, train
 from weft.train.active import UNCERTAIN_SHARE, choose
 
 
@@ -69,6 +69,14 @@ def test_chosen_images_differ_from_each_other_and_from_labelled_ones() -> None:
     others = set(groups[:10].tolist()) - {2}  # at equal margins the candidates are the first half
     assert len(others) >= 3
     assert set(groups[chosen[: len(others)]].tolist()) == others
+
+
+def test_similarities_in_blocks_choose_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    points, known = rng.normal(size=(40, 6)), rng.normal(size=(25, 6))
+    whole = choose(points, uncertain(40), known, 10)
+    monkeypatch.setattr(active, "MAX_SIMILARITIES", 3 * 25)
+    assert choose(points, uncertain(40), known, 10) == whole
 
 
 @pytest.mark.parametrize("budget", [1, 4, 9])

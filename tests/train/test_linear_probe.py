@@ -18,7 +18,10 @@ from tests.helpers import without_home
 from tests.train import tiny
 from weft.data import open_data
 from weft.data.loading.loader import ImageLoader
-from weft.errors import StoppedError, UsageError
+from weft.deploy import fold
+from weft.errors import CheckpointError, StoppedError, UsageError
+from weft.files import cache_dir
+from weft.inference import features
 from weft.inference.features import classifiers, read_features
 from weft.inference.inputs import evaluation_batches
 from weft.models.contract import resized
@@ -175,6 +178,81 @@ def test_features_come_from_the_cache_only_for_the_same_pixels_and_weights(photo
     assert not np.array_equal(first[0], other[0])
 
 
+class Scaled(nn.Module):
+    """A module of a user with settings that are no weights."""
+
+    def __init__(self, scale: Any = 1.0, offset: float = 0.0, act: Any = None) -> None:
+        super().__init__()
+        self.pretrained_cfg = {"classifier": "fc"}
+        self.scale, self.act = scale, act
+        self.register_buffer("offset", torch.tensor(offset), persistent=False)
+        self.conv, self.fc = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.fc((self.conv(images) * self.scale + self.offset).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda: create_model("resnet10t"), lambda: create_model("resnet10t", global_pool="max")),
+        (Scaled, lambda: Scaled(-1.0)),
+        (Scaled, lambda: Scaled(offset=1.0)),
+        (lambda: Scaled({"by": 1}), lambda: Scaled({"by": 2})),
+        *[
+            (lambda name=name: fold(create_model(name)), lambda name=name: fold(create_model(name, act_layer="relu")))
+            for name in ("cvt_nano_32", "levit_nano_32")
+        ],
+    ],
+)
+def test_networks_with_equal_weights_have_features_of_their_own(first: Any, second: Any) -> None:
+    one, same, other = first(), first(), second()
+    for network in (same, other):
+        network.load_state_dict(one.state_dict())
+    assert features._cache_key(one, CPU) == features._cache_key(same, CPU)
+    assert features._cache_key(one, CPU) != features._cache_key(other, CPU)
+
+
+def test_the_number_of_classes_has_no_part_in_the_features() -> None:
+    for name in ("ceit_nano_32", "levit_nano_32", "resnet10t"):
+        one, other = create_model(name, num_classes=3), create_model(name, num_classes=5)
+        heads = {f"{place}." for place, layer in one.named_modules() if layer in classifiers(one)}
+        state = {key: value for key, value in one.state_dict().items() if not key.startswith(tuple(heads))}
+        other.load_state_dict(state, strict=False)
+        assert features._cache_key(one, CPU) == features._cache_key(other, CPU)
+
+
+def test_features_of_unknown_code_are_not_cached() -> None:
+    """A function that a setting holds, and a class without a source file."""
+    assert features._cache_key(Scaled(act=lambda images: images), CPU) is None
+    scope: dict[str, Any] = {"nn": nn, "__name__": "no_file"}
+    exec("class Net(nn.Sequential): pretrained_cfg = {'classifier': '1'}", scope)
+    assert features._cache_key(scope["Net"](nn.Flatten(), nn.Linear(12, 3)), CPU) is None
+
+
+def test_the_cache_drops_the_oldest_features(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = create_model("ceit_nano_32", num_classes=3).eval()
+    monkeypatch.setattr(features, "MAX_CACHED", 10 * 4 * classifiers(network)[0].in_features)
+    images = torch.randn(14, 3, 32, 32)
+    with features.FeatureReader(network, CPU) as reader:
+        reader(images)
+    (path,) = (cache_dir() / "features").iterdir()
+    assert len(features.read_arrays(path, ["features"])["features"]) == 10
+    monkeypatch.setattr(features, "_features", None)  # the network cannot run
+    with features.FeatureReader(network, CPU) as reader:
+        reader(images[4:])
+        with pytest.raises(TypeError):
+            reader(images[:4])
+
+
+def test_features_that_are_not_finite_are_refused(photos: Path) -> None:
+    network = create_model("ceit_nano_32", num_classes=3).eval()
+    with torch.no_grad():
+        next(network.parameters()).fill_(torch.nan)
+    with pytest.raises(CheckpointError, match=r"features of CeiT must be finite; those of class\d.*png are not\."):
+        read_features(network, batches(photos, network), CPU)
+
+
 @pytest.mark.parametrize("damage", [b"", b"no zip", "half"])
 def test_a_damaged_cache_is_replaced(damage: bytes | str, photos: Path, tmp_path: Path) -> None:
     network = create_model("ceit_nano_32", num_classes=3).eval()
@@ -218,6 +296,7 @@ def test_a_probe_alone_is_a_run(photos: Path, tmp_path: Path) -> None:
     assert [row["epoch"] for row in rows(tmp_path / "run")] == ["0"]
     assert evaluate(tmp_path / "run", photos, quiet=True).top1 == pytest.approx(result.top1)
     assert (tmp_path / "run" / "report" / "report.html").exists()
+    assert len(list((cache_dir() / "features").iterdir())) == 2, "of the network and of its folded form"
     again = train(resume=tmp_path / "run", quiet=True)
     assert again.top1 == result.top1
 

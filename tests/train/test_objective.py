@@ -79,6 +79,15 @@ def test_focal_loss(smoothing: float) -> None:
     torch.testing.assert_close(near, Objective(Recipe())(LOGITS, one_hot(smoothing)))
 
 
+@pytest.mark.parametrize("gamma", [0.1, 0.5, 1.0, 2.0])
+def test_focal_loss_has_finite_gradients_at_a_probability_of_1(gamma: float) -> None:
+    """The derivative of a power below 1 is infinite there; the gradient of the loss is 0."""
+    certain = torch.tensor([[20.0, 0.0, 0.0, 0.0], [200.0, 0.0, 0.0, -200.0]], requires_grad=True)
+    Objective(recipe(loss__focal_gamma=gamma))(certain, F.one_hot(torch.tensor([0, 0]), 4).float()).backward()
+    assert certain.grad is not None
+    torch.testing.assert_close(certain.grad, torch.zeros(2, 4), atol=1e-3, rtol=0)
+
+
 def test_focal_loss_weighs_classes_as_cross_entropy_does() -> None:
     labels = [0] * 5 + [1, 2, 3]
     both = [

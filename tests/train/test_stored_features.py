@@ -35,6 +35,13 @@ def test_stored_features_are_read_as_they_were_written(tmp_path: Path) -> None:
         assert np.array_equal(getattr(read, name), getattr(stored, name))
 
 
+def test_features_above_the_range_of_float16_stay_finite(tmp_path: Path) -> None:
+    stored = features()
+    stored.features[0, 0, 0] = 70_000
+    stored.write(tmp_path / "features.npz")
+    assert np.array_equal(StoredFeatures.read(tmp_path / "features.npz").features, stored.features)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_any_damage_is_refused_with_a_sentence(seed: int, tmp_path: Path) -> None:
     """Changed, cut and added bytes; damage that changes no array may go unnoticed."""

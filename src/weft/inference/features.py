@@ -1,15 +1,19 @@
 """Features of images: the inputs of a network's classifier, cached on disk.
 
-A cached feature is found by the pixels that the network would receive and by its weights, so a changed file, crop,
-normalisation or network never meets an old feature.
+A cached feature is found by the pixels that the network would receive, and by its weights, settings and code, so a
+changed file, crop, normalisation or network never meets an old feature.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
+import inspect
 import io
 import json
+import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +25,24 @@ from torch import Tensor, nn
 from weft.checkpoints.unknown import unit_length as unit_length
 from weft.data.loading.loader import ImageLoader
 from weft.deploy import ExportedModel
-from weft.errors import UsageError
+from weft.errors import CheckpointError, UsageError
 from weft.files import cache_file, write_whole
 from weft.layers.norm import NormLinear, affine_of
 from weft.models.contract import evaluation_mode
 from weft.models.families import family_of
 from weft.models.family import resolve
 from weft.runtime import Runtime
+from weft.text import printable
+from weft.version import __version__
+
+MAX_CACHED = 512_000_000  # bytes of features in the file of a network
+KNOWN_CODE = {"torch", "timm", "weft", "builtins", "abc", "typing"}
+NOT_SETTINGS = {  # attributes of a module that do not change its features, or that are hashed separately
+    *vars(nn.Module()),
+    *("num_classes", "grad_checkpointing", "confidence", "unknown"),
+    *("pretrained_cfg", "default_cfg", "pretrained_model_args", "model_args", "_model_args", "_traits"),
+}
+ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 
 
 def classifiers(network: nn.Module) -> list[nn.Linear]:
@@ -65,7 +80,7 @@ class FeatureReader:
     Args:
         network: on its device.
         runtime: device and precision.
-        is_cached: use the cache on disk.
+        is_cached: use the cache on disk, if the code of the network is known.
 
     Attributes:
         widths: number of features of each classifier.
@@ -77,7 +92,8 @@ class FeatureReader:
     def __init__(self, network: nn.Module, runtime: Runtime, *, is_cached: bool = True) -> None:
         self.network, self.runtime = network, runtime
         self.widths = [layer.in_features for layer in classifiers(network)]
-        path = cache_file("features", f"{fingerprint(network, runtime)}.npz") if is_cached else None
+        key = _cache_key(network, runtime) if is_cached else None
+        path = None if key is None else cache_file("features", f"{key}.npz")
         self._cache = None if path is None else _Cache(path, sum(self.widths))
         self._mode = contextlib.ExitStack()
 
@@ -123,11 +139,19 @@ def read_features(
 
     Raises:
         UsageError: the network has no linear classifier.
+        CheckpointError: features are not finite.
     """
     rows, labels = [], []
     with FeatureReader(network, runtime) as reader:
         for images, targets in batches:
             rows.append(np.stack([reader(images), reader(images.flip(-1))], axis=1))
+            is_finite = np.isfinite(rows[-1]).all(axis=(1, 2))
+            if not is_finite.all():
+                key = batches.dataset.source.keys[len(labels) + int(is_finite.argmin())]
+                raise CheckpointError(
+                    f"The features of {type(network).__name__} must be finite; those of {printable(key)} are not. The"
+                    " weights are damaged: start from others."
+                )
             labels += targets.tolist()
             on_batch(len(targets))
     return split_heads(network, np.concatenate(rows)), np.array(labels)
@@ -184,15 +208,52 @@ def _features(network: nn.Module, images: Tensor, runtime: Runtime) -> np.ndarra
 
 
 def fingerprint(network: nn.Module, runtime: Runtime) -> str:
-    """Return a hash of all that determines the features of given pixels, except the weights of the classifiers."""
+    """Return a hash of the weights except those of the classifiers, of weft's switches and of the precision.
+
+    It identifies the weights of one network. The key of the cache also distinguishes networks with equal weights.
+    """
     heads = {id(tensor) for layer in classifiers(network) for tensor in layer.parameters()}
     switches = json.dumps(_switches(network), sort_keys=True)
     digest = hashlib.sha256(f"{type(network).__qualname__} {switches} {runtime.precision} one view per row".encode())
     for name, tensor in network.state_dict(keep_vars=True).items():
         if id(tensor) not in heads:
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(_bytes(tensor))
     return digest.hexdigest()[:32]
+
+
+def _cache_key(network: nn.Module, runtime: Runtime) -> str | None:
+    """Return a hash of all that determines the features of given pixels; None if this cannot be known.
+
+    The code of torch, timm and weft is known by versions, that of other classes by the source of their modules.
+    """
+    versions = f"weft {__version__}, timm {importlib.metadata.version('timm')}"
+    digest = hashlib.sha256(f"{fingerprint(network, runtime)} {versions}".encode())
+    heads, sources = {id(layer) for layer in classifiers(network)}, set[str]()
+    for name, module in network.named_modules():
+        if id(module) in heads:
+            continue
+        settings = repr(sorted((key, repr(value)) for key, value in vars(module).items() if key not in NOT_SETTINGS))
+        homes = {kind.__module__ for kind in type(module).__mro__}
+        own = {home for home in homes if home.partition(".")[0] not in KNOWN_CODE}
+        if own and ADDRESS.search(settings):  # an object or a function whose content is unknown
+            return None
+        sources |= own
+        text = f"{name} {type(module).__module__}.{type(module).__qualname__} {ADDRESS.sub('', settings)}"
+        digest.update(text.encode(errors="backslashreplace"))
+    for name, buffer in network.named_buffers():  # the state dict lacks those that are not persistent
+        digest.update(name.encode())
+        digest.update(_bytes(buffer))
+    try:
+        for home in sorted(sources):
+            digest.update(inspect.getsource(sys.modules[home]).encode(errors="backslashreplace"))
+    except (OSError, TypeError, KeyError):  # code of a notebook or a command line
+        return None
+    return digest.hexdigest()[:32]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _switches(network: nn.Module) -> dict[str, Any]:
@@ -225,7 +286,10 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 class _Cache:
-    """Features by the hash of the pixels, in one file per network. A file that cannot be read is replaced."""
+    """Features by the hash of the pixels, in one file per network, without the oldest ones above MAX_CACHED.
+
+    A file that cannot be read is replaced.
+    """
 
     def __init__(self, path: Path, width: int) -> None:
         self.path, self.rows = path, dict[bytes, np.ndarray]()
@@ -239,9 +303,11 @@ class _Cache:
     def save(self) -> None:
         if len(self.rows) == self.known:
             return
+        limit = MAX_CACHED // next(iter(self.rows.values())).nbytes
+        kept = dict(list(self.rows.items())[-limit:])
         buffer = io.BytesIO()
-        keys = np.frombuffer(b"".join(self.rows), np.uint8).reshape(-1, 32)
-        content: dict[str, Any] = {"keys": keys, "features": np.stack(list(self.rows.values()))}
+        keys = np.frombuffer(b"".join(kept), np.uint8).reshape(-1, 32)
+        content: dict[str, Any] = {"keys": keys, "features": np.stack(list(kept.values()))}
         np.savez(buffer, **content)
         with contextlib.suppress(OSError):  # a full or read-only disk costs only the cache
             self.path.parent.mkdir(parents=True, exist_ok=True)

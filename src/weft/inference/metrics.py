@@ -479,11 +479,28 @@ def accuracy_lines(result: Evaluation, images: str = "images") -> list[tuple[str
     return lines
 
 
-def confidence_lines(result: Evaluation) -> list[tuple[str, str]]:
-    """Return (name, value) lines about confidence: calibration error, accuracy of the most confident images."""
+def calibration_text(result: Evaluation, *, is_fitted: bool) -> str:
+    """Return the expected calibration error as text.
+
+    Args:
+        result: the evaluation.
+        is_fitted: the temperature was fitted to the same images, which underestimates the error.
+    """
+    fitted = " (underestimated: the temperature was fitted to these images)" if is_fitted else ""
+    return f"{result.ece:.1f} points{fitted}"
+
+
+def confidence_lines(result: Evaluation, *, is_fitted: bool = False) -> list[tuple[str, str]]:
+    """Return (name, value) lines about confidence: calibration error, accuracy of the most confident images.
+
+    Args:
+        result: the evaluation.
+        is_fitted: the temperature was fitted to the same images.
+    """
     shown = [row for row in result.coverage if row.coverage in (0.9, 0.7)]
     most = "; ".join(f"{row.top1:.2f} % of the most confident {100 * row.coverage:.0f} %" for row in shown)
-    lines = [("expected calibration error", f"{result.ece:.1f} points"), ("top-1 by confidence", most)]
+    error = calibration_text(result, is_fitted=is_fitted)
+    lines = [("expected calibration error", error), ("top-1 by confidence", most)]
     if result.accepted is not None:
         threshold, number, top1 = result.accepted
         accuracy = "" if top1 is None else f"; top-1 {accuracy_text(top1, number, 'accepted images')}"

@@ -15,7 +15,7 @@ from weft import markup
 from weft.inference.conclusions import Training, conclusions, confused_pairs
 from weft.inference.error_gallery import ExplainedError, gallery_figure, gallery_html
 from weft.inference.feature_map import FeatureMap
-from weft.inference.metrics import Evaluation, percent_text
+from weft.inference.metrics import Evaluation, calibration_text, percent_text
 from weft.intervals import accuracy_of
 from weft.pages import COLOURS, Fields, Section, new_figure, shown, write_page
 
@@ -39,6 +39,7 @@ def write_report(
     curves: Mapping[str, tuple[Figure, str]] | None = None,
     training: Training | None = None,
     features: FeatureMap | None = None,
+    is_fitted: bool = False,
 ) -> None:
     """Write `report.md`, `report.html` and the figures in FIGURES.
 
@@ -51,6 +52,7 @@ def write_report(
         curves: figures of accuracy and loss by epoch, with their alternative texts, by file name.
         features: map of the features.
         training: the run, for conclusions about it.
+        is_fitted: the temperature was fitted to the evaluated images.
     """
     sections = []
     if curves:
@@ -94,7 +96,8 @@ def write_report(
             Section("Map of the features", features.caption, {"map.png": (features.figure, features.caption)})
         )
     calibration = {"reliability.png": (reliability_figure(result), "Accuracy by confidence (reliability diagram)")}
-    text = f"Expected calibration error {result.ece:.1f} points; {_confidence_text(result)}."
+    error = calibration_text(result, is_fitted=is_fitted)
+    text = f"Expected calibration error {error}; {_confidence_text(result)}."
     sections.append(Section("Confidence", text, calibration))
     write_page(folder, title, conclusions(result, training), summary, sections)
 

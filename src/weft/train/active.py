@@ -29,6 +29,7 @@ from weft.train.stored_features import StoredFeatures
 BUDGET = 20
 CERTAIN = 0.95
 UNCERTAIN_SHARE = 0.5  # of the images, by margin: the candidates (benchmarks/few-images/label.csv)
+MAX_SIMILARITIES = 10_000_000  # in memory, of images without labels to labelled ones
 NEXT, PROPOSED = "next.csv", "proposed.csv"
 CONTENTS = (NEXT, PROPOSED, "report.md", "report.html", "next.png")
 SHOWN = 50  # images in the report
@@ -203,7 +204,10 @@ def choose(features: np.ndarray, probabilities: np.ndarray, known: np.ndarray, b
     points = unit_length(features[candidates].astype(np.float64))
     nearest = np.full(len(points), -1.0)  # largest similarity to a labelled or chosen image
     if len(known):
-        nearest = (points @ unit_length(known.astype(np.float64)).T).max(axis=1)
+        labelled = unit_length(known.astype(np.float64)).T
+        step = max(MAX_SIMILARITIES // len(known), 1)
+        blocks = (points[start : start + step] @ labelled for start in range(0, len(points), step))
+        nearest = np.concatenate([block.max(axis=1) for block in blocks])
     chosen: list[int] = []
     for _ in range(number):
         place = int(

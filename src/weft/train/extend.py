@@ -439,7 +439,7 @@ def _write(
         *result.extension.lines(),
         ("held-out images", f"{evaluation.count}"),
         *accuracy_lines(evaluation, "held-out images"),
-        *confidence_lines(evaluation),
+        *confidence_lines(evaluation, is_fitted=True),
         *calibration_lines(network),
         ("training images", f"{int((~everything.is_held_out).sum())}"),
         ("training and evaluation", f"{clock(result.seconds)} on {runtime.device.type}"),
@@ -447,6 +447,7 @@ def _write(
     ]
     held_out = everything.chosen(everything.is_held_out)
     drawn = map_of(held_out.features[:, 0], held_out.labels, evaluation)
-    write_report(out / "report", f"{recipe.model} on {recipe.data.source}", summary, evaluation, features=drawn)
+    title = f"{recipe.model} on {recipe.data.source}"
+    write_report(out / "report", title, summary, evaluation, features=drawn, is_fitted=True)
     reservation.discard_replaced()
     reservation.is_kept = True

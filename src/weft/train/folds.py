@@ -97,8 +97,15 @@ def _by_epoch(histories: Sequence[Mapping[int, float]], counts: Sequence[int]) -
     return {epoch: mean for epoch, mean in means.items() if not math.isnan(mean)}
 
 
-def write_cross_validation(out: Path, result: CrossValidation, model: str, data: str) -> None:
-    """Write `cross_validation.json` and a report into a run directory."""
+def write_cross_validation(out: Path, result: CrossValidation, model: str, data: str, grouped: str = "") -> None:
+    """Write `cross_validation.json` and a report into a run directory.
+
+    Args:
+        out: the run directory.
+        result: of the cross-validation.
+        model, data: names of the model and of the dataset.
+        grouped: result of `grouped_text`.
+    """
     evaluation = result.evaluation
     write_text(out / CROSS_VALIDATION, json.dumps({"model": model, "data": data, **result.as_dict()}, indent=2) + "\n")
     summary = [("folds", f"{len(result.folds)}; {count(evaluation.count, 'image')} held out, each once")]
@@ -109,4 +116,5 @@ def write_cross_validation(out: Path, result: CrossValidation, model: str, data:
             ("last epoch of each fold", f"{result.by_epoch[last]:.2f} %; above, each fold has its best epoch")
         )
     summary += [(f"fold {number}", str(fold.interval)) for number, fold in enumerate(result.folds, 1)]
-    write_report(out / FOLDS / "report", f"Cross-validation of {model} on {data}", summary, evaluation)
+    summary += [("groups", grouped)] if grouped else []
+    write_report(out / FOLDS / "report", f"Cross-validation of {model} on {data}", summary, evaluation, is_fitted=True)

@@ -150,7 +150,9 @@ class Objective:
         if self.gamma == 0:
             return F.cross_entropy(logits, targets, weight=self.class_weights)
         logs = logits.log_softmax(dim=1)
-        losses = -targets * (1 - logs.exp()) ** self.gamma * logs
+        # the clamp only changes p = 1, where a power below 1 has an infinite derivative
+        rest = (1 - logs.exp()).clamp(min=torch.finfo(logs.dtype).tiny)
+        losses = -targets * rest**self.gamma * logs
         return (losses if self.class_weights is None else losses * self.class_weights).sum(dim=1).mean()
 
     def _teacher_loss(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,11 @@ from weft.capabilities import bf16_note
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.hub import source_of
 from weft.checkpoints.model_dir import read_config, write_confidence
-from weft.data.index.split import stratified_subset
+from weft.data import Source
+from weft.data.index.split import proportional_subset
+from weft.data.loading.loader import ImageLoader
 from weft.data.loading.order import epochs_of
-from weft.errors import DataError, UsageError
+from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import remove, sweep, write_text
 from weft.inference.arguments import check_other
 from weft.inference.calibration import MAX_IMAGES, calibrate, calibration_lines, held_out_logits
@@ -33,7 +35,7 @@ from weft.inference.feature_map import feature_map
 from weft.inference.inputs import SourcePart, evaluation_batches
 from weft.inference.metrics import Evaluation, accuracy_lines
 from weft.inference.report import write_report
-from weft.intervals import Estimate, accuracy_text, interval_of
+from weft.intervals import Estimate, accuracy_text, grouped_text, interval_of
 from weft.models.contract import preprocessing
 from weft.models.own import register_module
 from weft.notebook import described
@@ -348,6 +350,7 @@ class _Run:
         self.resumed_by = resumed_by
         self.plan, self.recipe, self.splits, self.runtime = plan, plan.recipe, plan.splits, plan.runtime
         self.out, self.stop, self.trackers, self.quiet = out, stop, trackers, quiet
+        self.held_out_groups = set(plan.splits.val_groups or ())  # and those of other folds, once these have finished
         self.model, _ = plan.network, plan.val_batches
 
     def start(self, reservation: Reservation) -> RunResult:
@@ -410,7 +413,10 @@ class _Run:
         assert self.evaluation is not None
         folds = cross_validate(self.recipe, self.out, self.evaluation, self._run_fold, quiet=self.quiet)
         if self.runtime.is_main:
-            write_cross_validation(self.out, folds, result.model, result.data)
+            grouped = grouped_text(folds.evaluation.count, len(self.held_out_groups))
+            if grouped and not self.quiet:
+                say(grouped)
+            write_cross_validation(self.out, folds, result.model, result.data, grouped)
         self.runtime.wait()
         return dataclasses.replace(result, cross_validation=folds)
 
@@ -427,6 +433,7 @@ class _Run:
             with main as reservation:
                 run.start(reservation or Reservation(folder, force=True))
         assert run.evaluation is not None
+        self.held_out_groups |= run.held_out_groups
         return run.evaluation
 
     def _dry_run(self, learner: Learner) -> None:
@@ -536,23 +543,28 @@ class _Run:
         """Measure the confidence of the best model, add it to the model directory, and return calibrated results."""
         model, _ = load_model_dir(self.out / "best")
         model = model.to(self.runtime.device)
-        source = self.splits.val
+        source, size = self.splits.val, self.plan.val_batches.order.batch_size
         if len(source) > MAX_IMAGES:
-            source = SourcePart(source, stratified_subset(source.keys, source.labels, MAX_IMAGES, self.recipe.seed))
-        size = self.plan.val_batches.order.batch_size
-        batches = evaluation_batches(source, model, size, self.recipe.workers, on_lost=self.recipe.data.on_lost)
-        logits, labels = held_out_logits(model, batches, self.runtime)
+            source = SourcePart(source, proportional_subset(source.keys, MAX_IMAGES, self.recipe.seed))
+
+        def batches(source: Source) -> ImageLoader:
+            return evaluation_batches(source, model, size, self.recipe.workers, on_lost=self.recipe.data.on_lost)
+
+        logits, labels = held_out_logits(model, batches(source), self.runtime)
         if len(labels) == 0 or not np.isfinite(logits).all():
             return best
         confidence = calibrate(logits, labels)
         train = self.splits.train
         detector = fit_detector(model, train, source, self.recipe, size, confidence, self.runtime, self.out)
         write_confidence(self.out / "best", confidence, detector)
-        if len(labels) < best.count:
+        parts: Iterable[np.ndarray] = [logits]
+        if source is not self.splits.val:
+            parts = (held_out_logits(model, [batch], self.runtime)[0] for batch in batches(self.splits.val))
+        scaled = (part.astype(np.float64) / confidence.temperature for part in parts)
+        sure = np.concatenate([softmax(part, axis=1).max(axis=1) for part in scaled]).astype(np.float32)
+        if len(sure) != best.count:
             return best
         # the same images in the same order: only the probabilities change
-        probabilities = softmax(logits.astype(np.float64) / confidence.temperature, axis=1)
-        sure = probabilities[np.arange(len(labels)), best.predicted].astype(np.float32)
         at = {int(place): number for number, place in enumerate(best.places)}
         mistakes = [mistake._replace(probability=float(sure[at[mistake.place]])) for mistake in best.mistakes]
         return dataclasses.replace(best, sure=sure, mistakes=sorted(mistakes, key=lambda m: -m.probability))
@@ -561,7 +573,8 @@ class _Run:
         """Return the features of all images under a linear probe, mostly from the cache; None for a fold."""
         if self.recipe.head_init != "probe" or self.resumed_by is not None:
             return None
-        with contextlib.suppress(DataError):  # an image can no longer be read: the run is complete without the features
+        # an image can no longer be read, or its features are not finite: the run is complete without the features
+        with contextlib.suppress(DataError, CheckpointError):
             return collect(model.to(self.runtime.device), self.splits, self.runtime, self.recipe.workers)
         return None
 
@@ -572,10 +585,13 @@ class _Run:
         calibration = calibration_lines(model)
         for name, value in calibration:
             session.reporter.note(f"{name}: {value}")
+        if grouped := grouped_text(best.count, len(self.held_out_groups)):
+            session.reporter.note(grouped)
         summary = [
             ("held-out images", f"{best.count}{excluded}"),
             ("best epoch", f"{result.best_epoch} of {result.epochs}"),
             *accuracy_lines(best, "held-out images"),
+            *([("groups", grouped)] if grouped else []),
             *calibration,
             ("training images", f"{len(self.splits.train)}"),
             ("parameters", f"{params:,}"),
@@ -598,4 +614,5 @@ class _Run:
                 model.to(self.runtime.device), self.splits.val, best, self.runtime, workers=self.recipe.workers
             ),
             training=Training(counts.tolist(), session.history, result.best_epoch),
+            is_fitted=True,
         )

@@ -59,9 +59,10 @@ class StoredFeatures:
         return StoredFeatures(self.network, **joined)
 
     def write(self, path: Path) -> int:
-        """Write the features in float16 to an .npz file, atomically; return its size in bytes."""
+        """Write an .npz file atomically, in float16 if the features are in its range; return its size in bytes."""
         columns = {item.name: np.asarray(getattr(self, item.name)) for item in fields(self)}
-        columns["features"] = columns["features"].astype(np.float16)
+        is_half = np.abs(self.features).max(initial=0) <= np.finfo(np.float16).max
+        columns["features"] = self.features.astype(np.float16 if is_half else np.float32)
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **columns)  # type: ignore[arg-type]
         write_whole(path, buffer.getvalue())
@@ -81,7 +82,9 @@ class StoredFeatures:
         network, features = str(columns.pop("network")), columns.pop("features")
         if features.ndim != 3 or any(column.shape[:1] != features.shape[:1] for column in columns.values()):
             raise _damaged(path)
-        if features.dtype != np.float16 or any(columns[name].dtype.kind not in kind for name, kind in KINDS.items()):
+        if any(columns[name].dtype.kind not in kind for name, kind in KINDS.items()):
+            raise _damaged(path)
+        if features.dtype not in (np.float16, np.float32) or not np.isfinite(features).all():
             raise _damaged(path)
         features = features.astype(np.float32)
         return cls(network, features, **columns)

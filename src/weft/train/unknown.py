@@ -16,7 +16,7 @@ from weft.checkpoints.confidence import Confidence
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.unknown import OriginalClassifier, UnknownDetector, class_probabilities, unit_length
 from weft.data import Source
-from weft.data.index.split import stratified_subset
+from weft.data.index.split import proportional_subset, stratified_subset
 from weft.data.loading.dataset import LOST
 from weft.deploy import fold
 from weft.errors import CheckpointError, WeftError
@@ -62,10 +62,12 @@ def fit_detector(
         DataError: none of the images of `data.other` can be read.
     """
 
-    def batches(source: Source) -> Any:
-        if len(source) > MAX_IMAGES:
-            source = SourcePart(source, stratified_subset(source.keys, source.labels, MAX_IMAGES, recipe.seed))
-        return evaluation_batches(source, model, batch_size, recipe.workers, on_lost=recipe.data.on_lost)
+    def batches(source: Source, places: list[int]) -> Any:
+        part = SourcePart(source, places) if len(places) < len(source) else source
+        return evaluation_batches(part, model, batch_size, recipe.workers, on_lost=recipe.data.on_lost)
+
+    fitted = stratified_subset(train.keys, train.labels, MAX_IMAGES, recipe.seed)
+    scored = proportional_subset(held_out.keys, MAX_IMAGES, recipe.seed)
 
     network: nn.Module = model
     folded: Any = fold(network) if isinstance(network, Backbone) else network
@@ -74,13 +76,15 @@ def fit_detector(
     except WeftError:
         return None
     with reader:
-        rows = [reader(images[labels != LOST]) for images, labels in batches(train) if bool((labels != LOST).any())]
+        rows = [
+            reader(images[labels != LOST]) for images, labels in batches(train, fitted) if bool((labels != LOST).any())
+        ]
     detector = _without_threshold(np.concatenate(rows), out) if rows else None
     if detector is None:
         return None
     model.unknown, model.confidence = detector, confidence
     predictor = Predictor(model, runtime=runtime)
-    known = scores_of_batches(predictor, batches(held_out))
+    known = scores_of_batches(predictor, batches(held_out, scored))
     return _with_threshold(detector, known, predictor, recipe, batch_size)
 
 
@@ -100,14 +104,10 @@ def fit_detector_on_features(
     Raises:
         DataError: none of the images of `data.other` can be read.
     """
-
-    def chosen(places: np.ndarray) -> StoredFeatures:
-        part = stored.chosen(places)
-        return part.chosen(
-            np.array(stratified_subset(part.keys.tolist(), part.labels.tolist(), MAX_IMAGES, recipe.seed), int)
-        )
-
-    train, held_out = chosen(~stored.is_held_out), chosen(stored.is_held_out)
+    train, held_out = stored.chosen(~stored.is_held_out), stored.chosen(stored.is_held_out)
+    fitted = stratified_subset(train.keys.tolist(), train.labels.tolist(), MAX_IMAGES, recipe.seed)
+    scored = proportional_subset(held_out.keys.tolist(), MAX_IMAGES, recipe.seed)
+    train, held_out = train.chosen(np.array(fitted, int)), held_out.chosen(np.array(scored, int))
     detector = _without_threshold(folded_inputs(network, train.features[:, 0]), run)
     if detector is None:
         return None

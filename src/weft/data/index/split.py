@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -109,10 +110,23 @@ def grouped_split(
         val -= {i for i in val if groups[i] == first}
 
 
-def stratified_subset(keys: Sequence[str], labels: Sequence[int], limit: int, seed: int) -> list[int]:
-    """Return at most `limit` indices, ascending, taken round-robin from the classes."""
-    turns = [(turn, i) for members in _by_class(keys, labels, seed).values() for turn, i in enumerate(members)]
-    return sorted(i for _, i in sorted(turns, key=lambda item: (item[0], labels[item[1]]))[:limit])
+def stratified_subset(keys: Sequence[str], labels: Sequence[int] | Sequence[str], limit: int, seed: int) -> list[int]:
+    """Return at most `limit` indices, ascending, taken round-robin from the classes.
+
+    The order of the classes is random, and the same for training and validation images. `labels` are indices or names.
+    """
+    turns = [
+        (turn, rank(f"class/{label}", seed), i)
+        for label, members in _by_class(keys, labels, seed).items()
+        for turn, i in enumerate(members)
+    ]
+    return sorted(i for *_, i in sorted(turns)[:limit])
+
+
+def proportional_subset(keys: Sequence[str], limit: int, seed: int) -> list[int]:
+    """Return at most `limit` indices, ascending, of a simple random sample: classes keep their shares."""
+    # not the hash of the key alone: in a class, that of a held-out image is lower than those of the training images
+    return sorted(sorted(range(len(keys)), key=lambda i: rank(f"subset/{keys[i]}", seed))[:limit])
 
 
 def stratified_share(keys: Sequence[str], labels: Sequence[int], share: float, seed: int) -> list[int]:
@@ -122,7 +136,7 @@ def stratified_share(keys: Sequence[str], labels: Sequence[int], share: float, s
     return sorted(i for group in members for i in group[: max(round(len(group) * share), 1)])
 
 
-def _by_class(keys: Sequence[str], labels: Sequence[int], seed: int) -> dict[int, list[int]]:
+def _by_class(keys: Sequence[str], labels: Sequence[Any], seed: int) -> dict[Any, list[int]]:
     members = defaultdict(list)
     for i, label in enumerate(labels):
         members[label].append(i)

@@ -199,8 +199,8 @@ def open_data(
         notes.append(f"Not used, because outside all class folders: {count(len(entries) - len(inside), 'image')}.")
     notes += [] if listing is None else listing.notes
     train_source, val_source = (_source(reader, part, names) for part in (train, val))
-    groups = None if group_of is None else [group_of[entry.key] for entry in train]
-    return Splits(train_source, val_source, names, notes, _with_split(inventory.bad, parts), is_given, groups)
+    groups = [None if group_of is None else [group_of[entry.key] for entry in side] for side in (train, val)]
+    return Splits(train_source, val_source, names, notes, _with_split(inventory.bad, parts), is_given, *groups)
 
 
 def class_names(data: str | Path, *, follow_links: bool = False) -> list[str]:
@@ -363,7 +363,8 @@ def _groups(entries: list[ImageEntry], group: str, listing: Listing | None) -> d
 
 
 def _limited(entries: list[ImageEntry], limit: int, seed: int) -> list[ImageEntry]:
-    return [entries[i] for i in stratified_subset([p.key for p in entries], _numbers(entries), limit, seed)]
+    names = [entry.class_name for entry in entries]
+    return [entries[i] for i in stratified_subset([entry.key for entry in entries], names, limit, seed)]
 
 
 def _share_of(entries: list[ImageEntry], share: float, seed: int) -> list[ImageEntry]:

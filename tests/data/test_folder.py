@@ -21,6 +21,15 @@ def test_class_names_that_look_equal_are_refused(tmp_path) -> None:
         open_data(tmp_path)
 
 
+def test_given_classes_are_matched_in_any_unicode_form(tmp_path) -> None:
+    class_folders(tmp_path, 2, ("cafe\u0301", "tea"))
+    splits = open_data(tmp_path, classes=["tea", "caf\u00e9"])
+    assert splits.classes == ["tea", "caf\u00e9"]
+    assert sorted((key[0], label) for key, label in zip(splits.train.keys, splits.train.labels, strict=True)) == [
+        ("c", 1), ("t", 0)
+    ]  # fmt: skip
+
+
 def keys(source) -> list[str]:
     return [source.read(i).key for i in range(len(source))]
 

@@ -130,11 +130,41 @@ def test_a_pattern_groups_a_folder(photos: Path, folds: int | None) -> None:
         assert sorted(held_out) == sorted(open_data(photos).train.keys + open_data(photos).val.keys)
 
 
+def test_known_groups_stay_on_their_side(photos: Path) -> None:
+    usual = open_data(photos, group=r"patient\d+")
+    assert usual.groups is not None
+    assert usual.val_groups is not None
+    sides = {min(usual.groups): "val", min(usual.val_groups): "train"}
+    splits = open_data(photos, group=r"patient\d+", group_sides=sides)
+    assert splits.groups is not None
+    assert min(usual.val_groups) in patients(splits.train.keys) == set(splits.groups)
+    assert min(usual.groups) in patients(splits.val.keys) == set(splits.val_groups or ())
+    assert not set(splits.groups) & set(splits.val_groups or ())
+    sides = {f"patient{number}": "train" if number else "val" for number in range(6)}
+    assert patients(open_data(photos, group=r"patient\d+", group_sides=sides).val.keys) == {"patient0"}
+
+
+@pytest.mark.parametrize("folds", [None, 3])
+def test_the_only_readable_group_of_a_class_is_trained_on(folds: int | None, tmp_path: Path) -> None:
+    names = [f"{label}/g{number % 4}{label}-{number}.jpg" for label in "ab" for number in range(8)]
+    for seed, name in enumerate([*names, "c/g0c-0.jpg", "c/g1c-1.jpg"]):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(jpeg(seed)[: 500 if name == "c/g1c-1.jpg" else None])
+    held_out = []
+    for part in range(1, 4):  # folds, or seeds
+        choice = {"seed": part} if folds is None else {"folds": folds, "fold": part}
+        splits = open_data(tmp_path, group=r"g\d\w", **choice)
+        assert set(splits.train.labels) == {0, 1, 2}
+        assert not set(splits.groups or ()) & set(splits.val_groups or ())
+        held_out += splits.val.keys
+    assert folds is None or sorted(held_out) == sorted(names)
+
+
 def test_a_column_groups_a_table(photos: Path) -> None:
     rows = [(path.relative_to(photos.parent), path.parent.name) for path in sorted(photos.rglob("*.jpg"))]
     table = photos.parent / "table.csv"
     lines = [f"{path},{label},{number % 6 or ''}" for number, (path, label) in enumerate(rows)]
-    table.write_text("\n".join(["image,label,patient", *lines]) + "\n")
+    table.write_text("\n".join(["image, label, patient", *lines]) + "\n")
     splits = open_data(table, group="patient")
     group_of = {str(path): number % 6 or str(path) for number, (path, _) in enumerate(rows)}
     assert not {group_of[key] for key in splits.train.keys} & {group_of[key] for key in splits.val.keys}

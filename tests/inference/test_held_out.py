@@ -79,6 +79,14 @@ def test_other_images_are_all_evaluated(run: RunResult, tmp_path: Path, capsys: 
     assert "Evaluating all images: 6 images." in capsys.readouterr().err
 
 
+def test_other_images_at_the_path_of_the_training_data(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copytree(run.out, tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace(str(data_of(run)), str(tmp_path / "data")))
+    assert evaluate(tmp_path / "run", paint(tmp_path / "data", 3, 1)).count == 6
+    assert "Evaluating all images: 6 images." in capsys.readouterr().err
+
+
 def test_training_images_alone_are_refused(run: RunResult, tmp_path: Path) -> None:
     lines = Fingerprint.read(run.out / "images.tsv.gz").lines
     with (tmp_path / "table.csv").open("w", newline="") as file:

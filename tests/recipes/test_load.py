@@ -35,6 +35,13 @@ def test_later_overrides_win(tmp_path: Path) -> None:
     assert (recipe.epochs, recipe.seed, recipe.img_size, recipe.pretrained) == (6, 5, (48, 64), True)
 
 
+def test_a_recipe_is_laid_over_its_base(tmp_path: Path) -> None:
+    base = written(tmp_path, "epochs: 3\nseed: 5\noptim:\n  lr: 0.1\n", "base.yaml")
+    recipe = load_recipe(written(tmp_path, "steps: 40\noptim.lr_per_512: 0.2\n"), [("seed", 6)], base=base)
+    assert (recipe.epochs, recipe.steps, recipe.seed) == (None, 40, 6)
+    assert (recipe.optim.lr, recipe.optim.lr_per_512) == (None, 0.2)
+
+
 def test_none_can_be_asked_for() -> None:
     assert load_recipe("digits", [("model", "null"), ("epochs", None)]).model is None
     assert load_recipe("digits", [("model", "'null'")]).model == "null"

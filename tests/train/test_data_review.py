@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +20,18 @@ from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import open_data
 from weft.errors import DataError, UsageError
+from weft.inference.embedding import Embedding
 from weft.train import Review, apply_changes, review
 from weft.train.corrections import joined_groups
-from weft.train.label_errors import find_label_errors, judge, near_duplicates, neighbour_distances, outliers
+from weft.train.data_review import _review
+from weft.train.label_errors import (
+    LabelErrors,
+    find_label_errors,
+    judge,
+    near_duplicates,
+    neighbour_distances,
+    outliers,
+)
 
 CLASSES = 4
 
@@ -252,7 +264,7 @@ def test_a_corrected_table_keeps_the_columns_and_joins_the_groups(
 ) -> None:
     table, changes, out = tmp_path / "table.csv", tmp_path / "changes.csv", tmp_path / "new" / "corrected.csv"
     table.write_text(
-        "file;label;group;camera\n"
+        "file; label; group; camera\n"
         "data/red/01.png; red;p1;a\ndata/red/02.png;red;p1;b\ndata/red/03.png;red;p2;a\n"
         "data/blue/copy.png;blue;p3;b\n;;;\ndata/blue/01.png;blue;;a\ndata/blue/02.png;blue;p4;c\n"
     )
@@ -275,6 +287,41 @@ def test_a_corrected_table_keeps_the_columns_and_joins_the_groups(
     assert "New: 1 class that the data do not have, purple (1 image)." in capsys.readouterr().err
 
 
+def test_changes_may_be_a_parquet_file_with_empty_cells(data: Path, tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = {"path": [f"{data}/red/01.png"], "label": ["red"], "proposed": [None], "action": [None], "group": ["a"]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "changes.parquet")
+    counts = apply_changes(data, tmp_path / "changes.parquet", tmp_path / "new.csv", quiet=True)
+    assert counts == {"keep": 25, "relabel": 0, "exclude": 0}
+
+
+@pytest.mark.parametrize(("contents", "relabelled"), [("xxy", 0), ("xyx", 1), ("xyy", 1)])
+def test_a_copy_is_relabelled_if_the_same_bytes_have_another_label(
+    contents: str, relabelled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three near-duplicates with the labels a, a, b, none of which is a likely error."""
+
+    def none(*arguments: Any) -> LabelErrors:
+        result = find_label_errors(*arguments)
+        return dataclasses.replace(result, is_error=np.zeros(len(result.is_error), bool))
+
+    monkeypatch.setattr("weft.train.data_review.find_label_errors", none)
+    monkeypatch.setattr("weft.train.data_review.near_duplicates", lambda features, opened: [[0, 1, 2]])
+    paths = [tmp_path / f"{number}.png" for number in range(24)]
+    for number, path in enumerate(paths):
+        path.write_text(contents[number] if number < 3 else str(number))
+    labels = np.array([0, 0, 1] + [0, 1] * 10 + [0])
+    features = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
+    splits: Any = SimpleNamespace(classes=["a", "b"], is_given=False)
+    embedding = Embedding([str(path) for path in paths], features, [])
+    result = _review("model", embedding, labels, np.array(["train"] * 24), splits, [])
+    changed = [Path(row.path).name for row in result.findings if row.action == "relabel"]
+    assert len(changed) == relabelled
+    assert all(contents.count(contents[int(name[0])]) == 2 for name in changed)
+
+
 def test_names_of_any_bytes_are_found_again(data: Path, model: Path, tmp_path: Path) -> None:
     """A file name that is not UTF-8, and a class whose name begins with a space."""
     odd = os.fsdecode(b"wrong-\xff.png")
@@ -292,6 +339,11 @@ def test_groups_are_joined_over_any_number_of_steps() -> None:
     first, second = ["a", "b", "b", "", "c", "", ""], ["1", "1", "2", "2", "", "3", ""]
     assert joined_groups(first, second) == ["a", "a", "a", "a", "c", "3", ""]
     assert joined_groups(["", ""], ["", ""]) == ["", ""]
+
+
+def test_groups_that_only_have_the_same_name_are_not_joined() -> None:
+    first, second = ["copies-1", "copies-1", "", "", "copies-1-2"], ["", "", "copies-1", "copies-1", ""]
+    assert joined_groups(first, second) == ["copies-1", "copies-1", "copies-1-3", "copies-1-3", "copies-1-2"]
 
 
 def test_unreadable_images_are_named_and_the_exit_code_is_3(

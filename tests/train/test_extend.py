@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,11 @@ from weft.checkpoints import load_model_dir
 from weft.cli import main
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.inference import Predictor, evaluate
+from weft.recipes import Recipe, dump, load_recipe
 from weft.runs.directory import FEATURES
 from weft.train import RunResult, train
+from weft.train.arguments import checked_recipe
+from weft.train.extend import extended_recipe
 from weft.train.stored_features import StoredFeatures
 
 COLOURS = {"ant": (90, 110, 120), "bee": (120, 130, 90), "cat": (130, 100, 100), "dog": (110, 120, 130)}
@@ -189,6 +193,110 @@ def test_groups_of_the_run_that_the_new_images_do_not_have(
     assert (new.count, new.top1) == (extended.extension.new_count, pytest.approx(extended.extension.new))
     with pytest.raises(DataError, match="matches none of 12"):
         train(more, extend=run.out, group="kennel", out=tmp_path / "refused", quiet=True)
+
+
+def test_new_images_of_a_group_of_the_run_are_on_its_side(images: Path, tmp_path: Path) -> None:
+    """Groups are the last digits of the names."""
+
+    def digits(run: RunResult, side: bool) -> set[str]:
+        stored = StoredFeatures.read(run.out / FEATURES)
+        return set(stored.groups[stored.is_held_out == side].tolist())
+
+    def only(name: str, digit: str) -> Path:
+        (folder := tmp_path / f"{name}{digit}" / name).mkdir(parents=True)
+        for file in (images / name).glob(f"*{digit}.png"):
+            shutil.copy(file, folder)
+        return folder.parent
+
+    data, more = part(images, tmp_path / "data", "bee", "dog"), part(images, tmp_path / "more", "ant")
+    run = train(data, model="levit_nano_32", settings=PROBE, group=r"(\d)\.png", out=tmp_path / "run", quiet=True)
+    extended = train(more, extend=run.out, out=tmp_path / "extended", quiet=True)
+    assert (digits(extended, False), digits(extended, True)) == (digits(run, False), digits(run, True))
+    assert extended.extension is not None
+    assert evaluate(extended.out, more, quiet=True).count == extended.extension.new_count > 0
+    trained, held_out = only("cat", min(digits(run, False))), only("cat", min(digits(run, True)))
+    with pytest.raises(DataError, match=r"'cat' of .* has only held-out images"):
+        train(held_out, extend=run.out, out=tmp_path / "refused", quiet=True)
+    result = train(trained, extend=run.out, out=tmp_path / "cat", quiet=True)
+    assert result.extension is not None
+    assert result.extension.new_count == 0
+
+
+def test_groups_on_another_side_of_a_given_split_are_named(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, more = part(images, tmp_path / "data", "bee", "dog"), part(images, tmp_path / "more/train", "ant")
+    run = train(data, model="levit_nano_32", settings=PROBE, group=r"(\d)\.png", out=tmp_path / "run", quiet=True)
+    train(more.parent, extend=run.out, out=tmp_path / "extended")
+    assert "The new data's own split has groups on another side than the run" in capsys.readouterr().err
+
+
+def test_class_names_are_matched_in_any_unicode_form(images: Path, tmp_path: Path) -> None:
+    data, more = part(images, tmp_path / "data", "bee", "dog"), part(images, tmp_path / "more", "ant", "cat")
+    (data / "bee").rename(data / "caf\u00e9")
+    (more / "ant").rename(more / "cafe\u0301")
+    run = train(data, model="levit_nano_32", settings=PROBE, out=tmp_path / "run", quiet=True)
+    extended = train(more, extend=run.out, out=tmp_path / "extended", quiet=True)
+    assert load_model_dir(extended.out / "best")[1] == ["caf\u00e9", "dog", "cat"]
+    (more / "cat").rename(more / "c\nt")
+    with pytest.raises(DataError, match="must have no control characters"):
+        train(more, extend=run.out, out=tmp_path / "refused", quiet=True)
+
+
+def test_the_precision_is_that_of_the_run(images: Path, tmp_path: Path) -> None:
+    """Features in another precision are not used."""
+    data, more = part(images, tmp_path / "data", "bee", "dog"), part(images, tmp_path / "more", "ant")
+    settings = {"out": tmp_path / "run", "precision": "bf16", "device": "cpu"}
+    run = train(data, model="levit_nano_32", settings=PROBE, **settings, quiet=True)
+    shutil.rmtree(data)
+    extended = train(more, extend=run.out, out=tmp_path / "extended", quiet=True)
+    assert load_recipe(extended.out / "recipe.yaml").precision == "bf16"
+
+
+def test_a_recipe_file_is_laid_over_that_of_the_run(tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "recipe.yaml"
+    run.mkdir()
+    old = {"model": "levit_nano_32", "pretrained": True, "optim.freeze": "backbone", "precision": "bf16", "seed": 3}
+    (run / "recipe.yaml").write_text(dump(load_recipe(None, [*old.items(), ("data.source", "old"), ("epochs", 2)])))
+
+    def extended(recipe: Path | None, settings: dict[str, Any], given: dict[str, Any]) -> Recipe:
+        data = "more" if given else None
+        return extended_recipe(checked_recipe(data, recipe, settings, given), data, recipe, settings, given)
+
+    first = extended(None, {"loss.class_weights": "balanced", "data.max_bad": 0.5}, {"extend": str(run), "seed": 7})
+    assert (first.seed, first.precision, first.data.source, first.epochs) == (7, "bf16", "more", 0)
+    file.write_text(dump(first))
+    assert extended(file, {}, {}) == first
+    file.write_text("seed: 9\nloss:\n  class_weights: balanced\n")
+    other = extended(file, {}, {"extend": str(run)})
+    assert (other.seed, other.precision, other.loss.class_weights) == (9, "bf16", "balanced")
+    with pytest.raises(UsageError, match="logit_adjustment"):
+        extended(file, {"loss.logit_adjustment": 1}, {"extend": str(run)})
+
+
+def test_without_features_the_images_are_those_that_the_run_had(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, more = part(images, tmp_path / "data", "bee", "dog"), part(images, tmp_path / "more", "ant")
+    run = train(data, model="levit_nano_32", settings=PROBE, out=tmp_path / "run", quiet=True)
+    before = StoredFeatures.read(run.out / FEATURES)
+    (run.out / FEATURES).unlink()
+    for file in (images / "cat").glob("*.png"):
+        shutil.copy(file, data / "bee")
+    next((data / "dog").glob("*.png")).unlink()
+    extended = train(more, extend=run.out, out=tmp_path / "extended")
+    assert f"23 of the 24 images of the run are in {data}; 12 others there are left out." in " ".join(
+        capsys.readouterr().err.split()
+    )
+    after = StoredFeatures.read(extended.out / FEATURES).chosen(np.arange(23))
+    sides = dict(zip(before.keys.tolist(), before.is_held_out.tolist(), strict=True))
+    assert dict(zip(after.keys.tolist(), after.is_held_out.tolist(), strict=True)).items() < sides.items()
+    shutil.rmtree(data)
+    part(images, data, "cat", "ant")
+    (data / "cat").rename(data / "bee")
+    (data / "ant").rename(data / "dog")
+    with pytest.raises(DataError, match=r"none of the training images of .* is in"):
+        train(more, extend=run.out, out=tmp_path / "refused", quiet=True)
 
 
 def test_the_images_of_the_first_run_are_split_as_it_split_them(images: Path, tmp_path: Path) -> None:

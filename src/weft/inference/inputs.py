@@ -239,12 +239,14 @@ def select_split(
     """
     if split == "auto":
         split = "val"
-        if not splits.is_given:
-            sides = [] if images is None else [*images.sides_of(splits.train), *images.sides_of(splits.val)]
+        if not splits.is_given and images is not None:
+            sides = [*images.sides_of(splits.train), *images.sides_of(splits.val)]
             if any(sides):
                 return _not_trained_on(splits, sides, data)
-            split = "val" if trained_with is not None and _is_same(data, trained_with.data.source) else "all"
-    source = {"train": splits.train, "val": splits.val, "all": _Joined(splits.train, splits.val)}[split]
+            split = "all"
+        elif not splits.is_given and (trained_with is None or not _is_same(data, trained_with.data.source)):
+            split = "all"
+    source = {"train": splits.train, "val": splits.val, "all": JoinedSource(splits.train, splits.val)}[split]
     parts = {"train": (), "val": (splits.val,), "all": (splits.train, splits.val)}[split]
     trained_on = None if images is None else sum(images.sides_of(part).count("train") for part in parts)
     return Selected(split, source, _bad(splits, split), trained_on)
@@ -261,7 +263,7 @@ def _not_trained_on(splits: Splits, sides: list[str], data: str | Path) -> Selec
     split = "val" if all(sides[place] for place in places) else "new"
     is_val = places == list(range(len(splits.train), len(sides)))
     bad = _bad(splits, "val" if is_val and split == "val" else "all")
-    return Selected(split, SourcePart(_Joined(splits.train, splits.val), places), bad, 0)
+    return Selected(split, SourcePart(JoinedSource(splits.train, splits.val), places), bad, 0)
 
 
 def _bad(splits: Splits, split: str) -> list[tuple[str, str]]:
@@ -274,7 +276,7 @@ def _is_same(data: str | Path, source: str | None) -> bool:
     return Path(data).resolve() == Path(source).resolve()
 
 
-class _Joined:
+class JoinedSource:
     """Two sources with the same classes, one after the other."""
 
     def __init__(self, first: Source, second: Source) -> None:

@@ -65,13 +65,19 @@ def recipe_text(recipe: str | Path) -> str:
         raise UsageError(f"{recipe}: a recipe must be UTF-8 text; byte {error.start} is not.") from error
 
 
-def load_recipe(recipe: str | Path | None = None, overrides: Iterable[tuple[str, Any]] = ()) -> Recipe:
+def load_recipe(
+    recipe: str | Path | None = None,
+    overrides: Iterable[tuple[str, Any]] = (),
+    *,
+    base: str | Path | None = None,
+) -> Recipe:
     """Load a recipe and apply overrides, in their order.
 
     Args:
         recipe: name of a recipe in weft, a path to a YAML file, or None for the defaults.
         overrides: (dotted key, value) pairs, such as `("optim.lr", "3e-4")`. A text is parsed like a
             value in YAML; other plain values are used as they are.
+        base: another recipe, whose values apply where `recipe` has none.
 
     Raises:
         UsageError: a file that cannot be read or is not plain YAML, an unknown key, a value of the wrong type or
@@ -79,7 +85,7 @@ def load_recipe(recipe: str | Path | None = None, overrides: Iterable[tuple[str,
     """
     values: dict[str, Any] = {}
     over = itertools.chain.from_iterable(_from_override(*override) for override in overrides)
-    for place in (_read(recipe), over):
+    for place in (_read(base), _read(recipe), over):
         _lay_over(values, place)
     return _build(values)
 

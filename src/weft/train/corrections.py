@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -102,16 +103,19 @@ def joined_groups(first: Sequence[str], second: Sequence[str]) -> list[str]:
 
     Args:
         first, second: group of every image; empty for an image in no group. A group of the result has the first name,
-            alphabetically, of its groups in `first`, else of those in `second`.
+            alphabetically, of its groups in `first`, else of those in `second`, with a number if the name is taken.
     """
     names = sorted({(0, name) for name in first if name}) + sorted({(1, name) for name in second if name})
     number = {name: place for place, name in enumerate(names)}
     pairs = [(number[0, a], number[1, b]) for a, b in zip(first, second, strict=True) if a and b]
     edges = coo_array(([1] * len(pairs), tuple(zip(*pairs, strict=True)) or ([], [])), shape=(len(names), len(names)))
     _, component = connected_components(edges, directed=False)
-    name_of: dict[int, str] = {}
+    name_of, taken = dict[int, str](), set[str]()
     for place, (_, name) in enumerate(names):
-        name_of.setdefault(int(component[place]), name)
+        if (group := int(component[place])) not in name_of:
+            options = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+            name_of[group] = next(option for option in options if option not in taken)
+            taken.add(name_of[group])
 
     def joined(a: str, b: str) -> str:
         return name_of[int(component[number[0, a] if a else number[1, b]])] if a or b else ""
@@ -170,15 +174,15 @@ def _read_changes(path: Path) -> dict[str, dict[str, str]]:
     """Return the rows of `changes.csv` by path, with an empty text for each value that is missing."""
     name, rows = printable(str(path)), dict[str, dict[str, str]]()
     try:
-        header, numbered = read_rows(path)
-        columns = [word.strip() for word in header]
+        columns, numbered = read_rows(path)
         if missing := [column for column in NEEDED if column not in columns]:
             raise DataError(
                 f"The changes must have a column '{missing[0]}'; {name} has {', '.join(columns) or 'none'}. Use the"
                 " changes.csv of weft data review."
             )
         for number, values in numbered:
-            row = dict.fromkeys(HEADER, "") | dict(zip(columns, values, strict=False))
+            texts = ("" if value is None else str(value) for value in values)
+            row = dict.fromkeys(HEADER, "") | dict(zip(columns, texts, strict=False))
             row |= {column: row[column].strip() for column in ("label", "proposed", "action", GROUP)}
             row["action"] = row["action"].lower() or "keep"
             if row["action"] not in ACTIONS:

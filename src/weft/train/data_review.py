@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -209,6 +210,9 @@ def _review(
     problems: dict[int, list[str]] = {int(i): [LABEL] for i in result.order()}
     proposed, action, group_name = result.proposed.copy(), dict.fromkeys(problems, "relabel"), dict[int, str]()
     hashes = {i: sha256_of(Path(features.images[i])) for group in duplicates for i in group}
+    labels_of = defaultdict[str, set[int]](set)  # of the files with the same bytes
+    for i, digest in hashes.items():
+        labels_of[digest].add(int(labels[i]))
     copies_in_classes = leaks = 0
     for number, group in enumerate(duplicates, start=1):
         group_name |= dict.fromkeys(group, f"copies-{number}")
@@ -218,9 +222,9 @@ def _review(
             kind, copies_in_classes = COPY, copies_in_classes + 1
             # the copies have one label: that of the copies which their features support most
             best = int(own[result.probabilities[group][:, own].mean(axis=0).argmax()])
-            is_copied = len({hashes[i] for i in group}) < len(group)
             for i in group:
                 proposed[i] = best
+                is_copied = len(labels_of[hashes[i]]) > 1
                 action[i] = "relabel" if labels[i] != best and (is_copied or result.is_error[i]) else "keep"
         for i in group:
             problems.setdefault(i, []).append(kind)

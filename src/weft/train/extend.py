@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import Splits, open_data
+from weft.data.index.checks import check_names, match_forms
 from weft.data.index.fingerprint import Fingerprint
 from weft.data.index.fingerprint import fingerprint as fingerprint_of
 from weft.data.index.split import GroupError
@@ -31,6 +32,7 @@ from weft.files import write_text
 from weft.inference.calibration import calibrate, calibration_lines
 from weft.inference.feature_map import map_of
 from weft.inference.features import classifiers, fingerprint, logits_of, split_heads
+from weft.inference.inputs import JoinedSource, SourcePart
 from weft.inference.metrics import Evaluation, accuracy_lines, confidence_lines, measure
 from weft.inference.report import write_report
 from weft.intervals import accuracy_text
@@ -48,9 +50,10 @@ from weft.runs.directory import (
     write_metrics,
 )
 from weft.runtime import Runtime
-from weft.text import printable
+from weft.text import first_few, printable
 from weft.train.environment import environment
 from weft.train.linear_probe import LinearProbe, balance_of, fit_features, set_heads
+from weft.train.objective import check_balance
 from weft.train.plan import open_splits
 from weft.train.stored_features import StoredFeatures, collect
 from weft.train.unknown import fit_detector_on_features
@@ -105,13 +108,17 @@ class ExtendedRun:
 
 
 def extended_recipe(
-    loaded: Recipe, data: str | Path | None, settings: Mapping[str, Any], given: Mapping[str, Any]
+    loaded: Recipe,
+    data: str | Path | None,
+    recipe: str | Path | None,
+    settings: Mapping[str, Any],
+    given: Mapping[str, Any],
 ) -> Recipe:
-    """Return the recipe of a run that extends another: that of the old run, on the new data.
+    """Return the recipe of a run that extends another: that of the old run, with the new data and the given settings.
 
     Args:
         loaded: the recipe that the arguments of `train` describe, with `extend`.
-        data, settings, given: the arguments of `train`.
+        data, recipe, settings, given: the arguments of `train`.
 
     Raises:
         CheckpointError: the run to extend is not a run directory.
@@ -133,6 +140,7 @@ def extended_recipe(
             )
     refused = {
         "epochs": loaded.epochs not in (None, 0),
+        "steps": loaded.steps is not None,
         "folds": loaded.data.folds is not None,
         "start_from": loaded.start_from is not None,
     }
@@ -141,12 +149,15 @@ def extended_recipe(
             f"--extend fits the classifier on frozen features, so it does not support {names[0]}. Omit it; to train all"
             f" layers on all images, join the folders: weft train FOLDER --from {printable(str(run))}."
         )
-    recipe = load_recipe(run / "recipe.yaml", overrides_of(data or loaded.data.source, settings, given))
+    overrides = overrides_of(data or loaded.data.source, settings, given)
+    result = load_recipe(recipe, overrides, base=run / "recipe.yaml")
     only_new = {"limit": loaded.data.limit, "folds": None, "fold": None, "train_fraction": loaded.data.train_fraction}
-    if loaded.data.other is None and recipe.data.other is not None and not Path(recipe.data.other).exists():
+    if loaded.data.other is None and result.data.other is not None and not Path(result.data.other).exists():
         only_new["other"] = None
+    check_balance(result)
     return dataclasses.replace(
-        recipe,
+        result,
+        **{key: getattr(old, key) for key in KEPT},
         name=loaded.name,
         extend=str(run),
         start_from=None,
@@ -154,7 +165,8 @@ def extended_recipe(
         head_init="probe",
         epochs=0,
         steps=None,
-        data=dataclasses.replace(recipe.data, **only_new),
+        data=dataclasses.replace(result.data, **only_new),
+        optim=dataclasses.replace(result.optim, freeze="none"),  # which needs `start_from` or `pretrained`
     )
 
 
@@ -187,8 +199,8 @@ def extend(recipe: Recipe, reservation: Reservation, runtime: Runtime, *, quiet:
         raise UsageError(
             f"A network needs the method reset_classifier to be extended; {type(network).__name__} has none."
         )
-    old = _old_features(run, network, names, runtime, recipe.workers, quiet)
-    recipe, splits, classes = _open_new(recipe, names, note, quiet)
+    old = _old_features(run, network, names, runtime, recipe.workers, note, quiet)
+    recipe, splits, classes = _open_new(recipe, names, _sides_of_groups(old), note, quiet)
     note(f"{len(splits.train):,} new images for training, {len(splits.val):,} held out.")
     for text in splits.notes[1:]:  # the first one counts old classes also
         if not text.startswith("No validation image"):
@@ -232,7 +244,8 @@ def extend(recipe: Recipe, reservation: Reservation, runtime: Runtime, *, quiet:
     images = everything.chosen(held_out)
     confidence = calibrate(logits_of(network, images.features[:, 0]), images.labels)
     evaluation = _evaluate(network, images, classes, runtime, confidence.temperature)
-    if recipe.data.other is None and (gone := load_recipe(run / "recipe.yaml").data.other) is not None:
+    gone = load_recipe(run / "recipe.yaml").data.other
+    if recipe.data.other is None and gone is not None and not Path(gone).exists():
         note(f"{printable(gone)} no longer exists; only held-out images set the threshold of unknown images.")
     network.unknown = fit_detector_on_features(network, everything, recipe, confidence, runtime, run)
     network.confidence = confidence
@@ -251,7 +264,13 @@ def _size(path: Path) -> str:
 
 
 def _old_features(
-    run: Path, network: nn.Module, names: Sequence[str], runtime: Runtime, workers: int, quiet: bool
+    run: Path,
+    network: nn.Module,
+    names: Sequence[str],
+    runtime: Runtime,
+    workers: int,
+    note: Callable[[str], None],
+    quiet: bool,
 ) -> StoredFeatures:
     """Return the features of the images of a run: as it stored them, else computed from its images.
 
@@ -279,20 +298,65 @@ def _old_features(
             f"The classes of {recipe.data.source} must be those of the run {run}; they have changed since. Restore the"
             " data, or train a new run."
         )
+    splits = _as_trained(run, splits, str(recipe.data.source), note)
     with counting(len(splits.train) + len(splits.val), quiet=quiet, task_name="features") as count:
         return collect(network, splits, runtime, workers, count)
 
 
+def _as_trained(run: Path, splits: Splits, source: str, note: Callable[[str], None]) -> Splits:
+    """Return the images of the data of a run that the run had, on the sides that they had there.
+
+    Raises:
+        DataError: none of its training images is among them.
+    """
+    if not (run / FINGERPRINT).is_file():
+        return splits
+    images = Fingerprint.read(run / FINGERPRINT)
+    sides = [*images.sides_of(splits.train), *images.sides_of(splits.val)]
+    if "train" not in sides:
+        raise DataError(
+            "To extend a run, the features of its images must be stored, or its images must exist; none of the training"
+            f" images of {run} is in {printable(source)}. Restore them, or train a new run."
+        )
+    known, others = len(sides) - sides.count(""), sides.count("")
+    if others or known < len(images.lines):
+        note(
+            f"{known:,} of the {len(images.lines):,} images of the run are in {printable(source)}; {others:,} others"
+            " there are left out."
+        )
+    everything = JoinedSource(splits.train, splits.val)
+    groups = None if splits.groups is None else [*splits.groups, *(splits.val_groups or ())]
+    train, val = ([place for place, side in enumerate(sides) if side == name] for name in ("train", "val"))
+    return dataclasses.replace(
+        splits,
+        train=SourcePart(everything, train),
+        val=SourcePart(everything, val),
+        groups=None if groups is None else [groups[place] for place in train],
+        val_groups=None if groups is None else [groups[place] for place in val],
+    )
+
+
+def _sides_of_groups(images: StoredFeatures) -> dict[str, str]:
+    """Return the side of every group of images, `train` or `val`; `val` for a group on both sides."""
+    sides: dict[str, str] = {}
+    for group, key, is_held_out in zip(images.groups, images.keys, images.is_held_out, strict=True):
+        if group not in ("", f"/{key}") and sides.get(str(group)) != "val":
+            sides[str(group)] = "val" if is_held_out else "train"
+    return sides
+
+
 def _open_new(
-    recipe: Recipe, names: Sequence[str], note: Callable[[str], None], quiet: bool
+    recipe: Recipe, names: Sequence[str], group_sides: Mapping[str, str], note: Callable[[str], None], quiet: bool
 ) -> tuple[Recipe, Splits, list[str]]:
     """Open the new images; return the recipe, the images, and the old class names followed by the new ones.
 
-    The groups of the old run do not apply to data that have none of them; the recipe is then without groups.
+    New images of a group of the old run are on the side of that group. The groups of the old run do not apply to data
+    that have none of them; the recipe is then without groups.
     """
     source, data = str(recipe.data.source), recipe.data
     own = class_names(source, follow_links=data.follow_links)
-    classes = [*names, *(name for name in own if name not in set(names))]
+    classes = list(dict.fromkeys([*names, *match_forms([*names, *own], own).values()]))
+    check_names(classes)
 
     def opened(data: Data) -> Splits:
         return open_data(
@@ -300,6 +364,7 @@ def _open_new(
             val_fraction=data.val_fraction,
             train_fraction=data.train_fraction,
             group=data.group,
+            group_sides=group_sides,
             seed=recipe.seed,
             max_bad=data.max_bad,
             limit=data.limit,
@@ -320,9 +385,17 @@ def _open_new(
             splits = opened(recipe.data)
     trained = {splits.classes[label] for label in splits.train.labels}
     if missing := [name for name in classes[len(names) :] if name not in trained]:
+        held_out = {splits.classes[label] for label in splits.val.labels}
+        reason = "only held-out images" if missing[0] in held_out else "none that can be read"
         raise DataError(
-            f"Every new class must have a training image; '{printable(missing[0])}' of {source} has none that can be"
-            " read. Add images, or remove its folder."
+            f"Every new class must have a training image; '{printable(missing[0])}' of {source} has {reason}. Add"
+            " images, or remove its folder."
+        )
+    sides = (("train", splits.groups or ()), ("val", splits.val_groups or ()))
+    if torn := {group for side, groups in sides for group in groups if group_sides.get(group, side) != side}:
+        note(
+            "The new data's own split has groups on another side than the run, which makes the validation accuracy too"
+            f" high: {first_few(sorted(torn))}."
         )
     return recipe, splits, classes
 
@@ -386,7 +459,8 @@ class _Heads(nn.Module):
         self.of = [network]  # not a child: it stays in its mode
 
     def forward(self, features: Tensor) -> Tensor:
-        return torch.from_numpy(logits_of(self.of[0], features.cpu().numpy()))
+        with torch.autocast("cpu", enabled=False):  # as the calibration
+            return torch.from_numpy(logits_of(self.of[0], features.cpu().numpy()))
 
 
 def _evaluate(

@@ -232,13 +232,9 @@ def train(
         return _resume(Path(resume), overrides, override, stop, trackers, quiet)
     if override:
         raise UsageError("--override changes settings of a run that is resumed; got no --resume. Omit it.")
-    loaded = checked_recipe(data, recipe, settings, given, from_scratch=from_scratch)
-    runtime = Runtime.of(loaded.device, loaded.precision, deterministic=loaded.deterministic)
-    quiet = quiet or not runtime.is_main
+    loaded, reason = checked_recipe(data, recipe, settings, given, from_scratch=from_scratch), ""
     if recipe in recipe_names() and given.get("model") is None and "model" not in (settings or {}):
         loaded, reason = with_available_weights(loaded)
-        if reason and not quiet:
-            say(reason)
     if loaded.extend is not None:
         given_too = {
             "from_scratch": from_scratch,
@@ -248,9 +244,16 @@ def train(
         }
         if names := [name for name, is_given in given_too.items() if is_given]:
             raise UsageError(f"--extend trains no epochs, so {names[0]} does not apply. Omit it.")
+        loaded = extended_recipe(loaded, data, recipe, settings or {}, given)
+    runtime = Runtime.of(loaded.device, loaded.precision, deterministic=loaded.deterministic)
+    quiet = quiet or not runtime.is_main
+    if loaded.extend is not None:
         if runtime.world > 1:
             raise UsageError(f"--extend runs in one process; got {runtime.world}. Start it without torchrun.")
-        return _extend(extended_recipe(loaded, data, settings or {}, given), out, runtime, force=force, quiet=quiet)
+        loaded = dataclasses.replace(loaded, precision=runtime.precision)
+        return _extend(loaded, out, runtime, force=force, quiet=quiet)
+    if reason and not quiet:
+        say(reason)
     with contextlib.ExitStack() as stack:
         reservations: list[Reservation] = []
 

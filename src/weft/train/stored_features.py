@@ -35,7 +35,7 @@ class StoredFeatures:
         labels: (images) class indices of the run.
         is_held_out: (images) whether each image is in the validation set.
         keys: (images) names of the images.
-        groups: (images) groups of the training images; all empty without groups.
+        groups: (images) groups; empty without groups.
         hashes: (images 32) sha256 of each file as bytes.
     """
 
@@ -113,7 +113,7 @@ def collect(
     digest = fingerprint(network, runtime)
     parts = [
         _collect(network, digest, source, runtime, workers, is_held_out, groups, on_batch)
-        for source, is_held_out, groups in ((splits.train, False, splits.groups), (splits.val, True, None))
+        for source, is_held_out, groups in ((splits.train, False, splits.groups), (splits.val, True, splits.val_groups))
         if len(source)
     ]
     return parts[0] if len(parts) == 1 else parts[0].joined(parts[1])

@@ -80,6 +80,12 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
     return names
 
 
+def match_forms(classes: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Map each name to the class that equals it up to the Unicode form of its letters; to itself without one."""
+    first = {unicodedata.normalize("NFC", name): name for name in reversed(classes)}
+    return {name: first.get(unicodedata.normalize("NFC", name), name) for name in names}
+
+
 def _check_forms(names: Sequence[str]) -> None:
     """Raise DataError for class names that look equal: Unicode has two forms of `é`, and macOS writes the second."""
     first: dict[str, str] = {}

@@ -75,8 +75,7 @@ class Splits:
         notes: sentences for the user: origin of the split, excluded files, conversions.
         bad: excluded files of both splits, which cannot be used.
         is_given: whether the dataset defines the split itself.
-        groups: group of every training image; None if the images are not grouped.
-        val_groups: group of every validation image; None if the images are not grouped.
+        groups, val_groups: group of every training and of every validation image; None if the images are not grouped.
     """
 
     train: Source

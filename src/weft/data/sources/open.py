@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from weft.data.index.checks import (
     class_list,
     copy_notes,
     group_notes,
+    match_forms,
     survey_notes,
 )
 from weft.data.index.inventory import ImageEntry, Inventory, Progress, decode_entries, existing, inspect, scan_folder
@@ -78,6 +80,7 @@ def open_data(
     folds: int | None = None,
     fold: int = 1,
     group: str | None = None,
+    group_sides: Mapping[str, str] | None = None,
     allow_empty_class: bool = False,
     classes: Sequence[str] | None = None,
     match: Callable[[Sequence[str]], Mapping[str, str]] | None = None,
@@ -104,12 +107,13 @@ def open_data(
         fold: from 1 to `folds`.
         group: images of the same group are on the same side of the split: a column of the table, or a regular
             expression whose match in the image's key (the parenthesised part, if there is one) names the group.
+        group_sides: side, `train` or `val`, of groups that an earlier split had; a split made here keeps to it.
         allow_empty_class: keep classes without a usable image in the list; by default they are an error.
         classes: class names in the order of the labels, e.g. a trained model's; by default the class folders (of
             `train/`), sorted. With them, data whose images are all of `train` have no validation images, unless
             `evaluate_only` is given.
         match: function from the class names of the data to a mapping from each to a name of `classes`; None: they are
-            equal. It may raise DataError.
+            equal up to the Unicode form of their letters. It may raise DataError.
         evaluate_only: accept data without images in one of the splits, since nothing is trained on it. Class folders
             that are all numbers are then sorted by value (`2` before `10`), as the outputs of weights without class
             names are; for training, folders are sorted alphabetically. Numeric classes of tables and shards
@@ -130,8 +134,10 @@ def open_data(
         reader: Reader = FileReader(inventory.root)
     else:
         inventory, entries, reader = listing.inventory(), listing.entries, listing.read
-    if match is not None:
-        own = match(sorted({name for names in inventory.classes.values() for name in names}))
+    if match is None and classes is not None:
+        match = functools.partial(match_forms, classes)
+    own = {} if match is None else match(sorted({name for names in inventory.classes.values() for name in names}))
+    if any(name != other for name, other in own.items()):
         entries = [entry._replace(class_name=own.get(entry.class_name, "")) for entry in entries]
         inventory.classes = {split: sorted({own[name] for name in names}) for split, names in inventory.classes.items()}
     is_given = "val" in inventory.classes
@@ -141,11 +147,16 @@ def open_data(
     elif evaluate_only and classes is None:
         names = sort_class_names(set(names))
     inside = [entry for entry in entries if entry.class_name]
-    group_of = None if group is None else _groups(inside, group, listing)
+    is_free = evaluate_only or group_sides is not None
+    group_of = None if group is None else _groups(inside, group, listing, any_number=is_free)
+
+    def made(folds: int | None, fold: int) -> list[list[ImageEntry]]:
+        return _made(inside, val_fraction, folds, fold, seed, group_of, group_sides or {})
+
     if classes is not None and not evaluate_only and {entry.split for entry in entries} == {"train"}:
         parts = [inside, []]
     elif not is_given:
-        parts = _made(inside, val_fraction, folds, fold, seed, group_of)
+        parts = made(folds, fold)
     elif folds is None:
         parts = _given(inside)
     else:
@@ -167,20 +178,21 @@ def open_data(
     rate_before = bad_before / (bad_before + len(entries))
     rate_decoded = (len(inventory.bad) - bad_before) / max(len(chosen), 1)
     check_bad(inventory, 1 - (1 - rate_before) * (1 - rate_decoded), max_bad)
-    good = set(inventory.good)
-    train, val = ([entry for entry in part if entry in good] for part in parts)
-    if not is_given and group_of is None:
-        train, val = _ensure_train_images(train, val)
+    bad = {file.key for file in inventory.bad}
+
+    def readable(parts: list[list[ImageEntry]]) -> tuple[list[ImageEntry], list[ImageEntry]]:
+        train, val = ([entry for entry in part if entry.key not in bad] for part in parts)
+        return (train, val) if is_given else _ensure_train_images(train, val, group_of, group_sides or {})
+
+    train, val = readable(parts)
     if classes is None and not evaluate_only:
         check_names(names)
     if not allow_empty_class and classes is None:
         check_empty(names, train if limit is None and train_fraction == 1 else inside, inventory)
     if folds is not None and not evaluate_only:
-        bad = {file.key for file in inventory.bad}
 
         def held_out(folds: int) -> list[int]:
-            sides = (_made(inside, val_fraction, folds, number, seed, group_of) for number in range(1, folds + 1))
-            return [sum(entry.key not in bad for entry in side) for _, side in sides]
+            return [len(readable(made(folds, number))[1]) for number in range(1, folds + 1)]
 
         check_folds(inventory, folds, held_out, is_grouped=group_of is not None)
     if not train + val or not (evaluate_only or (classes is not None and not is_given)):
@@ -192,14 +204,13 @@ def open_data(
     notes += survey_notes(inventory, names, val)
     parts_held_out = [val]
     if folds is not None and inventory.copies:
-        sides = (_made(inside, val_fraction, folds, number, seed, group_of) for number in range(1, folds + 1))
-        parts_held_out = [side for _, side in sides]
+        parts_held_out = [readable(made(folds, number))[1] for number in range(1, folds + 1)]
     notes += copy_notes(inventory, train, parts_held_out)
     if len(inside) < len(entries):
         notes.append(f"Not used, because outside all class folders: {count(len(entries) - len(inside), 'image')}.")
     notes += [] if listing is None else listing.notes
     train_source, val_source = (_source(reader, part, names) for part in (train, val))
-    groups = [None if group_of is None else [group_of[entry.key] for entry in side] for side in (train, val)]
+    groups = [None if group_of is None else [group_of[entry.key] for entry in part] for part in (train, val)]
     return Splits(train_source, val_source, names, notes, _with_split(inventory.bad, parts), is_given, *groups)
 
 
@@ -332,14 +343,20 @@ def _made(
     fold: int,
     seed: int,
     group_of: dict[str, str] | None,
+    group_sides: Mapping[str, str],
 ) -> list[list[ImageEntry]]:
     """Return training and validation images: a share of each class, or a fold; whole groups if there are any."""
     keys, labels = [entry.key for entry in entries], _numbers(entries)
     if group_of is not None:
-        groups = [group_of[key] for key in keys]
-        shares = [1 - val_fraction, val_fraction] if folds is None else [1 / folds] * folds
-        held_out = grouped_parts(labels, groups, shares, seed)[1 if folds is None else fold - 1]
-        sides = grouped_split(keys, labels, groups, held_out)
+        sides_of = [group_sides.get(group_of[key]) for key in keys]
+        free = [i for i, side in enumerate(sides_of) if side is None]
+        val = {i for i, side in enumerate(sides_of) if side == "val"}
+        if free:
+            of_free = [keys[i] for i in free], [labels[i] for i in free], [group_of[keys[i]] for i in free]
+            shares = [1 - val_fraction, val_fraction] if folds is None else [1 / folds] * folds
+            held_out = grouped_parts(*of_free[1:], shares, seed)[1 if folds is None else fold - 1]
+            val |= {free[i] for i in grouped_split(*of_free, held_out)[1]}
+        sides = [i for i in range(len(keys)) if i not in val], sorted(val)
     elif folds is not None:
         sides = stratified_fold(keys, labels, folds, fold, seed)
     else:
@@ -347,14 +364,14 @@ def _made(
     return [[entries[i] for i in side] for side in sides]
 
 
-def _groups(entries: list[ImageEntry], group: str, listing: Listing | None) -> dict[str, str]:
+def _groups(entries: list[ImageEntry], group: str, listing: Listing | None, *, any_number: bool) -> dict[str, str]:
     """Return the group of every image by key, from the column of a table or from the key."""
     if listing is not None and listing.groups is not None:
         names = listing.groups
     else:
         names = group_names([entry.key for entry in entries], group)
     number = len({names[entry.key] for entry in entries})
-    if number < 2:
+    if number < 2 and not any_number:
         raise GroupError(
             f"The groups of --group must allow a split; with '{printable(group)}', all"
             f" {count(len(entries), 'image')} are in one. Choose a column or a pattern that gives more groups."
@@ -377,8 +394,24 @@ def _numbers(entries: list[ImageEntry]) -> list[int]:
     return [order[entry.class_name] for entry in entries]
 
 
-def _ensure_train_images(train: list[ImageEntry], val: list[ImageEntry]) -> tuple[list[ImageEntry], list[ImageEntry]]:
-    """Move the validation images of classes without a training image to train (for splits made here)."""
+def _ensure_train_images(
+    train: list[ImageEntry],
+    val: list[ImageEntry],
+    group_of: dict[str, str] | None,
+    group_sides: Mapping[str, str],
+) -> tuple[list[ImageEntry], list[ImageEntry]]:
+    """Move the validation images of classes without a training image to train (for splits made here).
+
+    Whole groups are moved, except those of `group_sides`.
+    """
+    if group_of is not None:
+        fixed = [entry for entry in val if group_of[entry.key] in group_sides]
+        entries = [*train, *(entry for entry in val if group_of[entry.key] not in group_sides)]
+        keys = [entry.key for entry in entries]
+        held_out = list(range(len(train), len(entries)))
+        sides = grouped_split(keys, _numbers(entries), [group_of[key] for key in keys], held_out)
+        train, val = ([entries[i] for i in side] for side in sides)
+        return train, val + fixed
     train_classes = {entry.class_name for entry in train}
     moved = [entry for entry in val if entry.class_name not in train_classes]
     return sorted(train + moved), [entry for entry in val if entry.class_name in train_classes]

@@ -1,7 +1,8 @@
 """Open a table of image paths and labels, one row per image: CSV, TSV or Parquet.
 
 Columns: `image` (or path, file, filename, filepath), `label` (or class, target), and optionally `split`. Paths are
-absolute, or relative to the folder of the table. Spaces around a label count nothing.
+absolute, or relative to the folder of the table. Spaces around a
+column name or a label count nothing.
 """
 
 from __future__ import annotations
@@ -55,10 +56,9 @@ def open_table(path: Path, group: str | None = None) -> Listing:
         header, numbered = read_rows(path)
         image, label, split = (_column(header, names, name) for names in (IMAGE, LABEL, SPLIT))
         rows = list(_entries(numbered, image, label, split, name))
-        columns = [str(word) for word in header]
         groups = None
-        if group is not None and group in columns:
-            groups = {entry.key: _group(row, columns.index(group), entry.key) for row, entry in rows}
+        if group is not None and group in header:
+            groups = {entry.key: _group(row, header.index(group), entry.key) for row, entry in rows}
         entries = [entry for _, entry in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
@@ -87,16 +87,17 @@ def other_columns(path: Path) -> tuple[list[str], dict[str, list[str]]]:
         str(row[image]): ["" if place >= len(row) or row[place] is None else str(row[place]) for place in others]
         for _, row in rows
     }
-    return [str(header[place]) for place in others], values
+    return [header[place] for place in others], values
 
 
 def read_rows(path: Path) -> tuple[list[str], Iterator[tuple[int, Sequence[Any]]]]:
     """Return the column names of a table, and its rows with their numbers; empty rows are left out.
 
     Columns of a .csv file are separated by commas; by semicolons, as spreadsheets of many countries write them, if the
-    first line has no comma.
+    first line has no comma. Spaces around a column name count nothing.
     """
-    return _parquet(path) if path.suffix == ".parquet" else _text(path)
+    header, rows = _parquet(path) if path.suffix == ".parquet" else _text(path)
+    return [str(name).strip() for name in header], rows
 
 
 def _text(path: Path) -> tuple[list[str], Iterator[tuple[int, Sequence[Any]]]]:
@@ -133,12 +134,12 @@ def _parquet(path: Path) -> tuple[list[str], Iterator[tuple[int, Sequence[Any]]]
 
 def _column(header: Sequence[str], names: Sequence[str], name: str) -> int | None:
     """Return the index of a column; None if there is no column of splits."""
-    lowered = [str(word).strip().lower() for word in header]
+    lowered = [word.lower() for word in header]
     place = next((lowered.index(word) for word in names if word in lowered), None)
     if place is None and names is not SPLIT:
         raise DataError(
             f"A table of images must have a column '{names[0]}' (or {', '.join(names[1:])}); '{name}' has "
-            f"{', '.join(map(str, header)) or 'none'}. Add a first line with the column names."
+            f"{', '.join(header) or 'none'}. Add a first line with the column names."
         )
     return place
 

@@ -8,6 +8,7 @@ import timm
 import torch
 
 import weft
+import weft.models.registry  # registers weft's models with timm
 from tests.helpers import NANO, images, lively
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.errors import CheckpointError, StorageError, UsageError

@@ -44,7 +44,7 @@ def test_a_source_tree_that_is_not_installed(
     assert main(["doctor", "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["packages"] == []
-    assert "because weft is not installed. Run: pip install --editable ." in err
+    assert "because weft is not installed. Run: pip install -e ." in err
 
 
 @pytest.mark.parametrize(

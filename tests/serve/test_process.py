@@ -311,7 +311,7 @@ def test_a_port_in_use_and_a_place_that_is_not_here(model_dir: Path, capsys: pyt
     assert code == 4
     code, text = output(str(model_dir), "--max-batch", "many")
     assert code == 2
-    assert "--max-batch must be a whole number of at least 1; got many" in text
+    assert "--max-batch must be a whole number of at least 1 and at most 4096; got many" in text
 
 
 def test_other_machines_need_the_token_that_is_printed(model_dir: Path) -> None:

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 1
     if not packages:
-        note("weft: the requirements are not known, because weft is not installed. Run: pip install --editable .")
+        note("weft: the requirements are not known, because weft is not installed. Run: pip install -e .")
         return 1
     return int(any(row["state"] in ("missing", "too old") for row in packages))
 

@@ -187,6 +187,12 @@ def test_a_runtime_that_is_asked_for_is_used(runtime: str, out: Path, monkeypatc
     assert Predictor.open(run, runtime=runtime).metadata["runtime"] == runtime
 
 
+@pytest.mark.parametrize("device", ["cuda", "mps", "tpu"])
+def test_an_export_runs_on_the_cpu_alone(device: str, out: Path) -> None:
+    with pytest.raises(UsageError, match=f"device of an export must be auto or cpu; got '{device}'"):
+        Predictor.load(out, device=device)
+
+
 def test_a_precision_that_the_export_does_not_have_is_refused(out: Path) -> None:
     with pytest.raises(UsageError, match="precision must be that of the export, fp32; got bf16"):
         Predictor.load(out, precision="bf16")

@@ -182,7 +182,7 @@ class Predictor:
         Args:
             run: a run directory, a model directory, an export, `hf-hub:OWNER/NAME`, or the name of a public model.
             img_size: input size in pixels, or (height, width); None for that of the model.
-            device: auto, cpu, cuda or mps.
+            device: auto, cpu, cuda or mps; of an export auto or cpu.
             precision: auto, fp32 or bf16.
             fold, mirror: as in the constructor.
             is_fixed: of a directory of format auto, load the export in the directory itself.
@@ -193,7 +193,7 @@ class Predictor:
             CheckpointError: the model is missing or cannot be read.
         """
         if (export := _export(run, is_fixed=is_fixed, quiet=quiet)) is not None:
-            _check_device(device)
+            _check_export_device(device)
             if precision == "bf16" != (own := export.config["artefact"]["precision"]):
                 raise UsageError(
                     f"precision must be that of the export, {own}; got bf16. Leave it out, or export with --precision"
@@ -255,8 +255,9 @@ class Predictor:
         for path in sorted(folders, key=lambda path: str(path) != known):
             try:
                 is_export = "artefact" in read_config(path)
-                own = "auto" if is_export else precision  # precision is that of torch
-                opened[str(path)] = cls.load(path, device=device, precision=own, is_fixed=True).warmed_up(batch_size)
+                own = ("auto", "auto") if is_export else (device, precision)  # device and precision are those of torch
+                one = cls.load(path, device=own[0], precision=own[1], is_fixed=True)
+                opened[str(path)] = one.warmed_up(batch_size)
             except WeftError as error:  # damaged, or its runtime is not installed
                 errors.append(error)
                 log(f"{printable(str(path))} is skipped: {error}")
@@ -430,6 +431,6 @@ def _torch_backend(model: Any, runtime: Runtime | None, fold: bool, mirror: bool
     return TorchBackend(model, runtime, fold, mirror)
 
 
-def _check_device(device: str) -> None:
-    if device not in ("auto", "cpu", "cuda", "mps"):
-        raise UsageError(f"device must be auto, cpu, cuda or mps; got {device!r}.")
+def _check_export_device(device: str) -> None:
+    if device not in ("auto", "cpu"):
+        raise UsageError(f"device of an export must be auto or cpu; got {device!r}. Pass the run that was exported.")

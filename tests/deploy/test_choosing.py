@@ -22,7 +22,7 @@ from weft.checkpoints import save_model_dir
 from weft.cli.app import main
 from weft.deploy import choosing, export, exporting, open_model, select
 from weft.deploy.choosing import Choice, ConsideredExport, Machine, expected_order, fastest, time_calls
-from weft.errors import CheckpointError, UsageError, VerificationError
+from weft.errors import CheckpointError, DataError, UsageError, VerificationError
 from weft.inference.predictor import Predictor
 
 OTHER = Machine("another processor", "avx2", ("avx2", "fma"), {}, {"openvino": "2026.4"})
@@ -269,6 +269,40 @@ def test_a_service_whose_models_cannot_be_timed(out: Path, monkeypatch: pytest.M
     messages: list[str] = []
     assert Predictor.open(run_with_exports(out), log=messages.append).metadata["runtime"] == "openvino"
     assert "the models cannot be timed here (Failed to allocate memory); " in messages[-1]
+
+
+def test_a_lack_of_memory_at_one_start_is_not_remembered(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2, "auto": 0.1, "best": 0.3})
+    run, predict = run_with_exports(out), Predictor.predict
+
+    def fail(self: Predictor, images: list[Any], **arguments: Any) -> Any:
+        if self.metadata["runtime"] == "openvino":
+            raise MemoryError
+        return predict(self, images, **arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Predictor, "predict", fail)
+        assert Predictor.open(run).metadata["runtime"] != "openvino"
+    assert Predictor.open(run).metadata["runtime"] == "openvino"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (MemoryError, UsageError, "memory suffices for none of --batch-size 1 2"),
+        (DataError, DataError, "an image"),
+    ],
+)
+def test_exports_that_cannot_be_timed_at_any_size(
+    error: type[Exception], kind: type[Exception], message: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error("an image")
+
+    monkeypatch.setattr(choosing, "time_calls", fail)
+    reports: Any = {"onnx-fp32": None}
+    with pytest.raises(kind, match=message):
+        exporting._timed(out, reports, (1, 2), quiet=True)
 
 
 def test_a_batch_that_does_not_fit_is_refused(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,12 +270,19 @@ def _timed(
         for size in dict.fromkeys(batch_sizes):
             try:
                 times = choosing.time_calls(calls, (size,))
+            except WeftError:
+                raise
             except Exception as error:  # too little memory; each runtime has its own exception types
                 if not quiet:
                     say(f"--batch-size {size} is left out: the exports cannot be timed with it ({reason_of(error)}).")
                 continue
             for name, row in times.items():
                 seconds[name] |= row
+    if not all(seconds.values()):
+        raise UsageError(
+            "The exports must be timed at one batch size at least; memory suffices for none of --batch-size"
+            f" {' '.join(map(str, batch_sizes))}. Choose smaller ones."
+        )
     return seconds
 
 

@@ -35,12 +35,16 @@ from weft.runtime import Runtime
 from weft.text import printable
 from weft.version import __version__
 
-MAX_CACHED = 512_000_000  # bytes of features in the file of a network
+MAX_CACHED = 2_000_000_000  # bytes of features in the file of a network
 KNOWN_CODE = {"torch", "timm", "weft", "builtins", "abc", "typing"}
 NOT_SETTINGS = {  # attributes of a module that do not change its features, or that are hashed separately
     *vars(nn.Module()),
-    *("num_classes", "grad_checkpointing", "confidence", "unknown"),
+    *("num_classes", "grad_checkpointing", "confidence", "unknown", "drop_rate"),
     *("pretrained_cfg", "default_cfg", "pretrained_model_args", "model_args", "_model_args", "_traits"),
+}
+NO_EFFECT = {  # modules that do nothing in evaluation mode
+    *("torch.nn.modules.linear.Identity", "torch.nn.modules.dropout.Dropout"),
+    *("weft.layers.mlp.DropPath", "timm.layers.drop.DropPath"),
 }
 ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 
@@ -116,6 +120,8 @@ class FeatureReader:
         if missing:
             computed = _features(self.network, images[missing], self.runtime)
             rows.update({keys[place]: row for place, row in zip(missing, computed, strict=True)})
+        for key in set(keys):  # to the end: the first rows are dropped first
+            rows[key] = rows.pop(key)
         return np.stack([rows[key] for key in keys])
 
 
@@ -231,16 +237,16 @@ def _cache_key(network: nn.Module, runtime: Runtime) -> str | None:
     digest = hashlib.sha256(f"{fingerprint(network, runtime)} {versions}".encode())
     heads, sources = {id(layer) for layer in classifiers(network)}, set[str]()
     for name, module in network.named_modules():
-        if id(module) in heads:
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        if id(module) in heads or kind in NO_EFFECT:
             continue
         settings = repr(sorted((key, repr(value)) for key, value in vars(module).items() if key not in NOT_SETTINGS))
-        homes = {kind.__module__ for kind in type(module).__mro__}
+        homes = {parent.__module__ for parent in type(module).__mro__}
         own = {home for home in homes if home.partition(".")[0] not in KNOWN_CODE}
         if own and ADDRESS.search(settings):  # an object or a function whose content is unknown
             return None
         sources |= own
-        text = f"{name} {type(module).__module__}.{type(module).__qualname__} {ADDRESS.sub('', settings)}"
-        digest.update(text.encode(errors="backslashreplace"))
+        digest.update(f"{name} {kind} {ADDRESS.sub('', settings)}".encode(errors="backslashreplace"))
     for name, buffer in network.named_buffers():  # the state dict lacks those that are not persistent
         digest.update(name.encode())
         digest.update(_bytes(buffer))
@@ -286,7 +292,7 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 class _Cache:
-    """Features by the hash of the pixels, in one file per network, without the oldest ones above MAX_CACHED.
+    """Features by the hash of the pixels, in one file per network, which keeps those that were used last.
 
     A file that cannot be read is replaced.
     """

@@ -41,6 +41,10 @@ NO_DETECTOR = (
 )
 
 
+class _WarmUpError(UsageError):
+    """A model cannot run a batch, mostly for lack of memory at this time."""
+
+
 class NonFiniteError(CheckpointError):
     """The outputs of a model are not finite: its weights are damaged."""
 
@@ -266,7 +270,7 @@ class Predictor:
                 return opened[str(path)]
         if not opened:
             raise errors[-1]
-        is_complete = not any(isinstance(error, CheckpointError) for error in errors)
+        is_complete = not any(isinstance(error, (CheckpointError, _WarmUpError)) for error in errors)
         if len(opened) == 1:
             (chosen,) = opened
             if is_complete:
@@ -325,7 +329,7 @@ class Predictor:
             except WeftError:
                 raise
             except Exception as error:  # mostly too little memory; each runtime has its own exception types
-                raise UsageError(
+                raise _WarmUpError(
                     f"The model must run with batches of {count} images; it fails ({type(error).__name__}:"
                     f" {reason_of(error)}). Lower --max-batch."
                 ) from error

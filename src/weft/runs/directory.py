@@ -177,6 +177,7 @@ def _open_lock(path: Path) -> TextIO:
         with writing(path):
             try:
                 (path / LOCK).parent.mkdir(parents=True, exist_ok=True)
+                is_new = not (path / LOCK).exists()
                 file = open(path / LOCK, "a+", encoding="utf-8", errors="replace", opener=no_follow)
             except FileNotFoundError:  # another process has just removed the directory, after its run was refused
                 if time.monotonic() > deadline:
@@ -187,9 +188,10 @@ def _open_lock(path: Path) -> TextIO:
             is_locked = lock_file(file.fileno())
         except OSError as error:
             file.close()
-            with contextlib.suppress(OSError):
-                (path / LOCK).unlink()
-                (path / LOCK.parent).rmdir()
+            if is_new:  # else another process may have locked it
+                with contextlib.suppress(OSError):
+                    (path / LOCK).unlink()
+                    (path / LOCK.parent).rmdir()
             raise StorageError(
                 f"The file system of a run directory must support locks; that of {path} does not"
                 f" ({error.strerror or error}). Choose another --out, on a local disk."

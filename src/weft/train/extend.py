@@ -159,6 +159,7 @@ def extended_recipe(
         result,
         **{key: getattr(old, key) for key in KEPT},
         name=loaded.name,
+        device=loaded.device,
         extend=str(run),
         start_from=None,
         pretrained=False,

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -354,6 +354,7 @@ class _Run:
         self.plan, self.recipe, self.splits, self.runtime = plan, plan.recipe, plan.splits, plan.runtime
         self.out, self.stop, self.trackers, self.quiet = out, stop, trackers, quiet
         self.held_out_groups = set(plan.splits.val_groups or ())  # and those of other folds, once these have finished
+        self.is_fitted = False  # whether the temperature was fitted to all held-out images
         self.model, _ = plan.network, plan.val_batches
 
     def start(self, reservation: Reservation) -> RunResult:
@@ -560,13 +561,17 @@ class _Run:
         train = self.splits.train
         detector = fit_detector(model, train, source, self.recipe, size, confidence, self.runtime, self.out)
         write_confidence(self.out / "best", confidence, detector)
-        parts: Iterable[np.ndarray] = [logits]
+        sure = _confidences(logits, confidence.temperature)
         if source is not self.splits.val:
-            parts = (held_out_logits(model, [batch], self.runtime)[0] for batch in batches(self.splits.val))
-        scaled = (part.astype(np.float64) / confidence.temperature for part in parts)
-        sure = np.concatenate([softmax(part, axis=1).max(axis=1) for part in scaled]).astype(np.float32)
+            with counting(len(self.splits.val), quiet=self.quiet, task_name="calibrating") as advance:
+                parts = []  # one batch at a time: the logits of all images may not fit into memory
+                for batch in batches(self.splits.val):
+                    parts.append(_confidences(held_out_logits(model, [batch], self.runtime)[0], confidence.temperature))
+                    advance(len(batch[1]))
+            sure = np.concatenate(parts)
         if len(sure) != best.count:
             return best
+        self.is_fitted = source is self.splits.val
         # the same images in the same order: only the probabilities change
         at = {int(place): number for number, place in enumerate(best.places)}
         mistakes = [mistake._replace(probability=float(sure[at[mistake.place]])) for mistake in best.mistakes]
@@ -617,5 +622,10 @@ class _Run:
                 model.to(self.runtime.device), self.splits.val, best, self.runtime, workers=self.recipe.workers
             ),
             training=Training(counts.tolist(), session.history, result.best_epoch),
-            is_fitted=True,
+            is_fitted=self.is_fitted,
         )
+
+
+def _confidences(logits: np.ndarray, temperature: float) -> np.ndarray:
+    """Return the largest probability of every row of logits (images classes)."""
+    return softmax(logits.astype(np.float64) / temperature, axis=1).max(axis=1).astype(np.float32)

@@ -116,8 +116,9 @@ def stratified_subset(keys: Sequence[str], labels: Sequence[int] | Sequence[str]
     The order of the classes is random, and the same for training and validation images. `labels` are indices or names.
     """
     turns = [
-        (turn, rank(f"class/{label}", seed), i)
+        (turn, place, i)
         for label, members in _by_class(keys, labels, seed).items()
+        for place in [rank(f"class/{label}", seed)]
         for turn, i in enumerate(members)
     ]
     return sorted(i for *_, i in sorted(turns)[:limit])

@@ -1,8 +1,7 @@
 """Open a table of image paths and labels, one row per image: CSV, TSV or Parquet.
 
 Columns: `image` (or path, file, filename, filepath), `label` (or class, target), and optionally `split`. Paths are
-absolute, or relative to the folder of the table. Spaces around a
-column name or a label count nothing.
+absolute, or relative to the folder of the table. Spaces around a column name or a label count nothing.
 """
 
 from __future__ import annotations

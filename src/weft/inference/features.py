@@ -120,7 +120,7 @@ class FeatureReader:
         if missing:
             computed = _features(self.network, images[missing], self.runtime)
             rows.update({keys[place]: row for place, row in zip(missing, computed, strict=True)})
-        for key in set(keys):  # to the end: the first rows are dropped first
+        for key in dict.fromkeys(keys):  # to the end: the first rows are dropped first
             rows[key] = rows.pop(key)
         return np.stack([rows[key] for key in keys])
 

@@ -112,11 +112,11 @@ def main() -> None:
     parser.add_argument("other", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--csv", type=Path, required=True)
-    parser.add_argument("--only", metavar="TEXT", help="run only the commands that contain TEXT, in an existing FOLDER")
+    parser.add_argument("--only", metavar="TEXT", help="run only the commands that contain TEXT")
     args = parser.parse_args()
-    if args.only is None:
+    if args.only is None or not args.work.exists():
         prepare(args.photos, args.other, args.work)
-    rows: list[Mapping[str, object]] = list(read_csv(args.csv)) if args.only else []
+    rows: list[Mapping[str, object]] = list(read_csv(args.csv)) if args.only and args.csv.is_file() else []
     for index, command in enumerate(COMMANDS.strip().splitlines()):
         if args.only is None or args.only in command:
             row, text = run(command, args.work)

@@ -2,7 +2,7 @@
 
     python benchmarks/studies/costs.py STUDY CIFAR10 [--only VARIANT ...]
 
-Each variant trains one epoch on 1,280 images, in a separate process with one thread. Run it on a quiet machine. If a
+Each variant trains one epoch on 2,560 images, in a separate process with one thread. Run it on a quiet machine. If a
 variant is measured again, the smaller time is kept, because other load only increases it. CIFAR10 can be a part of the
 dataset.
 """
@@ -23,7 +23,7 @@ from weft.runs.directory import read_metrics
 from weft.study.plan import read_study
 
 FILE = Path(__file__).parent / "costs.csv"
-IMAGES = 1_280
+IMAGES = 2_560
 COLUMNS = ("study", "variant", "seconds_per_1000", "precision", "processor_class")
 CHANGED = {"epochs": 1, "data.limit": IMAGES, "data.train_fraction": 1.0, "evaluate_every": 2}
 

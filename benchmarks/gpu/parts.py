@@ -7,24 +7,24 @@ the time of the call was not sufficient and the next call continues the cell.
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import tempfile
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
-from settings import Options, run
+from settings import Options, at_once, missing, run
 
 from weft.bench.choices import WAYS
 from weft.bench.records import read_csv
 from weft.bench.worker import REFERENCE, Task
-from weft.bench.worker_process import WorkerProcess
+from weft.bench.worker_process import COMPILED, WorkerProcess
 from weft.deploy.verification import relative_difference
 from weft.errors import StoppedError, UsageError
 
@@ -41,12 +41,11 @@ def tests_cells(options: Options) -> list[str]:
 
 def tests(cell: str, options: Options) -> list[Row]:
     """Run the correctness tests; return a row per test."""
-    import os
-
     os.environ["WEFT_TEST_DEVICE"] = options.device
     report = options.scratch / "tests.xml"
     report.unlink(missing_ok=True)
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", cell]
+    arguments += [] if missing(["xdist"]) else ["-n", str(max(1, (os.cpu_count() or 1) // 2))]
     small = ["-m", "not slow"] if options.scale_name == "small" else []
     log = options.scratch / "tests.log"
     code = run([*arguments, *small], log)
@@ -111,8 +110,26 @@ def resume(cell: str, options: Options) -> list[Row]:
     return [row | {"same_bits": not difference, "difference": difference}]
 
 
+def compile_cells(options: Options) -> list[str]:
+    if options.device == "cpu":
+        return []
+    modes = [f"steps {cell}" for cell in steps_cells(options) if " compiled " in cell]
+    return [f"speed {cell}" for cell in speed_cells(options)] + modes
+
+
+def compile_networks(cell: str, options: Options) -> list[Row]:
+    """Fill the cache of TorchInductor: several networks compile at the same time, which timed cells must not."""
+    part, name = cell.split(" ", 1)
+    if part == "steps":
+        _steps(name, options, 1)
+    else:
+        model, precision = name.split(" ")
+        _speed(model, precision, tuple(way for way in options.scale.ways if way in COMPILED), options, timed=False)
+    return []
+
+
 def speed_cells(options: Options) -> list[str]:
-    return [f"{model} {precision}" for model in options.scale.models for precision in options.precisions]
+    return [f"{model} {precision}" for precision in options.precisions for model in options.scale.models]
 
 
 def speed(cell: str, options: Options) -> list[Row]:
@@ -121,8 +138,22 @@ def speed(cell: str, options: Options) -> list[Row]:
     Every way is a separate process. The processes build at the same time, but only one runs during a timed turn.
     """
     model, precision = cell.split(" ")
+    return _speed(model, precision, options.scale.ways, options)
+
+
+def other_ways_cells(options: Options) -> list[str]:
+    return speed_cells(options) if options.scale.other_ways else []
+
+
+def other_ways(cell: str, options: Options) -> list[Row]:
+    """Time the ways that compile longer, and those of other runtimes, as `speed` does."""
+    model, precision = cell.split(" ")
+    return _speed(model, precision, options.scale.other_ways, options)
+
+
+def _speed(model: str, precision: str, ways: tuple[str, ...], options: Options, *, timed: bool = True) -> list[Row]:
     threads = 1 if options.device == "cpu" else 4
-    ways = [way for way in options.scale.ways if precision in WAYS[way]]
+    ways = tuple(way for way in ways if precision in WAYS[way])
     tasks = [Task(model, None, True, REFERENCE, "fp32", options.device, threads)]
     tasks += [Task(model, peer, True, way, precision, options.device, threads) for way in ways for peer in (None, 0)]
     rows: list[Row] = []
@@ -138,27 +169,25 @@ def speed(cell: str, options: Options) -> list[Row]:
             raise RuntimeError(errors[0])
         ready = [worker for worker, error in zip(workers, errors, strict=True) if not error]
         for batch in options.scale.batches:
-            rows += _timed(ready, batch, model, options)
+            if timed:
+                rows += _timed(ready, batch, model, options)
+            else:
+                _at_once(lambda worker, size=batch: _warm(worker, size), ready)
     return rows
 
 
 def _at_once(function: Callable[[WorkerProcess], T], workers: list[WorkerProcess]) -> list[T]:
     """Return the result of a function for each worker, up to BUILDERS at a time.
 
-    If this process is told to stop, the workers are killed, since the threads would wait for them.
+    If this process is told to stop, the workers are killed.
     """
-    with ThreadPoolExecutor(BUILDERS) as pool:
-        futures = [pool.submit(function, worker) for worker in workers]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            while not all(future.done() for future in futures):  # a thread may be about to start a worker
-                for worker in workers:
-                    if worker.process is not None:
-                        worker.process.kill()
-                time.sleep(0.05)
-            raise
+
+    def stop() -> None:
+        for worker in workers:
+            if worker.process is not None:
+                worker.process.kill()
+
+    return [result for _, result in sorted(at_once(function, workers, BUILDERS, stop), key=itemgetter(0))]
 
 
 def _build(worker: WorkerProcess) -> str:
@@ -216,17 +245,22 @@ def _speed_row(options: Options, name: str, side: str, task: Task, batch: int, v
 
 def steps_cells(options: Options) -> list[str]:
     modes = ("eager", "compiled") if options.device == "cuda" else ("eager",)
-    return [f"{pair} {m} {p}" for pair in options.scale.pairs for p in options.precisions for m in modes]
+    return [f"{pair} {m} {p}" for p in options.precisions for m in modes for pair in options.scale.pairs]
 
 
 def steps(cell: str, options: Options) -> list[Row]:
     """Time training steps of weft's network and of its peer with benchmarks/training/step.py."""
+    return _steps(cell, options, options.scale.step_rounds)
+
+
+def _steps(cell: str, options: Options, rounds: int) -> list[Row]:
     pair, mode, precision = cell.split(" ")
-    scale, file = options.scale, options.scratch / "step.csv"
+    name = cell.replace(" ", "-")
+    scale, file = options.scale, options.scratch / f"step-{name}.csv"
     file.unlink(missing_ok=True)
     arguments = ["benchmarks/training/step.py", "--pairs", pair, "--modes", mode, "--precisions", precision]
-    arguments += ["--batch-size", str(scale.step_batch), "--rounds", str(scale.step_rounds), "--csv", str(file)]
-    log = options.scratch / "step.log"
+    arguments += ["--batch-size", str(scale.step_batch), "--rounds", str(rounds), "--csv", str(file)]
+    log = options.scratch / f"step-{name}.log"
     code = run([*arguments, "--device", options.device, "--warmup", "3"], log)
     if code != 0:
         raise RuntimeError(_last_line(log, code))
@@ -241,8 +275,6 @@ def loop_cells(options: Options) -> list[str]:
 
 
 def _workers() -> tuple[int, ...]:
-    import os
-
     cores = os.cpu_count() or 1
     return tuple(dict.fromkeys((max(1, cores // 2), cores)))
 
@@ -299,7 +331,7 @@ def cifar10(cell: str, options: Options) -> list[Row] | None:
     if options.cifar10 is None:
         raise RuntimeError("CIFAR-10 is missing: set CIFAR10=FOLDER (train/ and test/ with a folder per class)")
     out, log = options.scratch / "cifar10", options.scratch / "cifar10.log"
-    minutes = f"{max(options.seconds - 60, 30) / 60:.2f}m"
+    limit = f"{max(options.seconds - 60, 30):.0f}s"
     arguments = ["-m", "weft", "train"]
     if list(out.glob("state/*.json")):
         arguments += ["--resume", str(out)]
@@ -315,7 +347,7 @@ def cifar10(cell: str, options: Options) -> list[Row] | None:
             "--force",
         ]
         arguments += options.scale.cifar10
-    code = run([*arguments, "--max-time", minutes], log, options.seconds)
+    code = run([*arguments, "--max-time", limit], log, options.seconds)
     if code not in (None, 0, StoppedError.exit_code) or not list(out.glob("state/*.json")):
         raise RuntimeError(_last_line(log, code))
     if code != 0:
@@ -341,7 +373,9 @@ PARTS = {
     "parity": Part(parity_cells, parity),
     "tests": Part(tests_cells, tests),
     "resume": Part(resume_cells, resume),
+    "compile": Part(compile_cells, compile_networks),
     "speed": Part(speed_cells, speed),
+    "other_ways": Part(other_ways_cells, other_ways),
     "steps": Part(steps_cells, steps),
     "loop": Part(loop_cells, loop),
     "cifar10": Part(cifar10_cells, cifar10),

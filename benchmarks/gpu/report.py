@@ -16,6 +16,7 @@ HEADINGS = {
     "tests": "Tests on the device (tests/gpu)",
     "resume": "Runs that were killed inside an epoch and resumed",
     "speed": "Inference",
+    "other_ways": "Inference in other ways",
     "steps": "Training steps, random images in the memory of the device",
     "loop": "weft train on JPEGs of 500x375 pixels",
     "cifar10": "weft train --recipe cifar10",
@@ -78,7 +79,8 @@ def _table(rows: list[Row], columns: list[str]) -> str:
 
 def gpu_rows(folder: Path = HERE) -> str:
     """Return Markdown for weft's README: ratios to the fastest way of the peer; '' without measurements."""
-    rows = [row for row in read_csv(folder / "speed.csv") if row["images_per_second"]]
+    measured = [row for part in ("speed", "other_ways") for row in read_csv(folder / f"{part}.csv")]
+    rows = [row for row in measured if row["images_per_second"]]
     lines = []
     for key in dict.fromkeys((row["device"], row["run"], row["batch_size"], row["precision"]) for row in rows):
         same = [row for row in rows if (row["device"], row["run"], row["batch_size"], row["precision"]) == key]

@@ -12,22 +12,38 @@ to them, and the table of weft's README. A cell that fails is recorded in failur
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from report import write_pages
-from settings import HERE, OPTIONAL, REQUIRED, ROOT, SCALES, Options, machine, missing, run
+from settings import (
+    HERE,
+    OPTIONAL,
+    REQUIRED,
+    ROOT,
+    SCALES,
+    Options,
+    at_once,
+    machine,
+    missing,
+    run,
+    stop_running,
+)
 
 from weft.bench.records import read_csv, write_csv
 from weft.errors import CheckpointError, WeftError
 from weft.files import write_text
 
-PART_NAMES = ("parity", "tests", "resume", "speed", "steps", "loop", "cifar10")
+PART_NAMES = ("parity", "tests", "resume", "compile", "speed", "steps", "loop", "cifar10", "other_ways")
+CORES = os.cpu_count() or 1
+AT_ONCE = {"parity": CORES // 2, "resume": CORES // 2, "compile": 3}  # cells at the same time: nothing is timed
 LEAST = 20  # no cell is started with fewer seconds left in the call
 
 
@@ -39,6 +55,9 @@ def main() -> int:
     parser.add_argument("--scale", choices=SCALES, default="full")
     parser.add_argument("--out", type=Path, help="default: benchmarks/gpu; in a rehearsal runs/gpu-rehearsal")
     parser.add_argument("--cifar10", type=Path, default=os.environ.get("CIFAR10") or None, help="folder of CIFAR-10")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="TEXT", help="only cells with all these texts in their names"
+    )
     parser.add_argument("--retry", action="store_true", help="measure failed cells again")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -58,7 +77,7 @@ def main() -> int:
     for name in missing(OPTIONAL):
         print(f"{name} is not installed; unavailable: {OPTIONAL[name]}.")
     try:
-        return Session(options, args.part, args.retry).work()
+        return Session(options, args.part, args.retry, args.only).work()
     except WeftError as error:
         print(error)
         return error.exit_code
@@ -78,12 +97,16 @@ def _measure(part: str, cell: str, options: Options) -> int:
         result: Any = PARTS[part].cells(options)
     else:
         result = PARTS[part].measure(cell, options)
-    _result_file(options, part).write_text(json.dumps(result, default=str))
+    _result_file(options, part, cell).write_text(json.dumps(result, default=str))
     return 0
 
 
-def _result_file(options: Options, part: str) -> Path:
-    return options.scratch / f"{part}.result.json"
+def _result_file(options: Options, part: str, cell: str) -> Path:
+    return options.scratch / f"{_file_name(part, cell)}.result.json"
+
+
+def _file_name(part: str, cell: str) -> str:
+    return f"{part} {cell}".strip().replace(" ", "-").replace("/", "-")
 
 
 def _read_state(file: Path) -> dict[str, dict[str, str]]:
@@ -107,10 +130,11 @@ class Session:
         options: of the command line; `seconds` is the duration of the call.
         parts: names of the parts.
         retry: also measure the cells that failed in an earlier call.
+        only: texts that are in the names of the cells.
     """
 
-    def __init__(self, options: Options, parts: list[str], retry: bool) -> None:
-        self.options, self.parts, self.retry = options, parts, retry
+    def __init__(self, options: Options, parts: list[str], retry: bool = False, only: Sequence[str] = ()) -> None:
+        self.options, self.parts, self.retry, self.only = options, parts, retry, only
         self.until = time.monotonic() + options.seconds
         options.out.mkdir(parents=True, exist_ok=True)
         options.scratch.mkdir(parents=True, exist_ok=True)
@@ -123,14 +147,10 @@ class Session:
         for part in self.parts:
             cells = self._cells(part)
             n_open += cells is None
-            for cell in cells or ():
-                known = self.state.get(part, {}).get(cell)
-                if known == "done" or (known is not None and known.startswith("failed") and not self.retry):
-                    continue
-                if self.until - time.monotonic() < LEAST:
-                    n_open += 1
-                    continue
-                n_open += self._work_on(part, cell)
+            still = [cell for cell in cells or () if self._is_open(part, cell)]
+            measure, count = functools.partial(self._timed, part), max(1, AT_ONCE.get(part, 1))
+            for index, (result, error) in at_once(measure, still, count, stop_running):
+                n_open += self._record(part, still[index], result, error)
         write_pages(self.options.out, publish=self.options.out == HERE)
         failed = [f"{part} {cell}" for part, cells in self.state.items() for cell, v in cells.items() if v != "done"]
         print(f"{n_open} cells are left: call this command again." if n_open else "No cell is left.")
@@ -152,26 +172,34 @@ class Session:
             return []
         return result
 
-    def _work_on(self, part: str, cell: str) -> int:
-        """Measure a cell; return 1 if it is not finished."""
-        begun, full = time.monotonic(), self.until - time.monotonic() > 0.8 * self.options.seconds
-        print(f"{part} {cell} ...", flush=True)
+    def _is_open(self, part: str, cell: str) -> bool:
+        known = self.state.get(part, {}).get(cell)
+        is_chosen = all(text in cell for text in self.only)
+        return is_chosen and (known is None or (known.startswith("failed") and self.retry))
+
+    def _timed(self, part: str, cell: str) -> tuple[Any, str | None]:
+        """Measure a cell in a process of its own; return (None, None) if a later call has to do it."""
+        begun, left = time.monotonic(), self.until - time.monotonic()
+        if left < LEAST:
+            return None, None
         result, error = self._child(part, cell)
-        print(f"  {time.monotonic() - begun:.0f} s {error or ''}", flush=True)
-        if error is None and result is None:  # the next call continues it
+        print(f"{part} {cell}: {time.monotonic() - begun:.0f} s {error or ''}", flush=True)
+        if error == OUT_OF_TIME and left < 0.8 * self.options.seconds:  # a call that starts with it has more time
+            return None, None
+        return result, error
+
+    def _record(self, part: str, cell: str, result: Any, error: str | None) -> int:
+        """Write the rows of a cell or its failure; return 1 if it is not finished."""
+        if error is None and result is None:
             return 1
         if error is None:
             self._append(part, cell, result)
-            self._note(part, cell, "done")
-            return 0
-        if error == OUT_OF_TIME and not full:  # a call that starts with this cell has more time
-            return 1
-        self._note(part, cell, f"failed: {error}")
+        self._note(part, cell, "done" if error is None else f"failed: {error}")
         return 0
 
     def _child(self, part: str, cell: str) -> tuple[Any, str | None]:
         options, seconds = self.options, self.until - time.monotonic()
-        file, log = _result_file(options, part), options.scratch / f"{part}.log.txt"
+        file, log = _result_file(options, part, cell), options.scratch / f"{_file_name(part, cell)}.log.txt"
         file.unlink(missing_ok=True)
         arguments = [str(HERE / "run.py"), "--part", part, "--cell", cell, "--device", options.device]
         arguments += [

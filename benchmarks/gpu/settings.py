@@ -9,12 +9,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+Item, Result = TypeVar("Item"), TypeVar("Result")
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -35,7 +40,7 @@ class Scale:
 
     Attributes:
         models, batches, rounds: of inference; models have peers.
-        ways: of inference.
+        ways, other_ways: of inference, of the parts speed and other_ways.
         families, networks: of resumed runs, and of recorded outputs.
         pairs, step_batch, step_rounds: of training steps, see benchmarks/training/step.py.
         loop_model, loop_images, loop_batch: of the part loop (`weft train` on JPEGs).
@@ -46,6 +51,7 @@ class Scale:
     batches: tuple[int, ...]
     rounds: int
     ways: tuple[str, ...]
+    other_ways: tuple[str, ...]
     families: tuple[str, ...]
     networks: int | None
     pairs: tuple[str, ...]
@@ -61,13 +67,14 @@ NANO = ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
 SCALES = {
     "full": Scale(
         models=("levit_128s", "levit_256", "ceit_tiny_patch16_224", "cvt_13"),
-        batches=(1, 16, 256),
-        rounds=8,
-        ways=("eager", "folded", "compiled", "graphed", "aotinductor", "onnx"),
+        batches=(1, 256),
+        rounds=4,
+        ways=("eager", "folded", "graphed"),
+        other_ways=("compiled", "aotinductor", "onnx"),
         families=NANO,
         networks=None,
         pairs=("levit", "ceit", "cvt"),
-        step_batch=256,
+        step_batch=128,
         step_rounds=20,
         loop_model="levit_256",
         loop_images=4096,
@@ -79,6 +86,7 @@ SCALES = {
         batches=(1,),
         rounds=1,
         ways=("eager", "folded"),
+        other_ways=(),
         families=("levit_nano_32",),
         networks=1,
         pairs=("levit",),
@@ -108,8 +116,8 @@ class Options:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Precisions of the device; only GPUs have TF32."""
-        return ("fp32", "tf32", "bf16") if self.device == "cuda" else ("fp32",)
+        """Precisions of the device, in the order of the cells; only GPUs have TF32."""
+        return ("bf16", "fp32", "tf32") if self.device == "cuda" else ("fp32",)
 
     @property
     def scratch(self) -> Path:
@@ -141,6 +149,7 @@ def run(arguments: list[str], log: Path, seconds: float | None = None, grace: fl
             stderr=output,
             start_new_session=True,
         )
+        _running.add(process)
         try:
             return process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -154,6 +163,37 @@ def run(arguments: list[str], log: Path, seconds: float | None = None, grace: fl
                 with contextlib.suppress(ProcessLookupError):  # all processes have ended
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            _running.discard(process)
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def stop_running() -> None:
+    """Ask the processes that threads have started with `run` to end; a cell kills the groups that it started."""
+    for process in list(_running):
+        if process.poll() is None:
+            process.terminate()
+
+
+def at_once(
+    function: Callable[[Item], Result], items: Sequence[Item], count: int, stop: Callable[[], None]
+) -> Iterator[tuple[int, Result]]:
+    """Yield the index and the result of each item as they complete, up to `count` at a time in threads.
+
+    If this process is told to stop, or the caller ends the loop, `stop` is called until no thread waits.
+    """
+    with ThreadPoolExecutor(count) as pool:
+        futures = {pool.submit(function, item): index for index, item in enumerate(items)}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in futures):  # a thread may be about to start a process
+                stop()
+                time.sleep(0.05)
+            raise
 
 
 def missing(names: Any) -> list[str]:

@@ -54,7 +54,7 @@ def test_the_parts_are_those_of_the_command(modules: dict[str, ModuleType]) -> N
     for scale in modules["settings"].SCALES:
         options = modules["settings"].Options("cuda", scale, GPU, None, 100)
         for name, part in modules["parts"].PARTS.items():
-            assert part.cells(options), name
+            assert part.cells(options) or (scale, name) == ("small", "other_ways"), name
 
 
 def test_a_call_continues_and_a_failure_does_not_stop_it(

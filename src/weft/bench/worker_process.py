@@ -67,8 +67,8 @@ class WorkerProcess:
     def build(self) -> None:
         """Start the process, and wait until it has built its model."""
         pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", bufsize=1)
-        # torch.compile's pool of compiler processes would keep polling, and slow all workers down by a fifth
-        environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        # on a CPU, torch.compile's pool of compiler processes would keep polling, and slow all workers down by a fifth
+        environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1" if self.task.device == "cpu" else "4"}
         if self.task.way in COMPILED:
             from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 

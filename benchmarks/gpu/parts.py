@@ -18,20 +18,35 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from PIL import Image
 from settings import Options, at_once, missing, run
 
 from weft.bench.choices import WAYS
 from weft.bench.records import read_csv
-from weft.bench.worker import REFERENCE, Task
+from weft.bench.worker import REFERENCE, Task, build
 from weft.bench.worker_process import COMPILED, WorkerProcess
 from weft.deploy.verification import relative_difference
 from weft.errors import StoppedError, UsageError
 
 Row = dict[str, Any]
 T = TypeVar("T")
+PROFILED, KERNELS = 5, 20  # batches of a profile, and rows of its table
 BUILDERS = 8  # processes that build and compile at the same time
 LOOP_COLUMNS = ("images_per_second", "data_wait")  # of metrics.csv; data_wait is in percent of the training time
+STEP_COLUMNS = {  # name in steps.csv -> column of benchmarks/training/step.py
+    "model": "ours",
+    "peer": "peer",
+    "mode": "mode",
+    "precision": "precision",
+    "batch_size": "batch_size",
+    "images_per_second": "ours_img_s",
+    "peer_images_per_second": "peer_img_s",
+    "ratio": "ratio",
+    "peak_mib": "ours_peak_mib",
+    "peer_peak_mib": "peer_peak_mib",
+    "rounds": "rounds",
+}
 CIFAR10_COLUMNS = ("epoch", "step", "train_loss", "val_loss", "val_top1", *LOOP_COLUMNS, "seconds")
 
 
@@ -44,7 +59,8 @@ def tests(cell: str, options: Options) -> list[Row]:
     os.environ["WEFT_TEST_DEVICE"] = options.device
     report = options.scratch / "tests.xml"
     report.unlink(missing_ok=True)
-    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", cell]
+    # with -n, pytest-benchmark warns, which is an error
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", f"--junitxml={report}", cell]
     arguments += [] if missing(["xdist"]) else ["-n", str(max(1, (os.cpu_count() or 1) // 2))]
     small = ["-m", "not slow"] if options.scale_name == "small" else []
     log = options.scratch / "tests.log"
@@ -243,6 +259,43 @@ def _speed_row(options: Options, name: str, side: str, task: Task, batch: int, v
     return row | {"batch_size": batch} | empty
 
 
+def profile_cells(options: Options) -> list[str]:
+    return [f"{model} {side}" for model in options.scale.models for side in ("weft", "peer")]
+
+
+def profile(cell: str, options: Options) -> list[Row]:
+    """Profile the eager network with the largest batch; return a row per kernel, on a CPU per operator."""
+    model, side = cell.split(" ")
+    device, precision, batch = options.device, options.precisions[0], options.scale.batches[-1]
+    with tempfile.TemporaryDirectory() as folder:
+        subject = build(Task(model, None if side == "weft" else 0, True, "eager", precision, device, 1), Path(folder))
+    images = torch.randn(batch, *subject.size, device=device)
+    kind = "device" if device == "cuda" else "cpu"
+    activity = getattr(torch.profiler.ProfilerActivity, device.upper())
+    with torch.inference_mode():
+        for _ in range(3):
+            subject.call(images)
+        with torch.profiler.profile(activities=[activity]) as profiler:
+            for _ in range(PROFILED):
+                subject.call(images)
+            if device == "cuda":
+                torch.cuda.synchronize()
+    times = {event.key: getattr(event, f"self_{kind}_time_total") for event in profiler.key_averages()}
+    total, calls = sum(times.values()), {event.key: event.count for event in profiler.key_averages()}
+    return [
+        {
+            "model": subject.model,
+            "precision": precision,
+            "batch_size": batch,
+            "kernel": key[:120],
+            "calls": calls[key] // PROFILED,
+            "ms": f"{times[key] / 1e3 / PROFILED:.3f}",
+            "percent": f"{100 * times[key] / total:.1f}",
+        }
+        for key in sorted(times, key=times.__getitem__, reverse=True)[:KERNELS]
+    ]
+
+
 def steps_cells(options: Options) -> list[str]:
     modes = ("eager", "compiled") if options.device == "cuda" else ("eager",)
     return [f"{pair} {m} {p}" for p in options.precisions for m in modes for pair in options.scale.pairs]
@@ -264,9 +317,7 @@ def _steps(cell: str, options: Options, rounds: int) -> list[Row]:
     code = run([*arguments, "--device", options.device, "--warmup", "3"], log)
     if code != 0:
         raise RuntimeError(_last_line(log, code))
-    kept = ("ours", "peer", "mode", "precision", "allocator", "batch_size", "ours_img_s", "peer_img_s", "ratio")
-    kept += ("ours_peak_mib", "peer_peak_mib", "rounds")
-    return [{key: row[key] for key in kept} for row in read_csv(file)]
+    return [{name: row[key] for name, key in STEP_COLUMNS.items()} for row in read_csv(file)]
 
 
 def loop_cells(options: Options) -> list[str]:
@@ -376,6 +427,7 @@ PARTS = {
     "compile": Part(compile_cells, compile_networks),
     "speed": Part(speed_cells, speed),
     "other_ways": Part(other_ways_cells, other_ways),
+    "profile": Part(profile_cells, profile),
     "steps": Part(steps_cells, steps),
     "loop": Part(loop_cells, loop),
     "cifar10": Part(cifar10_cells, cifar10),

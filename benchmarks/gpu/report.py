@@ -17,6 +17,7 @@ HEADINGS = {
     "resume": "Runs that were killed inside an epoch and resumed",
     "speed": "Inference",
     "other_ways": "Inference in other ways",
+    "profile": "Kernels with the largest share of the time, eager",
     "steps": "Training steps, random images in the memory of the device",
     "loop": "weft train on JPEGs of 500x375 pixels",
     "cifar10": "weft train --recipe cifar10",
@@ -85,10 +86,11 @@ def gpu_rows(folder: Path = HERE) -> str:
     for key in dict.fromkeys((row["device"], row["run"], row["batch_size"], row["precision"]) for row in rows):
         same = [row for row in rows if (row["device"], row["run"], row["batch_size"], row["precision"]) == key]
         own, peers = ([row for row in same if row["side"] == side] for side in ("weft", "peer"))
-        if not (own and peers):
+        if not {row["way"] for row in own} & {row["way"] for row in peers}:
             continue
-        best, peer = max(own, key=_speed), max(peers, key=_speed)
         eager, peer_eager = ([row for row in side if row["way"] == "eager"] for side in (own, peers))
+        ways = {row["way"] for row in own} & {row["way"] for row in peers}
+        best, peer = (max((row for row in side if row["way"] in ways), key=_speed) for side in (own, peers))
         ratio = f"{_speed(eager[0]) / _speed(peer_eager[0]):.2f}" if eager and peer_eager else "-"
         lines.append(
             f"| {' | '.join(key)} | {_speed(peer):.0f} ({peer['model'].partition(' ')[0]}, {peer['way']}) | {ratio} |"
@@ -97,7 +99,8 @@ def gpu_rows(folder: Path = HERE) -> str:
     if not lines:
         return ""
     head = [
-        "On a GPU, with the same ways on both sides (eager, compiled, CUDA graphs, AOTInductor, ONNX Runtime):",
+        "On a GPU, in the ways that ran on both sides (of eager, folded, compiled, CUDA graphs, AOTInductor and ONNX"
+        " Runtime; [all rows](benchmarks/gpu/README.md), with those that failed):",
         "",
         "| GPU | model | batch | precision | fastest of the peer, images/s | eager to eager | fastest to fastest |"
         " fastest of weft, images/s |",

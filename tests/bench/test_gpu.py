@@ -19,6 +19,7 @@ from weft.errors import CheckpointError
 from weft.memory import is_out_of_memory
 from weft.runs.directory import EpochRow, write_metrics
 from weft.system import is_alive
+from weft.train.stop import seconds_of
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
 NAMES = ("settings", "report", "run", "parts")
@@ -149,6 +150,37 @@ def stub_run(parts: ModuleType, monkeypatch: pytest.MonkeyPatch, code: int | Non
     monkeypatch.setattr(parts, "run", run)
 
 
+def test_cells_without_timings_run_at_the_same_time_and_stop_together(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, both = modules["run"], threading.Barrier(2, timeout=60)
+    monkeypatch.setitem(run.AT_ONCE, "resume", 2)
+
+    def child(self: object, part: str, cell: str) -> tuple[object, str | None]:
+        if cell == "":
+            return ["one fp32", "two fp32", "three bf16"], None
+        both.wait()  # ends when two cells are here
+        return [{"value": cell}], None
+
+    monkeypatch.setattr(run.Session, "_child", child)
+    options = modules["settings"].Options("cpu", "small", tmp_path, None, 100)
+    assert run.Session(options, ["resume"], only=["fp32"]).work() == 0
+    assert {row["cell"] for row in read_csv(tmp_path / "resume.csv")} == {"one fp32", "two fp32"}
+
+
+def test_the_time_limit_of_a_run_is_a_duration(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parts, commands = modules["parts"], []
+    monkeypatch.setattr(parts, "run", lambda arguments, *_: commands.append(arguments))
+    for seconds in (45, 133.4):
+        options = modules["settings"].Options("cpu", "small", tmp_path / "out", tmp_path, seconds)
+        (options.scratch / "cifar10" / "state").mkdir(parents=True, exist_ok=True)
+        (options.scratch / "cifar10" / "state" / "1.json").touch()
+        assert parts.cifar10("cifar10", options) is None
+    assert [seconds_of(command[command.index("--max-time") + 1]) for command in commands] == [30, 73]
+
+
 def test_the_columns_of_a_run_are_read_under_their_names(
     modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -236,6 +268,7 @@ run(["-c", {inner!r}], pathlib.Path({str(log)!r}))
 def test_the_rows_of_a_gpu_appear_once_they_are_measured(modules: dict[str, ModuleType], tmp_path: Path) -> None:
     assert modules["report"].gpu_rows(tmp_path) == ""
     rows = [("weft", "eager", "90"), ("weft", "graphed", "400"), ("peer", "eager", "100"), ("peer", "graphed", "320")]
+    rows.append(("weft", "folded", "900"))  # the peer's failed
     write_csv(tmp_path / "speed.csv", [speed_row(*row) for row in rows])
     assert modules["report"].gpu_rows(tmp_path).splitlines()[-1] == (
         "| a GPU | m | 16 | bf16 | 320 (timm, graphed) | 0.90 | 1.25 | 400, graphed |"

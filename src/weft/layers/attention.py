@@ -68,7 +68,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     backward for 16 images of 197 tokens in three heads (benchmarks/training/kernels.csv), so that is used as long as
     the scores are small.
     """
-    if _recorder.get() is not None or _products_are_faster(q, k):
+    if _record() is not None or _products_are_faster(q, k):
         q = q if scale == 1.0 else q * scale  # a folded network has it in its weights
         return torch.matmul(recorded(torch.matmul(q, k.transpose(-2, -1)).softmax(dim=-1)), v)
     return F.scaled_dot_product_attention(q, k, v, scale=scale)
@@ -90,10 +90,15 @@ def record_attention() -> Iterator[list[Tensor]]:
 
 def recorded(weights: Tensor) -> Tensor:
     """Return attention weights unchanged, after adding them to the record of `record_attention`, if there is one."""
-    recorder = _recorder.get()
-    if recorder is not None:
-        recorder.append(weights.detach())
+    record = _record()
+    if record is not None:
+        record.append(weights.detach())
     return weights
+
+
+def _record() -> list[Tensor] | None:
+    """Return the record of this context; None in a compiled graph, where PyTorch 2.11 cannot read a ContextVar."""
+    return None if torch.compiler.is_compiling() else _recorder.get()
 
 
 def _products_are_faster(q: Tensor, k: Tensor) -> bool:

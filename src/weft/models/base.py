@@ -295,7 +295,8 @@ class Backbone(nn.Module, ABC):
     def check_image_size(self, image: Tensor) -> None:
         """Raise a UsageError for images of another size than `img_size`; for networks with learned positions."""
         height, width = image.shape[-2:]
-        if isinstance(height, int) and (height, width) != self.img_size:  # not an int while a graph is being traced
+        is_traced = not isinstance(height, int)
+        if not is_traced and (height != self.img_size.height or width != self.img_size.width):
             raise UsageError(
                 f"{type(self).__name__} was built for {self.img_size} images but got {height}x{width}; pass "
                 f"img_size=({height}, {width}) or call set_input_size: its positions belong to one size."

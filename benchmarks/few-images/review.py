@@ -52,22 +52,21 @@ def features(args: argparse.Namespace) -> None:
     paths = [path for name in CLASSES for path in sorted((args.cifar / "train" / name).iterdir())[: args.images // 10]]
     true = np.array([CLASSES.index(path.parent.name) for path in paths])
     given = wrong_labels(true, args.noise, args.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder) / "noisy.csv"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.run or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        table = folder / "noisy.csv"
         with table.open("w", newline="") as file:
             rows = [(path.absolute(), CLASSES[label]) for path, label in zip(paths, given, strict=True)]
             csv.writer(file).writerows([("path", "label"), *rows])
         if args.model:
             network = create_model(args.model, pretrained=True)
         else:
-            run = train(
-                table,
-                recipe="cifar10",
-                epochs=args.epochs,
-                seed=args.seed,
-                settings={"data.val_fraction": 0.02},
-                out=Path(folder) / "run",
-            )
+            if any((folder / "run" / "state").glob("*.json")):
+                run = train(resume=folder / "run")
+            else:
+                settings = {"epochs": args.epochs, "seed": args.seed, "data.val_fraction": 0.02}
+                run = train(table, recipe="cifar10", settings=settings, out=folder / "run", force=True)
             print(f"accuracy on held-out noisy labels: {run.top1:.2f}")
             network, _ = load_model_dir(run.out / "best")
         splits = open_data(table)
@@ -140,6 +139,7 @@ def main() -> None:
     make.add_argument("--images", type=int, default=20_000)
     make.add_argument("--epochs", type=int, default=4)
     make.add_argument("--model")
+    make.add_argument("--run", type=Path, help="folder that keeps the training run, and resumes it")
     make.set_defaults(run=features)
     order = actions.add_parser("rank")
     order.add_argument("files", type=Path, nargs="+")

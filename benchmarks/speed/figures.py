@@ -5,9 +5,9 @@
 
 Writes figures.csv (a row per way to run a network), machine.json and figures.png to a folder named after the class of
 the processor (see `weft doctor`), then the tables of the README in this folder and of weft's README. A class that is
-measured for the first time gets a section in the README of this folder. All rows of a network are from one run, in
-which the processes of weft and of its peers take turns with equal settings: threads, precision, batch and allocator.
-Both allocators are measured on both sides.
+measured for the first time gets a section in the README of this folder. All rows of a network in one precision are from
+one run, in which the processes of weft and of its peers take turns with equal settings: threads, precision, batch and
+allocator. Both allocators are measured on both sides.
 """
 
 from __future__ import annotations
@@ -359,15 +359,20 @@ def measure(out: Path, models: list[str], rounds: int) -> None:
     (out / "machine.json").write_text(json.dumps(machine(), indent=2) + "\n")
     rows: list[Any] = list(read_csv(file))
     for name in models:
-        measured = speed(
-            [name],
-            ways=WAYS,
-            precisions=precisions_of(),
-            allocators=("default", "keep"),
-            batch_sizes=BATCHES,
-            rounds=rounds,
-            peers=True,
-        )
+        measured = [
+            row
+            for precision in precisions_of()  # all at once need more memory than many machines have
+            for row in speed(
+                [name],
+                ways=WAYS,
+                precisions=(precision,),
+                allocators=("default", "keep"),
+                batch_sizes=BATCHES,
+                rounds=rounds,
+                peers=True,
+                log=print,
+            )
+        ]
         rows = [row for row in rows if row["run"] != name]
         rows += [{"run": name, **{k: _short(v) for k, v in row.as_dict().items()}} for row in measured]
         write_csv(file, rows)  # after every model, so that an interruption loses no finished one

@@ -4,13 +4,13 @@
 
 Medians of the milliseconds forward and backward: attention by torch's fused kernel or by two matrix multiplications;
 CeiT's stem with channels first or last; CvT's projection in float32 or bfloat16; the shift crop of small images by
-torchvision's transform or by weft's; QuickGELU in three forms.
+torchvision's transform or by weft's; QuickGELU in three forms; BatchNorm and GELU of CeiT's feed-forward part, and the
+linear layer before them. Rows of this class of processor are replaced in the file, others stay.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -23,9 +23,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision import transforms
 
-from weft.bench.records import write_csv
+from weft.bench.records import read_csv, write_csv
 from weft.data import train_transform
 from weft.layers.activation import QuickGELU
+from weft.processor import processor_class
 
 Way = tuple[str, Callable[..., Tensor], tuple[Tensor, ...]]  # name, operation, inputs
 
@@ -42,6 +43,30 @@ def attention(batch: int, heads: int, tokens: int, dim: int, dtype: torch.dtype)
 def layouts(op: Callable[..., Tensor], image: Tensor, *weights: Tensor) -> list[Way]:
     last = image.to(memory_format=torch.channels_last)
     return [("channels first", op, (image, *weights)), ("channels last", op, (last, *weights))]
+
+
+def norm_gelu(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    grid = tokens.permute(0, 3, 1, 2)  # channels last
+    return F.gelu(F.batch_norm(grid, None, None, weight, bias, training=True))
+
+
+def norm_gelu_by_parts(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    variance, mean = torch.var_mean(tokens, (0, 1, 2), correction=0)
+    return F.gelu((tokens - mean) * (torch.rsqrt(variance + 1e-5) * weight) + bias)
+
+
+def linear_norm_gelu(tokens: Tensor, matrix: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return norm_gelu(F.linear(tokens, matrix), weight, bias)
+
+
+def linear_norm_gelu_by_covariance(tokens: Tensor, matrix: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The statistics of the outputs follow from those of the inputs, of which there are a quarter."""
+    rows = tokens.flatten(0, 2)
+    mean = rows.mean(dim=0)
+    covariance = rows.T @ rows / len(rows) - torch.outer(mean, mean)
+    scale = weight * torch.rsqrt(((matrix @ covariance) * matrix).sum(dim=1) + 1e-5)
+    scaled = matrix * scale[:, None]
+    return F.gelu(F.linear(tokens, scaled, bias - scaled @ mean))
 
 
 def cases() -> Iterator[tuple[str, list[Way]]]:
@@ -61,6 +86,24 @@ def cases() -> Iterator[tuple[str, list[Way]]]:
     yield (
         "strided depthwise convolution of CvT, batch 16",
         [("float32", strided, (tokens, kernel)), ("bfloat16", strided, (tokens.bfloat16(), kernel.bfloat16()))],
+    )
+    width = 768
+    norm = torch.rand(width) + 0.5, torch.randn(width)
+    wide, narrow, matrix = torch.randn(16, 14, 14, width), torch.randn(16, 14, 14, 192), torch.randn(width, 192) / 14
+    yield (
+        "BatchNorm and GELU of CeiT's LeFF, batch 16",
+        [
+            ("PyTorch's kernels", norm_gelu, (wide, *norm)),
+            ("compiled", torch.compile(norm_gelu_by_parts), (wide, *norm)),
+            ("operation by operation", norm_gelu_by_parts, (wide, *norm)),
+        ],
+    )
+    yield (
+        "linear layer, BatchNorm and GELU of CeiT's LeFF, batch 16",
+        [
+            ("PyTorch's kernels", linear_norm_gelu, (narrow, matrix, *norm)),
+            ("statistics from the covariance of the inputs", linear_norm_gelu_by_covariance, (narrow, matrix, *norm)),
+        ],
     )
     hidden = torch.randn(16, 3136, 256)
     yield (
@@ -124,12 +167,13 @@ def main() -> None:
                     "rounds": args.rounds,
                     "threads": torch.get_num_threads(),
                     "torch": torch.__version__,
-                    "machine": platform.machine(),
+                    "processor": processor_class(),
                 }
             )
             print("  ".join(str(value) for value in list(rows[-1].values())[:4]), flush=True)
     if args.csv:
-        write_csv(args.csv, rows)
+        others = [row for row in read_csv(args.csv) if row["processor"] != processor_class()]
+        write_csv(args.csv, [*others, *rows])
 
 
 if __name__ == "__main__":

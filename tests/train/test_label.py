@@ -161,6 +161,20 @@ def test_it_works_without_stored_features(run: RunResult, unlabelled: Path, tmp_
     (unlabelled / "known.png").unlink()
 
 
+def test_the_precision_is_that_of_the_run_unless_it_is_emulated_here(
+    run: RunResult, unlabelled: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = dict(model="levit_nano_32", settings=PROBE, precision="bf16", device="cpu", quiet=True)
+    mixed = train(run.data, out=tmp_path / "run", **more).out
+    monkeypatch.setattr(active, "bf16_note", lambda *_: None)
+    assert "held-out images" in label(mixed, unlabelled, budget=1).check
+    assert "not used" not in capsys.readouterr().err
+    monkeypatch.setattr(active, "bf16_note", lambda *_: "This processor emulates bf16.")
+    for precision in (None, "fp32"):
+        assert label(mixed, unlabelled, budget=1, precision=precision).check == ""
+        assert "The features of the run are not used: " in capsys.readouterr().err
+
+
 def test_bad_input(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no image")

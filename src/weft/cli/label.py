@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         out=args.out,
         batch_size=args.batch_size,
         device=args.device or "auto",
-        precision=args.precision or "fp32",
+        precision=args.precision,
         limit=args.limit,
         force=args.force,
         quiet=args.quiet,

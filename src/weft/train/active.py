@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.special import softmax
 
+from weft.capabilities import bf16_note
 from weft.data.images.decode import BadImage, read_regular
 from weft.data.index.fingerprint import Fingerprint, hash_of
 from weft.errors import CheckpointError, DataError, UsageError
@@ -18,11 +19,12 @@ from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken,
 from weft.inference.arguments import image_files, settings_of
 from weft.inference.embedding import feature_predictor, read_files
 from weft.inference.features import fingerprint, logits_of, unit_length
-from weft.inference.inputs import run_folder
+from weft.inference.inputs import recipe_of, run_folder
 from weft.inference.probabilities import ranked
 from weft.intervals import accuracy_text
 from weft.progress import say
 from weft.runs.directory import FEATURES, FINGERPRINT
+from weft.runtime import Runtime
 from weft.text import printable
 from weft.train.stored_features import StoredFeatures
 
@@ -117,7 +119,8 @@ def label(
         certain: smallest probability of a proposed label, above 0 and at most 1.
         out: directory for `next.csv`, `proposed.csv` and a report with the images; None to write no files. Both tables
             are data for `weft train`; in `next.csv` the labels are empty, for a person to write.
-        batch_size, device, precision, limit: as in `train`.
+        batch_size, device, precision, limit: as in `train`. The precision is that of the run if None, or fp32 on
+            a processor that emulates it.
         force: replace existing files in `out`.
         quiet: print no progress.
 
@@ -131,6 +134,8 @@ def label(
     if not 0 < certain <= 1:
         raise UsageError(f"certain must be above 0 and at most 1; got {certain:g}.")
     settings = settings_of(batch_size, None, device, precision, None, limit)
+    if precision is None:
+        settings = replace(settings, precision=_precision_of(Path(run), str(settings.device)))
     if out is not None:
         refuse_file_name(Path(out))
         refuse_taken(Path(out), CONTENTS, force=force)
@@ -141,6 +146,8 @@ def label(
     network = predictor.source_model
     folder = run_folder(Path(run))
     stored = _stored(folder, fingerprint(network, predictor.runtime))
+    if stored is None and (folder / FEATURES).is_file() and not quiet:
+        say(f"The features of the run are not used: {folder / FEATURES} is of other weights or another precision.")
     files = list(dict.fromkeys(str(Path(path).absolute()) for path in image_files(images)))
     labelled = _labelled(folder, stored)
     is_labelled = [_is_among(path, labelled) for path in files]
@@ -235,6 +242,14 @@ def _is_among(path: str, hashes: set[str]) -> bool:
     except (BadImage, OSError):
         return False
     return hash_of(data) in hashes or hashlib.sha256(data).hexdigest() in hashes
+
+
+def _precision_of(run: Path, device: str) -> str:
+    """Return bf16 if a run stored its features in bf16, and this device does not emulate it; else fp32."""
+    recipe = recipe_of(run)
+    if recipe is None or recipe.precision != "bf16":
+        return "fp32"
+    return "bf16" if bf16_note(Runtime.of(device).device.type, "bf16") is None else "fp32"
 
 
 def _stored(run: Path, network: str) -> StoredFeatures | None:

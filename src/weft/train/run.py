@@ -356,20 +356,27 @@ class _Run:
         self.held_out_groups = set(plan.splits.val_groups or ())  # and those of other folds, once these have finished
         self.is_fitted = False  # whether the temperature was fitted to all held-out images
         self.model, _ = plan.network, plan.val_batches
+        self.reporter = Reporter(epochs_of(plan.steps, plan.steps_per_epoch), quiet=quiet)
+
+    def note(self, text: str) -> None:
+        """Print a note; those of a fold are those of the run."""
+        if self.resumed_by is None:
+            self.reporter.note(text)
 
     def start(self, reservation: Reservation) -> RunResult:
         """Train from the first step."""
-        notes = list(self.plan.notes)
+        for text in self.plan.notes:
+            self.note(text)
         if self.runtime.device.type == "cpu" and (busy := busy_note(torch.get_num_threads())) is not None:
-            notes.append(busy)
+            self.note(busy)
         if (emulated := bf16_note(self.runtime.device.type, self.runtime.precision)) is not None:
-            notes.append(emulated)
+            self.note(emulated)
         if self.recipe.start_from is not None:
-            notes.append(load_start_weights(self.model, self.recipe.start_from, self.splits.classes))
+            self.note(load_start_weights(self.model, self.recipe.start_from, self.splits.classes))
         if self.recipe.pretrained:
-            notes.append(f"Starts from the public weights {source_of(str(self.recipe.model))}.")
+            self.note(f"Starts from the public weights {source_of(str(self.recipe.model))}.")
         if self.recipe.head_init == "probe":
-            notes += self._fit_heads()
+            self._fit_heads()
         learner = self.plan.learner()
         self._dry_run(learner)
         if self.runtime.is_main:
@@ -382,7 +389,7 @@ class _Run:
             record_data(self.out, self.splits)
             store_public_classifier(self.recipe, self.out)
         try:
-            return self._train(learner, None, notes, reservation.discard_replaced)
+            return self._train(learner, None, reservation.discard_replaced)
         finally:
             reservation.is_kept = learner.step > 0 or (
                 self.recipe.head_init == "probe" and (self.out / "metrics.csv").exists()
@@ -398,17 +405,18 @@ class _Run:
             # the number of threads determines the order of sums, and so their last bits
             torch.set_num_threads(run.state.metadata["machine"]["threads"])
         learner = self.plan.learner()
-        notes = [*run.notes(self.runtime), *run.check_teacher(getattr(learner.teacher, "record", None))]
+        for text in (*run.notes(self.runtime), *run.check_teacher(getattr(learner.teacher, "record", None))):
+            self.note(text)
         if (emulated := bf16_note(self.runtime.device.type, self.runtime.precision)) is not None:
-            notes.append(emulated)
-        notes.append(f"Resuming after step {run.state.metadata['step']} of {self.plan.steps}.")
+            self.note(emulated)
+        self.note(f"Resuming after step {run.state.metadata['step']} of {self.plan.steps}.")
         if run.state.metadata["step"] < self.plan.steps:
             self._dry_run(learner)
             self._cache_teacher(learner)
         if self.runtime.is_main:
             run.clean_up(self.recipe)
             sweep(self.out, remove)
-        return self._train(learner, run.state, notes, is_changed=run.changes_result)
+        return self._train(learner, run.state, is_changed=run.changes_result)
 
     def cross_validate(self, result: RunResult) -> RunResult:
         """Run the other folds, if the recipe asks for them, after the run itself has finished."""
@@ -458,8 +466,8 @@ class _Run:
             with refusing(requirement, out_of_memory):
                 learner.teacher(images, ())
 
-    def _fit_heads(self) -> list[str]:
-        """Fit the classifiers of the network to the features of the training images; return a note on each."""
+    def _fit_heads(self) -> None:
+        """Fit the classifiers of the network to the features of the training images, with a note on each."""
         images = evaluation_batches(
             self.splits.train, self.model, FEATURE_BATCH, self.recipe.workers, on_lost=self.recipe.data.on_lost
         )
@@ -476,7 +484,8 @@ class _Run:
                 label_smoothing=self.recipe.loss.label_smoothing if self.plan.steps else 0.0,
                 on_batch=count,
             )
-        return [probe.describe(self.splits.classes) for probe in probes]
+        for probe in probes:
+            self.note(probe.describe(self.splits.classes))
 
     def _check_saving(self) -> None:
         """Save and load a model directory, so that a model that cannot be saved fails before the run starts."""
@@ -496,19 +505,15 @@ class _Run:
         self,
         learner: Learner,
         state: State | None,
-        notes: Sequence[str],
         on_start: Callable[[], None] = lambda: None,
         *,
         is_changed: bool = False,
     ) -> RunResult:
         """Run all remaining epochs, and write the report."""
-        reporter = Reporter(epochs_of(self.plan.steps, self.plan.steps_per_epoch), quiet=self.quiet)
-        arithmetic = f"{batch_arithmetic(self.recipe, self.runtime.world)}; {self.plan.steps:,} steps."
-        for note in [*notes, arithmetic] if self.resumed_by is None else ():  # those of a fold are those of the run
-            reporter.note(note)
+        self.note(f"{batch_arithmetic(self.recipe, self.runtime.world)}; {self.plan.steps:,} steps.")
         self.runtime.wait()
         tracker = Tracker(self.trackers if self.runtime.is_main else (), self.recipe, self.out)
-        session = Session(self.plan, self.out, learner, reporter, self.stop, tracker, self.resumed_by)
+        session = Session(self.plan, self.out, learner, self.reporter, self.stop, tracker, self.resumed_by)
         if state is not None:
             session.restore(state)
             if is_changed:  # later states have the new settings

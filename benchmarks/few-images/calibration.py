@@ -1,10 +1,10 @@
 """Measure the calibration error on the 10,000 test images of CIFAR-10 for several ways to scale logits.
 
-    weft train cifar10/train --recipe small_images --epochs 2 --out RUN
+    weft train cifar10/train --recipe small_images --epochs 2 --out RUN      # or other recipes and epochs
     python benchmarks/few-images/calibration.py RUN cifar10
 
 Each way is fitted on the held-out images of the run (5,000 at most, as in training) and measured on cifar10/test.
-Writes calibration.csv next to this file.
+Adds the rows of the run to calibration.csv next to this file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
-from weft.bench.records import write_csv
+from weft.bench.records import read_csv, write_csv
 from weft.checkpoints import load_model_dir
 from weft.data import open_data
 from weft.data.index.split import stratified_subset
 from weft.inference.calibration import MAX_IMAGES, held_out_logits
-from weft.inference.inputs import SourcePart, evaluation_batches
+from weft.inference.inputs import SourcePart, evaluation_batches, recipe_of
 from weft.inference.metrics import calibration_error
 from weft.runtime import Runtime
 
@@ -71,13 +71,16 @@ def main() -> None:
     )
     logits, test_logits = logits.astype(np.float64), test_logits.astype(np.float64)
     top1 = 100 * float((test_logits.argmax(axis=1) == test_labels).mean())
-    rows = []
+    recipe = recipe_of(args.run)
+    assert recipe is not None, f"{args.run} must be a run directory"
+    run = f"{recipe.model}, {recipe.epochs} epochs"
+    rows: list[dict[str, object]] = [row for row in read_csv(FILE) if row["run"] != run]
     for name, (temperature, term) in ways(logits, labels).items():
         scaled, test_scaled = logits / temperature + term, test_logits / temperature + term
         values = temperature, error(scaled, labels), error(test_scaled, test_labels), loss(test_scaled, test_labels)
         keys = "temperature", "ece_held_out", "ece_test", "loss_test"
         numbers = {key: f"{value:.3f}" for key, value in zip(keys, values, strict=True)}
-        rows.append({"way": name, **numbers, "top1_test": f"{top1:.2f}", "images": len(test_labels)})
+        rows.append({"run": run, "way": name, **numbers, "top1_test": f"{top1:.2f}", "images": len(test_labels)})
         print(rows[-1], flush=True)
     write_csv(FILE, rows)
 

@@ -99,8 +99,8 @@ def gpu_rows(folder: Path = HERE) -> str:
     if not lines:
         return ""
     head = [
-        "On a GPU, in the ways that ran on both sides (of eager, folded, compiled, CUDA graphs, AOTInductor and ONNX"
-        " Runtime; [all rows](benchmarks/gpu/README.md), with those that failed):",
+        "On a GPU, in the ways that ran on both sides (of eager, folded, compiled, CUDA graphs, AOTInductor and ONNX",
+        "Runtime; [all rows](benchmarks/gpu/README.md), with those that failed):",
         "",
         "| GPU | model | batch | precision | fastest of the peer, images/s | eager to eager | fastest to fastest |"
         " fastest of weft, images/s |",

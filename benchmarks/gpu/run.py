@@ -138,6 +138,7 @@ class Session:
         self.until = time.monotonic() + options.seconds
         options.out.mkdir(parents=True, exist_ok=True)
         options.scratch.mkdir(parents=True, exist_ok=True)
+        self.least = dict.fromkeys(PART_NAMES, float(LEAST))  # seconds; no less than the longest cell so far took
         self.file = options.out / "state.json"
         self.state = _read_state(self.file)
 
@@ -180,9 +181,10 @@ class Session:
     def _timed(self, part: str, cell: str) -> tuple[Any, str | None]:
         """Measure a cell in a process of its own; return (None, None) if a later call has to do it."""
         begun, left = time.monotonic(), self.until - time.monotonic()
-        if left < LEAST:
+        if left < self.least[part]:
             return None, None
         result, error = self._child(part, cell)
+        self.least[part] = max(self.least[part], time.monotonic() - begun)
         print(f"{part} {cell}: {time.monotonic() - begun:.0f} s {error or ''}", flush=True)
         if error == OUT_OF_TIME and left < 0.8 * self.options.seconds:  # a call that starts with it has more time
             return None, None

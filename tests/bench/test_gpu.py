@@ -232,6 +232,25 @@ def test_a_part_without_time_to_list_its_cells_is_left(
     assert not (tmp_path / "failures.csv").exists()
 
 
+def test_no_cell_is_started_in_less_time_than_another_took(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, measured, now = modules["run"], [], [0.0]
+
+    def child(self: object, part: str, cell: str) -> tuple[object, str | None]:
+        if cell == "":
+            return ["one", "two", "three"], None
+        measured.append(cell)
+        now[0] += 40
+        return [{"value": cell}], None
+
+    monkeypatch.setattr(run.Session, "_child", child)
+    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
+    options = modules["settings"].Options("cpu", "small", tmp_path, None, 110)
+    assert run.Session(options, ["loop"]).work() == 3  # the third would have 30 seconds
+    assert measured == ["one", "two"]
+
+
 def test_a_rehearsal_leaves_the_measurements_alone(
     modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

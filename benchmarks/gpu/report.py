@@ -86,11 +86,10 @@ def gpu_rows(folder: Path = HERE) -> str:
     for key in dict.fromkeys((row["device"], row["run"], row["batch_size"], row["precision"]) for row in rows):
         same = [row for row in rows if (row["device"], row["run"], row["batch_size"], row["precision"]) == key]
         own, peers = ([row for row in same if row["side"] == side] for side in ("weft", "peer"))
-        if not {row["way"] for row in own} & {row["way"] for row in peers}:
+        if not (own and peers):
             continue
+        best, peer = max(own, key=_speed), max(peers, key=_speed)
         eager, peer_eager = ([row for row in side if row["way"] == "eager"] for side in (own, peers))
-        ways = {row["way"] for row in own} & {row["way"] for row in peers}
-        best, peer = (max((row for row in side if row["way"] in ways), key=_speed) for side in (own, peers))
         ratio = f"{_speed(eager[0]) / _speed(peer_eager[0]):.2f}" if eager and peer_eager else "-"
         lines.append(
             f"| {' | '.join(key)} | {_speed(peer):.0f} ({peer['model'].partition(' ')[0]}, {peer['way']}) | {ratio} |"
@@ -99,14 +98,21 @@ def gpu_rows(folder: Path = HERE) -> str:
     if not lines:
         return ""
     head = [
-        "On a GPU, in the ways that ran on both sides (of eager, folded, compiled, CUDA graphs, AOTInductor and ONNX",
-        "Runtime; [all rows](benchmarks/gpu/README.md), with those that failed):",
+        "On a GPU, the fastest measured way of each side ([all rows](benchmarks/gpu/README.md)). `graphed`: compiled,",
+        "and replayed as a CUDA graph.",
         "",
         "| GPU | model | batch | precision | fastest of the peer, images/s | eager to eager | fastest to fastest |"
         " fastest of weft, images/s |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    return "\n".join([*head, *lines])
+    failed = [f"{row['way']} {row['precision']} of {_name(row)}" for row in measured if row["error"]]
+    tail = ["", f"Failed: {', '.join(dict.fromkeys(failed))}."] if failed else []
+    return "\n".join([*head, *lines, *tail])
+
+
+def _name(row: Row) -> str:
+    """Return the network of a row with its side; a network that failed has the name of weft's on both sides."""
+    return f"weft's {row['run']}" if row["side"] == "weft" else f"the peer of {row['run']}"
 
 
 def _speed(row: Row) -> float:

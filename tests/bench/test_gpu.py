@@ -287,11 +287,11 @@ run(["-c", {inner!r}], pathlib.Path({str(log)!r}))
 def test_the_rows_of_a_gpu_appear_once_they_are_measured(modules: dict[str, ModuleType], tmp_path: Path) -> None:
     assert modules["report"].gpu_rows(tmp_path) == ""
     rows = [("weft", "eager", "90"), ("weft", "graphed", "400"), ("peer", "eager", "100"), ("peer", "graphed", "320")]
-    rows.append(("weft", "folded", "900"))  # the peer's failed
-    write_csv(tmp_path / "speed.csv", [speed_row(*row) for row in rows])
-    assert modules["report"].gpu_rows(tmp_path).splitlines()[-1] == (
-        "| a GPU | m | 16 | bf16 | 320 (timm, graphed) | 0.90 | 1.25 | 400, graphed |"
-    )
+    measured = [speed_row(*row) | {"error": ""} for row in rows]
+    write_csv(tmp_path / "speed.csv", [*measured, speed_row("peer", "onnx", "") | {"error": "no"}])
+    *_, row, _, failed = modules["report"].gpu_rows(tmp_path).splitlines()
+    assert failed == "Failed: onnx bf16 of the peer of m."
+    assert row == ("| a GPU | m | 16 | bf16 | 320 (timm, graphed) | 0.90 | 1.25 | 400, graphed |")
 
 
 @pytest.mark.parametrize(

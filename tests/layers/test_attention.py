@@ -43,6 +43,15 @@ def test_which_way(dtype, tokens, is_fused, monkeypatch):
     assert bool(asked) == is_fused
 
 
+def test_a_compiled_graph_is_not_recorded() -> None:
+    """PyTorch 2.11 cannot trace a ContextVar: it would split the graph at every attention."""
+    q = torch.randn(1, 2, 5, 4)
+    compiled = torch.compile(lambda x: attend(x, x, x, 0.5), fullgraph=True, backend="eager")
+    with record_attention() as weights:
+        torch.testing.assert_close(compiled(q), attend(q, q, q, 0.5))
+    assert len(weights) == 1  # of the second call
+
+
 def test_attention_of_other_threads_is_not_recorded() -> None:
     q = torch.randn(1, 2, 5, 4)
     asked, done = threading.Event(), threading.Event()

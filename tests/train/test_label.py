@@ -173,6 +173,9 @@ def test_the_precision_is_that_of_the_run_unless_it_is_emulated_here(
     for precision in (None, "fp32"):
         assert label(mixed, unlabelled, budget=1, precision=precision).check == ""
         assert "The features of the run are not used: " in capsys.readouterr().err
+    monkeypatch.setattr(active, "bf16_note", lambda *_: None)
+    (mixed / FEATURES).unlink()
+    assert active._precision_of(mixed, "cpu") == "fp32"  # as `weft predict`
 
 
 def test_bad_input(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:

@@ -170,7 +170,7 @@ def _call(model: nn.Module, task: Task, size: tuple[int, ...], folder: Path) -> 
         model = Cast(copy.deepcopy(model), torch.bfloat16)
     if way == "aotinductor":
         return _ahead_of_time(model, size, folder / "model.pt2")
-    # compiled for each batch size: with automatic dynamic shapes, the second size would get slower code
+    # compiled for each batch size: with automatic dynamic shapes, the second size would get code for any size
     if way == "compiled":
         return torch.compile(model, dynamic=False)
     return torch.compile(model, dynamic=False, mode="reduce-overhead") if way == "graphed" else model

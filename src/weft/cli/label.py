@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.95,
         help="smallest probability of a proposed label (default: 0.95)",
     )
-    add_common(parser, "--batch-size", "--device", "--precision", "--threads")
+    default = "default: that of the stored features of the run, else fp32"
+    add_common(parser, "--batch-size", "--device", "--precision", "--threads", precision=default)
     parser.add_argument("--limit", metavar="N", help="use at most N images")
     add_common(parser, "--out", out="next.csv, proposed.csv, report.html")
     add_common(parser, "--force", "--json", "--quiet")

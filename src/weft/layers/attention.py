@@ -78,7 +78,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 def record_attention() -> Iterator[list[Tensor]]:
     """Record the weights (b heads n m) of every attention that is computed inside the `with` block, in order.
 
-    The record belongs to the context of the caller: other threads that run the same network are not recorded.
+    The record belongs to the context of the caller: other threads that run the same network are not recorded, nor is a
+    compiled network.
     """
     weights: list[Tensor] = []
     token = _recorder.set(weights)

@@ -119,8 +119,8 @@ def label(
         certain: smallest probability of a proposed label, above 0 and at most 1.
         out: directory for `next.csv`, `proposed.csv` and a report with the images; None to write no files. Both tables
             are data for `weft train`; in `next.csv` the labels are empty, for a person to write.
-        batch_size, device, precision, limit: as in `train`. The precision is that of the run if None, or fp32 on
-            a processor that emulates it.
+        batch_size, device, precision, limit: as in `train`. If None, the precision is that of
+            the features that the run stored; fp32 without any, and on a processor that emulates it.
         force: replace existing files in `out`.
         quiet: print no progress.
 
@@ -246,7 +246,7 @@ def _is_among(path: str, hashes: set[str]) -> bool:
 
 def _precision_of(run: Path, device: str) -> str:
     """Return bf16 if a run stored its features in bf16, and this device does not emulate it; else fp32."""
-    recipe = recipe_of(run)
+    recipe = recipe_of(run) if (run_folder(run) / FEATURES).is_file() else None
     if recipe is None or recipe.precision != "bf16":
         return "fp32"
     return "bf16" if bf16_note(Runtime.of(device).device.type, "bf16") is None else "fp32"

@@ -170,6 +170,10 @@ def _call(model: nn.Module, task: Task, size: tuple[int, ...], folder: Path) -> 
         model = Cast(copy.deepcopy(model), torch.bfloat16)
     if way == "aotinductor":
         return _ahead_of_time(model, size, folder / "model.pt2")
+    if way in ("compiled", "graphed"):
+        # a network may cache tensors at its first call, as timm's LeViT does: a CUDA graph would overwrite its own
+        with torch.inference_mode():
+            model(torch.zeros(1, *size, device=task.device))
     # compiled for each batch size: with automatic dynamic shapes, the second size would get code for any size
     if way == "compiled":
         return torch.compile(model, dynamic=False)

@@ -39,17 +39,18 @@ def test_folded_is_equal(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", NANO)
 def test_gradients_are_those_of_the_cpu(name: str, device: str) -> None:
-    ours = lively(name, drop_path_rate=0.0).train()
+    """In float64: the gradients of a LeViT in float32 differ by a tenth from these on a CPU also."""
+    ours = lively(name, drop_path_rate=0.0).double().train()
     other = copy.deepcopy(ours).to(device)
-    x, labels = images(ours, 8), torch.arange(8) % 10
+    x, labels = images(ours, 8).double(), torch.arange(8) % 10
     for model, batch, targets in ((ours, x, labels), (other, x.to(device), labels.to(device))):
         outputs = model(batch)
         heads = outputs if isinstance(outputs, tuple) else (outputs,)
         torch.stack([F.cross_entropy(head, targets) for head in heads]).sum().backward()
     for (key, mine), theirs in zip(ours.named_parameters(), other.parameters(), strict=True):
         assert mine.grad is not None
-        scale = max(mine.grad.abs().max().item(), 1e-3)
-        torch.testing.assert_close(theirs.grad.cpu(), mine.grad, rtol=0, atol=2e-3 * scale, msg=key)
+        scale = max(mine.grad.abs().max().item(), 1e-6)
+        torch.testing.assert_close(theirs.grad.cpu(), mine.grad, rtol=0, atol=1e-9 * scale, msg=key)
 
 
 def test_bf16_attention_of_a_gpu_is_fused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.layers.norm import absorb, scaled_rows
+from weft.layers.image_conv import faster_on_gpus
+from weft.layers.norm import absorb, scaled_rows, with_weights
 from weft.layers.tokens import to_map, to_tokens
 from weft.models.ceit.network import (
     Attention,
@@ -28,8 +29,9 @@ from weft.models.ceit.network import (
 class FoldedLeFF(nn.Module):
     """LeFF on the map from end to end, with 1x1 convolutions for its linear layers.
 
-    The same in torch. OpenVINO, which keeps two layouts, then changes between them at `dim` channels instead of
-    `hidden_dim`: 1.3 times as fast in int8 (benchmarks/speed/choices.csv).
+    The same on a CPU in torch. OpenVINO, which keeps two layouts, then changes between them at `dim` channels instead
+    of `hidden_dim`: 1.3 times as fast in int8 (benchmarks/speed/choices.csv). On a GPU it computes linear layers, which
+    add their bias themselves; behind a convolution that is another pass over the map.
 
     Args:
         leff: LeFF whose BatchNorms are merged into the linear maps.
@@ -41,8 +43,8 @@ class FoldedLeFF(nn.Module):
         self.act, self.final_act, self.pass_cls = leff.act, leff.final_act, leff.pass_cls
 
     def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
-        hidden = self.act(self.fc1(to_map(tokens[:, 1:].contiguous(), grid)))
-        patches = to_tokens(self.final_act(self.fc2(self.act(self.dwconv(hidden)))))
+        hidden = self.act(_pointwise(self.fc1, to_map(tokens[:, 1:].contiguous(), grid)))
+        patches = to_tokens(self.final_act(_pointwise(self.fc2, self.act(self.dwconv(hidden)))))
         cls_token = tokens[:, :1] if self.pass_cls else torch.zeros_like(tokens[:, :1])
         return torch.cat([cls_token, patches], dim=1)
 
@@ -88,10 +90,17 @@ class KeepToken(nn.Module):
 
 
 def fold_stem(stem: ImageToTokens) -> nn.Module:
-    """Merge BatchNorm into the last convolution."""
+    """Merge BatchNorm into the last convolution, whose bias goes behind the pool: the pool only selects values."""
     if len(stem.convs):
-        last = cast("nn.Conv2d", stem.convs[len(stem.convs) - 1])
-        stem.convs[len(stem.convs) - 1] = absorb(last, stem.norm)
+        last = len(stem.convs) - 1
+        conv = absorb(cast("nn.Conv2d", stem.convs[last]), stem.norm)
+        if conv.bias is not None:
+            bias = stem.proj.weight.double().sum((2, 3)) @ conv.bias.double()
+            bias = bias if stem.proj.bias is None else bias + stem.proj.bias.double()
+            stem.proj = with_weights(stem.proj, stem.proj.weight, bias)
+            conv = with_weights(conv, conv.weight, None)
+        stem.convs[last] = conv
+        stem.convs[0] = faster_on_gpus(cast("nn.Conv2d", stem.convs[0]))
     stem.norm = nn.Identity()
     return stem
 
@@ -136,6 +145,13 @@ RULES = {
     LeFF: fold_leff,
     CeiT: fold_embedding,
 }
+
+
+def _pointwise(conv: nn.Conv2d, fmap: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h w"]:
+    """Return a 1x1 convolution, on a GPU computed by a linear layer."""
+    if not conv.weight.is_cuda:
+        return conv(fmap)
+    return nn.functional.linear(fmap.permute(0, 2, 3, 1), conv.weight.flatten(1), conv.bias).permute(0, 3, 1, 2)
 
 
 def _as_conv(linear: nn.Linear) -> nn.Conv2d:

@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.layers.attention import attend
+from weft.layers.image_conv import faster_on_gpus
 from weft.layers.norm import absorb, scaled_rows
 from weft.layers.tokens import join_heads, split_heads, to_map
-from weft.models.cvt.network import Block, ConvAttention, ConvProjection, CvT, Stage
+from weft.models.cvt.network import Block, ConvAttention, ConvProjection, CvT, Stage, TokenEmbed
 
 
 class ClassTokenBlock(nn.Module):
@@ -42,6 +43,12 @@ class ClassTokenBlock(nn.Module):
         return cls_token + self.mlp(self.norm2(cls_token))
 
 
+def fold_embedding(embed: TokenEmbed) -> nn.Module:
+    """Prepare the convolution of the image for GPUs; those of maps stay as they are."""
+    embed.proj = faster_on_gpus(embed.proj)
+    return embed
+
+
 def fold_projection(projection: ConvProjection) -> nn.Module:
     """Merge BatchNorm into the convolution."""
     projection.conv, projection.bn = absorb(projection.conv, projection.bn), nn.Identity()
@@ -65,4 +72,4 @@ def keep_class_token(model: CvT) -> CvT:
     return model
 
 
-RULES = {ConvProjection: fold_projection, ConvAttention: fold_attention}
+RULES = {TokenEmbed: fold_embedding, ConvProjection: fold_projection, ConvAttention: fold_attention}

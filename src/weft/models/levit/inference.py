@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.attention import recorded
+from weft.layers.attention import attend
+from weft.layers.image_conv import faster_on_gpus
 from weft.layers.norm import scaled_rows, with_weights
 from weft.layers.tokens import join_heads, split_heads
-from weft.models.levit.network import Attention, AttentionDownsample, BiasedAttention, LeViT
+from weft.models.levit.network import Attention, AttentionDownsample, BiasedAttention, LeViT, PatchStem, Stem
 
 
 class FoldedBias(BiasedAttention):
@@ -28,19 +29,23 @@ class FoldedBias(BiasedAttention):
     """
 
     expanded: Tensor | None
+    expanded_rows: Tensor | None  # the same with longer rows, for GPUs
 
     def __init__(self, attn: BiasedAttention) -> None:
         super().__init__(attn.num_heads, attn.grid, attn.stride, with_bias=False)
         bias = attn.bias()
         self.register_buffer("expanded", None if bias is None else bias.detach().clone())
+        rows = None if bias is None else nn.functional.pad(bias.detach(), (0, -bias.shape[-1] % 16))
+        self.register_buffer("expanded_rows", rows, persistent=False)
 
     def attend(
         self, q: Float[Tensor, "b heads n d"], k: Float[Tensor, "b heads m d"], v: Float[Tensor, "b heads m e"]
     ) -> Float[Tensor, "b heads n e"]:
         """Return softmax(q k + bias) v."""
-        scores = q @ k.transpose(-2, -1)
-        scores = scores if self.expanded is None else scores + self.expanded.to(scores.dtype)
-        return recorded(scores.softmax(dim=-1)) @ v
+        if self.expanded is None or self.expanded_rows is None:
+            return attend(q, k, v, 1.0)
+        bias = self.expanded_rows[..., : self.expanded.shape[-1]] if self.expanded.is_cuda else self.expanded
+        return attend(q, k, v, 1.0, bias)
 
     def set_grid(self, grid: Grid) -> None:
         """Refuse another grid: the table that could be resized is gone."""
@@ -88,4 +93,16 @@ def fold_heads(model: LeViT) -> nn.Module:
     return model
 
 
-RULES = {Attention: FoldedAttention, AttentionDownsample: FoldedAttentionDownsample, LeViT: fold_heads}
+def fold_stem(stem: Stem | PatchStem) -> nn.Module:
+    """Prepare the convolution of the image for GPUs."""
+    stem.conv1 = faster_on_gpus(cast("nn.Conv2d", stem.conv1))
+    return stem
+
+
+RULES = {
+    Stem: fold_stem,
+    PatchStem: fold_stem,
+    Attention: FoldedAttention,
+    AttentionDownsample: FoldedAttentionDownsample,
+    LeViT: fold_heads,
+}

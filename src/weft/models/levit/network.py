@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.attention import recorded
+from weft.layers.attention import attend
 from weft.layers.mlp import DropPath
 from weft.layers.norm import ConvNorm, LinearNorm, NormLinear
 from weft.layers.position import OffsetLookup, guess_grid, offset_index, resize_embedding, resize_offsets
@@ -96,6 +96,7 @@ class BiasedAttention(nn.Module, ABC):
     """
 
     offsets: Tensor
+    widths: list[int]  # of a head: keys first
 
     def __init__(self, num_heads: int, grid: Grid, stride: int, with_bias: bool) -> None:
         super().__init__()
@@ -117,11 +118,8 @@ class BiasedAttention(nn.Module, ABC):
         k: Float[Tensor, "b heads m d"],
         v: Float[Tensor, "b heads m e"],
     ) -> Float[Tensor, "b heads n e"]:
-        """softmax(q k / sqrt(d) + bias) v, written out: values are wider than keys, for which torch's fused attention
-        has no kernel, and its fallback checks every score for rows that are masked completely."""
-        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-        bias = self.bias()
-        return recorded((scores if bias is None else scores + bias.to(scores.dtype)).softmax(dim=-1)) @ v
+        """softmax(q k / sqrt(d) + bias) v."""
+        return attend(q, k, v, self.widths[0] ** -0.5, self.bias())
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the keys; the table is resized."""

@@ -10,12 +10,14 @@ import contextlib
 import os
 import statistics
 import tempfile
+import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import numpy as np
 import torch
@@ -24,15 +26,26 @@ from settings import Options, at_once, missing, run
 
 from weft.bench.choices import WAYS
 from weft.bench.records import read_csv
-from weft.bench.worker import REFERENCE, Task, build
+from weft.bench.worker import REFERENCE, Subject, Task, build
 from weft.bench.worker_process import COMPILED, WorkerProcess
 from weft.deploy.verification import relative_difference
 from weft.errors import StoppedError, UsageError
+from weft.layers import attention
+from weft.models.ceit import inference as ceit
+from weft.models.cvt import inference as cvt
+from weft.models.levit import inference as levit
 
 Row = dict[str, Any]
 T = TypeVar("T")
 PROFILED, KERNELS = 5, 20  # batches of a profile, and rows of its table
 BUILDERS = 8  # processes that build and compile at the same time
+VARIANTS = {  # of folded networks on a GPU: what replaces a choice of weft, as (module, name, value)
+    "as weft does": (),
+    "usual image convolution": tuple((family, "faster_on_gpus", lambda conv: conv) for family in (ceit, cvt, levit)),
+    "convolutions in LeFF": ((ceit, "_pointwise", lambda conv, fmap: conv(fmap)),),
+    "attention in parts": ((attention, "_products_are_faster", lambda q, k, bias: bias is not None),),
+}
+NOT_IN = {"convolutions in LeFF": ("levit", "cvt"), "attention in parts": ("ceit", "cvt")}  # families without it
 LOOP_COLUMNS = ("images_per_second", "data_wait")  # of metrics.csv; data_wait is in percent of the training time
 STEP_COLUMNS = {  # name in steps.csv -> column of benchmarks/training/step.py
     "model": "ours",
@@ -296,6 +309,62 @@ def profile(cell: str, options: Options) -> list[Row]:
     ]
 
 
+def choices_cells(options: Options) -> list[str]:
+    return [
+        f"{model} {way}" for way in ("folded", "graphed")[: len(options.scale.ways) - 1] for model in _families(options)
+    ]
+
+
+def _families(options: Options) -> list[str]:
+    """Return one network of each family."""
+    return list({model.partition("_")[0]: model for model in options.scale.models}.values())
+
+
+def choices(cell: str, options: Options) -> list[Row]:
+    """Time what weft chose for folded networks on a GPU, and what it replaced, in alternating turns of one process."""
+    model, way = cell.split(" ")
+    precision, device = options.precisions[0], options.device
+    variants = {name: parts for name, parts in VARIANTS.items() if model.partition("_")[0] not in NOT_IN.get(name, ())}
+    calls, times = {}, dict[tuple[str, int], list[float]]()
+    with contextlib.ExitStack() as stack, torch.inference_mode():
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for name, parts in variants.items():
+            with replaced(parts):
+                calls[name] = build(Task(model, None, True, way, precision, device, 4), folder)
+                for batch in options.scale.batches:
+                    _time_calls(calls[name], batch, device, 2)
+        for _ in range(options.scale.rounds):
+            for name, parts in variants.items():
+                with replaced(parts):
+                    for batch in options.scale.batches:
+                        times.setdefault((name, batch), []).extend(_time_calls(calls[name], batch, device, 10))
+    return [
+        {"model": model, "way": way, "precision": precision, "variant": name, "batch_size": batch}
+        | {"p50_ms": f"{1e3 * statistics.median(seconds):.4g}", "calls": len(seconds)}
+        for (name, batch), seconds in times.items()
+    ]
+
+
+@contextlib.contextmanager
+def replaced(parts: tuple[tuple[Any, str, Any], ...]) -> Iterator[None]:
+    """Replace attributes of modules inside the `with` block."""
+    with contextlib.ExitStack() as stack:
+        for module, name, value in parts:
+            stack.enter_context(mock.patch.object(module, name, value))
+        yield
+
+
+def _time_calls(subject: Subject, batch: int, device: str, count: int) -> list[float]:
+    images, times = torch.randn(batch, *subject.size, device=device), list[float]()
+    for _ in range(count + 3):
+        begun = time.perf_counter()
+        subject.call(images)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    return times[3:]  # the first ones warm up
+
+
 def steps_cells(options: Options) -> list[str]:
     modes = ("eager", "compiled") if options.device == "cuda" else ("eager",)
     return [f"{pair} {m} {p}" for p in options.precisions for m in modes for pair in options.scale.pairs]
@@ -428,6 +497,7 @@ PARTS = {
     "speed": Part(speed_cells, speed),
     "other_ways": Part(other_ways_cells, other_ways),
     "profile": Part(profile_cells, profile),
+    "choices": Part(choices_cells, choices),
     "steps": Part(steps_cells, steps),
     "loop": Part(loop_cells, loop),
     "cifar10": Part(cifar10_cells, cifar10),

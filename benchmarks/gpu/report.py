@@ -18,6 +18,7 @@ HEADINGS = {
     "speed": "Inference",
     "other_ways": "Inference in other ways",
     "profile": "Kernels with the largest share of the time, eager",
+    "choices": "Choices in folded networks on a GPU",
     "steps": "Training steps, random images in the memory of the device",
     "loop": "weft train on JPEGs of 500x375 pixels",
     "cifar10": "weft train --recipe cifar10",

@@ -41,7 +41,19 @@ from weft.bench.records import read_csv, write_csv
 from weft.errors import CheckpointError, WeftError
 from weft.files import write_text
 
-PART_NAMES = ("parity", "tests", "resume", "compile", "speed", "profile", "steps", "loop", "cifar10", "other_ways")
+PART_NAMES = (
+    "parity",
+    "tests",
+    "resume",
+    "compile",
+    "speed",
+    "profile",
+    "choices",
+    "steps",
+    "loop",
+    "cifar10",
+    "other_ways",
+)
 CORES = os.cpu_count() or 1
 AT_ONCE = {"parity": CORES // 2, "resume": CORES // 2, "compile": 3}  # cells at the same time: nothing is timed
 LEAST = 20  # no cell is started with fewer seconds left in the call

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,10 @@ class Child:
         arguments = [sys.executable, __file__, "--side", name, str(side), mode, precision, "--device", args.device]
         arguments += ["--batch-size", str(args.batch_size), "--threads", str(args.threads)] + ["--keep"] * keep
         self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(args.warmup):
+
+    def warm_up(self, steps: int) -> None:
+        """Run steps that are not timed; the first one compiles."""
+        for _ in range(steps):
             self.request("step")
 
     def request(self, command: str) -> float:
@@ -115,6 +119,8 @@ def compare(name: str, mode: str, precision: str, args: argparse.Namespace) -> l
     allocators = ("default", "keep") if args.device == "cpu" else ("default",)
     keys = [(allocator, side) for allocator in allocators for side in (0, 1)]
     children = {key: Child(name, key[1], mode, precision, key[0] == "keep", args) for key in keys}
+    with ThreadPoolExecutor(len(children)) as pool:  # both sides compile at the same time
+        list(pool.map(lambda child: child.warm_up(args.warmup), children.values()))
     times: dict[tuple[str, int], list[float]] = {key: [] for key in keys}
     for _ in range(args.rounds):
         for key, child in children.items():

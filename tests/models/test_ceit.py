@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import timm
 import torch
@@ -7,6 +9,7 @@ import weft
 from tests.helpers import images, lively
 from weft.bench.cost import cost
 from weft.errors import UsageError
+from weft.models.ceit.inference import fold_stem, move_bias
 
 PLAIN = dict(stem_convs=(), leff_kernel=0, lca=False)
 # The ablations of the paper: one component at a time on DeiT-T.
@@ -173,3 +176,15 @@ def test_bad_switches(switches, message):
 def test_wrong_size_says_what_to_do():
     with pytest.raises(UsageError, match=r"CeiT was built for 32x32 images but got 40x32; pass img_size=\(40, 32\)"):
         weft.create_model("ceit_nano_32")(torch.randn(1, 3, 40, 32))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_bias_may_be_added_behind_the_pool(bias):
+    """As on a GPU; the padding of the pool is smaller than every value."""
+    stem = lively("ceit_tiny_patch16_224", depth=1, stem_bias=bias).patch_embed.double().eval()
+    image = torch.randn(2, 3, 64, 48, dtype=torch.float64)
+    expected = stem(image)
+    folded = fold_stem(copy.deepcopy(stem))
+    move_bias(folded)
+    assert folded.convs[0].bias is None
+    torch.testing.assert_close(folded(image), expected, rtol=0, atol=1e-12 * expected.abs().max().item())

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-GROUP = 8  # channels that Tensor Cores multiply at once in 16 bits
+GROUP = 8  # channels that Tensor Cores multiply together in 16 bits
 
 
 class ImageConv(nn.Conv2d):
@@ -32,8 +32,7 @@ class ImageConv(nn.Conv2d):
         wider = self.kernel * stride - kernel_size
         weight = F.pad(conv.weight.detach(), (0, wider, 0, wider, 0, self.more_chans))
         parts = weight.unflatten(3, (self.kernel, stride)).unflatten(2, (self.kernel, stride))
-        squares = parts.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
-        self.register_buffer("squares", squares.contiguous(memory_format=torch.channels_last), persistent=False)
+        self.register_buffer("squares", parts.permute(0, 1, 3, 5, 2, 4).flatten(1, 3).contiguous(), persistent=False)
 
     def forward(self, input: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h2 w2"]:
         """Return the convolution of images."""

@@ -90,19 +90,29 @@ class KeepToken(nn.Module):
 
 
 def fold_stem(stem: ImageToTokens) -> nn.Module:
-    """Merge BatchNorm into the last convolution, whose bias goes behind the pool: the pool only selects values."""
+    """Merge BatchNorm into the last convolution."""
     if len(stem.convs):
         last = len(stem.convs) - 1
-        conv = absorb(cast("nn.Conv2d", stem.convs[last]), stem.norm)
-        if conv.bias is not None:
-            bias = stem.proj.weight.double().sum((2, 3)) @ conv.bias.double()
-            bias = bias if stem.proj.bias is None else bias + stem.proj.bias.double()
-            stem.proj = with_weights(stem.proj, stem.proj.weight, bias)
-            conv = with_weights(conv, conv.weight, None)
-        stem.convs[last] = conv
+        stem.convs[last] = absorb(cast("nn.Conv2d", stem.convs[last]), stem.norm)
+        if stem.proj.weight.is_cuda:
+            move_bias(stem)
         stem.convs[0] = faster_on_gpus(cast("nn.Conv2d", stem.convs[0]))
     stem.norm = nn.Identity()
     return stem
+
+
+def move_bias(stem: ImageToTokens) -> None:
+    """Add the bias of the last convolution to that of the patches: the pool between them only selects values.
+
+    On a GPU, adding it to the large map in front of the pool is another pass over it. On a CPU, it costs nothing there.
+    """
+    last = len(stem.convs) - 1
+    conv = cast("nn.Conv2d", stem.convs[last])
+    if conv.bias is not None:
+        bias = stem.proj.weight.double().sum((2, 3)) @ conv.bias.double()
+        bias = bias if stem.proj.bias is None else bias + stem.proj.bias.double()
+        stem.proj = with_weights(stem.proj, stem.proj.weight, bias)
+        stem.convs[last] = with_weights(conv, conv.weight, None)
 
 
 def fold_attention(attn: Attention | LastTokenAttention) -> nn.Module:

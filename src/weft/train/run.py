@@ -11,30 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.special import softmax
 from torch import nn
 
 from weft import markup
 from weft.capabilities import bf16_note
-from weft.checkpoints import load_model_dir, save_model_dir
+from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import source_of
-from weft.checkpoints.model_dir import read_config, write_confidence
-from weft.data import Source
-from weft.data.index.split import proportional_subset
-from weft.data.loading.loader import ImageLoader
+from weft.checkpoints.model_dir import read_config
 from weft.data.loading.order import epochs_of
-from weft.errors import CheckpointError, DataError, UsageError
+from weft.errors import UsageError
 from weft.files import remove, sweep, write_text
 from weft.inference.arguments import check_other
-from weft.inference.calibration import MAX_IMAGES, calibrate, calibration_lines, held_out_logits
-from weft.inference.conclusions import Training
-from weft.inference.error_gallery import explained_errors
-from weft.inference.feature_map import feature_map
-from weft.inference.inputs import SourcePart, evaluation_batches
-from weft.inference.metrics import Evaluation, accuracy_lines
-from weft.inference.report import write_report
+from weft.inference.inputs import evaluation_batches
+from weft.inference.metrics import Evaluation
 from weft.intervals import Estimate, accuracy_text, grouped_text, interval_of
 from weft.models.contract import preprocessing
 from weft.models.own import register_module
@@ -43,11 +33,10 @@ from weft.processor import busy_note
 from weft.progress import clock, counting, say
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import arguments_of, default_recipe, overrides_of, recipe_names
-from weft.runs.directory import FEATURES, Reservation, check_run_dir, locked, reserved, reserved_numbered
+from weft.runs.directory import Reservation, check_run_dir, locked, reserved, reserved_numbered
 from weft.runtime import Runtime
 from weft.train.arguments import check_resume, checked_recipe, load_plan_recipe
 from weft.train.batches import batch_arithmetic
-from weft.train.curves import curve_figures
 from weft.train.distillation import Teacher, is_cached
 from weft.train.environment import environment
 from weft.train.extend import Extension, extended_recipe
@@ -60,13 +49,13 @@ from weft.train.network import load_start_weights
 from weft.train.plan import Plan, default_name, leaves_batch_size, make_plan, open_splits
 from weft.train.refusals import memory_error, refusing
 from weft.train.reporter import Reporter
+from weft.train.results import calibrated, write_run_report
 from weft.train.resume import ResumedRun, check_data, open_run, record_data
 from weft.train.run_loop import Session
 from weft.train.state import State, newest_step
 from weft.train.stop import Stop, seconds_of
-from weft.train.stored_features import StoredFeatures, collect
 from weft.train.track import Tracker, check_trackers
-from weft.train.unknown import fit_detector, read_public_classifier, store_public_classifier
+from weft.train.unknown import read_public_classifier, store_public_classifier
 
 FEATURE_BATCH = 32  # images per forward pass of the frozen network
 
@@ -354,7 +343,6 @@ class _Run:
         self.plan, self.recipe, self.splits, self.runtime = plan, plan.recipe, plan.splits, plan.runtime
         self.out, self.stop, self.trackers, self.quiet = out, stop, trackers, quiet
         self.held_out_groups = set(plan.splits.val_groups or ())  # and those of other folds, once these have finished
-        self.is_fitted = False  # whether the temperature was fitted to all held-out images
         self.model, _ = plan.network, plan.val_batches
         self.reporter = Reporter(epochs_of(plan.steps, plan.steps_per_epoch), quiet=quiet)
 
@@ -528,7 +516,10 @@ class _Run:
         """Collect the results of the best epoch, and write the report in the first process."""
         best_result = session.result()
         assert session.best is not None
-        best_result = self.evaluation = self._calibrate(best_result) if self.runtime.is_main else best_result
+        is_fitted = False
+        if self.runtime.is_main:
+            best_result, is_fitted = calibrated(self.plan, self.out, best_result, quiet=self.quiet)
+        self.evaluation = best_result
         result = RunResult(
             out=self.out,
             model=str(self.recipe.model),
@@ -544,93 +535,7 @@ class _Run:
             seconds=session.seconds,
         )
         if self.runtime.is_main:
-            self._report(session, best_result, result)
+            groups = len(self.held_out_groups)
+            write_run_report(session, best_result, result, num_groups=groups, is_fitted=is_fitted)
         self.runtime.wait()
         return result
-
-    def _calibrate(self, best: Evaluation) -> Evaluation:
-        """Measure the confidence of the best model, add it to the model directory, and return calibrated results."""
-        model, _ = load_model_dir(self.out / "best")
-        model = model.to(self.runtime.device)
-        source, size = self.splits.val, self.plan.val_batches.order.batch_size
-        if len(source) > MAX_IMAGES:
-            source = SourcePart(source, proportional_subset(source.keys, MAX_IMAGES, self.recipe.seed))
-
-        def batches(source: Source) -> ImageLoader:
-            return evaluation_batches(source, model, size, self.recipe.workers, on_lost=self.recipe.data.on_lost)
-
-        logits, labels = held_out_logits(model, batches(source), self.runtime)
-        if len(labels) == 0 or not np.isfinite(logits).all():
-            return best
-        confidence = calibrate(logits, labels)
-        train = self.splits.train
-        detector = fit_detector(model, train, source, self.recipe, size, confidence, self.runtime, self.out)
-        write_confidence(self.out / "best", confidence, detector)
-        sure = _confidences(logits, confidence.temperature)
-        if source is not self.splits.val:
-            with counting(len(self.splits.val), quiet=self.quiet, task_name="calibrating") as advance:
-                parts = []  # one batch at a time: the logits of all images may not fit into memory
-                for batch in batches(self.splits.val):
-                    parts.append(_confidences(held_out_logits(model, [batch], self.runtime)[0], confidence.temperature))
-                    advance(len(batch[1]))
-            sure = np.concatenate(parts)
-        if len(sure) != best.count:
-            return best
-        self.is_fitted = source is self.splits.val
-        # the same images in the same order: only the probabilities change
-        at = {int(place): number for number, place in enumerate(best.places)}
-        mistakes = [mistake._replace(probability=float(sure[at[mistake.place]])) for mistake in best.mistakes]
-        return dataclasses.replace(best, sure=sure, mistakes=sorted(mistakes, key=lambda m: -m.probability))
-
-    def _stored_features(self, model: nn.Module) -> StoredFeatures | None:
-        """Return the features of all images under a linear probe, mostly from the cache; None for a fold."""
-        if self.recipe.head_init != "probe" or self.resumed_by is not None:
-            return None
-        # an image can no longer be read, or its features are not finite: the run is complete without the features
-        with contextlib.suppress(DataError, CheckpointError):
-            return collect(model.to(self.runtime.device), self.splits, self.runtime, self.recipe.workers)
-        return None
-
-    def _report(self, session: Session, best: Evaluation, result: RunResult) -> None:
-        params = sum(parameter.numel() for parameter in session.learner.model.parameters())
-        excluded = f", {len(best.excluded)} excluded as unreadable" if best.excluded else ""
-        model, _ = load_model_dir(self.out / "best")
-        calibration = calibration_lines(model)
-        for name, value in calibration:
-            session.reporter.note(f"{name}: {value}")
-        if grouped := grouped_text(best.count, len(self.held_out_groups)):
-            session.reporter.note(grouped)
-        summary = [
-            ("held-out images", f"{best.count}{excluded}"),
-            ("best epoch", f"{result.best_epoch} of {result.epochs}"),
-            *accuracy_lines(best, "held-out images"),
-            *([("groups", grouped)] if grouped else []),
-            *calibration,
-            ("training images", f"{len(self.splits.train)}"),
-            ("parameters", f"{params:,}"),
-            ("training and evaluation", f"{clock(result.seconds)} on {self.runtime.device.type}"),
-            ("repeat with", f"weft train --config {self.out / 'recipe.yaml'} --out DIR"),
-        ]
-        stored = self._stored_features(model) if result.best_epoch == 0 else None
-        if stored is not None:
-            size = stored.write(self.out / FEATURES)
-            summary.append(("features of all images", f"{FEATURES}, {size / 1e6:.1f} MB, for weft train --extend"))
-        counts = np.bincount(self.splits.train.labels, minlength=len(self.splits.classes))
-        write_report(
-            self.out / "report",
-            f"{result.model} on {result.data}",
-            summary,
-            best,
-            errors=explained_errors(model, self.splits.val, best.mistakes),
-            curves=curve_figures(session.history, result.best_epoch),
-            features=feature_map(
-                model.to(self.runtime.device), self.splits.val, best, self.runtime, workers=self.recipe.workers
-            ),
-            training=Training(counts.tolist(), session.history, result.best_epoch),
-            is_fitted=self.is_fitted,
-        )
-
-
-def _confidences(logits: np.ndarray, temperature: float) -> np.ndarray:
-    """Return the largest probability of every row of logits (images classes)."""
-    return softmax(logits.astype(np.float64) / temperature, axis=1).max(axis=1).astype(np.float32)

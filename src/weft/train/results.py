@@ -1,0 +1,140 @@
+"""Results of a run after its last epoch: confidence of the best model, and the report."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import softmax
+
+from weft.checkpoints import load_model_dir
+from weft.checkpoints.model_dir import write_confidence
+from weft.data import Source
+from weft.data.index.split import proportional_subset
+from weft.data.loading.loader import ImageLoader
+from weft.errors import CheckpointError, DataError
+from weft.inference.calibration import MAX_IMAGES, calibrate, calibration_lines, held_out_logits
+from weft.inference.conclusions import Training
+from weft.inference.error_gallery import explained_errors
+from weft.inference.feature_map import feature_map
+from weft.inference.inputs import SourcePart, evaluation_batches
+from weft.inference.metrics import Evaluation, accuracy_lines
+from weft.inference.report import write_report
+from weft.intervals import grouped_text
+from weft.progress import clock, counting
+from weft.runs.directory import FEATURES
+from weft.train.curves import curve_figures
+from weft.train.plan import Plan
+from weft.train.run_loop import Session
+from weft.train.stored_features import collect
+from weft.train.unknown import fit_detector
+
+if TYPE_CHECKING:
+    from weft.train.run import RunResult
+
+
+def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple[Evaluation, bool]:
+    """Measure the confidence of the best model of a run, and add it to its model directory.
+
+    Args:
+        plan: plan of the run.
+        out: run directory.
+        best: evaluation of the best model.
+        quiet: print no progress.
+
+    Returns:
+        The evaluation with calibrated probabilities, and whether the temperature was fitted to all held-out images;
+        the evaluation unchanged if no held-out image can be read or logits are not finite.
+    """
+    recipe, runtime, size = plan.recipe, plan.runtime, plan.val_batches.order.batch_size
+    held_out = source = plan.splits.val
+    model, _ = load_model_dir(out / "best")
+    model = model.to(runtime.device)
+    if len(source) > MAX_IMAGES:
+        source = SourcePart(source, proportional_subset(source.keys, MAX_IMAGES, recipe.seed))
+
+    def batches(source: Source) -> ImageLoader:
+        return evaluation_batches(source, model, size, recipe.workers, on_lost=recipe.data.on_lost)
+
+    logits, labels = held_out_logits(model, batches(source), runtime)
+    if len(labels) == 0 or not np.isfinite(logits).all():
+        return best, False
+    confidence = calibrate(logits, labels)
+    detector = fit_detector(model, plan.splits.train, source, recipe, size, confidence, runtime, out)
+    write_confidence(out / "best", confidence, detector)
+    sure = _confidences(logits, confidence.temperature)
+    if source is not held_out:
+        with counting(len(held_out), quiet=quiet, task_name="calibrating") as advance:
+            parts = []  # one batch at a time: the logits of all images may not fit into memory
+            for batch in batches(held_out):
+                parts.append(_confidences(held_out_logits(model, [batch], runtime)[0], confidence.temperature))
+                advance(len(batch[1]))
+        sure = np.concatenate(parts)
+    if len(sure) != best.count:
+        return best, False
+    # the same images in the same order: only the probabilities change
+    at = {int(place): number for number, place in enumerate(best.places)}
+    mistakes = [mistake._replace(probability=float(sure[at[mistake.place]])) for mistake in best.mistakes]
+    result = dataclasses.replace(best, sure=sure, mistakes=sorted(mistakes, key=lambda m: -m.probability))
+    return result, source is held_out
+
+
+def write_run_report(
+    session: Session, best: Evaluation, result: RunResult, *, num_groups: int, is_fitted: bool
+) -> None:
+    """Write the report of a run; under a linear probe, also the features of all images.
+
+    Args:
+        session: the run after its last epoch.
+        best: evaluation of the best model.
+        result: result of the run.
+        num_groups: number of groups of the held-out images, 0 without groups.
+        is_fitted: whether the temperature was fitted to all held-out images.
+    """
+    recipe, splits, runtime, out = session.recipe, session.splits, session.runtime, session.out
+    params = sum(parameter.numel() for parameter in session.learner.model.parameters())
+    excluded = f", {len(best.excluded)} excluded as unreadable" if best.excluded else ""
+    model, _ = load_model_dir(out / "best")
+    calibration = calibration_lines(model)
+    for name, value in calibration:
+        session.reporter.note(f"{name}: {value}")
+    if grouped := grouped_text(best.count, num_groups):
+        session.reporter.note(grouped)
+    summary = [
+        ("held-out images", f"{best.count}{excluded}"),
+        ("best epoch", f"{result.best_epoch} of {result.epochs}"),
+        *accuracy_lines(best, "held-out images"),
+        *([("groups", grouped)] if grouped else []),
+        *calibration,
+        ("training images", f"{len(splits.train)}"),
+        ("parameters", f"{params:,}"),
+        ("training and evaluation", f"{clock(result.seconds)} on {runtime.device.type}"),
+        ("repeat with", f"weft train --config {out / 'recipe.yaml'} --out DIR"),
+    ]
+    is_probe = recipe.head_init == "probe" and result.best_epoch == 0
+    if is_probe and session.resumed_by == out:  # not for a fold
+        # an image can no longer be read, or its features are not finite: the run is complete without the features
+        with contextlib.suppress(DataError, CheckpointError):
+            stored = collect(model.to(runtime.device), splits, runtime, recipe.workers)
+            size = stored.write(out / FEATURES)
+            summary.append(("features of all images", f"{FEATURES}, {size / 1e6:.1f} MB, for weft train --extend"))
+    counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
+    write_report(
+        out / "report",
+        f"{result.model} on {result.data}",
+        summary,
+        best,
+        errors=explained_errors(model, splits.val, best.mistakes),
+        curves=curve_figures(session.history, result.best_epoch),
+        features=feature_map(model.to(runtime.device), splits.val, best, runtime, workers=recipe.workers),
+        training=Training(counts.tolist(), session.history, result.best_epoch),
+        is_fitted=is_fitted,
+    )
+
+
+def _confidences(logits: np.ndarray, temperature: float) -> np.ndarray:
+    """Return the largest probability of every row of logits (images classes)."""
+    return softmax(logits.astype(np.float64) / temperature, axis=1).max(axis=1).astype(np.float32)

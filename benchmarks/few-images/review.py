@@ -48,7 +48,7 @@ def features(args: argparse.Namespace) -> None:
     from weft.runtime import Runtime
     from weft.train import train
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     paths = [path for name in CLASSES for path in sorted((args.cifar / "train" / name).iterdir())[: args.images // 10]]
     true = np.array([CLASSES.index(path.parent.name) for path in paths])
     given = wrong_labels(true, args.noise, args.seed)
@@ -138,14 +138,15 @@ def main() -> None:
     make.add_argument("--seed", type=int, default=0)
     make.add_argument("--images", type=int, default=20_000)
     make.add_argument("--epochs", type=int, default=4)
+    make.add_argument("--threads", type=int, default=2)
     make.add_argument("--model")
     make.add_argument("--run", type=Path, help="folder that keeps the training run, and resumes it")
-    make.set_defaults(run=features)
+    make.set_defaults(action=features)
     order = actions.add_parser("rank")
     order.add_argument("files", type=Path, nargs="+")
-    order.set_defaults(run=rank)
+    order.set_defaults(action=rank)
     args = parser.parse_args()
-    args.run(args)
+    args.action(args)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ VARIANTS = {  # of folded networks on a GPU: what replaces a choice of weft, as 
     "as weft does": (),
     "usual image convolution": tuple((family, "faster_on_gpus", lambda conv: conv) for family in (ceit, cvt, levit)),
     "convolutions in LeFF": ((ceit, "_pointwise", lambda conv, fmap: conv(fmap)),),
-    "attention in parts": ((attention, "_products_are_faster", lambda q, k, bias: bias is not None),),
+    "attention in parts": ((attention, "_is_fused_with_bias", lambda q: False),),
 }
 NOT_IN = {"convolutions in LeFF": ("levit", "cvt"), "attention in parts": ("ceit", "cvt")}  # families without it
 LOOP_COLUMNS = ("images_per_second", "data_wait")  # of metrics.csv; data_wait is in percent of the training time

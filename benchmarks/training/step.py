@@ -119,7 +119,7 @@ def compare(name: str, mode: str, precision: str, args: argparse.Namespace) -> l
     allocators = ("default", "keep") if args.device == "cpu" else ("default",)
     keys = [(allocator, side) for allocator in allocators for side in (0, 1)]
     children = {key: Child(name, key[1], mode, precision, key[0] == "keep", args) for key in keys}
-    with ThreadPoolExecutor(len(children)) as pool:  # both sides compile at the same time
+    with ThreadPoolExecutor(len(children)) as pool:  # all processes at the same time
         list(pool.map(lambda child: child.warm_up(args.warmup), children.values()))
     times: dict[tuple[str, int], list[float]] = {key: [] for key in keys}
     for _ in range(args.rounds):

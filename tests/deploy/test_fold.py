@@ -114,6 +114,8 @@ def test_nothing_to_remember(name):
     other = weft.fold(lively(name, drop_rate=0.3).apply(_scramble))
     other.load_state_dict(folded.state_dict())
     assert torch.equal(other(batch), expected)
+    for (key, copied), buffer in zip(other.named_buffers(), folded.buffers(), strict=True):
+        assert torch.equal(copied, buffer), key  # also what is derived from weights
     assert (folded.to(torch.bfloat16)(batch.bfloat16()).float() - expected).abs().max() < 0.1 * expected.abs().max()
 
 

@@ -226,6 +226,14 @@ def test_symbolic_trace_trains(name):
     assert [key for key, parameter in graph.named_parameters() if parameter.grad is None] == []
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_symbolic_trace_of_the_folded_network(name):
+    folded = weft.fold(lively(name, num_classes=5))
+    x = images(folded)
+    graph = torch.fx.GraphModule(folded, NodePathTracer().trace(folded))
+    assert torch.equal(graph(x), folded(x))
+
+
 @ignore_jit
 @pytest.mark.parametrize("name", FAMILIES_LARGE_SLOW)
 def test_torchscript(name):

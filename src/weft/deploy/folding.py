@@ -27,15 +27,16 @@ from weft.models.family import resolve
 Rules = Mapping[type[nn.Module], Callable[[Any], nn.Module]]
 
 
-def fold(model: nn.Module) -> nn.Module:
+def fold(model: nn.Module, device: str | torch.device | None = None) -> nn.Module:
     """Return a folded copy of a network, for inference: `train()` does not change its outputs.
 
     Args:
         model: built by `weft.create_model`; unchanged. (A network of another library must have BatchNorm only behind a
             convolution in an `nn.Sequential`.)
+        device: where the folded network will run; None for the device of the model. On a GPU, what is merged differs.
 
     Returns:
-        A network with the same outputs, on the same device and in the same dtype, whose parameters need no gradient. A
+        A network with the same outputs, on that device and in the same dtype, whose parameters need no gradient. A
         classifier that predicts from its class token loses its last feature level. Save the original as a model
         directory, not the folded copy.
 
@@ -44,9 +45,11 @@ def fold(model: nn.Module) -> nn.Module:
     """
     if is_folded(model):
         raise UsageError("A network must not be folded twice; this one is folded already. Use it as it is.")
-    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    if device is None:
+        device = next((tensor.device for tensor in model.parameters()), "cpu")
+    device = torch.device(device)
     copied = copy.deepcopy(model).eval().requires_grad_(False)
-    folded: Any = _folded(copied.cpu() if device.type == "mps" else copied, _rules())  # MPS has no float64
+    folded: Any = _folded(copied.to("cpu" if device.type == "mps" else device), _rules())  # MPS has no float64
     family = family_of(folded)
     if family is not None and family.fold_network is not None:
         folded = resolve(family.fold_network)(folded)

@@ -41,7 +41,7 @@ class TorchBackend:
         self.has_attention = has_attention(network) and not mirror
         has_detector = (is_folded or not isinstance(network, Backbone)) and not mirror
         self.detector = detector_of(network) if has_detector else None
-        running = fold(network) if is_folded and isinstance(network, Backbone) else network
+        running = fold(network, self.runtime.device) if is_folded and isinstance(network, Backbone) else network
         self.model: Any = (Mirrored(running) if mirror else running).to(self.runtime.device).eval()
 
     def run(self, images: Float[np.ndarray, "b c h w"], *, attention: bool) -> ModelOutputs:

@@ -51,33 +51,56 @@ class AttentionTrace(NamedTuple):
     layer_shares: Tensor | None = None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
-    """Return softmax(scale q k^T + bias) v, computed by torch's fastest way for the device and precision.
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Return softmax(scale q k^T) v, computed by torch's fastest way for the device and precision.
+
+    Args:
+        q: queries (b heads n d).
+        k: keys (b heads m d).
+        v: values (b heads m d).
+        scale: factor of the scores.
+
+    Returns:
+        Values gathered per query (b heads n d).
+
+    torch's fused kernel never stores the scores, and is the fastest way on GPUs and, in float32, on CPUs. In bfloat16
+    its CPU kernel is slower than plain matrix multiplication: 4.4 against 2.6 ms forward and 13.3 against 4.1 ms
+    backward for 16 images of 197 tokens in three heads (benchmarks/training/kernels.csv), so that is used as long as
+    the scores are small.
+    """
+    if _record() is not None or _products_are_faster(q, k):
+        return _products(q, k, v, scale, None)
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+def attend_with_bias(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """Return softmax(scale q k^T + bias) v for values wider than keys.
+
+    torch's fused kernel is used for inference on GPUs alone. CPUs have none for such values, and its fallback checks
+    every score for rows that are masked completely; its gradient of the bias was not measured.
 
     Args:
         q: queries (b heads n d).
         k: keys (b heads m d).
         v: values (b heads m e).
         scale: factor of the scores.
-        bias: bias of each pair of query and key (heads n m), or None. On a GPU it is copied, unless it is a view of
-            rows whose length is a multiple of 16.
+        bias: bias of each pair of query and key (heads n m), or None. On a GPU it is copied, unless it has the dtype of
+            q and is a view of rows whose length is a multiple of 16.
 
     Returns:
         Values gathered per query (b heads n e).
-
-    torch's fused kernel never stores the scores, and is the fastest way on GPUs and, in float32, on CPUs. In bfloat16
-    its CPU kernel is slower than plain matrix multiplication: 4.4 against 2.6 ms forward and 13.3 against 4.1 ms
-    backward for 16 images of 197 tokens in three heads (benchmarks/training/kernels.csv), so that is used as long as
-    the scores are small. With a bias, the kernel of a CPU checks every score for rows that are masked completely, and
-    that of a GPU has no reproducible gradient of the bias: it is used for inference on GPUs alone.
     """
-    if _record() is not None or _products_are_faster(q, k, bias):
-        q = q if scale == 1.0 else q * scale  # a folded network has it in its weights
-        scores = torch.matmul(q, k.transpose(-2, -1))
-        scores = scores if bias is None else scores + bias.to(scores.dtype)
-        return torch.matmul(recorded(scores.softmax(dim=-1)), v)
+    if not _is_fused_with_bias(q):
+        return _products(q, k, v, scale, bias)
     mask = None if bias is None else bias.to(q.dtype)[None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+def _products(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    q = q if scale == 1.0 else q * scale  # a folded network has it in its weights
+    scores = torch.matmul(q, k.transpose(-2, -1))
+    scores = scores if bias is None else scores + bias.to(scores.dtype)
+    return torch.matmul(recorded(scores.softmax(dim=-1)), v)
 
 
 @contextlib.contextmanager
@@ -108,11 +131,13 @@ def _record() -> list[Tensor] | None:
     return None if torch.compiler.is_compiling() else _recorder.get()
 
 
-def _products_are_faster(q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
+def _is_fused_with_bias(q: Tensor) -> bool:
+    if isinstance(q, fx.Proxy) or _record() is not None:
+        return False
+    return q.is_cuda and not torch.is_grad_enabled()
+
+
+def _products_are_faster(q: Tensor, k: Tensor) -> bool:
     if isinstance(q, fx.Proxy):  # a symbolic trace knows neither device nor sizes
-        return bias is not None
-    if q.is_cuda:
-        return bias is not None and torch.is_grad_enabled()
-    if bias is not None:
-        return True
+        return False
     return q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[-2] * k.shape[-2] <= _PLAIN_SCORES

@@ -21,7 +21,7 @@ class ImageConv(nn.Conv2d):
         conv: the convolution; its weights are shared.
     """
 
-    squares: Tensor  # weights for squares of pixels: (out_chans, chans * stride^2, kernel / stride, kernel / stride)
+    squares: Tensor  # weights of the convolution of squares, whose channels are padded: derived from `weight`
 
     def __init__(self, conv: nn.Conv2d) -> None:
         kernel_size, stride, padding = conv.kernel_size[0], conv.stride[0], int(conv.padding[0])
@@ -29,15 +29,25 @@ class ImageConv(nn.Conv2d):
         self.weight, self.bias = conv.weight, conv.bias
         self.kernel = -(-kernel_size // stride)  # of the convolution of squares
         self.more_chans = next(n for n in range(GROUP) if (conv.in_channels + n) * stride**2 % GROUP == 0)
-        wider = self.kernel * stride - kernel_size
-        weight = F.pad(conv.weight.detach(), (0, wider, 0, wider, 0, self.more_chans))
+        self.register_buffer("squares", None, persistent=False)
+        self.prepare()
+        self.register_load_state_dict_post_hook(_prepare)
+
+    def prepare(self) -> None:
+        """Derive the weights for squares of pixels."""
+        stride = self.stride[0]
+        wider = self.kernel * stride - self.kernel_size[0]
+        weight = F.pad(self.weight.detach(), (0, wider, 0, wider, 0, self.more_chans))
         parts = weight.unflatten(3, (self.kernel, stride)).unflatten(2, (self.kernel, stride))
-        self.register_buffer("squares", parts.permute(0, 1, 3, 5, 2, 4).flatten(1, 3).contiguous(), persistent=False)
+        self.squares = parts.permute(0, 1, 3, 5, 2, 4).flatten(1, 3).contiguous()
 
     def forward(self, input: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h2 w2"]:
         """Return the convolution of images."""
-        has_16_bits = self.weight.dtype != torch.float32 or torch.is_autocast_enabled("cuda")
-        return self.by_squares(input) if self.weight.is_cuda and has_16_bits else super().forward(input)
+        weight = self.squares  # a symbolic trace knows device and dtype of buffers alone
+        has_16_bits = weight.dtype.itemsize == 2 or (
+            weight.dtype == torch.float32 and torch.is_autocast_enabled("cuda")
+        )
+        return self.by_squares(input) if weight.is_cuda and has_16_bits else super().forward(input)
 
     def by_squares(self, image: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h2 w2"]:
         """Return the convolution, computed on squares of pixels."""
@@ -50,6 +60,10 @@ class ImageConv(nn.Conv2d):
         parts = padded.unflatten(3, (-1, stride)).unflatten(2, (-1, stride))
         places = parts.permute(0, 2, 4, 1, 3, 5).flatten(3).permute(0, 3, 1, 2)  # b (c sy sx) y x, channels last
         return F.conv2d(places, self.squares, self.bias)
+
+
+def _prepare(module: ImageConv, _: object) -> None:
+    module.prepare()
 
 
 def faster_on_gpus(conv: nn.Conv2d) -> nn.Conv2d:

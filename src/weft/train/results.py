@@ -47,7 +47,8 @@ def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple
 
     Returns:
         The evaluation with calibrated probabilities, and whether the temperature was fitted to all held-out images;
-        the evaluation unchanged if no held-out image can be read or logits are not finite.
+        the evaluation unchanged if no held-out image can be read, logits are not finite, or other images can be read
+        than in the evaluation.
     """
     recipe, runtime, size = plan.recipe, plan.runtime, plan.val_batches.order.batch_size
     held_out = source = plan.splits.val
@@ -114,13 +115,14 @@ def write_run_report(
         ("training and evaluation", f"{clock(result.seconds)} on {runtime.device.type}"),
         ("repeat with", f"weft train --config {out / 'recipe.yaml'} --out DIR"),
     ]
-    is_probe = recipe.head_init == "probe" and result.best_epoch == 0
-    if is_probe and session.resumed_by == out:  # not for a fold
+    stored = None
+    if recipe.head_init == "probe" and result.best_epoch == 0 and session.resumed_by == out:  # not for a fold
         # an image can no longer be read, or its features are not finite: the run is complete without the features
         with contextlib.suppress(DataError, CheckpointError):
             stored = collect(model.to(runtime.device), splits, runtime, recipe.workers)
-            size = stored.write(out / FEATURES)
-            summary.append(("features of all images", f"{FEATURES}, {size / 1e6:.1f} MB, for weft train --extend"))
+    if stored is not None:
+        size = stored.write(out / FEATURES)
+        summary.append(("features of all images", f"{FEATURES}, {size / 1e6:.1f} MB, for weft train --extend"))
     counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
     write_report(
         out / "report",

@@ -10,7 +10,7 @@ from typing import cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from weft.layers.image_conv import faster_on_gpus
 from weft.layers.norm import absorb, scaled_rows, with_weights
@@ -159,7 +159,7 @@ RULES = {
 
 def _pointwise(conv: nn.Conv2d, fmap: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h w"]:
     """Return a 1x1 convolution, on a GPU computed by a linear layer."""
-    if not conv.weight.is_cuda:
+    if isinstance(fmap, fx.Proxy) or not fmap.is_cuda:
         return conv(fmap)
     return nn.functional.linear(fmap.permute(0, 2, 3, 1), conv.weight.flatten(1), conv.bias).permute(0, 3, 1, 2)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.attention import attend
+from weft.layers.attention import attend_with_bias
 from weft.layers.image_conv import faster_on_gpus
 from weft.layers.norm import scaled_rows, with_weights
 from weft.layers.tokens import join_heads, split_heads
@@ -35,21 +35,31 @@ class FoldedBias(BiasedAttention):
         super().__init__(attn.num_heads, attn.grid, attn.stride, with_bias=False)
         bias = attn.bias()
         self.register_buffer("expanded", None if bias is None else bias.detach().clone())
-        rows = None if bias is None else nn.functional.pad(bias.detach(), (0, -bias.shape[-1] % 16))
-        self.register_buffer("expanded_rows", rows, persistent=False)
+        self.register_buffer("expanded_rows", None, persistent=False)
+        self.prepare()
+        self.register_load_state_dict_post_hook(_prepare)
+
+    def prepare(self) -> None:
+        """Derive the longer rows from the bias."""
+        if self.expanded is not None:
+            self.expanded_rows = nn.functional.pad(self.expanded, (0, -self.expanded.shape[-1] % 16))
 
     def attend(
         self, q: Float[Tensor, "b heads n d"], k: Float[Tensor, "b heads m d"], v: Float[Tensor, "b heads m e"]
     ) -> Float[Tensor, "b heads n e"]:
         """Return softmax(q k + bias) v."""
-        if self.expanded is None or self.expanded_rows is None:
-            return attend(q, k, v, 1.0)
-        bias = self.expanded_rows[..., : self.expanded.shape[-1]] if self.expanded.is_cuda else self.expanded
-        return attend(q, k, v, 1.0, bias)
+        bias = self.expanded
+        if bias is not None and self.expanded_rows is not None and bias.is_cuda:
+            bias = self.expanded_rows.to(q.dtype)[..., : bias.shape[-1]]
+        return attend_with_bias(q, k, v, 1.0, bias)
 
     def set_grid(self, grid: Grid) -> None:
         """Refuse another grid: the table that could be resized is gone."""
         raise UsageError("A folded network must keep its size; set the size of the original, and fold that.")
+
+
+def _prepare(module: FoldedBias, _: object) -> None:
+    module.prepare()
 
 
 class FoldedAttention(FoldedBias):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.attention import attend
+from weft.layers.attention import attend_with_bias
 from weft.layers.mlp import DropPath
 from weft.layers.norm import ConvNorm, LinearNorm, NormLinear
 from weft.layers.position import OffsetLookup, guess_grid, offset_index, resize_embedding, resize_offsets
@@ -119,7 +119,7 @@ class BiasedAttention(nn.Module, ABC):
         v: Float[Tensor, "b heads m e"],
     ) -> Float[Tensor, "b heads n e"]:
         """softmax(q k / sqrt(d) + bias) v."""
-        return attend(q, k, v, self.widths[0] ** -0.5, self.bias())
+        return attend_with_bias(q, k, v, self.widths[0] ** -0.5, self.bias())
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the keys; the table is resized."""

@@ -30,7 +30,7 @@ def test_the_records_are_reproduced(theirs: str, precision: str, device: str) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [*NANO, "ceit_tiny_patch16_224", "cvt_13", "levit_128s"])
 def test_folded_is_equal(name: str, dtype: torch.dtype, device: str) -> None:
-    """Folded on the device, or on the CPU and moved there; in 16 bits a GPU computes the stem and attention otherwise."""
+    """Folded on the device, or on the CPU and moved there; in 16 bits a GPU computes the stem in another form."""
     model = lively(name)
     x = images(model, 4).to(device)
     moved = weft.fold(model).to(device, dtype)

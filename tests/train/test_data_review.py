@@ -27,6 +27,7 @@ from weft.train.data_review import _review
 from weft.train.label_errors import (
     LabelErrors,
     find_label_errors,
+    is_improbable,
     judge,
     near_duplicates,
     neighbour_distances,
@@ -63,9 +64,23 @@ def test_a_label_counts_as_wrong_by_its_own_probability() -> None:
     rows = [[0.9, 0.05, 0.05]] * 7 + [[0.25, 0.75, 0.0], [0.02, 0.49, 0.49], [0.0, 1.0, 0.0]]
     labels = np.array([0] * 10 + [1, 1, 2, 2])
     others = [[0.1, 0.8, 0.1]] * 2 + [[0.1, 0.1, 0.8]] * 2
-    result = judge(np.array(rows + others), labels, np.ones(14, bool))
-    assert np.flatnonzero(result.is_error).tolist() == [8, 9]
-    assert result.order().tolist() == [9, 8]
+    probabilities, is_judged = np.array(rows + others), np.ones(14, bool)
+    assert np.flatnonzero(is_improbable(probabilities, labels, is_judged)).tolist() == [8, 9]
+    assert judge(probabilities, labels, is_judged).order().tolist() == [9, 8]
+
+
+def test_errors_between_confused_classes_are_found_at_lower_certainty() -> None:
+    """A quarter of the labels 0 are of class 1, none of class 2: the same probabilities are then judged differently."""
+    rng = np.random.default_rng(0)
+    true = np.repeat([0, 1, 2], 400)
+    probabilities = np.eye(3)[true] + rng.uniform(0, 0.2, (1200, 3))
+    labels = np.where((true == 1) & (rng.random(1200) < 0.25), 0, true)
+    probabilities = np.concatenate([probabilities, [[0.62, 0.38, 0.0], [0.62, 0.0, 0.38]]])
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    result = judge(probabilities, np.array([*labels, 0, 0]), np.ones(1202, bool))
+    assert result.quality[-2] < result.quality[-1] - 0.05
+    assert (result.proposed[:-2] == true).mean() > 0.99
+    assert result.is_error[:-2].sum() == (labels != true).sum()
 
 
 def test_correct_labels_have_few_findings() -> None:

@@ -1,8 +1,10 @@
 """Likely label errors, ambiguous classes, outliers and near-duplicates among labelled images, from their features.
 
-Label errors are found as in confident learning (Northcutt et al., arXiv 1911.00068): the probabilities of every image
-come from a classifier that was fitted without it, and each class has a threshold of its own. The classifiers are fitted
-twice, the second time without the likely errors of the first.
+The class probabilities of every image come from a classifier that was fitted without it. The classifiers are fitted
+twice, the second time without the likely errors of the first, which are found as in confident learning (Northcutt et
+al., arXiv 1911.00068): each class has a threshold of its own. How often each class is confused with each other one is
+estimated from the labels and these probabilities (Dawid and Skene 1979), and gives the probability that a label is
+right: errors between similar classes are found at lower certainty than others.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from threadpoolctl import threadpool_limits
 from weft.inference.features import unit_length
 from weft.train.linear_probe import FOLDS, held_out_probabilities
 
-MAX_SHARE = 0.1  # of the mean probability of a label, below which a label counts as wrong
+MAX_SHARE = 0.1  # of the mean probability of a label, below which the first classifier finds the label wrong
+MIN_QUALITY = 0.5  # probability that a label is right, below which it counts as wrong
+EXPECTED_ERRORS = 0.1  # share of wrong labels of a class that is assumed before its labels are seen
+EXPECTED_IMAGES = 10  # number of images as which this assumption counts
+ITERATIONS = 30  # of the estimate of the confusions, which then changes little
+LEAST = 1e-6  # probability of every class
 NEIGHBOURS = 10  # of the outlier score
 OUTLIER_DEVIATIONS = 4.0  # robust standard deviations above the median distance
 MIN_SIMILARITY = 0.7  # cosine of the centred features of near-duplicates; of other images of few9 at most 0.57
@@ -35,10 +42,10 @@ class LabelErrors:
     Attributes:
         probabilities: (images classes), each row by a classifier that was fitted without the image and its group.
         is_judged: (images) whether the class of the label had an image in the other folds; others have no result.
-        proposed: (images) the most probable class, by its index; the label itself for images that are not judged.
-        quality: (images) probability of the label, from 0 to 1. The lower it is, the more likely the label is wrong. 1
-            for images that are not judged.
-        is_error: (images) whether the label counts as wrong.
+        proposed: (images) the class that is most probable given the image and its label, by its index; another one than
+            the label if this counts as wrong; the label itself for images that are not judged.
+        quality: (images) probability that the label is right, from 0 to 1; 1 for images that are not judged.
+        is_error: (images) whether the label counts as wrong: its quality is less than 0.5.
         confusions: (classes classes) number of images with label i (row) that confident learning counts as class j.
     """
 
@@ -72,7 +79,7 @@ def find_label_errors(
     is_judged = others[fold_of, labels]
     with threadpool_limits(1):
         probabilities = held_out_probabilities(features[:, None], labels, num_classes, fold_of)
-        is_used = ~judge(probabilities, labels, is_judged).is_error
+        is_used = ~is_improbable(probabilities, labels, is_judged)
         is_lost: np.ndarray = (
             np.stack([~classes[is_used & (fold_of != fold)].any(axis=0) for fold in range(FOLDS)]) & others
         )
@@ -84,28 +91,68 @@ def find_label_errors(
 def judge(probabilities: np.ndarray, labels: np.ndarray, is_judged: np.ndarray) -> LabelErrors:
     """Find likely label errors from held-out probabilities (images classes); arguments as in `LabelErrors`.
 
-    A label is a likely error if its probability is less than `MAX_SHARE` of the mean probability of this label among
-    the images that have it, and another class is more probable.
-
     `confusions` are those of confident learning: an image is confidently of class j if its probability of j is at least
     the mean probability of j among the images with label j.
     """
     rows, num_classes = np.arange(len(labels)), probabilities.shape[1]
-    own = probabilities[rows, labels]
-    counts = np.bincount(labels[is_judged], minlength=num_classes)
-    sums = np.bincount(labels[is_judged], weights=own[is_judged], minlength=num_classes)
-    thresholds = np.where(counts > 0, sums / np.maximum(counts, 1), np.inf)
+    thresholds = _mean_of_own(probabilities, labels, is_judged)
     confident = np.where(probabilities >= thresholds, probabilities, -1.0)
     is_confident = is_judged & (confident.max(axis=1) >= 0)
     likely = confident.argmax(axis=1)
     confusions = np.zeros((num_classes, num_classes), int)
     np.add.at(confusions, (labels[is_confident], likely[is_confident]), 1)
-    others = probabilities.copy()
-    others[rows, labels] = 0
-    is_error = is_judged & (own < MAX_SHARE * thresholds[labels]) & (own < others.max(axis=1))
-    quality = np.where(is_judged, own, 1.0)
-    proposed = np.where(is_judged, probabilities.argmax(axis=1), labels)
-    return LabelErrors(probabilities, is_judged, proposed, quality, is_error, confusions)
+    true = np.eye(num_classes)[labels]
+    true[is_judged] = true_classes(probabilities[is_judged], labels[is_judged])
+    quality = true[rows, labels]
+    is_error = quality < MIN_QUALITY
+    true[rows[is_error], labels[is_error]] = 0
+    return LabelErrors(probabilities, is_judged, true.argmax(axis=1), quality, is_error, confusions)
+
+
+def true_classes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the probabilities of the true class (images classes), given the image and its label.
+
+    The label of an image of class j is i with a probability that is estimated from all images, alternating with the
+    result (expectation maximisation).
+
+    Args:
+        probabilities: (images classes), given the image alone.
+        labels: (images) class indices.
+    """
+    num_classes = probabilities.shape[1]
+    if num_classes == 1:
+        return np.ones_like(probabilities)
+    given_image = np.maximum(probabilities, LEAST)
+    expected = np.full((num_classes, num_classes), EXPECTED_ERRORS / (num_classes - 1))
+    np.fill_diagonal(expected, 1 - EXPECTED_ERRORS)
+    of_labels, confused = np.eye(num_classes)[labels], expected  # confused: probability of a label (column), given j
+    true = given_image
+    for _ in range(ITERATIONS):
+        true = given_image * confused[:, labels].T
+        true /= true.sum(axis=1, keepdims=True)
+        counts = true.T @ of_labels + EXPECTED_IMAGES * expected
+        confused = counts / counts.sum(axis=1, keepdims=True)
+    return true
+
+
+def is_improbable(probabilities: np.ndarray, labels: np.ndarray, is_judged: np.ndarray) -> np.ndarray:
+    """Return for each image whether its label is improbable, and another class is more probable.
+
+    A probability is low if it is less than `MAX_SHARE` of the mean probability of this label among the images that have
+    it.
+    """
+    own = probabilities[np.arange(len(labels)), labels]
+    others = np.where(np.eye(probabilities.shape[1], dtype=bool)[labels], 0.0, probabilities).max(axis=1)
+    return is_judged & (own < MAX_SHARE * _mean_of_own(probabilities, labels, is_judged)[labels]) & (own < others)
+
+
+def _mean_of_own(probabilities: np.ndarray, labels: np.ndarray, is_judged: np.ndarray) -> np.ndarray:
+    """Return the mean probability (classes) of each label among the images that have it; infinite without any."""
+    num_classes = probabilities.shape[1]
+    own = probabilities[np.arange(len(labels)), labels][is_judged]
+    counts = np.bincount(labels[is_judged], minlength=num_classes)
+    sums = np.bincount(labels[is_judged], weights=own, minlength=num_classes)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.inf)
 
 
 def folds_of(labels: np.ndarray, groups: np.ndarray | None = None, seed: int = 0) -> np.ndarray:

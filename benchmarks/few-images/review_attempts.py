@@ -24,6 +24,7 @@ from weft.train.linear_probe import FOLDS, held_out_probabilities
 FILE = Path(__file__).with_suffix(".csv")
 NEIGHBOURS, TEMPERATURE, ROWS = 50, 0.1, 1_024
 HIDDEN = 256  # units of the perceptron
+OF_WEFT = "probability of the label, as in weft"
 
 
 def attempts(views: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, np.ndarray]:
@@ -34,14 +35,14 @@ def attempts(views: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[st
         with threadpool_limits(1):
             return held_out_probabilities(views, labels, num_classes, fold_of, is_used)
 
-    results = {"weft": find_label_errors(views[:, 0], labels, num_classes).probabilities}
-    is_used = ~is_improbable(results["weft"], labels, is_judged)
+    results = {OF_WEFT: find_label_errors(views[:, 0], labels, num_classes).probabilities}
+    is_used = ~is_improbable(results[OF_WEFT], labels, is_judged)
     both = [fitted(views, is_used), fitted(views[:, ::-1], is_used)]
     results["images and their mirror images"] = _product(*both)
     results["neighbours"] = neighbours(views.mean(axis=1), labels, num_classes, is_used)
     results["mirror images x neighbours"] = _product(*both, results["neighbours"], results["neighbours"])
     for number in (3, 4):
-        is_used = ~is_improbable(results.get(f"{number - 1} rounds", results["weft"]), labels, is_judged)
+        is_used = ~is_improbable(results.get(f"{number - 1} rounds", results[OF_WEFT]), labels, is_judged)
         results[f"{number} rounds"] = fitted(views[:, :1], is_used)
     results["perceptron"] = perceptron(views[:, 0], labels, num_classes, fold_of, is_used)
     return results

@@ -226,7 +226,8 @@ class LoadTest:
 
     def rate(self) -> float:
         """Return the throughput of the service in images/s: the median of the phase speed."""
-        speeds = [float(row["images/s"]) for row in self.rows if row["phase"] == "speed"]
+        own = [row for row in self.rows if row["processor_class"] == processor_class()]
+        speeds = [float(row["images/s"]) for row in own if row["phase"] == "speed"]
         if not speeds:
             raise SystemExit("The phase speed must be run before this one.")
         return statistics.median(speeds)
@@ -363,7 +364,10 @@ def main() -> None:
         test = LoadTest(run, args.photos, args.out, bodies, bad_bodies(bodies[0].data), args.minutes, rows)
         for phase in PHASES:
             if phase in args.phases:
-                test.rows = [row for row in test.rows if row["phase"].partition(",")[0] != phase]
+                known = (phase, processor_class())  # rows of other classes are kept
+                test.rows = [
+                    row for row in test.rows if (row["phase"].partition(",")[0], row["processor_class"]) != known
+                ]
                 getattr(test, phase)(*([args.turns] if phase in WITH_TURNS else []))
                 write_csv(file, test.rows)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weft.train.data_review import Review as Review
     from weft.train.data_review import review as review
     from weft.train.lr_finder import find_lr as find_lr
-    from weft.train.run import RunResult as RunResult
+    from weft.train.results import RunResult as RunResult
     from weft.train.run import train as train
 
 _HOMES = {
@@ -34,7 +34,7 @@ _HOMES = {
     "LabelProposal": "weft.train.active",
     "Labelling": "weft.train.active",
     "Review": "weft.train.data_review",
-    "RunResult": "weft.train.run",
+    "RunResult": "weft.train.results",
     "apply_changes": "weft.train.corrections",
     "evaluate": "weft.inference.evaluation",
     "find_lr": "weft.train.lr_finder",

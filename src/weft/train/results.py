@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from scipy.special import softmax
 
+from weft import markup
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.model_dir import write_confidence
 from weft.data import Source
@@ -23,17 +26,91 @@ from weft.inference.feature_map import feature_map
 from weft.inference.inputs import SourcePart, evaluation_batches
 from weft.inference.metrics import Evaluation, accuracy_lines
 from weft.inference.report import write_report
-from weft.intervals import grouped_text
+from weft.intervals import Estimate, accuracy_text, grouped_text, interval_of
+from weft.notebook import described
 from weft.progress import clock, counting
 from weft.runs.directory import FEATURES
 from weft.train.curves import curve_figures
+from weft.train.extend import Extension
+from weft.train.folds import CrossValidation
 from weft.train.plan import Plan
 from weft.train.run_loop import Session
 from weft.train.stored_features import collect
 from weft.train.unknown import fit_detector
 
-if TYPE_CHECKING:
-    from weft.train.run import RunResult
+
+@dataclass(frozen=True)
+class RunResult:
+    """Result of a run. Accuracies are those of the best epoch on the validation images, in percent.
+
+    Attributes:
+        out: the run directory.
+        model: name of the network.
+        data: the dataset.
+        epochs: number of epochs that were run.
+        best_epoch: epoch whose model is in best/, from 1.
+        top1, top5: accuracy in percent.
+        balanced_accuracy: mean recall of the classes in percent.
+        macro_f1: mean F1 score of the classes in percent.
+        loss: cross-entropy in nats.
+        count: number of validation images.
+        seconds: duration of training and evaluation.
+        cross_validation: result over all folds; None without `folds`.
+        extension: comparison with the extended run; None without `extend`.
+    """
+
+    out: Path
+    model: str
+    data: str
+    epochs: int
+    best_epoch: int
+    top1: float
+    top5: float
+    balanced_accuracy: float
+    macro_f1: float
+    loss: float
+    count: int
+    seconds: float
+    cross_validation: CrossValidation | None = None
+    extension: Extension | None = None
+
+    @property
+    def interval(self) -> Estimate:
+        """Top-1 accuracy in percent with its 95 % confidence interval."""
+        return interval_of(self.top1, self.count)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the dictionary that `--json` prints."""
+        more: dict[str, Any] = {"top1_interval": list(self.interval[1:]), "too_few_images": self.interval.is_wide}
+        if self.cross_validation is not None:
+            more["cross_validation"] = self.cross_validation.as_dict()
+        if self.extension is not None:
+            more["extension"] = dataclasses.asdict(self.extension)
+        own = {name: value for name, value in vars(self).items() if name not in ("cross_validation", "extension")}
+        own["loss"] = self.loss if math.isfinite(self.loss) else None  # JSON has no nan
+        return {**own, "out": str(self.out), **more}
+
+    def __repr__(self) -> str:
+        """Return the main values in one line."""
+        values = [("model", repr(self.model)), ("data", repr(self.data)), ("top1", self.interval)]
+        values += [("best_epoch", self.best_epoch), ("epochs", self.epochs), ("out", repr(str(self.out)))]
+        return described("RunResult", values)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("model", self.model),
+            ("data", self.data),
+            ("top-1", accuracy_text(self.top1, self.count, "held-out images")),
+            ("loss", f"{self.loss:.4f}"),
+            ("best epoch", f"{self.best_epoch} of {self.epochs}"),
+            ("training and evaluation", clock(self.seconds)),
+        ]
+        if self.cross_validation is not None:
+            rows.append(("cross-validation", str(self.cross_validation)))
+        if self.extension is not None:
+            rows += self.extension.lines()
+        rows += [("best model", str(self.out / "best")), ("report", str(self.out / "report" / "report.html"))]
+        return markup.fragment(markup.table(("training run", ""), rows))
 
 
 def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple[Evaluation, bool]:

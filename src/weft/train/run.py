@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from weft import markup
 from weft.capabilities import bf16_note
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import source_of
@@ -25,12 +22,11 @@ from weft.files import remove, sweep, write_text
 from weft.inference.arguments import check_other
 from weft.inference.inputs import evaluation_batches
 from weft.inference.metrics import Evaluation
-from weft.intervals import Estimate, accuracy_text, grouped_text, interval_of
+from weft.intervals import grouped_text
 from weft.models.contract import preprocessing
 from weft.models.own import register_module
-from weft.notebook import described
 from weft.processor import busy_note
-from weft.progress import clock, counting, say
+from weft.progress import counting, say
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import arguments_of, default_recipe, overrides_of, recipe_names
 from weft.runs.directory import Reservation, check_run_dir, locked, reserved, reserved_numbered
@@ -39,17 +35,17 @@ from weft.train.arguments import check_resume, checked_recipe, load_plan_recipe
 from weft.train.batches import batch_arithmetic
 from weft.train.distillation import Teacher, is_cached
 from weft.train.environment import environment
-from weft.train.extend import Extension, extended_recipe
 from weft.train.extend import extend as extend_run
+from weft.train.extend import extended_recipe
 from weft.train.few_images import with_available_weights
-from weft.train.folds import CrossValidation, cross_validate, write_cross_validation
+from weft.train.folds import cross_validate, write_cross_validation
 from weft.train.linear_probe import balance_of, fit_heads
 from weft.train.loop import Learner
 from weft.train.network import load_start_weights
 from weft.train.plan import Plan, default_name, leaves_batch_size, make_plan, open_splits
 from weft.train.refusals import memory_error, refusing
 from weft.train.reporter import Reporter
-from weft.train.results import calibrated, write_run_report
+from weft.train.results import RunResult, calibrated, write_run_report
 from weft.train.resume import ResumedRun, check_data, open_run, record_data
 from weft.train.run_loop import Session
 from weft.train.state import State, newest_step
@@ -58,80 +54,6 @@ from weft.train.track import Tracker, check_trackers
 from weft.train.unknown import read_public_classifier, store_public_classifier
 
 FEATURE_BATCH = 32  # images per forward pass of the frozen network
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """Result of a run. Accuracies are those of the best epoch on the validation images, in percent.
-
-    Attributes:
-        out: the run directory.
-        model: name of the network.
-        data: the dataset.
-        epochs: number of epochs that were run.
-        best_epoch: epoch whose model is in best/, from 1.
-        top1, top5: accuracy in percent.
-        balanced_accuracy: mean recall of the classes in percent.
-        macro_f1: mean F1 score of the classes in percent.
-        loss: cross-entropy in nats.
-        count: number of validation images.
-        seconds: duration of training and evaluation.
-        cross_validation: result over all folds; None without `folds`.
-        extension: comparison with the extended run; None without `extend`.
-    """
-
-    out: Path
-    model: str
-    data: str
-    epochs: int
-    best_epoch: int
-    top1: float
-    top5: float
-    balanced_accuracy: float
-    macro_f1: float
-    loss: float
-    count: int
-    seconds: float
-    cross_validation: CrossValidation | None = None
-    extension: Extension | None = None
-
-    @property
-    def interval(self) -> Estimate:
-        """Top-1 accuracy in percent with its 95 % confidence interval."""
-        return interval_of(self.top1, self.count)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the dictionary that `--json` prints."""
-        more: dict[str, Any] = {"top1_interval": list(self.interval[1:]), "too_few_images": self.interval.is_wide}
-        if self.cross_validation is not None:
-            more["cross_validation"] = self.cross_validation.as_dict()
-        if self.extension is not None:
-            more["extension"] = dataclasses.asdict(self.extension)
-        own = {name: value for name, value in vars(self).items() if name not in ("cross_validation", "extension")}
-        own["loss"] = self.loss if math.isfinite(self.loss) else None  # JSON has no nan
-        return {**own, "out": str(self.out), **more}
-
-    def __repr__(self) -> str:
-        """Return the main values in one line."""
-        values = [("model", repr(self.model)), ("data", repr(self.data)), ("top1", self.interval)]
-        values += [("best_epoch", self.best_epoch), ("epochs", self.epochs), ("out", repr(str(self.out)))]
-        return described("RunResult", values)
-
-    def _repr_html_(self) -> str:
-        rows = [
-            ("model", self.model),
-            ("data", self.data),
-            ("top-1", accuracy_text(self.top1, self.count, "held-out images")),
-            ("loss", f"{self.loss:.4f}"),
-            ("best epoch", f"{self.best_epoch} of {self.epochs}"),
-            ("training and evaluation", clock(self.seconds)),
-        ]
-        if self.cross_validation is not None:
-            rows.append(("cross-validation", str(self.cross_validation)))
-        if self.extension is not None:
-            rows += self.extension.lines()
-        rows += [("best model", str(self.out / "best")), ("report", str(self.out / "report" / "report.html"))]
-        return markup.fragment(markup.table(("training run", ""), rows))
 
 
 def train(

@@ -40,17 +40,24 @@ def loss(logits: np.ndarray, labels: np.ndarray) -> float:
     return -float(log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean())
 
 
+def brier(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Return the mean squared error of the probabilities of all classes."""
+    return float(((softmax(logits, axis=1) - np.eye(logits.shape[1])[labels]) ** 2).sum(axis=1).mean())
+
+
 def ways(logits: np.ndarray, labels: np.ndarray) -> dict[str, tuple[float, np.ndarray]]:
     """Fit each way; return its temperature and the term that is added to the logits of each class."""
     classes = logits.shape[1]
     zero = np.zeros(classes)
     scaled = minimize(lambda x: loss(logits / np.exp(x[0]), labels), [0.0]).x
     biased = minimize(lambda x: loss(logits / np.exp(x[0]) + x[1:], labels), np.zeros(1 + classes)).x
+    squared = minimize(lambda x: brier(logits / np.exp(x[0]), labels), [0.0]).x
     least = min(TEMPERATURES, key=lambda temperature: error(logits / temperature, labels))
     return {
         "none": (1.0, zero),
         "temperature, by the loss (weft)": (float(np.exp(scaled[0])), zero),
         "temperature and a term per class, by the loss": (float(np.exp(biased[0])), biased[1:]),
+        "temperature, by the squared error": (float(np.exp(squared[0])), zero),
         "temperature, by the calibration error": (float(least), zero),
     }
 

@@ -1,10 +1,12 @@
 """Measure `weft data review` on CIFAR-10 with wrong labels.
 
     python benchmarks/few-images/review.py features CIFAR10 random-0.npz --noise random --seed 0
+    python benchmarks/few-images/review.py photos PHOTOS few9-random-0.npz --noise random --seed 0
     python benchmarks/few-images/review.py rank *.npz
 
 `features` changes a tenth of the labels, trains a network on these labels (ceit_nano_32, recipe `cifar10`), and writes
-its features; with --model, those of a public model. `rank` sorts the images by label quality and measures the precision
+its features; with --model, those of a public model. `photos` does the same with the public weights that `weft data
+review` uses, for a folder with a folder per class. `rank` sorts the images by label quality and measures the precision
 of the first n images, where n is the number of wrong labels. It writes review.csv next to this file, and includes
 cleanlab if it is installed.
 """
@@ -25,15 +27,26 @@ SIMILAR = {3: 5, 5: 3, 1: 9, 9: 1, 4: 7, 7: 4, 0: 8, 8: 0, 2: 0, 6: 3}  # each c
 SHARE = 0.1  # of wrong labels
 
 
-def wrong_labels(labels: np.ndarray, noise: str, seed: int) -> np.ndarray:
-    """Return labels of which a tenth is replaced by a random other class, or by the most similar class."""
-    rng, given = np.random.default_rng(seed), labels.copy()
+def wrong_labels(labels: np.ndarray, noise: str, seed: int, similar: dict[int, int]) -> np.ndarray:
+    """Return labels of which a tenth is replaced by a random other class, or by the one class of `similar`."""
+    rng, given, num_classes = np.random.default_rng(seed), labels.copy(), int(labels.max()) + 1
     wrong = rng.choice(len(labels), int(SHARE * len(labels)), replace=False)
     if noise == "random":
-        given[wrong] = (labels[wrong] + rng.integers(1, len(CLASSES), len(wrong))) % len(CLASSES)
+        given[wrong] = (labels[wrong] + rng.integers(1, num_classes, len(wrong))) % num_classes
     else:
-        given[wrong] = [SIMILAR[label] for label in labels[wrong]]
+        given[wrong] = [similar[label] for label in labels[wrong]]
     return given
+
+
+def photos(args: argparse.Namespace) -> None:
+    """Write the features of the photos by public weights, and both labels, to a file."""
+    from weft.inference import embed
+
+    embedding = embed(args.model, args.photos, quiet=True)
+    names, true = np.unique([Path(path).parent.name for path in embedding.images], return_inverse=True)
+    neighbours = {label: (label + 1) % len(names) for label in range(len(names))}
+    given = wrong_labels(true, args.noise, args.seed, neighbours)
+    np.savez_compressed(args.out, features=embedding.features[:, None], given=given, true=true)
 
 
 def features(args: argparse.Namespace) -> None:
@@ -51,7 +64,7 @@ def features(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     paths = [path for name in CLASSES for path in sorted((args.cifar / "train" / name).iterdir())[: args.images // 10]]
     true = np.array([CLASSES.index(path.parent.name) for path in paths])
-    given = wrong_labels(true, args.noise, args.seed)
+    given = wrong_labels(true, args.noise, args.seed, SIMILAR)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.run or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +105,7 @@ def rank(args: argparse.Namespace) -> None:
         saved = np.load(path)
         given, true = saved["given"].astype(int), saved["true"].astype(int)
         is_wrong, start = given != true, time.perf_counter()
-        result = find_label_errors(saved["features"][:, 0], given, len(CLASSES))
+        result = find_label_errors(saved["features"][:, 0], given, int(true.max()) + 1)
         seconds = time.perf_counter() - start
         rankings = {"weft": np.lexsort((result.quality, ~result.is_error))}
         try:
@@ -142,6 +155,13 @@ def main() -> None:
     make.add_argument("--model")
     make.add_argument("--run", type=Path, help="folder that keeps the training run, and resumes it")
     make.set_defaults(action=features)
+    public = actions.add_parser("photos")
+    public.add_argument("photos", type=Path)
+    public.add_argument("out", type=Path)
+    public.add_argument("--noise", choices=("random", "similar"), default="random")
+    public.add_argument("--seed", type=int, default=0)
+    public.add_argument("--model", default="tf_efficientnet_lite0")
+    public.set_defaults(action=photos)
     order = actions.add_parser("rank")
     order.add_argument("files", type=Path, nargs="+")
     order.set_defaults(action=rank)

@@ -39,13 +39,16 @@ Row = dict[str, Any]
 T = TypeVar("T")
 PROFILED, KERNELS = 5, 20  # batches of a profile, and rows of its table
 BUILDERS = 8  # processes that build and compile at the same time
-VARIANTS = {  # of folded networks on a GPU: what replaces a choice of weft, as (module, name, value)
-    "as weft does": (),
-    "usual image convolution": tuple((family, "faster_on_gpus", lambda conv: conv) for family in (ceit, cvt, levit)),
-    "convolutions in LeFF": ((ceit, "_pointwise", lambda conv, fmap: conv(fmap)),),
-    "attention in parts": ((attention, "_is_fused_with_bias", lambda q: False),),
+VARIANTS: dict[str, tuple[tuple[str, ...], tuple[tuple[Any, str, Any], ...]]] = {
+    # name: families, and what replaces a choice of weft in folded networks on a GPU, as (module, attribute, value)
+    "as weft does": (("ceit", "cvt", "levit"), ()),
+    "usual image convolution": (
+        ("ceit", "cvt", "levit"),
+        tuple((family, "faster_on_gpus", lambda conv: conv) for family in (ceit, cvt, levit)),
+    ),
+    "convolutions in LeFF": (("ceit",), ((ceit, "_pointwise", lambda conv, fmap: conv(fmap)),)),
+    "attention in parts": (("levit",), ((attention, "_is_fused_with_bias", lambda q: False),)),
 }
-NOT_IN = {"convolutions in LeFF": ("levit", "cvt"), "attention in parts": ("ceit", "cvt")}  # families without it
 LOOP_COLUMNS = ("images_per_second", "data_wait")  # of metrics.csv; data_wait is in percent of the training time
 STEP_COLUMNS = {  # name in steps.csv -> column of benchmarks/training/step.py
     "model": "ours",
@@ -310,9 +313,8 @@ def profile(cell: str, options: Options) -> list[Row]:
 
 
 def choices_cells(options: Options) -> list[str]:
-    return [
-        f"{model} {way}" for way in ("folded", "graphed")[: len(options.scale.ways) - 1] for model in _families(options)
-    ]
+    ways = [way for way in options.scale.ways if way != "eager"]  # the choices are made when a network is folded
+    return [f"{model} {way}" for way in ways for model in _families(options)]
 
 
 def _families(options: Options) -> list[str]:
@@ -324,7 +326,8 @@ def choices(cell: str, options: Options) -> list[Row]:
     """Time what weft chose for folded networks on a GPU, and what it replaced, in alternating turns of one process."""
     model, way = cell.split(" ")
     precision, device = options.precisions[0], options.device
-    variants = {name: parts for name, parts in VARIANTS.items() if model.partition("_")[0] not in NOT_IN.get(name, ())}
+    family = model.partition("_")[0]
+    variants = {name: parts for name, (families, parts) in VARIANTS.items() if family in families}
     calls, times = {}, dict[tuple[str, int], list[float]]()
     with contextlib.ExitStack() as stack, torch.inference_mode():
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -58,6 +58,15 @@ def test_the_parts_are_those_of_the_command(modules: dict[str, ModuleType]) -> N
             assert part.cells(options) or (scale, name) == ("small", "other_ways"), name
 
 
+def test_variants_replace_what_folded_networks_use(modules: dict[str, ModuleType]) -> None:
+    parts = modules["parts"]
+    for _, replacements in parts.VARIANTS.values():
+        before = [getattr(module, name) for module, name, _ in replacements]  # of another name: an AttributeError
+        with parts.replaced(replacements):
+            assert all(getattr(module, name) is value for module, name, value in replacements)
+        assert [getattr(module, name) for module, name, _ in replacements] == before
+
+
 def test_a_call_continues_and_a_failure_does_not_stop_it(
     modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

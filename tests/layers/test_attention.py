@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.layers.attention import attend, record_attention
+from weft.layers import attention
+from weft.layers.attention import attend, attend_with_bias, record_attention
 
 
 def parts(dtype: torch.dtype, queries: int = 9, keys: int = 5) -> list[torch.Tensor]:
@@ -41,6 +42,18 @@ def test_which_way(dtype, tokens, is_fused, monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: asked.append(1) or fused(*a, **k))
     attend(*parts(dtype, tokens, tokens), 0.3)
     assert bool(asked) == is_fused
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_attention_with_a_bias_of_a_gpu(has_bias, monkeypatch):
+    """The fused kernel, which inference on GPUs uses, gives the same as the products."""
+    q, k, v = (torch.randn(2, 3, count, width, dtype=torch.float64) for count, width in ((9, 8), (5, 8), (5, 16)))
+    bias = torch.randn(3, 9, 16, dtype=torch.float32)[..., :5] if has_bias else None
+    expected = attend_with_bias(q, k, v, 0.3, bias)
+    scores = (q @ k.mT) * 0.3 + (0.0 if bias is None else bias)
+    torch.testing.assert_close(expected, scores.softmax(dim=-1) @ v)
+    monkeypatch.setattr(attention, "_is_fused_with_bias", lambda q: True)
+    torch.testing.assert_close(attend_with_bias(q, k, v, 0.3, bias), expected)
 
 
 def test_a_compiled_graph_is_not_recorded() -> None:

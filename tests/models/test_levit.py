@@ -9,6 +9,7 @@ import weft
 from tests.helpers import images, lively
 from weft.bench.cost import cost
 from weft.errors import UsageError
+from weft.models.levit.inference import FoldedBias
 from weft.models.levit.network import Attention, AttentionDownsample, BiasedAttention, Downsample
 
 RELEASED = json.loads((Path(__file__).parents[1] / "reference" / "official_state_dicts.json").read_text())
@@ -205,3 +206,12 @@ def test_shrinking_attention_asks_at_every_second_place():
     mixed = torch.einsum("bhnm,bmhe->bnhe", scores.softmax(-1), v).flatten(2)
     torch.testing.assert_close(attn(tokens), attn.proj.ln(nn.functional.hardswish(mixed)))
     assert isinstance(model.stages[0].blocks[0].attn, Attention)
+
+
+def test_the_folded_bias_has_rows_for_gpus():
+    """PyTorch's fused attention copies a bias whose rows are no multiple of 16 values long."""
+    biases = [module for module in weft.fold(lively("levit_128s")).modules() if isinstance(module, FoldedBias)]
+    assert len(biases) == 11
+    for module in biases:
+        assert module.expanded_rows.stride(-2) % 16 == 0
+        assert torch.equal(module.expanded_rows[..., : module.expanded.shape[-1]], module.expanded)

@@ -25,6 +25,7 @@ from weft.train import Review, apply_changes, review
 from weft.train.corrections import joined_groups
 from weft.train.data_review import _review
 from weft.train.label_errors import (
+    MIN_KEPT,
     LabelErrors,
     find_label_errors,
     is_improbable,
@@ -66,7 +67,9 @@ def test_a_label_counts_as_wrong_by_its_own_probability() -> None:
     others = [[0.1, 0.8, 0.1]] * 2 + [[0.1, 0.1, 0.8]] * 2
     probabilities, is_judged = np.array(rows + others), np.ones(14, bool)
     assert np.flatnonzero(is_improbable(probabilities, labels, is_judged)).tolist() == [8, 9]
-    assert judge(probabilities, labels, is_judged).order().tolist() == [9, 8]
+    result = judge(probabilities, labels, is_judged)
+    assert result.order().tolist() == [9, 8, 7]
+    assert result.quality[7] > MIN_KEPT > result.quality[8]  # listed, and not relabelled
 
 
 def test_errors_between_confused_classes_are_found_at_lower_certainty() -> None:
@@ -335,6 +338,28 @@ def test_a_copy_is_relabelled_if_the_same_bytes_have_another_label(
     changed = [Path(row.path).name for row in result.findings if row.action == "relabel"]
     assert len(changed) == relabelled
     assert all(contents.count(contents[int(name[0])]) == 2 for name in changed)
+
+
+def test_a_doubtful_label_is_listed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quality = np.ones(20)
+    quality[[3, 5]] = 0.6, 0.3
+
+    def found(*arguments: Any) -> LabelErrors:
+        labels = arguments[1]
+        is_error = quality < 0.7
+        proposed = np.where(is_error, 1 - labels, labels)
+        result = find_label_errors(*arguments)
+        return dataclasses.replace(result, quality=quality, is_error=is_error, proposed=proposed)
+
+    monkeypatch.setattr("weft.train.data_review.find_label_errors", found)
+    monkeypatch.setattr("weft.train.data_review.near_duplicates", lambda features, opened: [])
+    features = np.random.default_rng(0).normal(size=(20, 8)).astype(np.float32)
+    splits: Any = SimpleNamespace(classes=["a", "b"], is_given=False)
+    embedding = Embedding([str(tmp_path / f"{number}.png") for number in range(20)], features, [])
+    result = _review("model", embedding, np.array([0, 1] * 10), np.array(["train"] * 20), splits, [])
+    actions = {Path(row.path).name: row.action for row in result.findings if row.problem.startswith("label")}
+    assert actions == {"5.png": "relabel", "3.png": "keep"}
+    assert result.headline().startswith("2 of 20 labels (")
 
 
 def test_names_of_any_bytes_are_found_again(data: Path, model: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from weft.text import count, printable
 from weft.train.corrections import HEADER, open_files, paths_of
 from weft.train.few_images import model_with_weights
 from weft.train.label_errors import (
+    MIN_KEPT,
     LabelErrors,
     find_label_errors,
     near_duplicates,
@@ -40,7 +41,7 @@ class Finding:
     Attributes:
         path: absolute path.
         label: class name.
-        proposed: class name that the image more likely has; the label itself where no other is proposed.
+        proposed: class name that the image may have instead; the label itself where no other is proposed.
         probability: of the proposed class, by a classifier that was fitted without the image; None if the class has no
             other image.
         problem: `label`, `copy with another label`, `copy in train and val`, `near-duplicate`, `outlier`, or several of
@@ -94,7 +95,10 @@ class Review:
 
     def headline(self) -> str:
         """Return the conclusion as one sentence."""
-        wrong = sum(row.proposed != row.label and row.action != "keep" for row in self.findings)
+        wrong = sum(
+            row.proposed != row.label and (row.action != "keep" or LABEL in row.problem.split("; "))
+            for row in self.findings
+        )
         if not wrong and not self.judged:
             return f"No label of {count(self.images, 'image')} could be judged."
         if not wrong:
@@ -208,7 +212,8 @@ def _review(
     result = find_label_errors(features.features, labels, len(names), group_of)
     far = outliers(neighbour_distances(features.features))
     problems: dict[int, list[str]] = {int(i): [LABEL] for i in result.order()}
-    proposed, action, group_name = result.proposed.copy(), dict.fromkeys(problems, "relabel"), dict[int, str]()
+    action = {i: "relabel" if result.quality[i] < MIN_KEPT else "keep" for i in problems}
+    proposed, group_name = result.proposed.copy(), dict[int, str]()
     hashes = {i: sha256_of(Path(features.images[i])) for group in duplicates for i in group}
     labels_of = defaultdict[str, set[int]](set)  # of the files with the same bytes
     for i, digest in hashes.items():

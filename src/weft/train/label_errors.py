@@ -22,7 +22,8 @@ from weft.inference.features import unit_length
 from weft.train.linear_probe import FOLDS, held_out_probabilities
 
 MAX_SHARE = 0.1  # of the mean probability of a label, below which the first classifier finds the label wrong
-MIN_QUALITY = 0.5  # probability that a label is right, below which it counts as wrong
+MIN_QUALITY = 0.7  # probability that a label is right, below which it is listed: a person checks the list
+MIN_KEPT = 0.5  # the same, below which another label is proposed
 EXPECTED_ERRORS = 0.1  # share of wrong labels of a class that is assumed before its labels are seen
 EXPECTED_IMAGES = 10  # number of images as which this assumption counts
 ITERATIONS = 30  # of the estimate of the confusions, which then changes little
@@ -42,10 +43,10 @@ class LabelErrors:
     Attributes:
         probabilities: (images classes), each row by a classifier that was fitted without the image and its group.
         is_judged: (images) whether the class of the label had an image in the other folds; others have no result.
-        proposed: (images) the class that is most probable given the image and its label, by its index; another one than
-            the label if this counts as wrong; the label itself for images that are not judged.
+        proposed: (images) index of the most probable class, given the image and its label; of the most probable other
+            class for listed images; the label itself for images that are not judged.
         quality: (images) probability that the label is right, from 0 to 1; 1 for images that are not judged.
-        is_error: (images) whether the label counts as wrong: its quality is less than 0.5.
+        is_error: (images) whether the label is listed as a likely error: its quality is less than 0.7.
         confusions: (classes classes) number of images with label i (row) that confident learning counts as class j.
     """
 

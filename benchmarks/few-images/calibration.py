@@ -4,7 +4,8 @@
     python benchmarks/few-images/calibration.py RUN cifar10
 
 Each way is fitted on the held-out images of the run (5,000 at most, as in training) and measured on cifar10/test.
-Adds the rows of the run to calibration.csv next to this file.
+Adds the rows of the run to calibration.csv next to this file; and to calibration_sizes.csv the calibration error of
+temperatures that are fitted on fewer held-out images, mean and standard deviation of 20 random choices of these images.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from weft.bench.records import read_csv, write_csv
 from weft.checkpoints import load_model_dir
 from weft.data import open_data
 from weft.data.index.split import stratified_subset
-from weft.inference.calibration import MAX_IMAGES, held_out_logits
+from weft.inference.calibration import MAX_IMAGES, fit_temperature, held_out_logits
 from weft.inference.inputs import SourcePart, evaluation_batches, recipe_of
 from weft.inference.metrics import calibration_error
 from weft.runtime import Runtime
 
 FILE = Path(__file__).parent / "calibration.csv"
+SIZES_FILE = Path(__file__).parent / "calibration_sizes.csv"
+SIZES = (50, 100, 200, 500, 1_000, 2_000)  # held-out images
+DRAWS = 20
 TEMPERATURES = np.arange(0.5, 1.5, 0.01)
 
 
@@ -55,15 +59,29 @@ def ways(logits: np.ndarray, labels: np.ndarray) -> dict[str, tuple[float, np.nd
     least = min(TEMPERATURES, key=lambda temperature: error(logits / temperature, labels))
     return {
         "none": (1.0, zero),
-        "temperature, by the loss (weft)": (float(np.exp(scaled[0])), zero),
+        "temperature, by the loss": (float(np.exp(scaled[0])), zero),
         "temperature and a term per class, by the loss": (float(np.exp(biased[0])), biased[1:]),
-        "temperature, by the squared error": (float(np.exp(squared[0])), zero),
+        "temperature, by the squared error (weft)": (float(np.exp(squared[0])), zero),
         "temperature, by the calibration error": (float(least), zero),
     }
 
 
+def by_size(logits: np.ndarray, labels: np.ndarray, test_logits: np.ndarray, test_labels: np.ndarray) -> list[dict]:
+    """Return a row per number of held-out images: the test error of temperatures that are fitted as in weft."""
+    rng, rows = np.random.default_rng(0), []
+    for size in SIZES:
+        chosen = [rng.choice(len(labels), size, replace=False) for _ in range(DRAWS)]
+        row: dict[str, object] = {"held_out": size, "draws": DRAWS}
+        for name, squared in (("loss", False), ("squared", True)):
+            temperatures = (fit_temperature(logits[part], labels[part], squared) for part in chosen)
+            errors = [error(test_logits / temperature, test_labels) for temperature in temperatures]
+            row |= {f"ece_{name}": f"{np.mean(errors):.3f}", f"ece_{name}_std": f"{np.std(errors):.3f}"}
+        rows.append(row)
+    return rows
+
+
 def main() -> None:
-    """Compute the logits, fit every way, and write its row."""
+    """Compute the logits, fit every way, and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("cifar10", type=Path)
@@ -90,6 +108,10 @@ def main() -> None:
         rows.append({"run": run, "way": name, **numbers, "top1_test": f"{top1:.2f}", "images": len(test_labels)})
         print(rows[-1], flush=True)
     write_csv(FILE, rows)
+    sizes = [row for row in (read_csv(SIZES_FILE) if SIZES_FILE.is_file() else []) if row["run"] != run]
+    new = [{"run": run, **row} for row in by_size(logits, labels, test_logits, test_labels)]
+    print(*new, sep="\n")
+    write_csv(SIZES_FILE, [*sizes, *new])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from weft.cli import main
 from weft.data import open_data
 from weft.errors import CheckpointError, UsageError
 from weft.inference import predict
-from weft.inference.calibration import calibrate, fit_temperature
+from weft.inference.calibration import SQUARED_FROM, calibrate, fit_temperature
 from weft.inference.exports import export_run
 from weft.inference.metrics import Evaluation
 from weft.inference.predictor import Predictor
@@ -52,6 +52,16 @@ def test_few_images_move_the_temperature_little() -> None:
     assert few[0] == 0
     assert few[1] < 0.5
     assert few[-1] == pytest.approx(np.log(3), rel=0.1)
+
+
+def test_the_squared_error_decides_with_enough_images() -> None:
+    logits, labels = drawn(SQUARED_FROM, 3.0)
+    logits[0], labels[0] = [90.0, 0, 0, 0, 0], 1  # a wrong label, or a very certain error
+    squared, loss = (fit_temperature(logits, labels, way) for way in (True, False))
+    assert squared == pytest.approx(3, rel=0.2)
+    assert loss > 1.3 * squared
+    assert calibrate(logits, labels).temperature == squared
+    assert calibrate(logits[1:], labels[1:]).temperature == fit_temperature(logits[1:], labels[1:])
 
 
 @given(st.lists(st.tuples(st.floats(0.2, 1), st.booleans()), min_size=1, max_size=60), st.floats(0, 0.5))

@@ -23,6 +23,7 @@ MAX_IMAGES = 5_000  # held-out images that the calibration uses
 MAX_POINTS = 1_000  # of the curve in config.json
 LIMITS = (0.05, 20.0)  # of the temperature
 PRIOR = 0.5  # standard deviation of the log temperature before any image is seen: few images move it little
+SQUARED_FROM = 500  # held-out images from which the squared error decides (benchmarks/few-images/calibration_sizes.csv)
 FOLDS = 5
 
 
@@ -43,13 +44,14 @@ def calibrate(logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " 
         labels: class indices.
     """
     logits = logits.astype(np.float64)
-    temperature = fit_temperature(logits, labels)
+    squared = len(labels) >= SQUARED_FROM
+    temperature = fit_temperature(logits, labels, squared)
     # by folds, so that the error is that of images which the temperature does not know
     fold = np.arange(len(labels)) % FOLDS
     cross = np.ones(len(labels))
     for number in range(FOLDS):
         known = fold != number
-        cross[~known] = fit_temperature(logits[known], labels[known])
+        cross[~known] = fit_temperature(logits[known], labels[known], squared)
     sure, right = _predictions(softmax(logits / temperature, axis=1), labels)
     return Confidence(
         temperature=temperature,
@@ -76,10 +78,18 @@ def calibration_lines(model: Any) -> list[tuple[str, str]]:
     return lines
 
 
-def fit_temperature(logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n"]) -> float:
-    """Return the temperature of the least cross-entropy, near 1 for very few images.
+def fit_temperature(
+    logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n"], squared: bool = False
+) -> float:
+    """Return the temperature of the least error of the probabilities, near 1 for very few images.
 
     The temperature has a log-normal prior around 1, whose weight is that of a few images. Without images it is 1.
+
+    Args:
+        logits: of any number of images.
+        labels: class indices.
+        squared: the error is the squared error of the probabilities of all classes (Brier score), to which no image
+            adds more than 2, instead of the cross-entropy.
     """
     if len(labels) == 0:
         return 1.0
@@ -87,7 +97,12 @@ def fit_temperature(logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarr
 
     def loss(log_temperature: float) -> float:
         scores = log_softmax(logits / np.exp(log_temperature), axis=1)
-        return float(-scores[rows, labels].sum() + log_temperature**2 / (2 * PRIOR**2))
+        if squared:
+            probabilities = np.exp(scores)
+            error = (probabilities**2).sum() - 2 * probabilities[rows, labels].sum() + len(labels)
+        else:
+            error = -scores[rows, labels].sum()
+        return float(error + log_temperature**2 / (2 * PRIOR**2))
 
     low, high = np.log(LIMITS)
     return float(np.exp(fminbound(loss, low, high)))

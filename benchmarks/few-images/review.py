@@ -4,11 +4,12 @@
     python benchmarks/few-images/review.py photos PHOTOS few9-random-0.npz --noise random --seed 0
     python benchmarks/few-images/review.py rank *.npz
 
-`features` changes a tenth of the labels, trains a network on these labels (ceit_nano_32, recipe `cifar10`), and writes
-its features; with --model, those of a public model. `photos` does the same with the public weights that `weft data
-review` uses, for a folder with a folder per class. `rank` sorts the images by label quality and measures the precision
-of the first n images, where n is the number of wrong labels. It writes review.csv next to this file, and includes
-cleanlab if it is installed.
+`features` changes a tenth of the labels, trains a network on these labels (ceit_nano_32, recipe `cifar10`; or a small
+ResNet), and writes its features; with --model, those of a public model. `photos` does the same with the public weights
+that `weft data review` uses, for a folder with a folder per class. `rank` sorts the images by label quality and
+measures the precision of the first n images, where n is the number of wrong labels. It writes review.csv next to this
+file, and includes cleanlab if it is installed. With --corrected-by, `features` is the second round: the network is
+trained on the labels that the first review proposes, and its features are used to review the changed labels again.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import csv
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import resnet9
 
 FILE = Path(__file__).parent / "review.csv"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -49,6 +52,16 @@ def photos(args: argparse.Namespace) -> None:
     np.savez_compressed(args.out, features=embedding.features[:, None], given=given, true=true)
 
 
+def corrected(file: Path, given: np.ndarray) -> np.ndarray:
+    """Return the labels after the changes that `weft data review` proposes with the features in a file."""
+    from weft.train.label_errors import MIN_KEPT, find_label_errors
+
+    saved = np.load(file)
+    assert (saved["given"] == given).all(), f"{file} must have the same images and labels"
+    result = find_label_errors(saved["features"][:, 0], given, len(CLASSES))
+    return np.where(result.quality < MIN_KEPT, result.proposed, given)
+
+
 def features(args: argparse.Namespace) -> None:
     """Write the features of images with wrong labels, and both labels, to a file."""
     import torch
@@ -64,22 +77,28 @@ def features(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     paths = [path for name in CLASSES for path in sorted((args.cifar / "train" / name).iterdir())[: args.images // 10]]
     true = np.array([CLASSES.index(path.parent.name) for path in paths])
-    given = wrong_labels(true, args.noise, args.seed, SIMILAR)
+    given = trained = wrong_labels(true, args.noise, args.seed, SIMILAR)
+    if args.corrected_by:
+        trained = corrected(args.corrected_by, given)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.run or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         table = folder / "noisy.csv"
         with table.open("w", newline="") as file:
-            rows = [(path.absolute(), CLASSES[label]) for path, label in zip(paths, given, strict=True)]
+            rows = [(path.absolute(), CLASSES[label]) for path, label in zip(paths, trained, strict=True)]
             csv.writer(file).writerows([("path", "label"), *rows])
         if args.model:
             network = create_model(args.model, pretrained=True)
         else:
+            torch.manual_seed(args.seed)
+            own: dict[str, Any] = {"model": resnet9.ResNet9()} if args.network == "resnet9" else {}
             if any((folder / "run" / "state").glob("*.json")):
-                run = train(resume=folder / "run")
+                run = train(resume=folder / "run", **own)
             else:
                 settings = {"epochs": args.epochs, "seed": args.seed, "data.val_fraction": 0.02}
-                run = train(table, recipe="cifar10", settings=settings, out=folder / "run", force=True)
+                if own:
+                    settings |= resnet9.SETTINGS | {"img_size": 32}
+                run = train(table, recipe="cifar10", settings=settings, out=folder / "run", force=True, **own)
             print(f"accuracy on held-out noisy labels: {run.top1:.2f}")
             network, _ = load_model_dir(run.out / "best")
         splits = open_data(table)
@@ -152,7 +171,14 @@ def main() -> None:
     make.add_argument("--images", type=int, default=20_000)
     make.add_argument("--epochs", type=int, default=4)
     make.add_argument("--threads", type=int, default=2)
-    make.add_argument("--model")
+    make.add_argument("--model", help="a public model, which is not trained")
+    make.add_argument("--network", choices=("ceit_nano_32", "resnet9"), default="ceit_nano_32", help="to be trained")
+    make.add_argument(
+        "--corrected-by",
+        type=Path,
+        metavar="NPZ",
+        help="train on the labels that a review with these features proposes, instead of the changed labels",
+    )
     make.add_argument("--run", type=Path, help="folder that keeps the training run, and resumes it")
     make.set_defaults(action=features)
     public = actions.add_parser("photos")

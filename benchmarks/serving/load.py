@@ -87,7 +87,8 @@ def preparation_time(run: Path, name: str, bodies: list[Body]) -> dict[str, str]
     seconds = time.perf_counter() - begun
     torch.set_num_threads(threads)
     size = statistics.mean(len(body.data) for body in bodies)
-    return {"pictures": name, "bytes": f"{size:.0f}", "ms": f"{1000 * seconds / len(bodies):.2f}"}
+    milliseconds = f"{1000 * seconds / len(bodies):.2f}"
+    return {"pictures": name, "bytes": f"{size:.0f}", "ms": milliseconds, "processor_class": processor_class()}
 
 
 def bad_bodies(good: bytes) -> list[Body]:
@@ -283,6 +284,7 @@ class LoadTest:
                 _, speed = asyncio.run(closed_loop(service.port, self.bodies, [], 20))
                 service.stop()
                 rows.append({"turn": turn, "way": way, "images/s": f"{speed:.1f}", "share": f"{speed / alone:.3f}"})
+                rows[-1]["processor_class"] = processor_class()
                 print(rows[-1], flush=True)
         write_csv(self.out / "ways.csv", rows)
 
@@ -298,6 +300,7 @@ class LoadTest:
         tally, slowest, after = asyncio.run(overload(service.port, self.bodies, self.rate()))
         self.add("over", tally, tally.predictions / 60, service)
         row = {"slowest /live ms": f"{slowest:.0f}", "p99 ms two seconds later": f"{after.percentile(99):.0f}"}
+        row["processor_class"] = processor_class()
         print(row, flush=True)
         write_csv(self.out / "overload.csv", [row])
 

@@ -29,6 +29,7 @@ from weft.bench.records import read_csv, write_csv
 from weft.deploy.graphs import write_graph
 from weft.deploy.runtimes import OpenVinoGraph
 from weft.models.ceit import network as ceit
+from weft.processor import processor_class
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
 BATCHES, CALLS = (1, 16), 12
@@ -121,7 +122,7 @@ def main() -> None:
     for choice in args.choices:
         rows: list[dict[str, Any]] = [row for row in read_csv(file) if row["choice"] != choice]
         for row in measure(choice):
-            rows.append(row)
+            rows.append(row | {"processor_class": processor_class()})
             print(*row.values(), sep="  ", flush=True)
         write_csv(file, rows)
 

@@ -20,6 +20,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from weft.bench.records import write_csv
+from weft.processor import processor_class
 
 MODELS = ("ceit_tiny_patch16_224", "cvt_13", "levit_256")
 SIZES = (224, 384, 512, 768, 1024)
@@ -111,7 +112,8 @@ def main() -> None:
     rows = []
     for task in tasks:
         command = [sys.executable, __file__, "--out", str(args.out), "--point", *map(str, task)]
-        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        rows.append(row | {"processor_class": processor_class()})
         print("  ".join(str(value) for value in rows[-1].values()), flush=True)
     write_csv(args.out / "growth.csv", rows)
     plot(rows, args.out / "growth.png")

@@ -27,6 +27,7 @@ import weft
 from weft.bench.peers import build_peer, peers_of
 from weft.bench.records import write_csv
 from weft.deploy.graphs import write_graph
+from weft.processor import processor_class
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
 BATCH, SIDE, RUNS = 16, 224, 5
@@ -168,7 +169,7 @@ def main() -> None:
     rows = []
     for name in args.models:
         for row in measure(name):
-            rows.append(row)
+            rows.append(row | {"processor_class": processor_class()})
             print(*row.values(), sep="  ", flush=True)
     write_csv(args.out / "shares.csv", rows)
 

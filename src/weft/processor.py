@@ -7,8 +7,13 @@ import functools
 import os
 import platform
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "sve")
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -95,15 +100,36 @@ def has_bf16() -> bool:
 
 
 def limit_spinning() -> None:
-    """Let OpenMP threads that wait for each other sleep after about 50 us, so that other processes can use their cores.
+    """Let OpenMP threads that wait for each other sleep after about 1 ms, so that other processes can use their cores.
 
     Call it before torch is imported, which reads the setting once. By default, GNU's OpenMP waits in a busy loop for
-    milliseconds. Where a decoder takes the core of one thread, all others then burn theirs until it is back. An
+    many milliseconds. Where a decoder takes the core of one thread, all others then burn theirs until it is back. Much
+    less than 1 ms would make threads sleep between the operations of one forward pass, which slows it down. An
     environment that already configures the waiting (OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME) is not changed.
     """
     if not any(name in os.environ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")):
-        os.environ["GOMP_SPINCOUNT"] = "1000"  # GNU's own value where there are more threads than processors
+        os.environ["GOMP_SPINCOUNT"] = "20000"
         os.environ["KMP_BLOCKTIME"] = "1"  # ms; LLVM's OpenMP, on macOS, waits for 200
+
+
+def call_in_thread(function: Callable[[], T]) -> T:
+    """Call a function that computes in a thread that then ends; return its result, or raise its error.
+
+    Each thread that computes with torch has compute threads of its own, until it ends. As soon as these are more than
+    the cores, threads that wait for each other sleep at once (GNU's OpenMP), which costs every operation of all of them
+    about 50 us: a forward pass of CeiT-T takes twice as long. A program should therefore compute in one thread, and
+    use this function for what another one has to compute once.
+    """
+    future: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()  # Ctrl-C does not wait for it
+    return future.result()
 
 
 def busy_note(threads: int) -> str | None:

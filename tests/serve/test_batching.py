@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,10 +126,24 @@ def test_the_service_limits_its_batches(
     assert Service(Settings(run="x", **arguments), predictor).max_batch == limit
 
 
+def test_the_main_thread_computes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computing: list[threading.Thread] = []
+
+    def predict(self: Predictor, images: list, *, overlay: bool = False) -> list:
+        computing.append(threading.current_thread())
+        return []
+
+    monkeypatch.setattr(Predictor, "predict", predict)
+    Service(Settings(run=str(saved(tmp_path / "model"))))
+    assert computing
+    assert threading.main_thread() not in computing
+    assert not any(thread.is_alive() for thread in computing)  # its compute threads have ended as well
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks GNU's OpenMP for its settings")
 def test_threads_that_wait_leave_their_cores_to_the_decoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.forked.Popen", subprocess.Popen)  # OpenMP reads its environment once per process
     with running(saved(tmp_path / "model"), OMP_DISPLAY_ENV="VERBOSE") as service:
-        assert "GOMP_SPINCOUNT = '1000'" in service.said
+        assert "GOMP_SPINCOUNT = '20000'" in service.said
         assert service.ask("/model")[1]["limits"]["max_batch"] in (1, 2, 4, 8, 16, 32)

@@ -28,7 +28,7 @@ from weft.data import BadImage
 from weft.data.images.crop import Pixels
 from weft.deploy.choosing import BATCH_SIZES
 from weft.inference.predictor import ImagePrediction, Predictor
-from weft.processor import set_num_threads
+from weft.processor import call_in_thread, set_num_threads
 from weft.serve.batching import Batcher, ModelError, QueueFull, batch_limit
 from weft.serve.decoding import DecoderPool
 from weft.serve.forms import Upload, parse_form
@@ -148,8 +148,7 @@ class Service:
 
     def __init__(self, settings: Settings, predictor: Predictor | None = None) -> None:
         self.settings = settings
-        self.predictor = predictor or load_predictor(settings)
-        self.max_batch = _max_batch(settings, self.predictor)
+        self.predictor, self.max_batch = call_in_thread(lambda: _loaded(settings, predictor))
         metadata = self.predictor.metadata
         self.metrics = Metrics(PATHS, str(metadata["runtime"]), str(metadata["precision"]))
         self.body_reader = BodyReader(settings)
@@ -190,8 +189,8 @@ class Service:
     async def _reload(self) -> None:
         try:
             async with _no_other_worker_reloads():
-                predictor = await asyncio.to_thread(load_predictor, self.settings)
-                max_batch = await asyncio.to_thread(_max_batch, self.settings, predictor)
+                loading = functools.partial(call_in_thread, lambda: _loaded(self.settings))
+                predictor, max_batch = await asyncio.to_thread(loading)
         except Exception as error:
             self.metrics.reloads.labels("failed").inc()
             log(f"the model was not reloaded; the current model keeps serving: {error}")
@@ -394,6 +393,12 @@ async def _no_other_worker_reloads() -> AsyncIterator[None]:
         while not lock_file(file.fileno()):
             await asyncio.sleep(0.1)
         yield
+
+
+def _loaded(settings: Settings, predictor: Predictor | None = None) -> tuple[Predictor, int]:
+    """Return a predictor, which is loaded unless it is given, and the limit of its batches."""
+    predictor = predictor or load_predictor(settings)
+    return predictor, _max_batch(settings, predictor)
 
 
 def _max_batch(settings: Settings, predictor: Predictor) -> int:

@@ -116,9 +116,9 @@ def call_in_thread(function: Callable[[], T]) -> T:
     """Call a function that computes in a thread that then ends; return its result, or raise its error.
 
     Each thread that computes with torch has compute threads of its own, until it ends. As soon as these are more than
-    the cores, threads that wait for each other sleep at once (GNU's OpenMP), which costs every operation of all of them
-    about 50 us: a forward pass of CeiT-T takes twice as long. A program should therefore compute in one thread, and
-    use this function for what another one has to compute once.
+    the cores, threads that wait for each other sleep immediately (GNU's OpenMP), which slows down every operation of
+    all of them: a forward pass of CeiT-T takes twice as long. A program should therefore compute in one thread, and use
+    this function for what another one has to compute once.
     """
     future: Future[T] = Future()
 

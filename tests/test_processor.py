@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +119,17 @@ def test_spinning_is_limited_unless_the_environment_configures_it(name: str, mon
     monkeypatch.setattr(os, "environ", {})
     processor.limit_spinning()
     assert set(os.environ) == set(names) - {"OMP_WAIT_POLICY"}
+
+
+def test_a_call_in_a_thread_returns_after_its_end() -> None:
+    called: list[threading.Thread] = []
+
+    def fail() -> None:
+        called.append(threading.current_thread())
+        raise ValueError("the reason")
+
+    called.append(processor.call_in_thread(threading.current_thread))
+    with pytest.raises(ValueError, match="the reason"):
+        processor.call_in_thread(fail)
+    assert len({threading.main_thread(), *called}) == 3
+    assert not any(thread.is_alive() for thread in called)

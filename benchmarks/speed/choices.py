@@ -120,9 +120,11 @@ def main() -> None:
     args = parser.parse_args()
     file = args.out / "choices.csv"
     for choice in args.choices:
-        rows: list[dict[str, Any]] = [row for row in read_csv(file) if row["choice"] != choice]
+        rows: list[dict[str, Any]] = [
+            {"processor_class": "", **row} for row in read_csv(file) if row["choice"] != choice
+        ]
         for row in measure(choice):
-            rows.append(row | {"processor_class": processor_class()})
+            rows.append({"processor_class": processor_class(), **row})
             print(*row.values(), sep="  ", flush=True)
         write_csv(file, rows)
 

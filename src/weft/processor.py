@@ -1,4 +1,4 @@
-"""Instruction sets of the processor that decide how fast a network runs."""
+"""The processor: instruction sets that decide how fast a network runs, and compute threads."""
 
 from __future__ import annotations
 
@@ -128,7 +128,10 @@ def call_in_thread(function: Callable[[], T]) -> T:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=call, daemon=True).start()  # Ctrl-C does not wait for it
+    thread = threading.Thread(target=call, daemon=True)  # Ctrl-C does not wait for it
+    thread.start()
+    future.exception()  # waits
+    thread.join()  # until its compute threads have also ended
     return future.result()
 
 

@@ -11,13 +11,14 @@ FULL := $(call stamp,requirements)
 DEMO := runs/demo
 LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml
 
-.PHONY: help install demo test test-slow docs check audit torture fuzz gpu lock clean
+.PHONY: help install demo test test-slow test-avx2 docs check audit torture fuzz gpu lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     train on handwritten digits, evaluate, predict; leaves $(DEMO)"
 	@echo "make test     the tests, except the slowest"
 	@echo "make test-slow  the slowest tests"
+	@echo "make test-avx2  tests of networks and exports with the instructions of a processor without AVX-512"
 	@echo "make check    style, types, layers"
 	@echo "make docs     the documentation site, in docs/_build/html; warnings are errors"
 	@echo "make audit    known vulnerabilities in what is installed; fails where no advisory service answers"
@@ -25,7 +26,7 @@ help:
 	@echo "make fuzz     random input for the readers of images, recipes and checkpoints, and for the service, at full count"
 	@echo "make gpu      checks and measures on a GPU, 7 minutes a call, resumable; rehearse: make gpu DEVICE=cpu SCALE=small"
 	@echo "make install  the environment alone, in $(VENV)"
-	@echo "make lock     write requirements.lock anew: the newest versions that pyproject.toml allows"
+	@echo "make lock     update requirements.lock to the newest versions that pyproject.toml allows"
 	@echo "make clean    remove $(VENV) and $(DEMO)"
 
 install: $(FULL)
@@ -66,6 +67,11 @@ test: $(FULL)
 
 test-slow: $(FULL)
 	$(PYTEST) -m slow
+
+# With the instructions of a processor without AVX-512, VNNI and bf16, on any x86 processor.
+test-avx2: $(FULL)
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+		$(PYTEST) -m "not slow" tests/deploy tests/parity tests/layers tests/test_capabilities.py
 
 check: $(FULL)
 	$(BIN)/ruff check

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from weft.recipes import Recipe, settings
-from weft.recipes.describe import KEYS, options
+from weft.recipes.describe import KEYS, Option, options
 
 PAGE = Path(__file__).parent / "settings.md"
 INTRODUCTION = """# Settings
@@ -30,7 +30,7 @@ On the command line, `--set optim.lr=5e-4` changes one setting; some also have a
 
 def page() -> str:
     """Return the page: one section per group of settings, one heading per setting."""
-    flags = {option.key: f"{option.flag} {option.metavar}" for option in options().values()}
+    flags = {option.key: f"{option.flag} {_value(option)}".rstrip() for option in options().values()}
     parts, group = [INTRODUCTION, "## Run\n"], ""
     for row in settings():
         section = row.key.rpartition(".")[0]
@@ -43,6 +43,13 @@ def page() -> str:
         parts.append(f"### `{row.key}`\n\n{row.help}\n\n- Values: {values}\n- Default: `{_yaml(row.default)}`")
         parts.append(f"- Option: `{flags[row.key]}`\n" if row.key in flags else "")
     return "\n".join(parts)
+
+
+def _value(option: Option) -> str:
+    """Return what stands behind an option on the command line: its choices, or a placeholder."""
+    if KEYS[option.key] is bool:
+        return ""
+    return "|".join(option.choices) if option.choices else option.metavar
 
 
 def _summary(group: str) -> str:

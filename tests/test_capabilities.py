@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from weft.capabilities import Capabilities, Speed, bf16_note, capabilities, fast
 from weft.cli import main
 from weft.errors import UsageError
 from weft.processor import LIMITS, has_bf16
-from weft.recipes import load_recipe
+from weft.recipes import Recipe, load_recipe
 from weft.runtime import Runtime
 from weft.train import train
 
@@ -144,16 +146,47 @@ def test_emulated_bf16_is_named_with_its_factor(monkeypatch: pytest.MonkeyPatch)
     assert bf16_note("cpu", "bf16") is None
 
 
-@pytest.mark.parametrize("gain", [2.0, 0.01])
+@pytest.mark.parametrize(
+    ("gain", "step", "expected", "reason"),
+    [
+        (2.0, 0.05, "bf16", ": a step takes 50 ms in bf16 and 100 ms in fp32."),
+        (2.0, 0.099, "fp32", ": a step takes 99 ms in bf16 and 100 ms in fp32."),
+        (2.0, math.inf, "fp32", ": a step takes inf ms in bf16 and 100 ms in fp32."),
+        (0.01, None, "fp32", "."),  # no step is timed
+    ],
+)
 def test_a_run_records_what_auto_chose(
-    gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    gain: float,
+    step: float | None,
+    expected: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     stored(speeds(gain, gain), monkeypatch)
+    times = {"fp32": 0.1, "bf16": step}
+    timed: list[int] = []
+
+    def seconds_of_step(recipe: Recipe, size: int, num_classes: int, runtime: Runtime) -> float | None:
+        timed.append(size)
+        return times[runtime.precision]
+
+    monkeypatch.setattr("weft.train.precision_finder.seconds_of_step", seconds_of_step)
     settings = {"data.limit": 60, "model_args.depth": [1, 1, 1], "batch_size": 16, "data.folds": None}
     train("digits", model="levit_nano_32", epochs=1, precision="auto", settings=settings, out=tmp_path / "run")
-    expected = "bf16" if gain > 1 else "fp32"
     assert load_recipe(tmp_path / "run" / "recipe.yaml").precision == expected
-    assert f"Precision: {expected}, chosen for this machine." in capsys.readouterr().err
+    assert f"Precision: {expected}, chosen for this machine{reason}" in capsys.readouterr().err
+    assert timed == ([] if step is None else [16, 16])
+
+
+def test_auto_times_real_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    stored(speeds(2.0, 2.0), monkeypatch)
+    settings = {"data.limit": 60, "model_args.depth": [1, 1, 1], "batch_size": 16}
+    train("digits", model="levit_nano_32", epochs=1, precision="auto", settings=settings, out=tmp_path / "run")
+    times = re.search(r"a step takes (\d+) ms in bf16 and (\d+) ms in fp32", capsys.readouterr().err)
+    assert times is not None
+    assert all(int(milliseconds) > 0 for milliseconds in times.groups())
 
 
 def test_training_warns_of_emulated_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

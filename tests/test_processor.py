@@ -45,6 +45,38 @@ def test_the_class_follows_from_the_flags(
     assert set(processor.cpu_flags()) == set(flags.split()) & set(processor.FLAGS)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "name", "has_bf16"),
+    [
+        ("ONEDNN_MAX_CPU_ISA", "AVX2", "avx2", False),
+        ("ONEDNN_MAX_CPU_ISA", "avx512_core_vnni", "avx512_vnni", False),
+        ("DNNL_MAX_CPU_ISA", "AVX512_CORE_BF16", "avx512_bf16_vnni", True),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX", "amx", True),
+        ("ONEDNN_MAX_CPU_ISA", "nonsense", "amx", True),
+        ("ONEDNN_MAX_CPU_ISA", "SSE41", "unknown", False),
+        ("ATEN_CPU_CAPABILITY", "avx2", "amx", True),  # bf16 is multiplied by oneDNN
+    ],
+)
+def test_a_limit_of_onednn_leaves_the_instructions_of_a_class(
+    variable: str, value: str, name: str, has_bf16: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flags = "avx2 fma avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8"
+    (tmp_path / "cpuinfo").write_text(f"model name\t: A fast one\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
+    for other in processor.LIMITS:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(variable, value)
+    assert (processor.processor_class(processor.onednn_flags()), processor.has_bf16()) == (name, has_bf16)
+    assert (processor.processor_class(), processor.limits()) == ("amx", {variable: value})
+
+
+def test_the_limit_is_of_x86(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("Features\t: fp asimd sve\n")
+    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert processor.onednn_flags() == ("asimd", "sve")
+
+
 def test_no_cpuinfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "absent")
     monkeypatch.setattr(processor.platform, "processor", lambda: "")
@@ -108,6 +140,47 @@ def test_fewer_threads_are_advised_where_they_help(tmp_path: Path, monkeypatch: 
     assert str(processor.busy_note(3)).endswith("with 3 threads. --threads 1 may be faster.")
     monkeypatch.delattr("os.getloadavg")  # Windows
     assert processor.busy_note(4) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 4),
+        ({"cpu.max": "max 100000\n"}, 4),
+        ({"cpu.max": "250000 100000\n"}, 3),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, 4),
+        ({"cpu.max": "nonsense\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+    ],
+)
+def test_cores_of_a_container(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(processor, "_CGROUP", tmp_path)
+    monkeypatch.setattr(processor, "_logical_cores", lambda: 4)
+    monkeypatch.setattr(processor, "_physical_cores", lambda: 4)
+    assert processor.available_cores() == cores
+    assert processor.default_threads() == cores
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    processor.limit_threads()
+    assert os.environ["OMP_NUM_THREADS"] == "8"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    processor.limit_threads()
+    assert os.environ.get("OMP_NUM_THREADS") == (str(cores) if cores < 4 else None)
+
+
+@pytest.mark.parametrize(("given", "threads"), [("3", 3), ("2,1", 2), ("99999999999", 1024), ("0", 5), ("many", 5)])
+def test_openmp_s_number_of_threads(given: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "_threads", [])
+    monkeypatch.setattr(processor, "default_threads", lambda: 5)
+    monkeypatch.delitem(processor.sys.modules, "torch", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert processor.num_threads() == threads
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])

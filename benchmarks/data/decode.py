@@ -3,10 +3,10 @@
     python benchmarks/data/decode.py PHOTOS --csv benchmarks/data/decode.csv
 
 PHOTOS is a folder of JPEGs. Each is decoded from memory to an array in RGB at its size; 16 of them are also enlarged to
-3000 pixels, the size of a phone photo. `weft` is weft's reader with its checks, orientation and color profile. `sample`
-is a complete training sample: the reader, RandomResizedCrop to 224, horizontal flip and conversion to a tensor. `draft`
-decodes large images at a smaller size. Decoders that are not installed (simplejpeg, opencv-python-headless, torchcodec)
-are skipped.
+3000 pixels, the size of a phone photo. `max_difference` is the largest difference from Pillow's pixels. `weft` is
+weft's reader with its checks, orientation and color profile. `sample` is a complete training sample: the reader,
+RandomResizedCrop to 224, horizontal flip and conversion to a tensor. `draft` decodes large images at a smaller size.
+Decoders that are not installed (simplejpeg, opencv-python-headless, torchcodec) are skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import importlib
 import importlib.util
 import io
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from weft.bench.records import write_csv
 from weft.data import open_image, train_transform
+from weft.processor import processor_class
 
 LONG_SIDE = 3000  # pixels, of a phone photo
 MEAN = STD = (0.5, 0.5, 0.5)
@@ -50,8 +50,8 @@ def torchvision(data: bytes) -> Any:
     return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
 
 
-def decoders() -> dict[str, Callable[[bytes], Any]]:
-    """Return the installed decoders by name."""
+def libraries_here() -> dict[str, Callable[[bytes], Any]]:
+    """Return the installed libraries that decode a JPEG to all of its pixels, by name."""
     libraries: dict[str, Callable[[bytes], Any]] = {"pillow": pillow, "torchvision": torchvision}
     if importlib.util.find_spec("simplejpeg"):
         import simplejpeg
@@ -67,6 +67,11 @@ def decoders() -> dict[str, Callable[[bytes], Any]]:
     if importlib.util.find_spec("torchcodec"):
         decoder = importlib.import_module("torchcodec.decoders").decode_jpeg
         libraries["torchcodec"] = lambda data: decoder(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    return libraries
+
+
+def ways_of(libraries: dict[str, Callable[[bytes], Any]]) -> dict[str, Callable[[bytes], Any]]:
+    """Return all ways to decode that are timed, by name."""
     transform = train_transform(224, MEAN, STD)
     return {
         **libraries,
@@ -75,6 +80,17 @@ def decoders() -> dict[str, Callable[[bytes], Any]]:
         "weft sample": lambda data: transform(open_image(data)),
         "weft sample, draft": lambda data: transform(open_image(data, at_least=448)),
     }
+
+
+def largest_difference(decode: Callable[[bytes], Any], images: list[bytes]) -> int:
+    """Return the largest difference from Pillow's pixels, of 255 levels."""
+
+    def difference(data: bytes) -> int:
+        pixels, expected = np.asarray(decode(data)), pillow(data)
+        pixels = pixels if pixels.shape == expected.shape else pixels.transpose(1, 2, 0)
+        return int(np.abs(pixels.astype(int) - expected).max())
+
+    return max(map(difference, images))
 
 
 def enlarged(data: bytes) -> bytes:
@@ -95,7 +111,8 @@ def main() -> None:
     torch.set_num_threads(1)
     files = [path.read_bytes() for path in sorted(args.photos.rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg")]
     sets = {"as they are": files, f"enlarged to {LONG_SIDE}": [enlarged(data) for data in files[:16]]}
-    ways = decoders()
+    libraries = libraries_here()
+    ways = ways_of(libraries)
     rows = []
     for name, images in sets.items():
         times: dict[str, list[float]] = {way: [] for way in ways}
@@ -115,8 +132,9 @@ def main() -> None:
                     "decoder": way,
                     "ms": round(1000 * median, 2),
                     "speed_to_pillow": round(base / median, 2),
+                    "max_difference": largest_difference(ways[way], images) if way in libraries else "",
                     "rounds": args.rounds,
-                    "machine": platform.machine(),
+                    "processor_class": processor_class(),
                     **{package: version(package) for package in ("pillow", "torchvision")},
                 }
             )

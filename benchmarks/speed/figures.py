@@ -1,13 +1,15 @@
 """Measure the inference speed of weft's networks and their peers, and write the tables and plots of the results.
 
     python benchmarks/speed/figures.py                   # one hour on two cores
+    python benchmarks/speed/figures.py --threads 1 --ways eager folded openvino --allocators default
     python benchmarks/speed/figures.py --tables          # only write the tables again
 
 Writes figures.csv (a row per way to run a network), machine.json and figures.png to a folder named after the class of
-the processor (see `weft doctor`), then the tables of the README in this folder and of weft's README. A class that is
-measured for the first time gets a section in the README of this folder. All rows of a network in one precision are from
-one run, in which the processes of weft and of its peers take turns with equal settings: threads, precision, batch and
-allocator. Both allocators are measured on both sides.
+the processor (see `weft doctor`), then the tables of the README in this folder and of weft's README. With
+ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2, the folder is avx2_emulated. A class that
+is measured for the first time gets a section in the README of this folder. All rows of a network in one precision are
+from one run, in which the processes of weft and of its peers take turns with equal settings: threads, precision, batch
+and allocator. Both allocators are measured on both sides.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import torch
 from weft.bench.plot import plot_speed
 from weft.bench.records import filled, read_csv, write_csv
 from weft.bench.speed import SpeedRow, matrix_peak, speed
-from weft.processor import cpu_flags, cpu_name, has_bf16, processor_class
+from weft.processor import cpu_name, has_bf16, limits, onednn_flags, processor_class
 
 Row = dict[str, str]
 MODELS = ("levit_128s", "levit_256", "ceit_tiny_patch16_224", "cvt_13")
@@ -37,6 +39,7 @@ HERE = Path(__file__).parent
 GPU = HERE.parent / "gpu"
 CLASSES = {  # processor class (and name of its folder): name in the tables
     "avx2": "AVX2",
+    "avx2_emulated": "AVX2, emulated",
     "avx2_vnni": "AVX2, VNNI",
     "avx512": "AVX-512",
     "avx512_vnni": "AVX-512, VNNI",
@@ -47,24 +50,13 @@ CLASSES = {  # processor class (and name of its folder): name in the tables
     "unknown": "unknown",
 }
 FURTHER = {  # additional table of a class: text before it, in a section that this script adds
+    "targets": "Ratios to the peers, and the targets:",
     "allocators": "Effect of `weft.keep_memory()`: throughput with it, relative to throughput without it:",
-    "corrected": "Ratios to the eager peer as they were published, and under equal settings:",
-    "targets": "Targets, with the default allocator on both sides:",
 }
-TARGETS = (  # model, batch, weft's way, the peers' way, target of the ratio; default allocator on both sides
-    ("levit_128s", "1", "int8", "eager", 8.5),
-    ("levit_128s", "16", "folded", "eager", 1.25),
-    ("levit_128s", "16", "best float", "best float", 1.1),
-    ("levit_128s", "16", "int8", "eager", 3.5),
-    ("levit_256", "1", "int8", "eager", 4.5),
-    ("levit_256", "16", "folded", "eager", 1.25),
-    ("levit_256", "16", "best float", "best float", 1.1),
-    ("levit_256", "16", "int8", "eager", 5.0),
-    ("cvt_13", "16", "folded", "eager", 1.4),
-    ("cvt_13", "16", "best float", "eager", 3.5),
-    ("cvt_13", "16", "int8", "eager", 4.5),
-)
+EAGER, FOLDED, BEST, INT8 = 1.0, 1.25, 1.1, 1.0  # targets of the ratio to the peers
+NEAR_PEAK = 90  # percent of the machine's peak: where the hardware is the limit, no ratio is required
 NOT_MEASURED = "-"  # on this class
+DETAILS = "<details><summary>All measurements</summary>"
 
 
 def machine() -> dict[str, Any]:
@@ -78,8 +70,9 @@ def machine() -> dict[str, Any]:
     precisions = ("fp32", "bf16") if has_bf16() else ("fp32",)
     return {
         "processor": cpu_name() or platform.processor(),
-        "class": processor_class(),
-        "instructions": cpu_flags(),
+        "class": processor_class(onednn_flags()),
+        "instructions": onednn_flags(),
+        "limits": limits(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "system": platform.system(),
@@ -94,11 +87,11 @@ def precisions_of() -> tuple[str, ...]:
 
 
 class Case:
-    """Rows of a network and its peers for one batch size."""
+    """Rows of a network and its peers for one batch size and number of threads."""
 
-    def __init__(self, rows: list[Row], run: str, batch_size: str) -> None:
-        self.run, self.batch_size = run, batch_size
-        self.rows = [row for row in rows if (row["run"], row["batch_size"]) == (run, batch_size)]
+    def __init__(self, rows: list[Row], run: str, batch_size: str, threads: str) -> None:
+        self.run, self.batch_size, self.threads = run, batch_size, threads
+        self.rows = [row for row in rows if _key(row) == (run, batch_size, threads)]
 
     def find(self, way: str, precision: str = "fp32", allocator: str = "default", *, peer: bool = False) -> Row | None:
         """Return the fastest row of weft, or of all peers, for given settings; None if not measured."""
@@ -124,10 +117,20 @@ class Case:
         return next((r for r in self.rows if r["model"] != self.run and _is(r, "eager", "fp32", allocator)), None)
 
 
-def cases(rows: list[Row]) -> list[Case]:
-    """Return all networks and batch sizes, in the order of the file."""
-    keys = dict.fromkeys((row["run"], row["batch_size"]) for row in rows)
-    return [Case(rows, run, batch_size) for run, batch_size in keys]
+def cases(rows: list[Row], threads: str | None = None) -> list[Case]:
+    """Return all networks, batch sizes and numbers of threads; with `threads`, those of that number alone."""
+    keys = dict.fromkeys(_key(row) for row in rows if threads in (None, row["threads"]))
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    return [Case(rows, *key) for key in sorted(keys, key=lambda key: (runs.index(key[0]), -int(key[2])))]
+
+
+def _key(row: Row) -> tuple[str, str, str]:
+    return row["run"], row["batch_size"], row["threads"]
+
+
+def most_threads(rows: list[Row]) -> str:
+    """Return the largest number of threads that was measured."""
+    return max((row["threads"] for row in rows), key=int)
 
 
 def _is(row: Row, way: str, precision: str, allocator: str) -> bool:
@@ -144,12 +147,12 @@ def ratio(row: Row | None, base: Row | None) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Return Markdown of all rows; ratios are to the eager peer with the same allocator."""
+    """Return Markdown of all rows with the most threads; ratios are to the eager peer with the same allocator."""
     lines = [
         "| model | batch | way | allocator | img/s | to eager peer | p95 ms | peak % | differs |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for case in cases(rows):
+    for case in cases(rows, most_threads(rows)):
         for row in case.rows:
             peak = f"{float(row['peak_percent']):.0f}" if row["peak_percent"] else ""
             differs = f"{float(row['difference']):.0e}" if row["difference"] else ""
@@ -169,7 +172,8 @@ def summary(folders: list[Path]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for folder in folders:
-        for case in cases(read_csv(folder / "figures.csv")):
+        rows = read_csv(folder / "figures.csv")
+        for case in cases(rows, most_threads(rows)):
             base = case.eager_peer()
             assert base is not None, case.run
             best = max((row for row in case.rows if row["model"] == case.run), key=_speed)
@@ -201,7 +205,7 @@ def _gpu_rows() -> str:
 def allocators(rows: list[Row]) -> str:
     """Return Markdown of the effect of `weft.keep_memory` on each side: throughput with it relative to without it."""
     lines = ["| model | batch | eager peer | weft eager | weft folded |", "|---|---|---|---|---|"]
-    for case in cases(rows):
+    for case in cases(rows, most_threads(rows)):
         pairs = [
             (case.eager_peer("keep"), case.eager_peer()),
             *((case.find(way, allocator="keep"), case.find(way)) for way in ("eager", "folded")),
@@ -211,17 +215,38 @@ def allocators(rows: list[Row]) -> str:
 
 
 def targets(rows: list[Row]) -> str:
-    """Return Markdown of the targets and the measured ratios."""
-    lines = ["| model | batch | weft | peer | reached | target |", "|---|---|---|---|---|---|"]
-    for run, batch_size, way, peer_way, target in TARGETS:
-        case = Case(rows, run, batch_size)
-        base = case.eager_peer() if peer_way == "eager" else case.best(peer=True, precisions=("fp32", "bf16"))
-        if way == "folded":
-            row = case.find("folded")
-        else:
-            row = case.best(precisions=("int8",) if way == "int8" else ("fp32", "bf16"))
-        lines.append(f"| {run} | {batch_size} | {way} | {peer_way} | {ratio(row, base)} | {target:g} |")
+    """Return Markdown of the ratios to the peers that have targets; those that reach theirs are bold."""
+    lines = [
+        f"| model | batch | threads | eager ({EAGER}) | folded ({FOLDED}) | fp32 ({BEST}) | bf16 ({BEST})"
+        f" | int8 ({INT8}) | int8 to eager peer |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in cases(rows):
+        keep = case.eager_peer("keep")
+        cells = [
+            ", ".join(
+                _reached(case.find(way, allocator=allocator), base, target)
+                for allocator, base in (("default", case.eager_peer()), *([("keep", keep)] if keep else []))
+            )
+            for way, target in (("eager", EAGER), ("folded", FOLDED))
+        ]
+        for precision, target in (("fp32", BEST), ("bf16", BEST), ("int8", INT8)):
+            own, peer = (case.best(precisions=(precision,), peer=is_peer) for is_peer in (False, True))
+            cells.append(_reached(own, peer, target))
+        cells.append(ratio(case.best(precisions=("int8",)), case.eager_peer()))
+        lines.append(f"| {case.run} | {case.batch_size} | {case.threads} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _reached(row: Row | None, base: Row | None, target: float) -> str:
+    """Return a ratio with the percentage of the machine's peak; bold if either reaches its target."""
+    text = ratio(row, base)
+    if row is None or base is None:
+        return text
+    peak = float(row["peak_percent"] or 0)
+    is_reached = _speed(row) >= target * _speed(base) or peak >= NEAR_PEAK
+    text = f"**{text}**" if is_reached else text
+    return f"{text} ({peak:.0f} %)" if target == BEST and peak else text
 
 
 def corrected(rows: list[Row]) -> str:
@@ -245,7 +270,7 @@ def corrected(rows: list[Row]) -> str:
 def shares(rows: list[Row]) -> str:
     """Return Markdown of shares.csv: a row per network, program and precision, in percent of its time."""
     kinds = {
-        "products": ("products",),
+        "matrix multiplications": ("matrix multiplications",),
         "attention, fused": ("attention, fused",),
         "convolutions": ("convolutions", "depthwise convolutions"),
         "activations, sums": ("activations and sums",),
@@ -287,13 +312,11 @@ def tables() -> list[tuple[Path, str, str]]:
     generated = [(front, "figures", summary(measured_folders()))]
     for folder in measured_folders():
         rows = read_csv(folder / "figures.csv")
-        generated.append((page, folder.name, table(rows)))
+        generated += [(page, folder.name, table(rows)), (page, f"{folder.name} targets", targets(rows))]
         if any(row["allocator"] == "keep" for row in rows):
-            generated += [
-                (page, f"{folder.name} {kind}", make(rows))
-                for kind, make in zip(FURTHER, (allocators, corrected, targets), strict=True)
-            ]
-    generated.append((changelog, "corrected", corrected(read_csv(HERE / "avx512_vnni" / "figures.csv"))))
+            generated.append((page, f"{folder.name} allocators", allocators(rows)))
+    published = corrected(read_csv(HERE / "avx512_vnni" / "figures.csv"))
+    generated += [(page, "avx512_vnni corrected", published), (changelog, "corrected", published)]
     generated.append((page, "shares", shares(read_csv(HERE / "shares.csv"))))
     generated.append((page, "runtimes", runtimes(read_csv(HERE / "runtimes.csv"))))
     return generated
@@ -316,7 +339,9 @@ def with_markers(page: str, name: str) -> str:
         text = f"{FURTHER[kind]}\n\n{markers}"
     else:
         figure = f"![Images per second against multiply-adds]({folder}/figures.png)\n\n"
-        text = f"## {CLASSES[folder]} (`{folder}/machine.json`)\n\n{markers}{figure}"
+        targets = f"{FURTHER['targets']}\n\n<!-- begin {folder} targets -->\n\n<!-- end {folder} targets -->\n\n"
+        title = f"## {CLASSES[folder]} (`{folder}/machine.json`)\n\n"
+        text = f"{title}{targets}{figure}{DETAILS}\n\n{markers}</details>\n\n"
     return page[:position] + text + page[position:]
 
 
@@ -333,7 +358,7 @@ def plot(rows: list[Row], file: Path) -> None:
             }
         )
         for row in rows
-        if row["model"] == row["run"] and row["allocator"] == "default"
+        if row["model"] == row["run"] and row["allocator"] == "default" and row["threads"] == most_threads(rows)
     ]
     plot_speed(typed, file)
 
@@ -342,38 +367,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="default: the folder of this machine's class, next to this script")
     parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--ways", nargs="+", default=WAYS)
+    parser.add_argument("--allocators", nargs="+", default=("default", "keep"))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tables", action="store_true", help="only write the tables again")
     args = parser.parse_args()
     if not args.tables:
-        measure(args.out or HERE / processor_class(), args.models, args.rounds)
+        out = args.out or HERE / (processor_class(onednn_flags()) + ("_emulated" if limits() else ""))
+        options = dict(ways=args.ways, allocators=args.allocators, threads=args.threads, rounds=args.rounds)
+        measure(out, args.models, options)
     if args.out is None:
         for page, name, text in tables():
             page.write_text(filled(with_markers(page.read_text(), name), name, text)[0])
 
 
-def measure(out: Path, models: list[str], rounds: int) -> None:
-    """Measure networks, and replace their rows in figures.csv."""
+def measure(out: Path, models: list[str], options: dict[str, Any]) -> None:
+    """Measure networks, and replace their rows of the same number of threads in figures.csv.
+
+    Args:
+        out: folder of figures.csv.
+        models: names of the networks.
+        options: of `weft.bench.speed.speed`: ways, allocators, threads, rounds.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    file = out / "figures.csv"
+    file, threads = out / "figures.csv", str(options["threads"])
     (out / "machine.json").write_text(json.dumps(machine(), indent=2) + "\n")
     rows: list[Any] = list(read_csv(file))
     for name in models:
         measured = [
             row
             for precision in precisions_of()  # all at once need more memory than many machines have
-            for row in speed(
-                [name],
-                ways=WAYS,
-                precisions=(precision,),
-                allocators=("default", "keep"),
-                batch_sizes=BATCHES,
-                rounds=rounds,
-                peers=True,
-                log=print,
-            )
+            for row in speed([name], precisions=(precision,), batch_sizes=BATCHES, peers=True, log=print, **options)
         ]
-        rows = [row for row in rows if row["run"] != name]
+        rows = [row for row in rows if (row["run"], row["threads"]) != (name, threads)]
         rows += [{"run": name, **{k: _short(v) for k, v in row.as_dict().items()}} for row in measured]
         write_csv(file, rows)  # after every model, so that an interruption loses no finished one
         print(table([row for row in rows if row["run"] == name]), flush=True)

@@ -3,7 +3,7 @@
     python benchmarks/speed/growth.py --out benchmarks/speed
 
 Every point is a separate process that runs the folded network three times. Its memory is the peak of the process during
-inference minus its memory before (Linux). Writes growth.csv and growth.png. The rows `products` are the same network
+inference minus its memory before (Linux). Writes growth.csv and growth.png. The rows `plain` are the same network
 with plain matrix multiplication in place of fused attention, which stores all attention scores.
 """
 
@@ -35,8 +35,8 @@ def point(name: str, size: int, batch_size: int, attention: str) -> dict[str, An
     from weft.layers import attention as layer
     from weft.memory import release_memory
 
-    if attention == "products":
-        layer._products_are_faster = lambda q, k: True
+    if attention == "plain":
+        layer._is_plain_faster = lambda q, k: True
     model = weft.fold(weft.create_model(name, img_size=size).eval())
     images = torch.randn(batch_size, 3, size, size)
     release_memory()
@@ -73,7 +73,7 @@ def plot(rows: list[dict[str, Any]], file: Path) -> None:
         for line, (value, y_label) in enumerate((("seconds", "seconds"), ("mib", "memory of inference, MiB"))):
             axes = figure.add_subplot(2, 2, 2 * line + column + 1)
             for name in MODELS:
-                for attention, style in (("fused", "-"), ("products", ":")):
+                for attention, style in (("fused", "-"), ("plain", ":")):
                     chosen = [
                         row
                         for row in rows
@@ -107,8 +107,8 @@ def main() -> None:
         return
     shapes = [(size, 1) for size in SIZES] + [(SIZES[0], count) for count in BATCHES[1:]]
     tasks = [(name, *shape, "fused") for name in MODELS[:2] for shape in shapes]
-    tasks += [(name, size, 1, "products") for name in MODELS[:2] for size in SIZES]
-    tasks += [(MODELS[2], *shape, "products") for shape in shapes]  # LeViT has no fused attention
+    tasks += [(name, size, 1, "plain") for name in MODELS[:2] for size in SIZES]
+    tasks += [(MODELS[2], *shape, "plain") for shape in shapes]  # LeViT has no fused attention
     rows = []
     for task in tasks:
         command = [sys.executable, __file__, "--out", str(args.out), "--point", *map(str, task)]

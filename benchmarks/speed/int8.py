@@ -20,6 +20,7 @@ from weft.bench.records import write_csv
 from weft.checkpoints import load_model_dir
 from weft.data import open_data
 from weft.deploy import export, graphs
+from weft.processor import processor_class
 from weft.train import train
 
 MODELS = ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
@@ -51,6 +52,7 @@ def main() -> None:
                         )
                     rows.append(
                         {
+                            "processor_class": processor_class(),
                             "model": name,
                             "seed": seed,
                             "smoothing": smooth,

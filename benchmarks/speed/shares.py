@@ -35,7 +35,7 @@ KINDS = {  # kind of operation: parts of the lower-case names of its operations;
     "attention, fused": ("scaled_dot_product", "scaleddotproduct"),
     "depthwise convolutions": ("groupconvolution",),  # torch's profiler does not separate them from others
     "convolutions": ("convolution", "conv2d"),
-    "products": ("addmm", "bmm", "mm", "linear", "matmul", "fullyconnected"),
+    "matrix multiplications": ("addmm", "bmm", "mm", "linear", "matmul", "fullyconnected"),
     "softmax": ("softmax",),
     "norms": ("batch_norm", "layer_norm", "mvn"),
     "activations and sums": ("gelu", "hardswish", "hswish", "silu", "sigmoid", "add", "mul", "subgraph", "eltwise"),

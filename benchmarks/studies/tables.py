@@ -72,15 +72,15 @@ def studies() -> str:
             f"**{fields['study']}** ({fields['source']}). In the paper: {fields['claim']}"
             f" Here: {fields['data']}, {settings}; {_seeds(fields)} seeds, {minutes:.0f} minutes of one core.",
             "",
-            "| variant | paper % | paper, effect | here % (95 %) | here, effect (95 %) | result |",
-            "|---|---|---|---|---|---|",
+            "| variant | compared with | paper % | paper, effect | here % (95 %) | here, effect (95 %) | result |",
+            "|---|---|---|---|---|---|---|",
         ]
         rows = {row["variant"]: row for row in fields["variants"]}
         for row in fields["variants"]:
             paper = f"{_number(row['paper'])} | {_number(row['paper_effect'], '+')}"
             here = f"{_interval(row['mean'])} | {_interval(row['effect'], '+')}"
             result = row["verdict"].partition(" (for ")[0] + needed_seeds(row, rows)
-            lines.append(f"| {row['variant']} | {paper} | {here} | {result} |")
+            lines.append(f"| {row['variant']} | {row['against'] or ''} | {paper} | {here} | {result} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 

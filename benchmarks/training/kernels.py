@@ -31,13 +31,13 @@ from weft.processor import processor_class
 Way = tuple[str, Callable[..., Tensor], tuple[Tensor, ...]]  # name, operation, inputs
 
 
-def products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(dim=-1) @ v
 
 
 def attention(batch: int, heads: int, tokens: int, dim: int, dtype: torch.dtype) -> list[Way]:
     qkv = tuple(torch.randn(batch, heads, tokens, dim, dtype=dtype) for _ in range(3))
-    return [("fused", F.scaled_dot_product_attention, qkv), ("products", products, qkv)]
+    return [("fused", F.scaled_dot_product_attention, qkv), ("plain", plain, qkv)]
 
 
 def layouts(op: Callable[..., Tensor], image: Tensor, *weights: Tensor) -> list[Way]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 
 import weft
 from weft.bench.records import write_csv
+from weft.processor import processor_class
 from weft.recipes import load_recipe
 from weft.runs.directory import StepLog
 from weft.runtime import Runtime
@@ -84,7 +84,7 @@ def measure(name: str, rounds: int) -> dict[str, object]:
         "overhead_percent": round(100 * (medians["loop"] / medians["bare"] - 1), 2),
         "rounds": rounds,
         "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
+        "processor_class": processor_class(),
         "torch": version("torch"),
     }
 

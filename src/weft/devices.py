@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -32,6 +33,12 @@ def check_device(device: str | None) -> None:
         raise UsageError(NO_CUDA)
     if device == "mps" and (sys.platform, platform.machine()) != ("darwin", "arm64"):
         raise UsageError(NO_MPS)
+
+
+def gpus() -> tuple[str, ...]:
+    """Return what the GPUs of this machine can be told by without torch: device files and CUDA_VISIBLE_DEVICES."""
+    files = sorted(file.name for pattern in GPU_FILES for file in DEVICE_FILES.glob(pattern))
+    return (*files, os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 
 
 def _has_no_driver() -> bool:

@@ -308,12 +308,13 @@ def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterat
     """
     refuse_existing(path, contents, force=force)
     temporary, before = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("part", "old"))
+    with writing(path):
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):  # of a process that was killed
+            if is_leftover(leftover):
+                remove(leftover)
+        temporary.mkdir(parents=True)
     try:
         with writing(path):
-            for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):  # of a process that was killed
-                if is_leftover(leftover):
-                    remove(leftover)
-            temporary.mkdir(parents=True)
             yield temporary
             for file in temporary.rglob("*"):
                 if file.is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import platform
 import sys
@@ -13,12 +14,28 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+from weft.text import printable
+
 T = TypeVar("T")
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "sve")
+ARM = ("asimd", "sve")
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
+_AVX2 = ("avx2", "fma")
+_AVX512 = (*_AVX2, "avx512f")
+_ISA_FLAGS = {  # by value of ONEDNN_MAX_CPU_ISA; any other value allows all
+    "SSE41": (),
+    "AVX": (),
+    "AVX2": _AVX2,
+    "AVX2_VNNI": (*_AVX2, "avx_vnni"),
+    "AVX2_VNNI_2": (*_AVX2, "avx_vnni"),
+    "AVX512_CORE": _AVX512,
+    "AVX512_CORE_VNNI": (*_AVX512, "avx512_vnni"),
+    **dict.fromkeys(("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"), (*_AVX512, "avx512_vnni", "avx512_bf16")),
+}
 _CPUINFO = Path("/proc/cpuinfo")
 _LOADAVG = Path("/proc/loadavg")
 _TASKS = Path("/proc/self/task")
+_CGROUP, _CFS = Path("/sys/fs/cgroup"), ("quota", "period")
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _CLASSES = (  # the first whose flags are all there names the class
     ("amx", ("amx_bf16", "amx_int8")),
@@ -40,6 +57,17 @@ def cpu_flags() -> tuple[str, ...]:
     return tuple(flag for flag in FLAGS if flag in flags.split())
 
 
+def onednn_flags() -> tuple[str, ...]:
+    """Return those of `cpu_flags` that PyTorch and OpenVINO use for matrices of bf16 and int8.
+
+    Both multiply them with oneDNN, whose instructions ONEDNN_MAX_CPU_ISA limits on x86. ONNX Runtime does not use it.
+    """
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
+    allowed = _ISA_FLAGS.get(limit.upper(), FLAGS)
+    return tuple(flag for flag in cpu_flags() if flag in allowed or flag in ARM)
+
+
+MAX_LIMIT = 100  # characters of a value of LIMITS
 MAX_THREADS = 1024  # OpenMP crashes with many more
 BUSY = 1.0  # load of other processes that slows a computation down
 
@@ -50,14 +78,14 @@ _threads: list[int] = []  # the number that was set while torch was not loaded; 
 def num_threads() -> int:
     """Return the number of CPU threads of inference: the one that was set, that of torch if it is loaded, or OpenMP's.
 
-    OpenMP's is OMP_NUM_THREADS, or one per physical core; it is also torch's default.
+    OpenMP's is OMP_NUM_THREADS, or one per physical core, as torch's default; but not more than a container may use.
     """
     if _threads:
         return _threads[0]
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return int(given) if given.isdecimal() and int(given) else _physical_cores()
+    return min(int(given), MAX_THREADS) if given.isdecimal() and int(given) else default_threads()
 
 
 def set_num_threads(count: int) -> None:
@@ -73,6 +101,45 @@ def give_threads_to_torch() -> None:
         sys.modules["torch"].set_num_threads(_threads.pop())
 
 
+def default_threads() -> int:
+    """Return one thread per physical core that this process may use, and not more than its container may use."""
+    return min(_physical_cores(), available_cores())
+
+
+def limit_threads() -> None:
+    """Use fewer threads than torch's default if the container of this process may use fewer cores than it sees.
+
+    torch and OpenMP do not know this limit: with more threads than it allows, all of them are stopped for most of the
+    time. Call it before torch is imported, which reads OMP_NUM_THREADS once. A number in this variable stays.
+    """
+    if "OMP_NUM_THREADS" not in os.environ and default_threads() < _physical_cores():
+        os.environ["OMP_NUM_THREADS"] = str(default_threads())
+
+
+def available_cores() -> int:
+    """Return the number of logical cores that this process may use, by its affinity and the limit of its container."""
+    return max(1, math.ceil(min(_logical_cores(), _container_cores())))
+
+
+def _logical_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _container_cores() -> float:
+    """Return the number of cores that a container may use on average (`docker run --cpus`); infinite without limit."""
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        try:  # version 1 of control groups
+            quota, period = ((_CGROUP / f"cpu/cpu.cfs_{name}_us").read_text(encoding="ascii") for name in _CFS)
+        except OSError:
+            return math.inf
+    try:
+        return int(quota) / int(period) if int(quota) > 0 else math.inf
+    except (ValueError, ZeroDivisionError):  # `max`
+        return math.inf
+
+
 def _physical_cores() -> int:
     """Return the number of physical cores that this process may use; where it is not known, that of logical ones."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
@@ -83,8 +150,8 @@ def _physical_cores() -> int:
 
 
 def limits() -> dict[str, str]:
-    """Return the environment variables that limit the instruction set."""
-    return {name: os.environ[name] for name in LIMITS if os.environ.get(name)}
+    """Return the environment variables that limit the instruction set, as printable text."""
+    return {name: printable(os.environ[name][:MAX_LIMIT]) for name in LIMITS if os.environ.get(name)}
 
 
 def cpu_name() -> str | None:
@@ -95,8 +162,8 @@ def cpu_name() -> str | None:
 
 
 def has_bf16() -> bool:
-    """Return whether the processor multiplies bf16 matrices itself; elsewhere this is emulated, slower than fp32."""
-    return "avx512_bf16" in cpu_flags() or "amx_bf16" in cpu_flags()
+    """Return whether bf16 matrices are multiplied by instructions for them; elsewhere this is emulated, and slow."""
+    return "avx512_bf16" in onednn_flags() or "amx_bf16" in onednn_flags()
 
 
 def limit_spinning() -> None:
@@ -174,13 +241,17 @@ def _own_running_threads() -> int:
     return max(1, states.count("R"))
 
 
-def processor_class() -> str:
+def processor_class(flags: tuple[str, ...] | None = None) -> str:
     """Return the class under which speeds are recorded: processors of one class rank the ways of inference alike.
 
-    One of amx, avx512_bf16_vnni, avx512_vnni, avx512, avx2_vnni, avx2, sve, neon; `unknown` elsewhere.
+    Args:
+        flags: of FLAGS; None for `cpu_flags`.
+
+    Returns:
+        One of amx, avx512_bf16_vnni, avx512_vnni, avx512, avx2_vnni, avx2, sve, neon; `unknown` elsewhere.
     """
-    flags = cpu_flags()
-    return next((name for name, needed in _CLASSES if all(flag in flags for flag in needed)), "unknown")
+    known = cpu_flags() if flags is None else flags
+    return next((name for name, needed in _CLASSES if all(flag in known for flag in needed)), "unknown")
 
 
 def _cpuinfo() -> list[str]:

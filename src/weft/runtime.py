@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,10 +37,16 @@ class Runtime:
     Attributes:
         accelerator: of Hugging Face Accelerate.
         precision: 'fp32', or 'bf16' for autocast of matrix multiplications and convolutions.
+        device: of this process.
     """
 
     accelerator: Accelerator
     precision: str
+    device: torch.device = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Accelerate's state is that of the process, and reset when a second model is loaded while the first computes
+        object.__setattr__(self, "device", self.accelerator.device)
 
     @classmethod
     def of(cls, device: str = "auto", precision: str = "fp32", *, deterministic: bool = False) -> Runtime:
@@ -70,11 +76,6 @@ class Runtime:
         if precision == "auto":
             precision = gather_object([fastest_precision(accelerator.device.type)])[0]  # all processes use the same
         return cls(accelerator, precision)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of this process."""
-        return self.accelerator.device
 
     @property
     def rank(self) -> int:

@@ -91,20 +91,25 @@ def test_a_new_class_gets_a_section(figures: ModuleType, monkeypatch: pytest.Mon
     assert not any(headings[4:])
     sections = page.split("\n## ")
     for section in sections[2:5]:
-        assert [kind in section for kind in ("allocators -->", "corrected -->", "targets -->")] == [True] * 3
-    assert sections[4].startswith("AMX (`amx/machine.json`)\n\n<!-- begin amx -->\n| model |")
+        assert [f"<!-- end {kind}" in section for kind in ("avx", "amx")].count(True) == 1
+        assert [kind in section for kind in ("allocators -->", "targets -->")] == [True] * 2
+    start = "AMX (`amx/machine.json`)\n\nRatios to the peers, and the targets:\n\n<!-- begin amx targets -->\n| model |"
+    assert sections[4].startswith(start)
+    assert "<details><summary>All measurements</summary>\n\n<!-- begin amx -->\n| model |" in sections[4]
     assert "\n\n\n" not in page
     figures.main()
     assert (here / "README.md").read_text() == page
 
 
 def test_every_class_has_a_name(figures: ModuleType) -> None:
-    assert set(figures.CLASSES) == {"unknown", *(name for name, _ in processor._CLASSES)}
+    named = {name for name in figures.CLASSES if not name.endswith("_emulated")}
+    assert named == {"unknown", *(name for name, _ in processor._CLASSES)}
 
 
 def test_ratios_are_of_equal_settings(figures: ModuleType) -> None:
     """A row of weft is compared with the peer's row under the same allocator, never with another."""
     row = {"run": "m", "model": "m", "batch_size": "1", "precision": "fp32", "peak_percent": "", "difference": ""}
+    row["threads"] = "2"
     rows = [
         {**row, "model": model, "way": "eager", "allocator": allocator, "images_per_second": speed, "p95_ms": "1"}
         for model, allocator, speed in (
@@ -114,8 +119,11 @@ def test_ratios_are_of_equal_settings(figures: ModuleType) -> None:
             ("timm m", "keep", "20"),
         )
     ]
+    rows += [{**row, "model": "m", "way": "eager", "allocator": "default", "images_per_second": "99", "threads": "1"}]
     shown = [line.split(" | ")[5] for line in figures.table(rows).splitlines()[2:]]
     assert shown == ["2.00", "1.50", "1.00", "1.00"]
+    cells = [line.split(" | ")[1:5] for line in figures.targets(rows).splitlines()[2:]]
+    assert cells == [["1", "2", "**2.00**, **1.50**", "-, -"], ["1", "1", "-", "-"]]
     for folder in figures.measured_folders():
         for case in figures.cases(read_csv(folder / "figures.csv")):
             settings = [
@@ -176,3 +184,15 @@ def test_what_a_page_points_to_is_there(page: Path) -> None:
 def test_the_table_of_deployments_is_that_of_the_file() -> None:
     module = script(ROOT / "benchmarks" / "deploy" / "cold_start.py")
     assert filled(module.README.read_text(), "deployments")[1] == module.table(read_csv(module.FILE))
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "peak", "shown"),
+    [("11", "10", "50", "**1.10** (50 %)"), ("10", "10", "89", "1.00 (89 %)"), ("9", "10", "90", "**0.90** (90 %)")],
+)
+def test_a_target_is_reached_by_the_ratio_or_near_the_peak(
+    figures: ModuleType, own: str, peer: str, peak: str, shown: str
+) -> None:
+    rows = [{"images_per_second": speed, "peak_percent": peak} for speed in (own, peer)]
+    assert figures._reached(*rows, figures.BEST) == shown
+    assert figures._reached(None, rows[1], figures.BEST) == "-"

@@ -99,9 +99,9 @@ def faults(text: str) -> Iterator[str]:
         yield from (f"extra {name}" for name in names.split(",") if name not in extras())
 
 
-@pytest.mark.parametrize("room", sorted({path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*.py")}))
-def test_every_message_advises_what_exists(room: str) -> None:
-    place = SOURCE / room
+@pytest.mark.parametrize("package", sorted({path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*.py")}))
+def test_every_message_advises_what_exists(package: str) -> None:
+    place = SOURCE / package
     found = [
         f"{path.relative_to(ROOT)}:{line}: no {fault}: {text[:200]!r}"
         for path in sorted(place.rglob("*.py") if place.is_dir() else [place])

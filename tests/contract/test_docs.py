@@ -16,6 +16,7 @@ OFF = {
     "LeFF": dict(stem_convs=(), lca=False),
     "LCA": dict(stem_convs=(), leff_kernel=0),
 }
+ALL_OFF = dict(stem_convs=(), leff_kernel=0, lca=False)
 
 
 def rows():
@@ -36,10 +37,11 @@ def looks(model):
 @pytest.mark.parametrize(("base", "component", "values"), list(rows()))
 def test_ablations_of_the_tables_are_built(base, component, values):
     switches = OFF.get(component, {}) | eval(f"dict({values})")
-    plain = weft.create_model(base, device="meta")
-    model = weft.create_model(base, **switches, device="meta")
-    assert model(torch.zeros(2, 3, 224, 224, device="meta")) is not None
-    assert looks(model) != looks(plain)
+    without = ALL_OFF if component in OFF else {}
+    model = weft.create_model(base, **switches, device="meta").eval()
+    assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 1000)
+    plain = weft.create_model(base, **without, device="meta").eval()
+    assert (looks(model) == looks(plain)) == (switches == without)
 
 
 def test_every_table_was_found():

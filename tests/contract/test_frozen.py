@@ -11,14 +11,14 @@ from weft.cli.app import VERBS, verb_parser
 from weft.recipes.load import KEYS
 
 HERE = Path(__file__).parent
-ROOMS = (
+PACKAGES = (
     "weft",
-    *(f"weft.{room}" for room in ("checkpoints", "data", "deploy", "interpret", "models", "recipes", "study", "train")),
+    *(f"weft.{name}" for name in ("checkpoints", "data", "deploy", "interpret", "models", "recipes", "study", "train")),
 )
 
 
 def public_names() -> list[str]:
-    return [f"{room}.{name}" for room in ROOMS for name in sorted(importlib.import_module(room).__all__)]
+    return [f"{package}.{name}" for package in PACKAGES for name in sorted(importlib.import_module(package).__all__)]
 
 
 def options() -> list[str]:
@@ -44,9 +44,9 @@ def test_the_list_is_as_written(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_public_name_is_there(room: str) -> None:
-    module = importlib.import_module(room)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_there(package: str) -> None:
+    module = importlib.import_module(package)
     for name in module.__all__:
         assert getattr(module, name) is not None, name
     assert set(module.__all__) <= set(dir(module))

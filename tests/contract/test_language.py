@@ -93,7 +93,7 @@ ALLOWED = {
     ("docs/your-own-network.md", "what"): "heading",
 }
 # Rooms of src/weft whose docstrings, comments and messages are checked.
-PLAIN_ROOMS = tuple(sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()))
+PLAIN_PACKAGES = tuple(sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()))
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
@@ -198,9 +198,9 @@ def test_pages(page: Path) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("room", PLAIN_ROOMS)
-def test_rooms(room: str) -> None:
-    found = [fault for path in sorted((SOURCE / room).rglob("*.py")) for fault in faults(of_module(path))]
+@pytest.mark.parametrize("package", PLAIN_PACKAGES)
+def test_packages(package: str) -> None:
+    found = [fault for path in sorted((SOURCE / package).rglob("*.py")) for fault in faults(of_module(path))]
     assert not found, "\n".join(found)
 
 

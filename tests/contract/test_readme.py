@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import json
 import re
 import shlex
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,18 +72,42 @@ def test_every_command_exists(command: str) -> None:
 
 def test_the_first_python_ends_in_the_shape(capsys: pytest.CaptureFixture[str]) -> None:
     first = blocks(README, "python")[0]
-    lines = first.strip().splitlines()
-    assert len(lines) == 5
-    expression, _, promised = lines[-1].partition("  # ")
+    expression, _, promised = first.strip().splitlines()[-1].partition("  # ")
     assert promised == "(1, 1000)"
     exec(first, {})
     assert capsys.readouterr().out.strip() == promised
     assert expression.startswith("print(")
 
 
-def test_the_other_python_compiles() -> None:
-    for block in blocks(README, "python")[1:]:
-        compile(block, "README.md", "exec")
+@pytest.mark.parametrize("page", PAGES)
+def test_python_blocks_name_what_exists(page: str) -> None:
+    """Modules, names and keyword arguments of weft."""
+    for block in blocks((ROOT / page).read_text(encoding="utf-8"), "python"):
+        tree = ast.parse(block)
+        known: dict[str, Any] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names if alias.name.partition(".")[0] == "weft"]
+                modules = [importlib.import_module(name) for name in names]
+                known |= {"weft": importlib.import_module("weft")} if modules else {}
+            elif isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "weft":
+                module = importlib.import_module(str(node.module))
+                known |= {alias.asname or alias.name: getattr(module, alias.name) for alias in node.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and (called := resolved(node.func, known)) is not None:
+                parameters = inspect.signature(called).parameters.values()
+                if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+                    given = {keyword.arg for keyword in node.keywords} - {None}
+                    assert given <= {parameter.name for parameter in parameters}, ast.unparse(node)
+
+
+def resolved(node: ast.expr, known: Mapping[str, Any]) -> Any:
+    """The object that an expression names, if it begins with a name of weft; else None."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Attribute) and (owner := resolved(node.value, known)) is not None:
+        return getattr(owner, node.attr)
+    return None
 
 
 def test_the_table_is_that_of_weft_models(capsys: pytest.CaptureFixture[str]) -> None:

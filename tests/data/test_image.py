@@ -62,7 +62,7 @@ def test_where_they_end_too_early(format):
 def test_without_the_package_heic_is_refused_with_advice(monkeypatch):
     data = encoded(photo(), "HEIF")
     monkeypatch.setattr("weft.data.images.decode._has_heif", lambda: False)
-    with pytest.raises(BadImage, match=r"pillow-heif: pip install 'weft-vision\[heic\]'"):
+    with pytest.raises(BadImage, match=r"pillow-heif: pip install pillow-heif"):
         open_image(data)
 
 
@@ -288,3 +288,17 @@ def test_files_are_closed_again(tmp_path):
         with pytest.raises(BadImage, match=name):
             open_image(tmp_path / name)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(OSError(5, "Input/output error"), "unreadable"), (MemoryError(), "out-of-memory")]
+)
+def test_an_error_of_the_disk_is_that_of_one_image(error, reason, tmp_path, monkeypatch):
+    def fail(path):
+        raise error
+
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    monkeypatch.setattr("weft.data.images.decode.read_regular", fail)
+    with pytest.raises(BadImage) as caught:
+        open_image(tmp_path / "a.png")
+    assert caught.value.reason == reason

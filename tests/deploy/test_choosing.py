@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from weft.checkpoints import save_model_dir
 from weft.cli.app import main
 from weft.deploy import choosing, export, exporting, open_model, select
 from weft.deploy.choosing import Choice, ConsideredExport, Machine, expected_order, fastest, time_calls
+from weft.deploy.runtimes import OpenVinoGraph
 from weft.errors import CheckpointError, DataError, UsageError, VerificationError
 from weft.inference.predictor import Predictor
 
@@ -31,9 +33,12 @@ RECORD = TypeAdapter(Choice).dump_json(Choice(1, OTHER, (), "onnx-fp32")).decode
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.setattr(choosing, "_for_children", set())
+    yield tmp_path / "cache"
+    for name in [name for name in os.environ if name.startswith(choosing.VARIABLE)]:
+        del os.environ[name]
 
 
 def timings(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[list[str]]:
@@ -76,7 +81,8 @@ def test_candidates_take_turns() -> None:
     calls: list[tuple[str, int]] = []
     seconds = time_calls({name: lambda n, name=name: calls.append((name, n)) for name in "ab"}, (1, 4))
     assert {name: list(row) for name, row in seconds.items()} == {"a": [1, 4], "b": [1, 4]}
-    assert calls[:6] == [("a", 1), ("b", 1)] * 3
+    assert calls[:2] == [("a", 1), ("b", 1)]  # compiles the graph for this size
+    assert calls[2:10] == [("a", 1), ("a", 1), ("b", 1), ("b", 1)] * 2  # the first of a turn is not timed
     assert all(value > 0 for row in seconds.values() for value in row.values())
 
 
@@ -87,7 +93,8 @@ def test_candidates_take_turns() -> None:
 def test_the_expected_order_fits_the_processor(
     flags: tuple[str, ...], first: str, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "cpu_flags", lambda: flags)
+    for name in ("cpu_flags", "onednn_flags"):
+        monkeypatch.setattr(choosing, name, lambda: flags)
     monkeypatch.setattr(choosing, "has_bf16", lambda: False)
     order = [precision for _, precision in expected_order()]
     assert (order[0], order[-1]) == (first, last)
@@ -132,7 +139,7 @@ def test_another_machine_measures_again_once(
     measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
     assert open_model(out)[0].format == "openvino"
     assert measured == []
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert Predictor.load(out).metadata["runtime"] == "onnx"
     assert [sorted(names) for names in measured] == [["onnx-fp32", "openvino-fp32"]]
@@ -155,7 +162,7 @@ def test_a_candidate_without_a_readable_config_is_left_out(
     text: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     (out / "candidates" / "onnx-fp32" / "config.json").write_text(text)
     assert open_model(out, quiet=True)[0].format == "openvino"
 
@@ -170,7 +177,7 @@ def test_another_machine_measures_at_the_recorded_batch_sizes(tmp_path: Path, mo
         return {name: dict.fromkeys(at, 0.1) for name in calls}
 
     monkeypatch.setattr(choosing, "time_calls", measure)
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     open_model(tmp_path / "out", quiet=True)
     assert sizes == [(1, 4)]
 
@@ -182,7 +189,7 @@ def test_a_runtime_that_is_asked_for_is_used(runtime: str, out: Path, monkeypatc
     assert Predictor.open(out, runtime=runtime).metadata["runtime"] == runtime
     run = run_with_exports(out)
     assert Predictor.open(run, runtime=runtime).metadata["runtime"] == runtime
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     assert Predictor.open(out, runtime=runtime).metadata["runtime"] == runtime
     assert Predictor.open(run, runtime=runtime).metadata["runtime"] == runtime
 
@@ -217,7 +224,7 @@ def test_a_choice_without_one_of_the_runtimes_is_remembered(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find_spec(name))
     assert open_model(out)[0].format == "openvino"
@@ -228,7 +235,7 @@ def test_a_choice_without_one_of_the_runtimes_is_remembered(
 
 def test_another_number_of_threads_is_measured_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     for threads in (1, 1, 2):
         monkeypatch.setattr(processor, "num_threads", lambda threads=threads: threads)
         open_model(out, quiet=True)
@@ -251,7 +258,7 @@ def test_exports_that_cannot_be_timed_here(
     error: type[Exception], out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_to_time(monkeypatch, error("std::bad_alloc"))
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     assert open_model(out)[0].format == "openvino"
     assert "cannot be timed here (std::bad_alloc). weft uses openvino-fp32." in capsys.readouterr().err
 
@@ -327,7 +334,7 @@ def test_an_int8_export_that_saturates_here_is_not_timed(
         return "It saturates." if config.get("artefact", {}).get("format") in formats else None
 
     measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1, "auto": 0.3, "best": 0.3})
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     settings = choosing.BATCH_SIZES, processor.num_threads()
     choosing.remember("onnx-fp32", [out, out / "candidates" / "onnx-fp32"], *settings)  # by an older weft
     for module in (choosing, select):
@@ -347,7 +354,7 @@ def test_exports_that_all_saturate_are_timed_once(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     monkeypatch.setattr(choosing, "saturation_note", lambda config: "It saturates.")
     for _ in range(2):
         assert open_model(out)[0].format == "onnx"
@@ -359,7 +366,7 @@ def test_a_choice_that_is_damaged_by_now_is_left_out(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     assert open_model(out, quiet=True)[0].format == "onnx"
     (out / "candidates" / "onnx-fp32" / "model.onnx").write_bytes(b"damaged")
     assert open_model(out)[0].format == "openvino"
@@ -409,7 +416,7 @@ def test_a_candidate_that_cannot_be_opened_is_left_out(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     (out / "candidates" / "onnx-fp32" / "model.onnx").write_bytes(b"damaged")
     assert open_model(out)[0].format == "openvino"
     assert measured == []  # nothing to compare it with
@@ -533,7 +540,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_int8_that_saturates_here_is_noted(
     precision: str, bits: int | None, flags: tuple[str, ...], is_noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "cpu_flags", lambda: flags)
+    for name in ("cpu_flags", "onednn_flags"):
+        monkeypatch.setattr(choosing, name, lambda: flags)
     config = {"artefact": {"precision": precision} | ({} if bits is None else {"weight_bits": bits})}
     note = choosing.saturation_note(config)
     assert (note is not None) == is_noted
@@ -553,7 +561,7 @@ def test_a_service_runs_what_is_fastest_here(winner: str, tmp_path: Path, monkey
     assert "measured on this machine: " in messages[-1]
     assert Predictor.open(tmp_path, batch_size=4, log=messages.append).metadata["runtime"] == runtime
     assert (len(measured), len(messages)) == (1, 1)
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     Predictor.open(tmp_path, batch_size=4)
     assert len(measured) == 2
 
@@ -573,8 +581,8 @@ def test_a_service_runs_what_is_fastest_here(winner: str, tmp_path: Path, monkey
 def test_a_precision_without_instructions_is_noted(
     format: str, precision: str, flags: tuple[str, ...], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (choosing, processor):
-        monkeypatch.setattr(module, "cpu_flags", lambda: flags)
+    for module, name in itertools.product((choosing, processor), ("cpu_flags", "onednn_flags")):
+        monkeypatch.setattr(module, name, lambda: flags)
     note = choosing.precision_note(format, precision)
     assert note is None if message is None else message in str(note)
 
@@ -594,7 +602,119 @@ def test_a_user_without_a_home_directory(out: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UsageError, match=r"HOME is not set, and this user has no home directory\. Set WEFT_CACHE\."):
         files.cache_dir()
     measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda: OTHER)
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     for _ in range(2):
         assert open_model(out, quiet=True)[0].format == "onnx"
     assert len(measured) == 2  # nothing is stored
+    monkeypatch.setattr(choosing, "_for_children", set())  # as in a process that this one starts
+    for number in (2, 3):  # the second time, as for a model that is loaded again, it measures
+        assert open_model(out, quiet=True)[0].format == "onnx"
+        assert len(measured) == number
+
+
+@pytest.mark.parametrize(("cores", "is_pinned"), [(2, True), (4, False)])
+def test_threads_that_leave_cores_free_are_not_pinned(
+    cores: int, is_pinned: bool, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process would begin with the first core, so that several services would share the same ones."""
+    monkeypatch.setattr(processor, "available_cores", lambda: cores)
+    hints = OpenVinoGraph(out / "model.xml", "fp32", 2, 1).hints
+    assert (hints["ENABLE_CPU_PINNING"], hints["INFERENCE_NUM_THREADS"]) == (is_pinned, 2)
+
+
+def test_the_recorded_choice_is_of_a_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
+    export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="fp32")
+    measured.clear()
+    threads = choosing.read_choice(tmp_path / "out").machine.threads
+    assert threads == processor.num_threads()
+    open_model(tmp_path / "out", threads, quiet=True)
+    assert not measured
+    open_model(tmp_path / "out", threads + 1, quiet=True)
+    assert len(measured) == 1
+
+
+def test_an_export_that_is_not_verified_yet_is_not_served(out: Path) -> None:
+    run = run_with_exports(out)
+    shutil.copytree(run / "auto", run / ".int8.1234.part")
+    shutil.rmtree(run / "auto")
+    assert select.candidates(run) == [run / "best"]
+
+
+def test_a_run_with_its_exports_alone(out: Path) -> None:
+    """As it is copied to a machine without torch."""
+    run = run_with_exports(out)
+    (run / "best" / "model.safetensors").unlink()
+    assert run / "auto" in select.candidates(run)
+    assert Predictor.open(run).metadata["runtime"] in ("openvino", "onnx")
+
+
+def test_exports_next_to_a_model_in_the_current_directory(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_with_exports(out)
+    monkeypatch.chdir(run / "best")
+    assert len(select.candidates(".")) == 3
+
+
+def test_a_candidate_that_cannot_be_read_is_left_out(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
+    known = files.sha256_of
+
+    def sha256_of(path: Path) -> str:
+        if path.suffix == ".onnx":
+            raise PermissionError(13, "Permission denied")
+        return known(path)
+
+    monkeypatch.setattr("weft.deploy.runtimes.sha256_of", sha256_of)
+    assert open_model(out, quiet=True)[0].format == "openvino"
+    with pytest.raises(CheckpointError, match=r"must be readable; they are not \(.*Permission denied\)"):
+        open_model(out / "candidates" / "onnx-fp32")
+
+
+def test_the_choice_of_a_service_is_of_contents_not_of_paths(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1, "auto": 0.2, "best": 0.3})
+    run = run_with_exports(out)
+    assert Predictor.open(run).metadata["runtime"] == "onnx"
+    moved = run.rename(tmp_path / "moved")
+    assert Predictor.open(moved).metadata["runtime"] == "onnx"
+    assert len(measured) == 1
+    monkeypatch.setattr("weft.inference.predictor.gpus", lambda: ("nvidia0", "all"))
+    Predictor.open(moved)
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("value", ["x" * 300, "caf\udce9", "\x1b[31m"])
+def test_nonsense_in_a_variable_that_limits_instructions(
+    value: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", value)
+    assert TypeAdapter(Machine).dump_json(choosing.machine())
+    assert open_model(out, quiet=True)[0].format in ("openvino", "onnx")
+
+
+@pytest.mark.parametrize("sizes", [(1.5,), (True,), ("8",), (1, 0), ()])
+def test_batch_sizes_are_whole_numbers(sizes: tuple[Any, ...]) -> None:
+    with pytest.raises(UsageError, match=r"batch_sizes must be whole numbers from 1 to 4096; got "):
+        choosing.check_batch_sizes(sizes)
+
+
+def test_a_precision_that_is_not_possible_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "has_bf16", lambda: False)
+    message = r"precision bf16 must be possible on this machine; it is not. openvino-bf16: this processor emulates bf16"
+    with pytest.raises(UsageError, match=message):
+        export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="bf16")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [({"batch_size": 0}, "batch_size must be at least 1; got 0"), ({"runtime": "tensorrt"}, "got 'tensorrt'")],
+)
+def test_impossible_arguments_of_a_service(more: dict[str, Any], message: str, out: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        Predictor.open(out, **more)
+
+
+def test_no_images(out: Path) -> None:
+    assert Predictor.load(out).predict([]) == []

@@ -32,16 +32,24 @@ def test_values_and_gradients(dtype, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tokens", "is_fused"),
-    [(torch.float32, 9, True), (torch.bfloat16, 9, False), (torch.bfloat16, 1025, True)],
+    ("dtype", "tokens", "has_amx", "with_gradients", "is_fused"),
+    [
+        (torch.float32, 9, False, True, True),
+        (torch.bfloat16, 9, False, True, False),
+        (torch.bfloat16, 9, False, False, False),
+        (torch.bfloat16, 9, True, True, False),
+        (torch.bfloat16, 9, True, False, True),
+        (torch.bfloat16, 1025, False, True, True),  # the scores would take much memory
+    ],
 )
-def test_which_way(dtype, tokens, is_fused, monkeypatch):
-    """Products in bf16 on a CPU, but not where the scores would take much memory."""
-    asked = []
+def test_which_way(dtype, tokens, has_amx, with_gradients, is_fused, monkeypatch):
+    calls = []
     fused = F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: asked.append(1) or fused(*a, **k))
-    attend(*parts(dtype, tokens, tokens), 0.3)
-    assert bool(asked) == is_fused
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
+    monkeypatch.setattr(attention, "_HAS_AMX", has_amx)
+    with torch.set_grad_enabled(with_gradients):
+        attend(*parts(dtype, tokens, tokens), 0.3)
+    assert bool(calls) == is_fused
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

@@ -24,7 +24,7 @@ from weft.intervals import Estimate
 from weft.models.families import VARIANTS, candidates
 from weft.progress import working
 from weft.recipes import load_recipe
-from weft.study import compare, speeds
+from weft.study import compare, comparison_plan, speeds
 from weft.study import comparison as comparing
 from weft.study import probe as probing
 from weft.study.budget import Price, Stopwatch, epochs_within, seconds, stages_of
@@ -254,8 +254,8 @@ class Machine:
         self.asked: list[tuple[str, int | None]] = []
         self.epochs: dict[Path, int] = {}
         monkeypatch.setattr(comparing, "Stopwatch", lambda before=0.0: Stopwatch(before, lambda: self.now))
-        monkeypatch.setattr(comparing, "probe", self.probe)
-        monkeypatch.setattr(comparing, "run_jobs", self.run_jobs)
+        monkeypatch.setattr(comparison_plan, "probe", self.probe)
+        monkeypatch.setattr(comparison_plan, "run_jobs", self.run_jobs)
         monkeypatch.setattr(comparing, "measure_forms", self.measure_forms)
 
     def probe(self, recipe, macs, splits, threads):
@@ -269,7 +269,7 @@ class Machine:
             model, epochs = job.settings["model"], job.until or int(job.settings["epochs"])
             new, self.epochs[job.folder] = epochs - self.epochs.get(job.folder, 0), epochs
             train = min(job.settings.get("data.limit", 1438), 1438)
-            evaluated = comparing.EVALUATION * min(train, 359)
+            evaluated = comparison_plan.EVALUATION * min(train, 359)
             pace = self.paces[model] * self.slowdown
             trained, overhead = new * (train + evaluated) * pace, self.OVERHEAD + evaluated * pace
             self.now += trained + overhead
@@ -449,7 +449,7 @@ def test_a_budget_measures_all_forms_of_the_first_and_torch_of_the_others(tmp_pa
 
 
 def planned(tmp_path, candidates, output, base=None, settings=None):
-    plan = comparing._Plan(
+    plan = comparison_plan.ComparisonPlan(
         tmp_path, "photos", base, settings or {}, None, candidates, "local", 1, 1, {"budget": None}, Stopwatch(), True
     )
     plan.tell = output.append
@@ -480,7 +480,7 @@ def test_candidates_with_public_weights_start_from_them(tmp_path, hub):
 
 def test_without_any_weights_all_are_trained_from_scratch(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(comparing, "public_weights", lambda model: ("", "no network"))
+    monkeypatch.setattr(comparison_plan, "public_weights", lambda model: ("", "no network"))
     output: list[str] = []
     plan = planned(tmp_path, LARGE, output)
     assert plan.recipe is None
@@ -489,7 +489,7 @@ def test_without_any_weights_all_are_trained_from_scratch(tmp_path, monkeypatch)
 
 
 def test_small_images_and_given_recipes_are_not_asked_about(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparing, "public_weights", lambda model: pytest.fail("asked for weights"))
+    monkeypatch.setattr(comparison_plan, "public_weights", lambda model: pytest.fail("asked for weights"))
     assert not any(c.weights for c in planned(tmp_path, SMALL, [], base="small_images").candidates)
     assert not any(c.weights for c in planned(tmp_path, LARGE, [], settings={"pretrained": "false"}).candidates)
     assert comparing._recipe_for("photos", 32) == "small_images"
@@ -497,7 +497,9 @@ def test_small_images_and_given_recipes_are_not_asked_about(tmp_path, monkeypatc
 
 
 def test_a_recipe_that_asks_for_weights_goes_without_where_there_are_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparing, "public_weights", lambda model: ("", "none") if "ceit" in model else ("x/y", ""))
+    monkeypatch.setattr(
+        comparison_plan, "public_weights", lambda model: ("", "none") if "ceit" in model else ("x/y", "")
+    )
     plan = planned(tmp_path, LARGE[:2], [], base="small_folder")
     jobs = [plan.job(candidate, 0, 3, None) for candidate in plan.candidates]
     assert [job.recipe for job in jobs] == ["small_folder", "small_folder"]

@@ -38,7 +38,8 @@ def found(speeds: dict[int, float], monkeypatch: pytest.MonkeyPatch, device: str
         return size / speeds[size] if size in speeds else float("inf")
 
     class Pretended(Runtime):
-        device = property(lambda self: type("Device", (), {"type": device}))
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "device", SimpleNamespace(type=device))
 
     monkeypatch.setattr(finder, "seconds_of_step", seconds)
     recipe = load_recipe(overrides=[(key.replace("__", "."), value) for key, value in settings.items()])

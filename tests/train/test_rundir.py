@@ -40,6 +40,15 @@ def test_what_is_replaced_as_a_whole_has_a_name(path: str, tmp_path: Path, monke
         pass
 
 
+def test_two_threads_that_write_one_directory(tmp_path: Path) -> None:
+    """The second one fails, and leaves what the first one has written."""
+    with new_directory(tmp_path / "out", (), force=False) as folder:
+        (folder / "file").write_text("first")
+        with pytest.raises(StorageError, match="File exists"), new_directory(tmp_path / "out", (), force=False):
+            pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "file"]
+
+
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("precious")
     with pytest.raises(UsageError, match=r"must be new or empty; .* is neither\. Pass --force"):

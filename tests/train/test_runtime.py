@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from weft import runtime
 from weft.errors import StoppedError, UsageError
@@ -158,3 +159,12 @@ def test_one_process_after_another_device_or_format() -> None:
         assert one.sum([1.0, 2.0]) == [1.0, 2.0]
         assert one.max([3.0]) == [3.0]
         assert one.gather("x") == ["x"]
+
+
+def test_a_second_runtime_does_not_change_the_first() -> None:
+    """A service loads its model again while the current one computes."""
+    first = Runtime.of("cpu", "fp32")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert first.put(torch.zeros(1)).device == first.device == torch.device("cpu")
+    with first.autocast():
+        pass

@@ -80,7 +80,7 @@ def measure_cold_starts(tasks: Iterable[Task], log: Callable[[str], None] = lamb
                 precision = ["--precision", task.precision] if task.way == "folded" and not is_export else []
                 words = ["predict", str(folder), str(image), "--quiet", "--threads", str(task.threads), *precision]
                 name = task.model if folder == Path(task.model) else f"{task.model} {task.way} {task.precision}"
-                commands[task] = name, folder, [sys.executable, "-m", "weft", *words]
+                commands[task] = name, folder, [sys.executable, "-P", "-m", "weft", *words]
         runs: dict[Task, list[tuple[float, float | None]]] = {task: [] for task in commands}
         if commands:
             log(f"{(ROUNDS + 1) * len(commands)} processes of weft predict start, one after the other.")

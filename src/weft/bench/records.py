@@ -20,9 +20,10 @@ def read_csv(file: Path) -> list[dict[str, str]]:
 
 
 def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write all rows to a CSV file atomically, with a header."""
+    """Write all rows to a CSV file atomically, with a header; a column that a row does not have is empty there."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    columns = dict.fromkeys(column for row in rows for column in row)
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_text(file, text.getvalue())

@@ -74,7 +74,7 @@ class WorkerProcess:
 
             environment.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # compiled code is kept
         environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(self.outputs.parent))
-        command = [sys.executable, "-c", WORKER]
+        command = [sys.executable, "-P", "-c", WORKER]
         # a session of its own: Ctrl-C on a terminal does not reach it while it starts; this process ends it
         self.process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
         self.info = self._request(asdict(self.task))

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from weft.cli.options import add_common
 from weft.errors import StorageError, UsageError, WeftError, install_command, unknown
 from weft.memory import is_out_of_memory
+from weft.processor import limit_threads
 from weft.system import IS_WINDOWS, hide_wandb
 from weft.text import one_line, reason_of
 from weft.version import __version__
@@ -132,6 +133,7 @@ def _run(argv: list[str]) -> int:
         hint = f"A setting needs --set: --set {word}." if "=" in word else f"See: weft {verb} --help"
         raise UsageError(f"weft {verb} has no place for '{word}'. {hint}")
     hide_wandb()
+    limit_threads()
     _check_temporary()
     for path in getattr(args, "plugin", ()):
         importlib.import_module("weft.models.plugins").load_plugin(path)

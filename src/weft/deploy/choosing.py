@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,10 +28,12 @@ from weft.checkpoints.config import read_config
 from weft.checkpoints.finding import CONFIG
 from weft.errors import CheckpointError, StorageError, UsageError
 from weft.files import cache_file, sha256_of, write_text
-from weft.processor import cpu_flags, cpu_name, has_bf16, limits, processor_class
+from weft.processor import cpu_flags, cpu_name, has_bf16, limits, num_threads, onednn_flags, processor_class
 from weft.reading import read_json
 
 FILE, FOLDER = "chosen.json", "candidates"
+VARIABLE = "WEFT_CHOICE"  # prefix of environment variables with choices that are not stored in the cache directory
+_for_children: set[str] = set()  # those that this process has set
 Format = Literal["openvino", "onnx"]
 Precision = Literal["fp32", "bf16", "int8"]
 KINDS: tuple[tuple[Format, Precision], ...] = (
@@ -70,6 +73,7 @@ class Machine:
         flags: instruction sets.
         limits: environment variables that limit the instruction set.
         versions: of the inference runtimes; one that is not installed is absent.
+        threads: number of threads of the runtimes; None in files of earlier versions.
     """
 
     processor: Short | None
@@ -77,6 +81,7 @@ class Machine:
     flags: Annotated[tuple[Short, ...], Field(max_length=64)]
     limits: Annotated[dict[Short, Short], Field(max_length=16)]
     versions: Annotated[dict[Short, Short], Field(max_length=16)]
+    threads: Annotated[int, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,15 +136,19 @@ class _Remembered:
     chosen: Annotated[str, Field(max_length=5000)]
 
 
-def machine() -> Machine:
-    """Return this machine."""
+def machine(threads: int | None = None) -> Machine:
+    """Return this machine.
+
+    Args:
+        threads: number of threads of the runtimes; None for `weft.processor.num_threads`.
+    """
     versions = {}
     for package in PACKAGES.values():
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return Machine(cpu_name(), processor_class(), cpu_flags(), limits(), versions)
+    return Machine(cpu_name(), processor_class(), cpu_flags(), limits(), versions, threads or num_threads())
 
 
 def check_batch_sizes(batch_sizes: Sequence[int]) -> None:
@@ -150,7 +159,7 @@ def check_batch_sizes(batch_sizes: Sequence[int]) -> None:
     """
     if len(set(batch_sizes)) > MAX_SIZES:
         raise UsageError(f"batch_sizes must be at most {MAX_SIZES} numbers; got {len(set(batch_sizes))}.")
-    wrong = [size for size in batch_sizes if not 1 <= size <= MAX_BATCH]
+    wrong = [size for size in batch_sizes if type(size) is not int or not 1 <= size <= MAX_BATCH]
     if wrong or not batch_sizes:
         raise UsageError(f"batch_sizes must be whole numbers from 1 to {MAX_BATCH}; got {wrong or 'none'}.")
 
@@ -187,8 +196,8 @@ def precision_note(format: str, precision: str) -> str | None:
         else:
             way = "PyTorch emulates bf16 here, which is slower than fp32"
         return f"This processor has no bf16 instructions: {way}."
-    if precision == "int8" and cpu_flags() and not any(flag in cpu_flags() for flag in WITH_INT8):
-        return "This processor has no int8 instructions (VNNI): int8 can be slower than fp32. --format auto times both."
+    if precision == "int8" and cpu_flags() and not _has_int8(format):
+        return "This processor has no int8 instructions (VNNI): int8 can be slower than fp32."
     return None
 
 
@@ -198,12 +207,11 @@ def saturation_note(config: dict[str, Any]) -> str | None:
     Args:
         config: config.json of the export, or of a model.
     """
-    artefact, flags = config.get("artefact", {}), cpu_flags()
+    artefact = config.get("artefact", {})
     if artefact.get("precision") != "int8" or artefact.get("weight_bits", 8) < 8:
         return None
-    if "avx2" not in flags and "avx512f" not in flags:
-        return None
-    if any(flag in flags for flag in WITH_INT8):
+    is_x86 = "avx2" in cpu_flags() or "avx512f" in cpu_flags()
+    if not is_x86 or _has_int8(artefact.get("format", "")):
         return None
     return (
         "This int8 export has weights of 8 bits, whose sums saturate on processors without VNNI, such as this one:"
@@ -213,16 +221,19 @@ def saturation_note(config: dict[str, Any]) -> str | None:
 
 def expected_order() -> list[tuple[str, str]]:
     """Return formats and precisions by the speed that this class of processors leads to expect; ties go by it."""
-    integer = any(flag in cpu_flags() for flag in WITH_INT8)
-    half = has_bf16()
 
-    def rank(precision: str) -> int:
+    def rank(format: str, precision: str) -> int:
         if precision == "int8":
-            return 0 if integer else 3
-        return 1 if precision == "bf16" and half else 2
+            return 0 if _has_int8(format) else 3
+        return 1 if precision == "bf16" and has_bf16() else 2
 
     kinds = itertools.product(("openvino", "onnx"), ("fp32", "bf16", "fp16", "int8"))
-    return sorted(kinds, key=lambda kind: rank(kind[1]))
+    return sorted(kinds, key=lambda kind: rank(*kind))
+
+
+def _has_int8(format: str) -> bool:
+    flags = cpu_flags() if format == "onnx" else onednn_flags()
+    return any(flag in flags for flag in WITH_INT8)
 
 
 def time_calls(
@@ -231,8 +242,9 @@ def time_calls(
     """Return the median time of a batch in seconds, by name and batch size.
 
     Args:
-        calls: functions that compute a batch of the given size; they alternate, so that other load on the machine
-            slows all of them.
+        calls: functions that compute a batch of the given size; they take turns, so that other load on the machine
+            slows all of them. The first call of a turn is not timed: it follows another function, whose data are in
+            the caches, and whose threads may still wait actively.
         batch_sizes: numbers of images.
     """
     medians: dict[str, dict[int, float]] = {name: {} for name in calls}
@@ -245,6 +257,7 @@ def time_calls(
             if turn >= MIN_ROUNDS and time.perf_counter() - start > SECONDS:
                 break
             for name, call in calls.items():
+                call(size)
                 begin = time.perf_counter()
                 call(size)
                 times[name].append(max(time.perf_counter() - begin, 1e-9))
@@ -293,11 +306,11 @@ def exports_in(folder: Path, choice: Choice) -> dict[str, Path]:
     exports = {_kind(config): folder}
     for candidate in choice.candidates:
         path = folder / FOLDER / candidate.name
-        if candidate.refused is not None or not (path / CONFIG).is_file():
-            continue
         try:
+            if candidate.refused is not None or not (path / CONFIG).is_file():
+                continue
             other = read_config(path)
-        except CheckpointError:  # damaged: the others remain
+        except (CheckpointError, OSError):  # damaged, or not readable: the others remain
             continue
         if "artefact" in other and _kind(other) == candidate.name and is_same_model(other, config):
             exports.setdefault(candidate.name, path)
@@ -318,28 +331,42 @@ def recall(paths: Iterable[Path], *settings: object) -> str | None:
         paths: their directories, in any order.
         settings: anything else that the choice depends on.
     """
-    file = _cache_file(paths, settings)
+    key = _key(paths, settings)
+    file = cache_file("choices", f"{key}.json")
     try:
-        return None if file is None else read_json(file, _Remembered, max_bytes=MAX_BYTES).chosen
+        if file is not None:
+            return read_json(file, _Remembered, max_bytes=MAX_BYTES).chosen
     except CheckpointError:  # missing or damaged: measured again
-        return None
+        pass
+    variable = f"{VARIABLE}_{key}"
+    return None if variable in _for_children else os.environ.pop(variable, None)
 
 
-def remember(chosen: str, paths: Iterable[Path], *settings: object) -> None:
-    """Store the choice of this machine for `recall`; where the cache cannot be written, it is measured again."""
-    file = _cache_file(paths, settings)
-    if file is None:
-        return
+def remember(chosen: str, paths: Iterable[Path], *settings: object, is_final: bool = True) -> None:
+    """Store the choice of this machine for `recall`.
+
+    Args:
+        chosen, paths, settings: as for `recall`.
+        is_final: store it in the cache directory. Otherwise, and where that cannot be written, the processes that this
+            one starts get it through the environment, for their first `recall`: all workers of a service begin alike.
+    """
+    key = _key(paths, settings)
+    file = cache_file("choices", f"{key}.json") if is_final else None
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, TypeAdapter(_Remembered).dump_json(_Remembered(chosen)).decode() + "\n")
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, TypeAdapter(_Remembered).dump_json(_Remembered(chosen)).decode() + "\n")
+            return
     except (OSError, StorageError):
         pass
+    variable = f"{VARIABLE}_{key}"
+    _for_children.add(variable)
+    os.environ[variable] = chosen
 
 
-def _cache_file(paths: Iterable[Path], settings: tuple[object, ...]) -> Path | None:
+def _key(paths: Iterable[Path], settings: tuple[object, ...]) -> str:
     parts = (machine(), sorted(sha256_of(path / CONFIG) for path in paths), settings)
-    return cache_file("choices", f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json")
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def _kind(config: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ from weft.deploy.folding import fold
 from weft.deploy.formats import AUTO, SUFFIXES, checked_format
 from weft.deploy.graphs import OPSET, WEIGHT_BITS, check_tools, write_graph
 from weft.deploy.runtimes import FILES, Infer, run_file
-from weft.deploy.verification import ExportReport, check_config, compare, labelled_batches, verify
+from weft.deploy.verification import MIN_LOGIT, ExportReport, check_config, compare, labelled_batches, verify
 from weft.errors import UsageError, VerificationError, WeftError
 from weft.files import flush_folder, new_directory, sha256_of, writing
 from weft.models.base import Backbone
@@ -105,7 +105,34 @@ def export(
     if Path(out).suffix in SUFFIXES:
         options = dict(precision=precision, data=data, label_names=label_names, max_drop=max_drop, quiet=quiet)
         return _export_file(model, Path(out), format, force, options)
-    path = Path(out)
+    return _export_directory(
+        model,
+        Path(out),
+        format,
+        precision,
+        data=data,
+        label_names=label_names,
+        max_drop=max_drop,
+        force=force,
+        quiet=quiet,
+        is_timed=precision == "int8" and choosing.precision_note(format, precision) is not None,
+    )
+
+
+def _export_directory(
+    model: nn.Module,
+    path: Path,
+    format: str,
+    precision: str,
+    *,
+    data: Splits | None,
+    label_names: Sequence[str] | None,
+    max_drop: float,
+    force: bool = False,
+    quiet: bool,
+    is_timed: bool = False,
+) -> ExportReport:
+    """Write and verify one export; with `is_timed`, also measure its time relative to fp32."""
     with (
         new_directory(path, CONTENTS, force=force) as folder,
         working(f"converting to {format}", quiet=quiet) as progress,
@@ -116,11 +143,24 @@ def export(
             check_config(folder, model, label_names, data)
             size = sum((folder / name).stat().st_size for name in FILES[format])
             report = compare(model, infer, path, format, precision, data, _input_size(model), size, progress)
+            if is_timed:
+                progress.begin("timing the export and fp32")
+                report = replace(report, time_to_fp32=_time_to_fp32(model, infer, format))
         del infer  # Windows renames no file that a runtime has mapped
         verify(report, max_drop)
         text = json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n"
         (folder / REPORT).write_text(text, encoding="utf-8", newline="\n")
     return report
+
+
+def _time_to_fp32(model: nn.Module, infer: Infer, format: str) -> float:
+    """Return the time of an image in an export, relative to the same export in fp32."""
+    with tempfile.TemporaryDirectory() as folder:
+        graphs = {"fp32": write_export(model, Path(folder), format, "fp32", ()), "other": infer}
+        calls = {name: partial(_run_zeros, graph, _input_size(model)) for name, graph in graphs.items()}
+        seconds = choosing.time_calls(calls, (1,))
+        del graphs, calls  # Windows removes no file that a runtime has mapped
+    return seconds["other"][1] / seconds["fp32"][1]
 
 
 @contextlib.contextmanager
@@ -196,6 +236,7 @@ def _export_fastest(
     choosing.check_batch_sizes(batch_sizes)
     choosing.check_runtimes()
     with new_directory(path, CONTENTS, force=force) as folder:
+        _check_possible(precision, has_data=options["data"] is not None)
         reports: dict[str, ExportReport] = {}
         candidates: list[ConsideredExport] = []
         for format, number in choosing.KINDS:
@@ -208,7 +249,7 @@ def _export_fastest(
                 continue
             final = path / choosing.FOLDER / candidate.name
             reports[candidate.name] = _rewrite_report(folder / choosing.FOLDER / candidate.name, made, final, options)
-            relative = made.max_difference / max(made.max_logit, 1e-6)
+            relative = made.max_difference / max(made.max_logit, MIN_LOGIT)
             candidates.append(replace(candidate, difference=relative, top1=made.top1))
         if not reports:
             reasons = "; ".join(f"{candidate.name}: {candidate.refused}" for candidate in candidates)
@@ -229,6 +270,19 @@ def _export_fastest(
     return replace(report, candidates=tuple(candidates))
 
 
+def _check_possible(precision: str | None, *, has_data: bool) -> None:
+    """Check that one of the exports can be built, before any is.
+
+    Raises:
+        UsageError: none can.
+    """
+    kinds = [kind for kind in choosing.KINDS if precision in (None, kind[1])]
+    reasons = {"-".join(kind): choosing.unsuitable(*kind, has_data=has_data) for kind in kinds}
+    if None not in reasons.values():
+        text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise UsageError(f"precision {precision} must be possible on this machine; it is not. {text}. Leave it out.")
+
+
 def _one_candidate(
     model: nn.Module, path: Path, format: str, precision: str, options: dict[str, Any]
 ) -> ExportReport | str:
@@ -241,7 +295,7 @@ def _one_candidate(
     except UsageError as error:
         return str(error)
     try:
-        return export(model, path, format=format, precision=precision, **options)
+        return _export_directory(model, path, format, precision, **options)
     except VerificationError as error:
         return str(error).replace(" Pass another --format or --precision.", "").replace(" Nothing was written.", "")
 
@@ -315,6 +369,8 @@ def _check(model: nn.Module, data: Splits | None) -> None:
     classes = getattr(model, "num_classes", None)
     if data is not None and len(data.classes) != classes:
         raise UsageError(f"data must have the model's {classes} classes; it has {len(data.classes)}.")
+    if data is not None and not len(data.val):
+        raise UsageError("data must have held-out images, on which the export is verified; it has none.")
 
 
 def _calibration(data: Splits | None, model: nn.Module, progress: Work) -> Iterator[np.ndarray]:

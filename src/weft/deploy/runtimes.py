@@ -179,7 +179,7 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
         CheckpointError: chosen.json is damaged, or no export can be opened.
     """
     choice = choosing.read_choice(folder)
-    if choice.machine == choosing.machine():
+    if choice.machine == choosing.machine(threads):
         return _open_one(folder, read_config(folder), threads)
     exports = choosing.exports_in(folder, choice)
     notes = {name: choosing.saturation_note(read_config(path)) for name, path in exports.items()}
@@ -215,8 +215,8 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
                 say(f"{text}. weft uses {name}.")
             return opened[name]
         name = choosing.fastest(seconds)
-    if not any(isinstance(error, CheckpointError) for error in errors):
-        choosing.remember(name, exports.values(), *settings)
+    is_complete = not any(isinstance(error, CheckpointError) for error in errors)
+    choosing.remember(name, exports.values(), *settings, is_final=is_complete)
     if seconds and not quiet:
         say(
             f"The export in {printable(str(folder))} was chosen on another machine or with other runtimes, so weft"
@@ -242,8 +242,17 @@ def _call_of(model: Export) -> Callable[[int], object]:
 
 
 def _open_one(path: Path, config: dict[str, Any], threads: int | None) -> Export:
+    try:
+        return _opened(path, config, threads)
+    except OSError as error:
+        raise CheckpointError(
+            f"The files in {printable(str(path))} must be readable; they are not ({reason_of(error)})."
+        ) from error
+
+
+def _opened(path: Path, config: dict[str, Any], threads: int | None) -> Export:
     artefact = config["artefact"]
-    if not isinstance(artefact, dict) or artefact.get("format") not in FILES or artefact.get("version") != 1:
+    if artefact.get("format") not in FILES or artefact.get("version") != 1:
         raise CheckpointError(
             f"{path / 'config.json'} must describe an export of version 1 in {', '.join(FILES)}; got {artefact!r}."
             " It was made by another version of weft, or it is damaged. Export the model again."
@@ -276,6 +285,8 @@ def _open_one(path: Path, config: dict[str, Any], threads: int | None) -> Export
     try:
         graph = run_file(file, artefact["format"], artefact["precision"], threads, features=detector is not None)
         shape = graph(np.zeros((1, *artefact["input"]), np.float32)).shape
+    except WeftError:  # a package is not installed
+        raise
     except Exception as error:  # each runtime has its own exception types
         reason = reason_of(error).replace(str(path), "")
         raise CheckpointError(
@@ -434,6 +445,8 @@ class OpenVinoGraph:
             "INFERENCE_PRECISION_HINT": "bf16" if precision in ("bf16", "int8") and processor.has_bf16() else "f32",
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
+            # every process begins with the first core, so that several processes would compute on the same ones
+            "ENABLE_CPU_PINNING": threads >= processor.available_cores(),
         }
         flags = processor.cpu_flags()
         is_unsafe = precision == "int8" and ("amx_int8" in flags or not flags)  # none are known on Windows

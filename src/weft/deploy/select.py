@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from weft.deploy.choosing import FILE, expected_order, exports_in, read_choice, 
 from weft.errors import CheckpointError, UsageError, is_installed
 from weft.files import sha256_of
 from weft.text import printable
+
+RUNTIMES = ("auto", "torch", "openvino", "onnx")
 
 
 def candidates(
@@ -31,9 +34,11 @@ def candidates(
         log: called with a message for every export that is skipped.
 
     Raises:
-        UsageError: there is no export for the runtime.
+        UsageError: an unknown runtime, or there is no export for it.
         CheckpointError: `run` has no model.
     """
+    if runtime not in RUNTIMES:
+        raise UsageError(f"runtime must be one of {', '.join(RUNTIMES)}; got {runtime!r}.")
     model = find_model(run, quiet=True)
     if isinstance(model, PublicModel):
         if runtime in ("auto", "torch"):
@@ -47,9 +52,13 @@ def candidates(
         if runtime == "auto":
             return [model]
         kinds = _kinds_of(model, config)
+        formats = sorted({format for format, _ in kinds})
+        if runtime not in formats:
+            raise UsageError(
+                f"runtime must be that of the export, {' or '.join(formats)}; got {runtime}. Leave out --runtime."
+            )
         if not (paths := [kinds[kind] for kind in expected_order() if kind in kinds and kind[0] == runtime]):
-            formats = " or ".join(sorted({format for format, _ in kinds}))
-            raise UsageError(f"runtime must be that of the export, {formats}; got {runtime}. Leave out --runtime.")
+            return [model]  # a .pt2 file, which is refused when it is opened
         return _accurate(paths, log)
     if runtime == "torch":
         return [model]
@@ -78,9 +87,10 @@ def _exports_of(model: Path, config: dict[str, Any], log: Callable[[str], None])
     """Find the exports of a model, by format and precision."""
     exports: dict[tuple[str, str], Path] = {}
     weights: str | None = None
-    for folder in sorted({*model.glob("*/"), *model.parent.glob("*/"), *model.parent.glob("exports/*/")}):
+    parent = model.parent if model.name not in ("", "..") else Path(os.path.abspath(model)).parent
+    for folder in sorted({*model.glob("*/"), *parent.glob("*/"), *parent.glob("exports/*/")}):
         try:
-            if not (folder / CONFIG).is_file():
+            if folder.name.startswith(".") or not (folder / CONFIG).is_file():  # .NAME.PID.part is not verified yet
                 continue
             other = read_config(folder)
             if "artefact" not in other or _identity(other) != _identity(config):
@@ -118,8 +128,12 @@ def _kinds_of(folder: Path, config: dict[str, Any]) -> dict[tuple[str, str], Pat
 
 def _weights_hash(model: Path, config: dict[str, Any]) -> str:
     """Return the hash that an export of this model records for its weights."""
-    sha256 = sha256_of(model / WEIGHTS)
-    if sha256 == config.get("weights_sha256"):
+    known = config.get("weights_sha256")
+    try:
+        sha256 = sha256_of(model / WEIGHTS)
+    except FileNotFoundError:  # a run that was copied with its exports alone
+        return str(known)
+    if sha256 == known:
         return sha256
     from weft.checkpoints.model_dir import load_model_dir, weights_sha256  # imports torch
 

@@ -45,6 +45,8 @@ class ExportReport:
         agreement: percent of images with the same top-1 class.
         top1, top1_model: accuracy of the export and of the model in percent; None for random images.
         bytes: size of the files.
+        time_to_fp32: time of an image relative to the same export in fp32; of int8 on a processor without instructions
+            for it, else None.
         drop: top-1 of the model minus that of the export in points, with its 95 % interval; None for random images.
         candidates: all exports that format `auto` considered, with their times; this one is the fastest.
     """
@@ -61,6 +63,7 @@ class ExportReport:
     top1: float | None
     top1_model: float | None
     bytes: int
+    time_to_fp32: float | None = None
     drop: Estimate | None = None
     candidates: tuple[ConsideredExport, ...] = ()
 
@@ -69,6 +72,8 @@ class ExportReport:
         values = asdict(self) | {"drop": None if self.drop is None else self.drop._asdict()}
         if not self.candidates:
             del values["candidates"]
+        if self.time_to_fp32 is None:
+            del values["time_to_fp32"]
         return values
 
     def _repr_html_(self) -> str:

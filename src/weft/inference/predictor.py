@@ -14,6 +14,7 @@ from PIL import Image
 
 from weft.checkpoints.confidence import Rejection, confidence_of
 from weft.checkpoints.config import read_config
+from weft.checkpoints.finding import CONFIG
 from weft.checkpoints.public import find_model
 from weft.data.images.crop import Pixels
 from weft.data.images.decode import open_image
@@ -22,7 +23,9 @@ from weft.data.loading.preprocessing import eval_crop, normalize
 from weft.deploy import choosing
 from weft.deploy.runtimes import Export, open_export
 from weft.deploy.select import candidates
+from weft.devices import gpus
 from weft.errors import CheckpointError, UsageError, WeftError, is_installed, need_torch
+from weft.files import sha256_of
 from weft.inference.backends import Backend, ExportBackend
 from weft.inference.probabilities import ranked, softmax
 from weft.models.data_config import preprocessing
@@ -247,16 +250,19 @@ class Predictor:
             UsageError: there is no export for `runtime`, or `runtime` is not installed.
             CheckpointError: the model is missing or cannot be read.
         """
+        if batch_size < 1:
+            raise UsageError(f"batch_size must be at least 1; got {batch_size}.")
         paths = candidates(run, runtime, log)
         if len(paths) == 1:
             is_fixed = runtime not in ("auto", "torch")
             return cls.load(paths[0], device=device, precision=precision, is_fixed=is_fixed).warmed_up(batch_size)
         folders = [Path(path) for path in paths]
-        settings = (runtime, device, precision, batch_size, num_threads(), torch_version())
+        settings = (runtime, device, gpus(), precision, batch_size, num_threads(), torch_version())
+        hashes = {str(path): sha256_of(path / CONFIG) for path in folders}
         known = choosing.recall(folders, *settings)
         opened: dict[str, Predictor] = {}
         errors: list[WeftError] = []
-        for path in sorted(folders, key=lambda path: str(path) != known):
+        for path in sorted(folders, key=lambda path: hashes[str(path)] != known):
             try:
                 is_export = "artefact" in read_config(path)
                 own = ("auto", "auto") if is_export else (device, precision)  # device and precision are those of torch
@@ -266,15 +272,14 @@ class Predictor:
                 errors.append(error)
                 log(f"{printable(str(path))} is skipped: {error}")
                 continue
-            if str(path) == known:
+            if hashes[str(path)] == known:
                 return opened[str(path)]
         if not opened:
             raise errors[-1]
         is_complete = not any(isinstance(error, (CheckpointError, _WarmUpError)) for error in errors)
         if len(opened) == 1:
             (chosen,) = opened
-            if is_complete:
-                choosing.remember(chosen, folders, *settings)
+            choosing.remember(hashes[chosen], folders, *settings, is_final=is_complete)
             return opened[chosen]
         calls = {path: predictor.timed_call() for path, predictor in opened.items()}
         try:
@@ -284,8 +289,7 @@ class Predictor:
             log(f"the models cannot be timed here ({reason_of(error)}); {printable(chosen)} is used.")
             return opened[chosen]
         chosen = choosing.fastest(seconds)
-        if is_complete:
-            choosing.remember(chosen, folders, *settings)
+        choosing.remember(hashes[chosen], folders, *settings, is_final=is_complete)
         named = {
             f"{one.metadata['runtime']} {one.metadata['precision']}": seconds[path] for path, one in opened.items()
         }
@@ -365,6 +369,8 @@ class Predictor:
         Raises:
             NonFiniteError: the outputs are not finite.
         """
+        if not images:
+            return []
         with_attention = overlay and self.backend.has_attention
         probabilities, saliency, features = self._probabilities(self.array(images), attention=with_attention)
         unknown: list[bool | None] = [None] * len(images)

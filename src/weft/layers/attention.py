@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from weft.grid import Grid
+from weft.processor import onednn_flags
 
 _PLAIN_SCORES = 1024 * 1024  # above this many scores per head, memory counts for more than time
+_HAS_AMX = "amx_bf16" in onednn_flags()
 _recorder: ContextVar[list[Tensor] | None] = ContextVar("attention weights", default=None)
 
 
@@ -64,12 +66,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         Values gathered per query (b heads n d).
 
     torch's fused kernel never stores the scores, and is the fastest way on GPUs and, in float32, on CPUs. In bfloat16
-    its CPU kernel is slower than plain matrix multiplication: 4.4 against 2.6 ms forward and 13.3 against 4.1 ms
-    backward for 16 images of 197 tokens in three heads (benchmarks/training/kernels.csv), so that is used as long as
-    the scores are small.
+    on CPUs, its backward is slower than that of plain matrix multiplication (11 against 3 ms for 16 images of 197
+    tokens in three heads), and so is its forward without AMX (4.4 against 2.6 ms; with AMX 1.5 against 2.1; all in
+    benchmarks/training/kernels.csv). There, plain matrix multiplication is used as long as the scores are small.
     """
-    if _record() is not None or _products_are_faster(q, k):
-        return _products(q, k, v, scale, None)
+    if _record() is not None or _is_plain_faster(q, k):
+        return _plain_attention(q, k, v, scale, None)
     return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
 
@@ -91,12 +93,12 @@ def attend_with_bias(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor
         Values gathered per query (b heads n e).
     """
     if not _is_fused_with_bias(q):
-        return _products(q, k, v, scale, bias)
+        return _plain_attention(q, k, v, scale, bias)
     mask = None if bias is None else bias.to(q.dtype)[None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
-def _products(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     q = q if scale == 1.0 else q * scale  # a folded network has it in its weights
     scores = torch.matmul(q, k.transpose(-2, -1))
     scores = scores if bias is None else scores + bias.to(scores.dtype)
@@ -137,7 +139,9 @@ def _is_fused_with_bias(q: Tensor) -> bool:
     return q.is_cuda and not torch.is_grad_enabled()
 
 
-def _products_are_faster(q: Tensor, k: Tensor) -> bool:
+def _is_plain_faster(q: Tensor, k: Tensor) -> bool:
     if isinstance(q, fx.Proxy):  # a symbolic trace knows neither device nor sizes
         return False
-    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[-2] * k.shape[-2] <= _PLAIN_SCORES
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16 or q.shape[-2] * k.shape[-2] > _PLAIN_SCORES:
+        return False
+    return torch.is_grad_enabled() or not _HAS_AMX

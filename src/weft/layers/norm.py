@@ -17,9 +17,9 @@ Map = TypeVar("Map", nn.Linear, nn.Conv2d)
 
 
 def absorb(linear: Map, norm: nn.Module) -> Map:
-    """The linear map or convolution with the evaluation of the BatchNorm behind it in its weights; always with bias.
+    """Return a linear layer or convolution with the BatchNorm behind it merged into its weights, always with a bias.
 
-    Returned as it is where `norm` is none (Identity).
+    If `norm` is Identity, `linear` itself is returned.
     """
     if isinstance(norm, nn.Identity):
         return linear
@@ -42,7 +42,7 @@ def affine_of(norm: nn.Module) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]
 
 
 def with_weights(linear: Map, weight: Tensor, bias: Tensor | None) -> Map:
-    """A copy with other weights, cast to its dtype."""
+    """Return a copy with other weights, cast to its dtype."""
     other = copy.copy(linear)
     other._parameters = dict(linear._parameters)
     other.weight = nn.Parameter(weight.detach().to(linear.weight.dtype), requires_grad=False)
@@ -52,7 +52,7 @@ def with_weights(linear: Map, weight: Tensor, bias: Tensor | None) -> Map:
 
 
 def scaled_rows(linear: nn.Linear, factor: Float[Tensor, " rows"]) -> nn.Linear:
-    """A linear layer whose outputs are multiplied by `factor`."""
+    """Return a linear layer whose outputs are multiplied by `factor`."""
     factor = factor.double().to(linear.weight.device)
     bias = None if linear.bias is None else linear.bias.double() * factor
     return with_weights(linear, linear.weight.double() * factor[:, None], bias)
@@ -74,9 +74,9 @@ class LinearNorm(nn.Module):
     """Linear layer without bias, then BatchNorm over all tokens of the batch.
 
     Args:
-        in_features: channels that come.
-        out_features: channels that leave.
-        norm_scale: first value of BatchNorm's weight; 0 makes a residual branch start as nothing.
+        in_features: input channels.
+        out_features: output channels.
+        norm_scale: initial weight of BatchNorm; with 0, a residual branch is zero at initialization.
     """
 
     def __init__(self, in_features: int, out_features: int, norm_scale: float = 1.0) -> None:

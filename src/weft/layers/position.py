@@ -15,7 +15,7 @@ from weft.layers.tokens import to_map, to_tokens
 def resize_embedding(
     embed: Float[Tensor, "1 n c"], old: Grid, new: Grid, num_prefix_tokens: int = 0
 ) -> Float[Tensor, "1 m c"]:
-    """Resizes a learned position embedding bicubically; prefix tokens, first in the sequence, are kept as they are."""
+    """Resize a learned position embedding bicubically; prefix tokens, first in the sequence, are kept as they are."""
     if old == new:
         return embed
     prefix, tokens = embed[:, :num_prefix_tokens], embed[:, num_prefix_tokens:]
@@ -24,7 +24,7 @@ def resize_embedding(
 
 
 def guess_grid(num_tokens: int, what: str) -> Grid:
-    """The square grid of `num_tokens`: a state dict does not say its height and width.
+    """Return the square grid of `num_tokens`: a state dict does not say its height and width.
 
     Raises:
         CheckpointError: `num_tokens` is not a square.
@@ -65,7 +65,7 @@ def fit_embedding(
 
 
 def offset_index(queries: Grid, keys: Grid, stride: int) -> Int[Tensor, "n m"]:
-    """Where each (query, key) pair looks in a bias table over |dy|, |dx|.
+    """Return the index of each (query, key) pair in a bias table over |dy|, |dx|.
 
     Query (y, x) sits on key (stride * y, stride * x). The table has one entry per position of the key grid, read row by
     row: entry |dy| * width + |dx|, so entry 0 is the pair of one and the same place.
@@ -77,7 +77,7 @@ def offset_index(queries: Grid, keys: Grid, stride: int) -> Int[Tensor, "n m"]:
 
 
 def resize_offsets(table: Float[Tensor, "heads n"], old: Grid, new: Grid) -> Float[Tensor, "heads m"]:
-    """Resizes a bias table over |dy|, |dx| bicubically.
+    """Resize a bias table over |dy|, |dx| bicubically.
 
     The corners are aligned: offset 0 stays offset 0, bit for bit, and the largest offset stays the largest.
     """

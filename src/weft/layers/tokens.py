@@ -12,22 +12,22 @@ from torch import Tensor, nn
 
 
 def to_map(tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b c h w"]:
-    """Lays `n = h * w` tokens out on their grid (height, width): b (h w) c -> b c h w."""
+    """Lay `n = h * w` tokens out on their grid (height, width): b (h w) c -> b c h w."""
     return tokens.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
 def to_tokens(fmap: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n c"]:
-    """Reads a map row by row: b c h w -> b (h w) c."""
+    """Read a map row by row: b c h w -> b (h w) c."""
     return fmap.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def split_heads(tokens: Float[Tensor, "b n inner"], num_heads: int) -> Float[Tensor, "b heads n d"]:
-    """Cuts the channels into `num_heads` equal, contiguous parts: b n (heads d) -> b heads n d."""
+    """Cut the channels into `num_heads` equal, contiguous parts: b n (heads d) -> b heads n d."""
     return tokens.unflatten(2, (num_heads, -1)).transpose(1, 2)
 
 
 def join_heads(parts: Float[Tensor, "b heads n d"]) -> Float[Tensor, "b n inner"]:
-    """Undoes `split_heads`: b heads n d -> b n (heads d)."""
+    """Undo `split_heads`: b heads n d -> b n (heads d)."""
     return parts.transpose(1, 2).flatten(2)
 
 

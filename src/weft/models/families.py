@@ -10,9 +10,8 @@ from weft.errors import UsageError
 from weft.models import baselines, ceit, cvt, levit
 from weft.models.family import Candidate, Family, Variant
 
-MANY_IMAGES = 10_000
-SMALL_SIDE = 96  # pixels; below, the default model is one for small images, trained at their own size
-
+MANY_IMAGES = 10_000  # training images; with more, training starts from random weights
+SMALL_SIDE = 96  # pixels of the shorter side; smaller images are trained at their own size, from random weights
 FOLDERS = ("ceit", "cvt", "levit", "baselines")  # of the papers, in the order of tables
 
 _families: dict[str, Family] = {
@@ -103,7 +102,7 @@ def default_model(side: int, num_images: int) -> tuple[str, int | None]:
     """
     if side < SMALL_SIDE:
         return "ceit_nano_32", None if side < 48 else 64
-    return ("levit_128s" if num_images < MANY_IMAGES else "ceit_tiny_patch16_224"), None
+    return ("levit_128s" if num_images <= MANY_IMAGES else "ceit_tiny_patch16_224"), None
 
 
 class _Variants(Mapping[str, Variant]):

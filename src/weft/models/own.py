@@ -18,19 +18,12 @@ from weft.errors import UsageError
 from weft.grid import Grid
 from weft.lazy import LazyModule
 from weft.models.contract import evaluation_mode
+from weft.models.data_config import DEFAULTS
 from weft.text import reason_of
 
 timm: Any = LazyModule("timm")
 
 IMG_SIZE = 224
-_DEFAULT_CFG = {
-    "input_size": (3, IMG_SIZE, IMG_SIZE),
-    "interpolation": "bicubic",
-    "crop_pct": 0.875,
-    "crop_mode": "center",
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-}
 _modules: dict[str, nn.Module] = {}
 
 
@@ -62,7 +55,7 @@ def register_module(
     if not any(True for _ in module.parameters()):
         raise UsageError(f"A module must have parameters to train; {name} has none.")
     own = copy.deepcopy(module).cpu()
-    cfg = {**_DEFAULT_CFG, **dict(getattr(module, "pretrained_cfg", None) or {})}
+    cfg = {**DEFAULTS, **dict(getattr(module, "pretrained_cfg", None) or {})}
     if img_size is not None:
         cfg["input_size"] = (cfg["input_size"][0], *Grid.of(img_size))
     num_classes = _count_outputs(own, name, tuple(cfg["input_size"]))

@@ -346,8 +346,8 @@ class Recipe:
     """Device; auto uses a CUDA GPU if there is one. mps is the GPU of a Mac, on which weft has not been tested yet."""
 
     precision: Literal["auto", "fp32", "bf16"] = option("fp32")
-    """Number format of matrix multiplications and convolutions; weights stay in fp32. auto: bf16 if it is faster here,
-    by a measurement that takes seconds once per machine; the run records the format."""
+    """Number format of matrix multiplications and convolutions; weights stay in fp32. auto: bf16 if a training step of
+    the network is faster with it here, by a measurement of seconds; the run records the format."""
 
     compile: bool = False
     """Compile the network with torch.compile: minutes at the start, faster steps."""

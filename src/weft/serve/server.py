@@ -25,6 +25,7 @@ from uvicorn.supervisors import Multiprocess
 
 from weft.errors import UsageError
 from weft.inference.predictor import Predictor
+from weft.processor import num_threads
 from weft.serve.app import Service, create_app, load_predictor, log
 from weft.serve.metrics import MULTIPROC_DIR
 from weft.serve.protocol import GuardedProtocol
@@ -54,7 +55,7 @@ def serve(settings: Settings) -> None:
             service = app.state.service
             _Server(_config(settings, app), service, lambda: _announce(settings, service.predictor, url)).run([sock])
         else:
-            settings = replace(settings, threads=settings.threads or max((os.cpu_count() or 1) // settings.workers, 1))
+            settings = replace(settings, threads=settings.threads or max(num_threads() // settings.workers, 1))
             # report a model that cannot be served once, before the workers start; they also find the chosen runtime
             predictor = load_predictor(settings)
             _serve_in_processes(settings, sock, lambda: _announce(settings, predictor, url))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from dataclasses import dataclass, fields
 
 from weft.data.images.limits import MAX_PIXELS
+from weft.deploy.select import RUNTIMES as RUNTIMES
 from weft.errors import UsageError
-from weft.processor import MAX_THREADS
+from weft.processor import MAX_THREADS, available_cores
 
-RUNTIMES = ("auto", "torch", "openvino", "onnx")
 DEVICES, PRECISIONS = ("auto", "cpu", "cuda", "mps"), ("auto", "fp32", "bf16")
 NUMBERS = {"int": (int, "a whole number"), "float": ((int, float), "a number")}
 TOKEN = "WEFT_TOKEN"  # environment variable with the token
@@ -152,7 +151,7 @@ class Settings:
     @property
     def decoder_count(self) -> int:
         """Number of decoder processes of each worker."""
-        return self.decoders or min(max((os.cpu_count() or 1) // self.workers, 1), 4)
+        return self.decoders or min(max(available_cores() // self.workers, 1), 4)
 
     @property
     def decoder_memory(self) -> int:

@@ -28,6 +28,7 @@ from typing_extensions import TypedDict
 from weft.errors import CheckpointError, StoppedError, UsageError, WeftError, need
 from weft.files import make_dir, no_follow, write_whole
 from weft.models.plugins import VARIABLE as PLUGINS
+from weft.processor import available_cores
 from weft.reading import read_json
 from weft.system import hide_wandb, is_alive, peak_mib
 
@@ -206,7 +207,7 @@ def kept_in(folder: Path) -> Iterator[None]:
 
 def threads_of(at_once: int) -> int:
     """Return the CPU threads of each of several concurrent jobs."""
-    return max(1, (os.cpu_count() or 1) // at_once)
+    return max(1, available_cores() // at_once)
 
 
 def check_engine(engine: str, at_once: int) -> None:

@@ -7,11 +7,10 @@ import dataclasses
 from weft.checkpoints.bundled import BUNDLES, bundle_of
 from weft.checkpoints.downloads import is_reachable
 from weft.checkpoints.hub import has_public_weights, is_cached
+from weft.models.families import MANY_IMAGES, SMALL_SIDE
 from weft.recipes import Recipe, load_recipe
 
 RECIPE = "finetune"  # its model is downloaded, if the hub can be reached
-MIN_SIDE = 96  # pixels; public weights saw larger images
-MAX_IMAGES = 10_000  # training images; with more, training from scratch is left to the user's choice of a recipe
 
 
 def model_with_weights() -> str | None:
@@ -82,7 +81,7 @@ def note_on_scratch(model: str, image_size: tuple[int, int], num_images: int) ->
 
 def _reason_for_scratch(image_size: tuple[int, int], num_images: int) -> str:
     """Return the reason not to choose public weights; an empty text if there is none."""
-    if min(image_size) < MIN_SIDE:
+    if min(image_size) < SMALL_SIDE:
         height, width = image_size
         return f"the images have about {height}x{width} pixels, and public weights saw larger ones"
-    return f"there are {num_images:,} images, more than {MAX_IMAGES:,}" if num_images > MAX_IMAGES else ""
+    return f"there are {num_images:,} images, more than {MANY_IMAGES:,}" if num_images > MANY_IMAGES else ""

@@ -141,7 +141,7 @@ class Learner:
         self.model, self.recipe, self.runtime, self.teacher = model, recipe, runtime, teacher
         self.steps_per_epoch, self.steps = steps_per_epoch, steps
         self.step, self.skipped = 0, 0
-        self.schedule: Callable[[int], float] = lambda step: lr_at(recipe, step, steps_per_epoch, steps)
+        self.lr_at: Callable[[int], float] = lambda step: lr_at(recipe, step, steps_per_epoch, steps)  # from step 0
         _freeze(model, recipe)
         decay = recipe.optim.ema_decay
         self.ema = timm_utils.ModelEmaV3(model, decay=decay, use_warmup=True) if decay else None
@@ -162,10 +162,6 @@ class Learner:
     def eval_model(self) -> nn.Module:
         """The model to evaluate and save: the weight average (EMA) if there is one."""
         return self.ema.module if self.ema is not None else self.model
-
-    def lr_at(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
-        return self.schedule(step)
 
     def set_train_mode(self) -> None:
         """Set the modules to training or evaluation mode, as the recipe requires."""

@@ -97,7 +97,7 @@ def sweep_lr(
         raise UsageError(f"steps must be at least 1; got {steps}.")
     learner = Learner(copy.deepcopy(model), recipe, runtime, steps, steps, num_classes, batches.dataset.source.labels)
     low, high = SWEEP
-    learner.schedule = lambda step: low * (high / low) ** (step / max(steps - 1, 1))
+    learner.lr_at = lambda step: low * (high / low) ** (step / max(steps - 1, 1))
     learner.set_train_mode()
     points: list[LrPoint] = []
     average, best = 0.0, math.inf
@@ -107,7 +107,7 @@ def sweep_lr(
             break
         average = SMOOTHING * average + (1 - SMOOTHING) * result.loss
         smoothed = average / (1 - SMOOTHING ** (number + 1))
-        points.append(LrPoint(learner.schedule(number), result.loss, smoothed))
+        points.append(LrPoint(learner.lr_at(number), result.loss, smoothed))
         best = min(best, smoothed)
         if smoothed > DIVERGED * best:
             break

@@ -33,6 +33,7 @@ from weft.train.distillation import open_teacher
 from weft.train.loop import Learner
 from weft.train.network import build_model, with_start_network
 from weft.train.objective import check_balance
+from weft.train.precision_finder import find_precision
 from weft.train.refusals import refusing
 from weft.train.sync_batchnorm import sync_batchnorm
 
@@ -88,6 +89,11 @@ class Plan:
             on_lost=self.recipe.data.on_lost,
         )
 
+    def build(self) -> nn.Module:
+        """Build network and batches, so that their errors come before a run starts; return the network."""
+        network, _ = self.network, self.val_batches
+        return network
+
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a full epoch."""
@@ -136,7 +142,7 @@ def make_plan(
         recipe: as loaded.
         runtime: device, precision and processes.
         quiet: print no progress and no notes.
-        tune_batch_size: measure the batch size if it is `auto`.
+        tune_batch_size: measure the batch size and the precision if they are `auto`.
         fit_batch_size: reduce the batch size if an incomplete last step would leave out many images.
         on_decided: called with the recipe once model and epochs are decided, before anything is measured.
         reload: loads the recipe again from another base recipe and with a model; None if the user named a recipe
@@ -159,9 +165,9 @@ def make_plan(
     recipe, note = with_start_network(recipe)
     if note:
         reasons.append(note)
-    if recipe.precision == "auto":
+    is_auto = recipe.precision == "auto"
+    if is_auto:
         recipe = dataclasses.replace(recipe, precision=runtime.precision)
-        reasons.append(f"Precision: {runtime.precision}, chosen for this machine.")
     recipe, decisions = fill_in(recipe, size, len(splits.train), runtime.world)
     decisions = [*reasons, *decisions]
     on_decided(recipe)
@@ -170,6 +176,10 @@ def make_plan(
         with refusing(f"{recipe.model} must support training on this machine"):
             batch_size, note = find_batch_size(recipe, len(splits.classes), len(splits.train), runtime)
         recipe, decisions = dataclasses.replace(recipe, batch_size=batch_size), [*decisions, note]
+    if is_auto and tune_batch_size:
+        with refusing(f"{recipe.model} must support training on this machine"):
+            runtime, note = find_precision(recipe, len(splits.classes), runtime)
+        recipe, decisions = dataclasses.replace(recipe, precision=runtime.precision), [*decisions, note]
     recipe, note = use_all_images(recipe, len(splits.train), runtime.world, may_change=fit_batch_size)
     if note:
         decisions.append(note)

@@ -147,66 +147,109 @@ def train(
     if recipe in recipe_names() and given.get("model") is None and "model" not in (settings or {}):
         loaded, reason = with_available_weights(loaded)
     if loaded.extend is not None:
-        given_too = {
-            "from_scratch": from_scratch,
-            "stop_after": stop_after is not None,
-            "max_time": max_time is not None,
-            "track": bool(trackers),
-        }
-        if names := [name for name, is_given in given_too.items() if is_given]:
+        more = {"from_scratch": from_scratch, "stop_after": stop_after, "max_time": max_time, "track": trackers}
+        if names := [name for name, value in more.items() if value]:
             raise UsageError(f"--extend trains no epochs, so {names[0]} does not apply. Omit it.")
         loaded = extended_recipe(loaded, data, recipe, settings or {}, given)
-    runtime = Runtime.of(loaded.device, loaded.precision, deterministic=loaded.deterministic)
+        return _extend(loaded, out, force=force, quiet=quiet)
+
+    def reload(base: str, name: str) -> Recipe:
+        return load_plan_recipe(data, base, settings, {**given, "model": name})
+
+    is_open = recipe is None and not from_scratch and default_recipe(data) is None
+    is_open = is_open and loaded.start_from is None and not loaded.pretrained
+    return _start(
+        loaded,
+        out,
+        stop,
+        trackers,
+        reason,
+        fit_batch_size=leaves_batch_size(data, recipe, settings, given),
+        reload=reload if is_open else None,
+        force=force,
+        quiet=quiet,
+    )
+
+
+def _start(
+    recipe: Recipe,
+    out: str | Path | None,
+    stop: Stop,
+    trackers: Sequence[str],
+    reason: str,
+    *,
+    fit_batch_size: bool,
+    reload: Callable[[str, str], Recipe] | None,
+    force: bool,
+    quiet: bool,
+) -> RunResult:
+    """Start a new run. `reason` is a note on the recipe; `fit_batch_size` and `reload` are those of `make_plan`."""
+    runtime = Runtime.of(recipe.device, recipe.precision, deterministic=recipe.deterministic)
     quiet = quiet or not runtime.is_main
-    if loaded.extend is not None:
-        if runtime.world > 1:
-            raise UsageError(f"--extend runs in one process; got {runtime.world}. Start it without torchrun.")
-        loaded = dataclasses.replace(loaded, precision=runtime.precision)
-        return _extend(loaded, out, runtime, force=force, quiet=quiet)
     if reason and not quiet:
         say(reason)
-    with contextlib.ExitStack() as stack:
-        reservations: list[Reservation] = []
-
-        def reserve(recipe: Recipe) -> None:
-            """Reserve the run directory as early as its name is known, once."""
-            if reservations or (out is None and recipe.name is None and recipe.model is None):
-                return
-            folder = Path(out) if out is not None else Path("runs") / (recipe.name or default_name(recipe))
-            check_run_dir(folder, str(recipe.data.source))
-            reservation = None
-            if runtime.is_main:
-                is_numbered = out is None and not force
-                reservation = stack.enter_context(
-                    reserved_numbered(folder) if is_numbered else reserved(folder, force=force)
-                )
-                if reservation.path != folder and not quiet:
-                    say(f"{folder} exists; this run is {reservation.path}.")
-            chosen = runtime.gather(None if reservation is None else str(reservation.path))[0]  # of the first process
-            reservations.append(reservation or Reservation(Path(chosen), force=force))
-
-        def reload(base: str, name: str) -> Recipe:
-            return load_plan_recipe(data, base, settings, {**given, "model": name})
-
-        reserve(loaded)
-        is_open = recipe is None and not from_scratch and default_recipe(data) is None
-        is_open = is_open and loaded.start_from is None and not loaded.pretrained
+    with _NewDirectory(out, runtime, force=force, quiet=quiet) as directory:
+        directory.reserve(recipe)
         plan = make_plan(
-            loaded,
+            recipe,
             runtime,
             quiet=quiet,
-            fit_batch_size=leaves_batch_size(data, recipe, settings, given),
-            on_decided=reserve,
-            reload=reload if is_open else None,
+            fit_batch_size=fit_batch_size,
+            on_decided=directory.reserve,
+            reload=reload,
         )
-        run = _Run(plan, reservations[0].path, stop, trackers, quiet)
-        return run.cross_validate(run.start(reservations[0]))
+        assert directory.reservation is not None
+        run = _Run(plan, directory.reservation.path, stop, trackers, quiet)
+        return run.cross_validate(run.start(directory.reservation))
 
 
-def _extend(recipe: Recipe, out: str | Path | None, runtime: Runtime, *, force: bool, quiet: bool) -> RunResult:
-    """Extend a run."""
+class _NewDirectory(contextlib.ExitStack):
+    """The directory of a new run, which is reserved as soon as its name is known.
+
+    Args:
+        out: the directory; None for one in runs/, named after the model and the data, and numbered if it exists.
+        runtime: whose first process reserves it.
+        force: replace an existing run.
+        quiet: print no notes.
+    """
+
+    def __init__(self, out: str | Path | None, runtime: Runtime, *, force: bool, quiet: bool) -> None:
+        super().__init__()
+        self.out, self.runtime, self.force, self.quiet = out, runtime, force, quiet
+        self.reservation: Reservation | None = None
+
+    def reserve(self, recipe: Recipe) -> None:
+        """Reserve the directory, unless it is reserved, or its name depends on a model that is not chosen yet."""
+        if self.reservation or (self.out is None and recipe.name is None and recipe.model is None):
+            return
+        folder = _folder_of(recipe, self.out)
+        reservation = None
+        if self.runtime.is_main:
+            is_numbered = self.out is None and not self.force
+            reservation = self.enter_context(
+                reserved_numbered(folder) if is_numbered else reserved(folder, force=self.force)
+            )
+            if reservation.path != folder and not self.quiet:
+                say(f"{folder} exists; this run is {reservation.path}.")
+        chosen = self.runtime.gather(None if reservation is None else str(reservation.path))[0]  # of the first process
+        self.reservation = reservation or Reservation(Path(chosen), force=self.force)
+
+
+def _folder_of(recipe: Recipe, out: str | Path | None) -> Path:
+    """Return the directory of a run as it is named, before it is numbered."""
     folder = Path(out) if out is not None else Path("runs") / (recipe.name or default_name(recipe))
     check_run_dir(folder, str(recipe.data.source))
+    return folder
+
+
+def _extend(recipe: Recipe, out: str | Path | None, *, force: bool, quiet: bool) -> RunResult:
+    """Extend a run."""
+    runtime = Runtime.of(recipe.device, recipe.precision, deterministic=recipe.deterministic)
+    quiet = quiet or not runtime.is_main
+    if runtime.world > 1:
+        raise UsageError(f"--extend runs in one process; got {runtime.world}. Start it without torchrun.")
+    recipe = dataclasses.replace(recipe, precision=runtime.precision)
+    folder = _folder_of(recipe, out)
     if folder.resolve() == Path(str(recipe.extend)).resolve():
         raise UsageError(f"The run that is extended stays as it is; got {folder} also as --out. Choose another --out.")
     with reserved(folder, force=force) if out is not None or force else reserved_numbered(folder) as reservation:
@@ -265,7 +308,7 @@ class _Run:
         self.plan, self.recipe, self.splits, self.runtime = plan, plan.recipe, plan.splits, plan.runtime
         self.out, self.stop, self.trackers, self.quiet = out, stop, trackers, quiet
         self.held_out_groups = set(plan.splits.val_groups or ())  # and those of other folds, once these have finished
-        self.model, _ = plan.network, plan.val_batches
+        self.model = plan.build()
         self.reporter = Reporter(epochs_of(plan.steps, plan.steps_per_epoch), quiet=quiet)
 
     def note(self, text: str) -> None:

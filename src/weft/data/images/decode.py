@@ -50,7 +50,7 @@ REASONS = {
     "zero-byte": "it is empty (0 bytes)",
     "too-many-bytes": f"it is larger than {MAX_BYTES >> 20} MiB",
     "not-an-image": f"its content is none of {', '.join(FORMATS)}",
-    "no-decoder": "HEIC and HEIF images need the package pillow-heif: pip install 'weft-vision[heic]'",
+    "no-decoder": "HEIC and HEIF images need the package pillow-heif: pip install pillow-heif",
     "truncated": "the file is truncated",
     "damaged": "its content cannot be decoded",
     "too-many-pixels": "it has too many pixels",
@@ -231,7 +231,7 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
     if source == b"":
         raise BadImage(name, "zero-byte")
     # always from bytes: a decoder may treat a file on disk differently
-    data = source if isinstance(source, bytes) else read_regular(source)
+    data = source if isinstance(source, bytes) else _read(source, name)
     with io.BytesIO(data) as file, _pillow_limits(max_pixels):
         head = data[:HEAD_BYTES]
         format = sniff(head)
@@ -266,6 +266,15 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
             Exception
         ) as err:  # Pillow raises many types for malformed bytes: SyntaxError, KeyError, struct.error, ...
             raise BadImage(name, _reason(err, head, file), printable(str(err))) from err
+
+
+def _read(path: str | Path, name: str) -> bytes:
+    try:
+        return read_regular(path)
+    except MemoryError as err:
+        raise BadImage(name, "out-of-memory") from err
+    except OSError as err:  # of the disk or the network
+        raise BadImage(name, "unreadable", err.strerror or str(err)) from err
 
 
 def read_regular(path: str | Path) -> bytes:

@@ -24,6 +24,7 @@ from weft.data.images.decode import (
 from weft.data.index.source import BadFile
 from weft.data.index.tree import EXTENSIONS, extension, is_folder, is_junk, walk
 from weft.errors import DataError
+from weft.processor import available_cores
 from weft.text import printable
 
 CHUNK = 16  # images per task of a thread
@@ -273,7 +274,7 @@ def _bad(entry: ImageEntry, err: BadImage) -> BadFile:
 def _in_threads(function: Callable[[Item], Result], items: list[Item]) -> Iterator[tuple[Item, Result]]:
     """Yield (item, result) in order, from a thread pool: Pillow releases the GIL while decoding."""
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
-    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))
+    pool = ThreadPoolExecutor(min(available_cores(), 8))
     try:
         results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
         for chunk, of_chunk in zip(chunks, results, strict=True):

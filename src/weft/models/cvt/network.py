@@ -10,7 +10,7 @@ Sizes: Table 2, in `weft.models.cvt`. Projection: section 3.2, figure 2.
 
 As in the released code, and unlike the usual formula: scores are scaled by embed_dim**-0.5, not by the width of a head
 (`scale_by="head_dim"` is the usual form); the MLP's activation is x * sigmoid(1.702 x), 'quick_gelu'; the class token,
-last stage only, skips the depthwise convolution. Its tokens of one stage are one memory layout, as sequence and as map.
+last stage only, skips the depthwise convolution. Within a stage, the tokens and their map are views of the same memory.
 """
 
 from __future__ import annotations
@@ -255,10 +255,21 @@ class CvT(Backbone):
             raise UsageError(f"scale_by must be 'embed_dim' or 'head_dim'; got {scale_by!r}.")
         if not isinstance(drop_path_rate, (tuple, list)):
             drop_path_rate = (*[0.0] * (count - 1), drop_path_rate)
-        values: dict[str, Any] = dict(depth=depth, num_heads=num_heads, head_dim=head_dim, mlp_ratio=mlp_ratio)
-        values |= dict(embed_kernel=embed_kernel, proj_kernel=proj_kernel, qkv_bias=qkv_bias)
-        values |= dict(embed_stride=embed_stride, embed_padding=embed_padding, conv_proj=conv_proj)
-        values |= dict(kv_stride=kv_stride, pos_embed=pos_embed, drop_path_rate=drop_path_rate)
+        values: dict[str, Any] = dict(
+            depth=depth,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            mlp_ratio=mlp_ratio,
+            embed_kernel=embed_kernel,
+            embed_stride=embed_stride,
+            embed_padding=embed_padding,
+            proj_kernel=proj_kernel,
+            conv_proj=conv_proj,
+            qkv_bias=qkv_bias,
+            kv_stride=kv_stride,
+            pos_embed=pos_embed,
+            drop_path_rate=drop_path_rate,
+        )
         rows = {name: per_stage(value, count, name) for name, value in values.items()}
 
         self.embed_dim = embed_dim

@@ -9,14 +9,15 @@ Paper -> here:  C -> embed_dim   D -> key_dim   N -> num_heads   X -> depth (pai
     shrinking attention -> AttentionDownsample   attention bias -> attention_biases   PatchConv -> Stem
 Sizes: Table 2, in `weft.models.levit`.
 
-As in the released code: keys in the paper's Table 2 for LeViT-384's second shrinking attention would give 18 heads; the
-weights have 16 = C/D. The stem's last convolution has no activation. The bias is added after the scores are scaled. In
-training the two heads return separate logits (classes, teacher), in evaluation their mean. Parameter names are
-timm's. Unlike both, any image size: bias tables are resized over |dy|, |dx| with offset 0 kept.
+As in the released code: LeViT-384's second shrinking attention has 16 = C/D heads, where the paper's Table 2 gives 18.
+The stem's last convolution has no activation. The bias is added after the scores are scaled. In training the two heads
+return separate logits (classes, teacher), in evaluation their mean. Parameter names are timm's. Neither paper nor
+released code takes other image sizes; here the bias tables are resized over |dy|, |dx|, and offset 0 keeps its value.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import Any
@@ -345,9 +346,7 @@ class LeViT(Backbone):
         pre_norm = norm == "layer"
 
         self.embed_dim, self.head_norm = embed_dim, head_norm and norm == "batch"
-        self.stem_stride = 1
-        for stride in stem_strides:
-            self.stem_stride *= stride
+        self.stem_stride = math.prod(stem_strides)
         if stem == "patch":
             self.stem: nn.Module = PatchStem(in_chans, embed_dim[0], self.stem_stride)
         else:

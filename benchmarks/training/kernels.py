@@ -5,7 +5,8 @@
 Medians of the milliseconds forward and backward: attention by torch's fused kernel or by two matrix multiplications;
 CeiT's stem with channels first or last; CvT's projection in float32 or bfloat16; the shift crop of small images by
 torchvision's transform or by weft's; QuickGELU in three forms; BatchNorm and GELU of CeiT's feed-forward part, and the
-linear layer before them. Rows of this class of processor are replaced in the file, others stay.
+linear layer before them; the linear layer and BatchNorm of LeViT; AdamW fused or by lists of tensors. Rows of this
+class of processor are replaced in the file, others stay.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torchvision import transforms
 
+import weft
 from weft.bench.records import read_csv, write_csv
 from weft.data import train_transform
 from weft.layers.activation import QuickGELU
@@ -53,6 +56,24 @@ def norm_gelu(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def norm_gelu_by_parts(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     variance, mean = torch.var_mean(tokens, (0, 1, 2), correction=0)
     return F.gelu((tokens - mean) * (torch.rsqrt(variance + 1e-5) * weight) + bias)
+
+
+def linear_norm(tokens: Tensor, matrix: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    rows = F.linear(tokens, matrix).flatten(0, 1)
+    return F.batch_norm(rows, None, None, weight, bias, training=True)
+
+
+def linear_norm_recomputed(tokens: Tensor, matrix: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return checkpoint(linear_norm, tokens, matrix, weight, bias, use_reentrant=False)  # type: ignore[return-value]
+
+
+def linear_norm_by_covariance(tokens: Tensor, matrix: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The statistics of the outputs follow from those of the inputs, of which there are half as many."""
+    rows = tokens.flatten(0, 1)
+    mean = rows.mean(dim=0)
+    covariance = rows.T @ rows / len(rows) - torch.outer(mean, mean)
+    scaled = matrix * (weight * torch.rsqrt(((matrix @ covariance) * matrix).sum(dim=1) + 1e-5))[:, None]
+    return F.linear(rows, scaled, bias - scaled @ mean)
 
 
 def linear_norm_gelu(tokens: Tensor, matrix: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -105,6 +126,15 @@ def cases() -> Iterator[tuple[str, list[Way]]]:
             ("statistics from the covariance of the inputs", linear_norm_gelu_by_covariance, (narrow, matrix, *norm)),
         ],
     )
+    inputs = torch.randn(16, 196, 256), torch.randn(512, 256) / 16, torch.rand(512) + 0.5, torch.randn(512)
+    yield (
+        "linear layer and BatchNorm of LeViT-256's MLP, batch 16",
+        [
+            ("PyTorch's kernels", linear_norm, inputs),
+            ("recomputed in the backward pass", linear_norm_recomputed, inputs),
+            ("statistics from the covariance of the inputs", linear_norm_by_covariance, inputs),
+        ],
+    )
     hidden = torch.randn(16, 3136, 256)
     yield (
         "QuickGELU of CvT's first stage, batch 16",
@@ -141,6 +171,23 @@ def crops(rounds: int) -> dict[str, list[tuple[float, float]]]:
     return times
 
 
+def optimizers(name: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Return the seconds of a step of AdamW for a network, by implementation."""
+    times: dict[str, list[tuple[float, float]]] = {}
+    ways = {}
+    for way in ("fused", "foreach"):
+        parameters = [nn.Parameter(value.detach().clone()) for value in weft.create_model(name).parameters()]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        ways[way], times[way] = torch.optim.AdamW(parameters, lr=1e-4, **{way: True}), []
+    for _ in range(rounds + 3):
+        for way, optimizer in ways.items():
+            begun = time.perf_counter()
+            optimizer.step()
+            times[way].append((time.perf_counter() - begun, 0.0))
+    return times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
@@ -153,6 +200,8 @@ def main() -> None:
         for _ in range(args.rounds + 3):
             for way, op, inputs in ways:
                 times[way].append(step(op, inputs))
+    for name in ("levit_256", "cvt_13", "ceit_tiny_patch16_224"):
+        results[f"AdamW, {name}"] = optimizers(name, args.rounds)
     results["shift crop of a picture of 32 pixels"] = crops(args.rounds)
     rows = []
     for name, times in results.items():

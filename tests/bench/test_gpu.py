@@ -121,10 +121,19 @@ def test_a_damaged_state_is_a_sentence(
 
 
 def test_a_table_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    class Unwritable:
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
     write_csv(tmp_path / "a.csv", [{"a": 1}])
-    with pytest.raises(ValueError, match="fields not in fieldnames"):
-        write_csv(tmp_path / "a.csv", [{"a": 2}, {"b": 3}])
+    with pytest.raises(ValueError, match="no text"):
+        write_csv(tmp_path / "a.csv", [{"a": 2}, {"a": Unwritable()}])
     assert read_csv(tmp_path / "a.csv") == [{"a": "1"}]
+
+
+def test_a_new_column_is_empty_in_old_rows(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [{"a": 1}, {"b": 2}])
+    assert read_csv(tmp_path / "a.csv") == [{"a": "1", "b": ""}, {"a": "", "b": "2"}]
 
 
 def test_a_stop_while_models_build_kills_their_processes(modules: dict[str, ModuleType]) -> None:

@@ -690,7 +690,7 @@ def test_exports_are_timed_with_the_threads_of_a_worker(monkeypatch: pytest.Monk
     used: list[int | None] = []
     monkeypatch.setattr(server, "load_predictor", lambda settings: used.append(settings.threads))
     monkeypatch.setattr(server, "_serve_in_processes", lambda settings, *_: used.append(settings.threads))
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(server, "num_threads", lambda: 6)
     server.serve(Settings(run="model", port=0, workers=2))
     assert used == [3, 3]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -160,7 +159,7 @@ def test_over_two_workers_of_ray(tmp_path, monkeypatch):
     """Results as by the engine of this machine; what dies takes nothing with it."""
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("weft.study.runner.available_cores", lambda: 2)
     try:
         tasks = [job(tmp_path / name, epochs=1, **more) for name, more in (("a", {}), ("b", {"batch_size": 1}))]
         results = run_jobs(tasks, engine="ray", at_once=2)

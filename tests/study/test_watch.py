@@ -123,7 +123,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_threads_of_a_run(
     given: int | None, at_once: int, threads: int, tmp_path: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    monkeypatch.setattr(runner, "available_cores", lambda: 6)
     waited: list[int] = []
     jobs = [job(tmp_path / name) for name in "ab"]
     results = run_jobs(jobs, at_once=at_once, threads=given, on_wait=lambda running: waited.append(len(running)))

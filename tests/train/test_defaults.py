@@ -18,8 +18,8 @@ from weft.train.plan import fill_in, leaves_batch_size, use_all_images
         (64, 100_000, ("ceit_nano_32", 64)),
         (95, 100, ("ceit_nano_32", 64)),
         (96, 100, ("levit_128s", None)),
-        (500, 9_999, ("levit_128s", None)),
-        (500, 10_000, ("ceit_tiny_patch16_224", None)),
+        (500, 10_000, ("levit_128s", None)),
+        (500, 10_001, ("ceit_tiny_patch16_224", None)),
     ],
 )
 def test_the_model_follows_size_and_number(side: int, count: int, chosen: tuple[str, int | None]) -> None:

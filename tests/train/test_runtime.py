@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +16,12 @@ from weft.errors import StoppedError, UsageError
 from weft.runtime import Runtime
 from weft.train.stop import Stop
 
+ON_CPU = SimpleNamespace(device=torch.device("cpu"))
+
 
 def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(runtime, "_accelerator", asked.append)
+    monkeypatch.setattr(runtime, "_accelerator", lambda on_cpu: asked.append(on_cpu) or ON_CPU)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     Runtime.of("auto")
     Runtime.of("cpu")
@@ -31,7 +34,7 @@ def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_mps_is_used_only_by_request(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(runtime, "_accelerator", asked.append)
+    monkeypatch.setattr(runtime, "_accelerator", lambda on_cpu: asked.append(on_cpu) or ON_CPU)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(UsageError, match=r"device mps needs the GPU of a Mac .* Pass --device cpu"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import os
 import platform
 import sys
 from typing import Any
@@ -14,7 +13,7 @@ from packaging.version import Version
 
 from weft.cli.options import add_common, example, note, print_json, table
 from weft.errors import DISTRIBUTION, RUNTIME_DISTRIBUTION, distribution, is_installed
-from weft.processor import cpu_flags, cpu_name, num_threads, processor_class
+from weft.processor import available_cores, cpu_flags, cpu_name, num_threads, processor_class
 from weft.system import total_memory
 from weft.version import __version__
 
@@ -105,11 +104,10 @@ def _check(need: Requirement, if_absent: str) -> dict[str, str]:
 
 def describe_machine() -> dict[str, Any]:
     """Return system, processor, memory and GPUs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "python": sys.version.split()[0],
-        "cores": cores,
+        "cores": available_cores(),
         "threads": num_threads(),
         "processor": cpu_name(),
         "processor_class": processor_class(),

@@ -13,6 +13,7 @@ FORMATS = {  # and their precisions
     "aotinductor": ("fp32", "bf16"),
 }
 AUTO = "auto"  # the fastest of several, by measurement
+RUNTIMES = (AUTO, "torch", "openvino", "onnx")  # what a model or one of its exports can run in
 SUFFIXES = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}
 UNSUPPORTED = (".pt", ".pth", ".bin", ".engine", ".mlmodel", ".mlpackage", ".safetensors", ".tflite", ".torchscript")
 

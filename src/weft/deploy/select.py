@@ -12,11 +12,10 @@ from weft.checkpoints.config import PREPROCESSING, read_config
 from weft.checkpoints.finding import CONFIG, WEIGHTS
 from weft.checkpoints.public import PublicModel, find_model
 from weft.deploy.choosing import FILE, expected_order, exports_in, read_choice, saturation_note
+from weft.deploy.formats import RUNTIMES
 from weft.errors import CheckpointError, UsageError, is_installed
 from weft.files import sha256_of
 from weft.text import printable
-
-RUNTIMES = ("auto", "torch", "openvino", "onnx")
 
 
 def candidates(

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, fields
 
 from weft.data.images.limits import MAX_PIXELS
-from weft.deploy.select import RUNTIMES as RUNTIMES
+from weft.deploy.formats import RUNTIMES as RUNTIMES
 from weft.errors import UsageError
 from weft.processor import MAX_THREADS, available_cores
 

@@ -1,5 +1,7 @@
 """Measured speed of this machine: matrix multiplications and convolutions in fp32 and bf16, the former also in int8.
 
+Convolutions in int8 exist only in PyTorch's quantized models, which weft does not use.
+
 Measured once per processor, instruction set, version of PyTorch and number of threads; the result is a file in the
 cache directory. `--precision auto` chooses by it.
 """
@@ -58,6 +60,7 @@ class Capabilities:
         torch: version.
         speeds: a row per operation, precision and number of threads. int8 is of matrix multiplications alone, and
             absent where PyTorch does not have it.
+        flags: instruction sets, see `weft.processor.cpu_flags`.
     """
 
     processor: str | None
@@ -65,6 +68,7 @@ class Capabilities:
     limits: dict[str, str]
     torch: str
     speeds: Annotated[tuple[Speed, ...], Field(min_length=1)]
+    flags: tuple[str, ...] = ()
 
     def gain(self, precision: str, operation: str = "matmul") -> float | None:
         """Return the speed of a precision relative to fp32, on one thread; None if it was not measured."""
@@ -120,7 +124,7 @@ def _measured() -> Capabilities:
                     rows.append(Speed(operation, precision, count, float(f"{flops / seconds / 1e9:.4g}")))
     finally:
         torch.set_num_threads(threads)
-    measured = Capabilities(cpu_name(), processor_class(), limits(), torch.__version__, tuple(rows))
+    measured = Capabilities(cpu_name(), processor_class(), limits(), torch.__version__, tuple(rows), cpu_flags())
     file = _file()
     if file is None:
         return measured

@@ -22,7 +22,7 @@ from weft import processor
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli.app import main, verb_parser
 from weft.data import open_data
-from weft.deploy import export, exporting, graphs, open_model, runtimes, verification
+from weft.deploy import choosing, export, exporting, graphs, open_model, runtimes, verification
 from weft.deploy.formats import AUTO, FORMATS
 from weft.errors import CheckpointError, UsageError, VerificationError
 from weft.train import evaluate, predict
@@ -539,3 +539,24 @@ def test_artefacts_that_cannot_be_used(tmp_path):
     export(model("levit_nano_32"), out, format="torch", force=True)
     with pytest.raises(CheckpointError, match=r"a \.pt2 file, which can contain any code, so weft does not load it\."):
         open_model(out)
+
+
+def test_int8_without_instructions_is_timed(
+    models: dict[str, Path],
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The time of an image is that relative to the same export in fp32."""
+    monkeypatch.setattr(choosing, "cpu_flags", lambda: ("avx2",))
+    times = {"fp32": 0.5, "other": 0.8}
+    monkeypatch.setattr(choosing, "time_calls", lambda calls, sizes: {name: {1: times[name]} for name in calls})
+    words = ["export", str(models["levit_nano_32"]), str(tmp_path / "out"), "--format", "onnx", "--precision", "int8"]
+    assert main([*words, "--data", str(photos), "--max-drop", "100"]) == 0
+    note = "int8 can be slower than fp32. An image takes 1.60 times as long. --format auto chooses the faster one."
+    assert note in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["time_to_fp32"] == 1.6
+    monkeypatch.setattr(choosing, "cpu_flags", lambda: ("avx2", "avx512_vnni"))
+    assert main([*words, "--data", str(photos), "--max-drop", "100", "--force"]) == 0
+    assert "time_to_fp32" not in json.loads((tmp_path / "out" / "report.json").read_text())

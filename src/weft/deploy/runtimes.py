@@ -445,9 +445,10 @@ class OpenVinoGraph:
             "INFERENCE_PRECISION_HINT": "bf16" if precision in ("bf16", "int8") and processor.has_bf16() else "f32",
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
-            # every process begins with the first core, so that several processes would compute on the same ones
-            "ENABLE_CPU_PINNING": threads >= processor.available_cores(),
         }
+        if threads < processor.available_cores():
+            # every process pins its threads from the first core on, so that several would compute on the same cores
+            self.hints["ENABLE_CPU_PINNING"] = False
         flags = processor.cpu_flags()
         is_unsafe = precision == "int8" and ("amx_int8" in flags or not flags)  # none are known on Windows
         self.dynamic = None if is_unsafe else self.core.compile_model(self._read(), "CPU", self.hints)

@@ -22,6 +22,7 @@ from weft.runtime import Runtime
 from weft.train.loop import Learner, group_into_steps
 from weft.train.network import build_model
 from weft.train.plan import Plan, open_splits
+from weft.train.precision_finder import find_precision
 
 STEP_MACS = 16e9  # multiply-adds of a forward pass, which limit the batch size of a probe
 BATCH_SIZES = (4, 64)  # smallest and largest, both even, as mixup requires
@@ -66,7 +67,10 @@ def probe(recipe: Recipe, macs: float, splits: Splits | None = None, threads: in
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        plan = Plan(small, splits, Runtime.of(recipe.device, recipe.precision))
+        runtime = Runtime.of(recipe.device, recipe.precision)
+        if recipe.precision == "auto":
+            runtime, _ = find_precision(small, len(splits.classes), runtime)
+        plan = Plan(dataclasses.replace(small, precision=runtime.precision), splits, runtime)
         learner = plan.learner()
         waited, computed, saved = _timed(plan, learner)
     finally:

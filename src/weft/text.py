@@ -62,11 +62,11 @@ def one_line(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 600]} [...] {text[-580:]}"
 
 
-def first_few(names: Iterable[str]) -> str:
-    """Join the first few names, printable, with the number of further ones."""
+def first_few(names: Iterable[str], most: int = NUM_NAMED) -> str:
+    """Join the first `most` names, printable, with the number of further ones."""
     listed = [printable(name) for name in names]
-    more = f" and {len(listed) - NUM_NAMED:,} more" if len(listed) > NUM_NAMED else ""
-    return ", ".join(listed[:NUM_NAMED]) + more
+    more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
 
 
 def count(number: int, one: str, many: str = "") -> str:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import CheckpointError
-from weft.text import reason_of
+from weft.text import first_few, reason_of
 
 _STORAGES = {
     "torch.DoubleStorage": torch.float64,
@@ -202,10 +202,9 @@ def open_pickle(path: Path, *, import_foreign: bool = False) -> Iterator[Any]:
 def foreign_names_message(path: Path, names: Sequence[str]) -> str:
     """Return the error message for a file whose pickle has foreign names."""
     names = [re.sub(r"^commands\.", "subprocess.", name) for name in names]  # its name in Python 2
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return (
-        f"{path} must hold tensors and plain values only; its pickle names {shown}. Nothing was loaded or run. Ask its "
-        "author for a .safetensors file, or pass import_foreign=True (--import-foreign): such names become inert "
+        f"{path} must hold tensors and plain values only; its pickle names {first_few(names)}. Nothing was loaded or"
+        " run. Ask its author for a .safetensors file, or pass import_foreign=True (--import-foreign): such names become inert "
         "placeholders, tensors are kept."
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from weft.cli.options import add_common, example, note, print_json
 from weft.cli.train import setting
 from weft.errors import CheckpointError
-from weft.text import one_line
+from weft.text import first_few, one_line
 
 HELP = "convert a third-party checkpoint to a weft model directory"
 
@@ -86,7 +86,5 @@ def run(args: argparse.Namespace) -> int:
     print(f"{conversion.model}, {conversion.report.tensors} tensors of {conversion.report.source}: {conversion.out}")
     for action, names in (("resized", conversion.report.resized), ("not loaded", conversion.report.dropped)):
         if names:
-            print(
-                f"{action}: {one_line(', '.join(names[:3]))}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-            )
+            print(f"{action}: {one_line(first_few(names, 3))}")
     return 0

@@ -19,7 +19,7 @@ from weft.models.contract import preprocessing
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import recorded_environment
 from weft.runs.directory import EpochRow, best_of, read_metrics
-from weft.text import fenced, markdown, printable
+from weft.text import fenced, first_few, markdown, printable
 
 MAX_CLASSES = 100  # class names listed in a model card
 
@@ -190,5 +190,4 @@ def _image_counts(recipe: Path) -> tuple[int, int]:
 def _classes(names: list[str] | None, count: int) -> str:
     if not names:
         return str(count)
-    more = f" and {len(names) - MAX_CLASSES} more" if len(names) > MAX_CLASSES else ""
-    return f"{count}: {', '.join(names[:MAX_CLASSES])}{more}"
+    return f"{count}: {first_few(names, MAX_CLASSES)}"

@@ -31,6 +31,7 @@ from weft.study.plan import Scale, Study, StudyVariant, check_one_fold, check_va
 from weft.study.runner import Result, check_engine, kept_in, open_directory, threads_of
 from weft.study.speeds import measure_forms
 from weft.study.statistics import Estimate, accuracy, mcnemar, mean_of_runs, paired_difference
+from weft.text import first_few
 
 CONTENTS = ("compare.json", "runs", "probes", "exports", "forms.json", "results.json", "report.md", "report.html")
 FIGURES = ("frontier.png", "curves.png")
@@ -152,8 +153,7 @@ def _check_val_size(splits: Splits) -> None:
     few = np.flatnonzero(counts < MIN_PER_CLASS)
     if not len(few):
         return
-    shown = ", ".join(f"{splits.classes[number]}: {counts[number]}" for number in few[:5])
-    shown += f" and {len(few) - 5} more" if len(few) > 5 else ""
+    shown = first_few(f"{splits.classes[number]}: {counts[number]}" for number in few)
     least = (counts + np.bincount(splits.train.labels, minlength=len(counts)))[few].min()
     advice = "Add images to these classes, or leave them out."
     if not splits.is_given and least >= 2 * MIN_PER_CLASS:

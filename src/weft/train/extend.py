@@ -45,7 +45,7 @@ from weft.runs.directory import (
     write_metrics,
 )
 from weft.runtime import Runtime
-from weft.text import printable
+from weft.text import first_few, printable
 from weft.train.environment import environment
 from weft.train.extension_data import old_features, open_new, sides_of_groups, without_copies
 from weft.train.linear_probe import LinearProbe, balance_of, fit_features, set_heads
@@ -266,13 +266,9 @@ def _class_notes(new: StoredFeatures, names: Sequence[str], classes: Sequence[st
     fresh = [
         f"{printable(name)} {count}" for name, count in zip(classes[len(names) :], counts[len(names) :], strict=True)
     ]
-    return [f"New classes: {_listed(fresh)}." if fresh else "No new class."] + (
-        [f"More images of classes of the run: {_listed(added)}."] if added else []
+    return [f"New classes: {first_few(fresh, NAMED)}." if fresh else "No new class."] + (
+        [f"More images of classes of the run: {first_few(added, NAMED)}."] if added else []
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _with_classes(network: Any, num_classes: int, probes: Sequence[LinearProbe]) -> Any:

@@ -26,7 +26,7 @@ from weft.inference.metrics import Evaluation, measure
 from weft.memory import is_out_of_memory
 from weft.progress import say
 from weft.runs.directory import EpochRow, StepLog, best_of, write_metrics
-from weft.text import printable
+from weft.text import first_few, printable
 from weft.train.environment import machine
 from weft.train.loop import Batch, Learner, Meter, StepResult, group_into_steps, train_epoch
 from weft.train.plan import Plan
@@ -242,8 +242,7 @@ class Session:
 
     def _names(self, keys: list[Key]) -> str:
         indices = list(dict.fromkeys(index for _, index, _ in keys))
-        names = ", ".join(name_of(self.splits.train, index) for index in indices[:MAX_NAMES])
-        return names + (f" and {len(indices) - MAX_NAMES} more" if len(indices) > MAX_NAMES else "")
+        return first_few((name_of(self.splits.train, index) for index in indices), MAX_NAMES)
 
     def _note_lost(self, key: Key) -> None:
         if key[1] not in self._lost:

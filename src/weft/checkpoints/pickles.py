@@ -204,8 +204,8 @@ def foreign_names_message(path: Path, names: Sequence[str]) -> str:
     names = [re.sub(r"^commands\.", "subprocess.", name) for name in names]  # its name in Python 2
     return (
         f"{path} must hold tensors and plain values only; its pickle names {first_few(names)}. Nothing was loaded or"
-        " run. Ask its author for a .safetensors file, or pass import_foreign=True (--import-foreign): such names become inert "
-        "placeholders, tensors are kept."
+        " run. Ask its author for a .safetensors file, or pass import_foreign=True (--import-foreign): such names"
+        " become inert placeholders, tensors are kept."
     )
 
 

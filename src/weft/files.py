@@ -325,7 +325,7 @@ def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterat
 
 
 def refuse_existing(path: Path, contents: Sequence[str] = (), *, force: bool) -> None:
-    """Check that a model directory is new, or replaceable, as `new_directory` does.
+    """Check that an output directory is new, or replaceable, as `new_directory` does.
 
     Raises:
         UsageError: `path` is taken, or does not end in a name.
@@ -334,12 +334,12 @@ def refuse_existing(path: Path, contents: Sequence[str] = (), *, force: bool) ->
     if not path.exists():
         return
     if not force:
-        raise UsageError(f"A model directory must be new; {path} exists already. Pass --force or another path.")
+        raise UsageError(f"The output directory must be new; {path} exists already. Pass --force or another path.")
     if not path.is_dir():
-        raise UsageError(f"force replaces a model directory and nothing else; {path} is a file.")
+        raise UsageError(f"force replaces only directories that weft writes; {path} is a file.")
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in contents)
     if foreign:
-        raise UsageError(f"force replaces a model directory and nothing else; {path} also holds {foreign[0]!r}.")
+        raise UsageError(f"force replaces only directories that weft writes; {path} also holds {foreign[0]!r}.")
 
 
 def swap(temporary: Path, path: Path, before: Path) -> None:

@@ -75,7 +75,7 @@ def convert_checkpoint(
     """
     out = Path(out)
     if out.exists() and not force:
-        raise UsageError(f"A model directory must be new; {out} exists already. Pass --force or another path.")
+        raise UsageError(f"The output directory must be new; {out} exists already. Pass --force or another path.")
     state, part, others = read_contents(source, which=which, import_foreign=import_foreign)
     layout = recognise(state)
     required = {k: v for k, v in (layout.switches(state) if layout else {}).items() if v is not None}

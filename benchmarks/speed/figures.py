@@ -368,6 +368,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: the folder of this machine's class, next to this script")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--ways", nargs="+", default=WAYS)
+    parser.add_argument("--precision", nargs="+", default=precisions_of())
     parser.add_argument("--allocators", nargs="+", default=("default", "keep"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=6)
@@ -376,18 +377,19 @@ def main() -> None:
     if not args.tables:
         out = args.out or HERE / (processor_class(onednn_flags()) + ("_emulated" if limits() else ""))
         options = dict(ways=args.ways, allocators=args.allocators, threads=args.threads, rounds=args.rounds)
-        measure(out, args.models, options)
+        measure(out, args.models, args.precision, options)
     if args.out is None:
         for page, name, text in tables():
             page.write_text(filled(with_markers(page.read_text(), name), name, text)[0])
 
 
-def measure(out: Path, models: list[str], options: dict[str, Any]) -> None:
-    """Measure networks, and replace their rows of the same number of threads in figures.csv.
+def measure(out: Path, models: list[str], precisions: list[str], options: dict[str, Any]) -> None:
+    """Measure networks, and replace their rows of the same precisions and number of threads in figures.csv.
 
     Args:
         out: folder of figures.csv.
         models: names of the networks.
+        precisions: fp32, bf16 and int8, one after the other: all at once need more memory than many machines have.
         options: of `weft.bench.speed.speed`: ways, allocators, threads, rounds.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -397,10 +399,11 @@ def measure(out: Path, models: list[str], options: dict[str, Any]) -> None:
     for name in models:
         measured = [
             row
-            for precision in precisions_of()  # all at once need more memory than many machines have
+            for precision in precisions
             for row in speed([name], precisions=(precision,), batch_sizes=BATCHES, peers=True, log=print, **options)
         ]
-        rows = [row for row in rows if (row["run"], row["threads"]) != (name, threads)]
+        new = {(name, threads, precision) for precision in precisions}
+        rows = [row for row in rows if (row["run"], row["threads"], row["precision"]) not in new]
         rows += [{"run": name, **{k: _short(v) for k, v in row.as_dict().items()}} for row in measured]
         write_csv(file, rows)  # after every model, so that an interruption loses no finished one
         print(table([row for row in rows if row["run"] == name]), flush=True)

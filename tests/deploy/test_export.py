@@ -22,7 +22,7 @@ from weft import processor
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli.app import main, verb_parser
 from weft.data import open_data
-from weft.deploy import choosing, export, exporting, graphs, open_model, runtimes, verification
+from weft.deploy import choosing, export, exporting, fold, graphs, open_model, runtimes, verification
 from weft.deploy.formats import AUTO, FORMATS
 from weft.errors import CheckpointError, UsageError, VerificationError
 from weft.train import evaluate, predict
@@ -560,3 +560,31 @@ def test_int8_without_instructions_is_timed(
     monkeypatch.setattr(choosing, "cpu_flags", lambda: ("avx2", "avx512_vnni"))
     assert main([*words, "--data", str(photos), "--max-drop", "100", "--force"]) == 0
     assert "time_to_fp32" not in json.loads((tmp_path / "out" / "report.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])
+def test_linear_layers_as_convolutions_are_the_same_network(name: str, tmp_path: Path) -> None:
+    network = fold(lively(name).eval())
+    graphs._to_onnx(network, tmp_path / "model.onnx", (3, 32, 32))
+    graph = runtimes.openvino_core().read_model(str(tmp_path / "model.onnx"))
+    before = linear_layers(graph)
+    graphs.linear_to_convolution(graph)
+    assert before
+    assert not linear_layers(graph)
+    compiled = runtimes.openvino_core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for count in (1, 3):
+        x = images(network, count)
+        with torch.no_grad():
+            expected = network(x)
+        torch.testing.assert_close(torch.from_numpy(compiled(x.numpy())[0]), expected, rtol=1e-4, atol=1e-4)
+
+
+def linear_layers(graph: Any) -> list[str]:
+    """The multiplications of tokens with constant weights."""
+    return [
+        node.get_friendly_name()
+        for node in graph.get_ordered_ops()
+        if node.get_type_name() == "MatMul"
+        and node.input_value(1).get_node().get_type_name() == "Constant"
+        and node.input_value(0).get_partial_shape().rank.get_length() == 3
+    ]

@@ -207,6 +207,7 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
     Returns:
         The quantised OpenVINO model.
     """
+    linear_to_convolution(graph)
     os.environ.setdefault("NNCF_CI", "1")  # no telemetry
     nncf = importlib.import_module("nncf")
     nncf.set_log_level(40)
@@ -226,6 +227,52 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
     for node in _second_factors(integer) if bits < 8 else ():
         _to_half_range(node)
     return integer
+
+
+def linear_to_convolution(graph: Any) -> None:
+    """Replace the linear layers on tokens (b n c) by 1x1 convolutions, in place.
+
+    Without VNNI, OpenVINO multiplies matrices more slowly in int8 than in fp32, but computes convolutions faster:
+    LeViT-256 has 1.6 to 1.8 times the throughput with them, CvT-13 1.6 times, CeiT-T 1.2 times; with VNNI or AMX,
+    there is little difference (benchmarks/speed/int8_linear.csv). No data move: a map (b c n 1) with channels last is
+    the memory of its tokens.
+
+    Args:
+        graph: an OpenVINO model.
+    """
+    opset = importlib.import_module("openvino.opset13")
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() != "MatMul" or node.get_attributes()["transpose_a"]:
+            continue
+        tokens, weight = node.input_value(0), node.input_value(1).get_node()
+        is_linear = weight.get_type_name() == "Constant" and len(weight.shape) == 2
+        if not is_linear or tokens.get_partial_shape().rank.get_length() != 3:
+            continue
+        matrix = np.asarray(weight.get_data())
+        kernel = (matrix if node.get_attributes()["transpose_b"] else matrix.T)[:, :, None, None]
+        outputs = node.output(0)
+        bias = _bias_of(outputs)
+        fmap = opset.transpose(opset.unsqueeze(tokens, np.array([2])), np.array([0, 3, 1, 2]))
+        fmap = opset.convolution(fmap, np.ascontiguousarray(kernel), [1, 1], [0, 0], [0, 0], [1, 1])
+        if bias is not None:
+            fmap = opset.add(fmap, bias[0][None, :, None, None])
+            outputs = bias[1]
+        result = opset.squeeze(opset.transpose(fmap, np.array([0, 2, 3, 1])), np.array([2]))
+        for target in outputs.get_target_inputs():
+            target.replace_source_output(result.output(0))
+
+
+def _bias_of(output: Any) -> tuple[np.ndarray, Any] | None:
+    """Return the bias that alone is added to an output, and the output of that sum; None if there is none."""
+    targets = list(output.get_target_inputs())
+    if len(targets) != 1 or (node := targets[0].get_node()).get_type_name() != "Add":
+        return None
+    other = node.input_value(1 - targets[0].get_index()).get_node()
+    if other.get_type_name() != "Constant":
+        return None
+    bias = np.asarray(other.get_data())
+    channels = output.get_partial_shape()[2].get_length()
+    return (bias.reshape(-1), node.output(0)) if bias.size == channels == bias.shape[-1] else None
 
 
 def _second_factors(graph: Any) -> list[Any]:

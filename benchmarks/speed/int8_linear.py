@@ -1,0 +1,94 @@
+"""Compare int8 exports of OpenVINO whose linear layers are matrix multiplications, or 1x1 convolutions as in weft.
+
+    python benchmarks/speed/int8_linear.py            # five minutes on two quiet cores
+
+Each instruction set is that of this processor, or one to which ONEDNN_MAX_CPU_ISA limits OpenVINO. Writes a row per
+network, instruction set and batch size to int8_linear.csv: images per second in fp32 and in both forms of int8,
+measured in turns, with random weights that are calibrated on noise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+
+import weft
+from weft.bench.records import write_csv
+from weft.deploy import graphs
+from weft.deploy.runtimes import run_file
+from weft.processor import has_bf16, num_threads, processor_class
+
+FILE = Path(__file__).parent / "int8_linear.csv"
+MODELS = ("levit_128s", "levit_256", "cvt_13", "ceit_tiny_patch16_224")
+LIMITS = ("", "AVX512_CORE_VNNI", "AVX2")
+WAYS = ("fp32", "matrix multiplications", "convolutions")
+BATCHES, ROUNDS, CALLS = (1, 16), 6, 3
+
+
+def write(name: str, folder: Path) -> None:
+    """Write the exports of a network."""
+    images = [np.random.default_rng(seed).standard_normal((1, 3, 224, 224)).astype(np.float32) for seed in range(8)]
+    for way in WAYS:
+        torch.manual_seed(0)
+        model = weft.fold(weft.create_model(name).eval())
+        (folder / way).mkdir()
+        change = {} if way == "convolutions" else {"linear_to_convolution": lambda graph: None}
+        precision = "fp32" if way == "fp32" else "int8"
+        with mock.patch.multiple(graphs, **change) if change else mock.patch.dict(os.environ):
+            graphs.write_graph(model, folder / way / "model.xml", "openvino", precision, (3, 224, 224), images)
+
+
+def measure(folder: str) -> None:
+    """Print the images per second of each way and batch size as JSON; called in a separate process."""
+    precision = {"fp32": "fp32"} | dict.fromkeys(WAYS[1:], "int8" if has_bf16() else "fp32")
+    calls = {way: run_file(Path(folder) / way / "model.xml", "openvino", precision[way]) for way in WAYS}
+    rows = {}
+    for batch_size in BATCHES:
+        images = np.random.default_rng(0).standard_normal((batch_size, 3, 224, 224)).astype(np.float32)
+        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        for call in calls.values():
+            call(images)
+        for _ in range(ROUNDS):
+            for way, call in calls.items():
+                call(images)
+                for _ in range(CALLS):
+                    begin = time.perf_counter()
+                    call(images)
+                    times[way].append(time.perf_counter() - begin)
+        rows[batch_size] = {way: batch_size / statistics.median(values) for way, values in times.items()}
+    print(json.dumps(rows))
+
+
+def main() -> None:
+    """Measure all networks."""
+    rows = []
+    for name in MODELS:
+        with tempfile.TemporaryDirectory() as temporary:
+            write(name, Path(temporary))
+            for limit in LIMITS:
+                code = f"import runpy, sys; runpy.run_path({__file__!r})['measure'](sys.argv[1])"
+                environment = os.environ | ({"ONEDNN_MAX_CPU_ISA": limit} if limit else {})
+                done = subprocess.run(
+                    [sys.executable, "-c", code, temporary], env=environment, check=True, capture_output=True, text=True
+                )
+                for batch_size, speeds in json.loads(done.stdout).items():
+                    row = {"model": name, "instruction_set": limit or processor_class(), "batch_size": batch_size}
+                    row |= {way: f"{speed:.1f}" for way, speed in speeds.items()}
+                    row["convolutions_to_matrix_multiplications"] = f"{speeds[WAYS[2]] / speeds[WAYS[1]]:.2f}"
+                    rows.append(row | {"threads": num_threads(), "processor_class": processor_class()})
+                    print(rows[-1], flush=True)
+    write_csv(FILE, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -66,8 +66,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         Values gathered per query (b heads n d).
 
     torch's fused kernel never stores the scores, and is the fastest way on GPUs and, in float32, on CPUs. In bfloat16
-    on CPUs, its backward is slower than that of plain matrix multiplication (11 against 3 ms for 16 images of 197
-    tokens in three heads), and so is its forward without AMX (4.4 against 2.6 ms; with AMX 1.5 against 2.1; all in
+    on CPUs, its backward is slower than that of plain matrix multiplication (10 against 3 ms for 16 images of 197
+    tokens in three heads), and so is its forward without AMX (4.4 against 2.6 ms; with AMX 1.4 against 1.9; all in
     benchmarks/training/kernels.csv). There, plain matrix multiplication is used as long as the scores are small.
     """
     if _record() is not None or _is_plain_faster(q, k):

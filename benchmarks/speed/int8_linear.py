@@ -4,7 +4,7 @@
 
 Each instruction set is that of this processor, or one to which ONEDNN_MAX_CPU_ISA limits OpenVINO. Writes a row per
 network, instruction set and batch size to int8_linear.csv: images per second in fp32 and in both forms of int8,
-measured in turns, with random weights that are calibrated on noise.
+measured alternately, with random weights that are calibrated on noise.
 """
 
 from __future__ import annotations

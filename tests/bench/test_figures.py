@@ -76,7 +76,7 @@ def test_a_new_class_gets_a_section(figures: ModuleType, monkeypatch: pytest.Mon
     shutil.copytree(SPEED, here)
     for name in ("README.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("amx", "avx512_bf16_vnni"):
+    for name in ("neon", "avx512_bf16_vnni"):
         (here / name).mkdir(exist_ok=True)
         shutil.copy(SPEED / "avx512_vnni" / "figures.csv", here / name)
     monkeypatch.setattr(figures, "HERE", here)
@@ -85,17 +85,18 @@ def test_a_new_class_gets_a_section(figures: ModuleType, monkeypatch: pytest.Mon
     page = (here / "README.md").read_text()
     for file, name, text in figures.tables():
         assert filled(file.read_text(), name)[1] == text, name
-    headings = re.findall(r"^## (?:.*\((`\w+/machine.json)`\)|.*)$", page, re.MULTILINE)
-    named = [f"`{name}/machine.json" for name in ("avx512_vnni", "avx512_bf16_vnni", "amx")]
-    assert headings[1:4] == named
-    assert not any(headings[4:])
-    sections = page.split("\n## ")
-    for section in sections[2:5]:
-        assert [f"<!-- end {kind}" in section for kind in ("avx", "amx")].count(True) == 1
-        assert [kind in section for kind in ("allocators -->", "targets -->")] == [True] * 2
-    start = "AMX (`amx/machine.json`)\n\nRatios to the peers, and the targets:\n\n<!-- begin amx targets -->\n| model |"
-    assert sections[4].startswith(start)
-    assert "<details><summary>All measurements</summary>\n\n<!-- begin amx -->\n| model |" in sections[4]
+    parts = page.split("\n## ")
+    sections = {found[1]: part for part in parts if (found := re.match(r".*\(`(\w+)/machine.json`\)", part))}
+    assert list(sections)[-1] == "neon"
+    assert set(sections) == {folder.name for folder in figures.measured_folders()}
+    for name in ("neon", "avx512_bf16_vnni"):
+        assert f"<!-- end {name} allocators -->" in sections[name]
+        assert f"<!-- end {name} targets -->" in sections[name]
+    start = (
+        "Neon (`neon/machine.json`)\n\nRatios to the peers, and the targets:\n\n<!-- begin neon targets -->\n| model"
+    )
+    assert sections["neon"].startswith(start)
+    assert "<details><summary>All measurements</summary>\n\n<!-- begin neon -->\n| model |" in sections["neon"]
     assert "\n\n\n" not in page
     figures.main()
     assert (here / "README.md").read_text() == page

@@ -41,6 +41,14 @@ def test_the_memory_is_stated_and_too_little_of_it_is_not_silent(monkeypatch: py
     assert measuring._memory_text(2) == "2 processes take turns; they need about 2 GiB of memory."
 
 
+def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('not the library')")
+    monkeypatch.chdir(tmp_path)
+    with WorkerProcess(Task("levit_nano_32", None, False, "eager", "fp32", "cpu", 1), tmp_path / "0.npy") as worker:
+        worker.build()
+    assert worker.info["model"] == "levit_nano_32"
+
+
 @pytest.mark.slow
 def test_every_way() -> None:
     ways = [way for way in WAYS if way not in ("compiled", "graphed", "aotinductor")]  # minutes of a compiler, a GPU

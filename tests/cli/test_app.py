@@ -166,3 +166,10 @@ def test_an_unknown_key_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> 
 def test_set_wants_a_pair(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--set", "optim.lr", "--print-config"]) == 2
     assert "--set takes KEY=VALUE; got 'optim.lr'" in capsys.readouterr().err
+
+
+def test_every_verb_limits_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr("weft.cli.app.limit_threads", lambda: calls.append(1))
+    assert main(["recipes"]) == 0
+    assert calls == [1]

@@ -17,14 +17,16 @@ import torch
 from pydantic import TypeAdapter
 
 from tests.deploy.test_export import CLASSES, model
-from tests.helpers import without_home
+from tests.helpers import lively, without_home
 from weft import files, processor
 from weft.checkpoints import save_model_dir
 from weft.cli.app import main
+from weft.data import open_data
 from weft.deploy import choosing, export, exporting, open_model, select
 from weft.deploy.choosing import Choice, ConsideredExport, Machine, expected_order, fastest, time_calls
 from weft.deploy.runtimes import OpenVinoGraph
 from weft.errors import CheckpointError, DataError, UsageError, VerificationError
+from weft.inference.inputs import SourcePart
 from weft.inference.predictor import Predictor
 
 OTHER = Machine("another processor", "avx2", ("avx2", "fma"), {}, {"openvino": "2026.4"})
@@ -718,3 +720,25 @@ def test_impossible_arguments_of_a_service(more: dict[str, Any], message: str, o
 
 def test_no_images(out: Path) -> None:
     assert Predictor.load(out).predict([]) == []
+
+
+def test_a_missing_package_is_not_a_damaged_file(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_file(*_: object, **__: object) -> None:
+        raise UsageError("This needs onnx")
+
+    monkeypatch.setattr("weft.deploy.runtimes.run_file", run_file)
+    with pytest.raises(UsageError, match="This needs onnx"):
+        open_model(out)
+
+
+def test_a_pt2_file_is_refused_for_what_it_can_contain(tmp_path: Path) -> None:
+    export(model("levit_nano_32"), tmp_path / "out", format="torch", label_names=CLASSES)
+    with pytest.raises(CheckpointError, match=r"a \.pt2 file, which can contain any code"):
+        Predictor.open(tmp_path / "out", runtime="torch")
+
+
+def test_an_export_needs_held_out_images(tmp_path: Path) -> None:
+    data = open_data("digits", limit=60)
+    data = dataclasses.replace(data, val=SourcePart(data.val, []))
+    with pytest.raises(UsageError, match="data must have held-out images"):
+        export(lively("levit_nano_32", num_classes=10), tmp_path / "out", format="onnx", data=data)

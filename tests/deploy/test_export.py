@@ -554,7 +554,7 @@ def test_int8_without_instructions_is_timed(
     monkeypatch.setattr(choosing, "time_calls", lambda calls, sizes: {name: {1: times[name]} for name in calls})
     words = ["export", str(models["levit_nano_32"]), str(tmp_path / "out"), "--format", "onnx", "--precision", "int8"]
     assert main([*words, "--data", str(photos), "--max-drop", "100"]) == 0
-    note = "int8 can be slower than fp32. An image takes 1.60 times as long. --format auto chooses the faster one."
+    note = "int8 takes 1.60 times as long as fp32 here. --format auto chooses the faster one."
     assert note in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "report.json").read_text())["time_to_fp32"] == 1.6
     monkeypatch.setattr(choosing, "cpu_flags", lambda: ("avx2", "avx512_vnni"))

@@ -24,6 +24,7 @@ from weft.intervals import Estimate
 from weft.models.families import VARIANTS, candidates
 from weft.progress import working
 from weft.recipes import load_recipe
+from weft.runtime import Runtime
 from weft.study import compare, comparison_plan, speeds
 from weft.study import comparison as comparing
 from weft.study import probe as probing
@@ -405,6 +406,21 @@ def test_a_probe_is_small_and_estimates_time_and_memory():
     assert activations > 64 * 3 * 32 * 32 * 4
     assert larger.memory - probing.PROCESS_BYTES == pytest.approx(2 * activations, rel=0.3)
     assert probing.macs_of(dataclasses.replace(recipe, model="ceit_nano_32"), 10) > macs
+
+
+def test_a_probe_computes_in_the_precision_that_a_run_would_choose(monkeypatch):
+    used: list[tuple[str, str]] = []
+    in_bf16 = Runtime(Runtime.of("cpu").accelerator, "bf16")
+    monkeypatch.setattr(probing, "find_precision", lambda recipe, classes, runtime: (in_bf16, ""))
+    monkeypatch.setattr(
+        probing,
+        "_timed",
+        lambda plan, learner: used.append((plan.recipe.precision, plan.runtime.precision)) or (0, 1, 1),
+    )
+    for precision in ("auto", "fp32"):
+        recipe = dataclasses.replace(recipe_for_probe(8), precision=precision)
+        probing.probe(recipe, 1e6, open_data("digits", limit=16))
+    assert used == [("bf16", "bf16"), ("fp32", "fp32")]
 
 
 def test_a_probe_uses_the_threads_of_a_run_and_no_more_after_it(monkeypatch):

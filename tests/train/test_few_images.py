@@ -84,7 +84,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(self: object, plan: Plan, *_: object) -> None:
         raise Decided(plan)
 
-    monkeypatch.setattr("weft.train.run._Run.__init__", stop)
+    monkeypatch.setattr("weft.train.single_run.TrainingRun.__init__", stop)
 
 
 def decided(photos: Path, out: Path, **arguments: object) -> Plan:
@@ -155,7 +155,7 @@ def test_from_scratch_excludes_weights_to_start_from(photos: Path, tmp_path: Pat
 
 
 def test_notes_come_before_the_probe_is_fitted(photos: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("weft.train.run.fit_heads", lambda *_, **__: pytest.fail(capsys.readouterr().err))
+    monkeypatch.setattr("weft.train.single_run.fit_heads", lambda *_, **__: pytest.fail(capsys.readouterr().err))
     settings = {"head_init": "probe", "pretrained": False}
     with pytest.raises(pytest.fail.Exception, match="for training, "):
         train(photos, model="levit_nano_32", settings=settings, out=tmp_path / "run", device="cpu")

@@ -110,9 +110,8 @@ def run(args: argparse.Namespace) -> int:
     if report.top1 is not None and report.top1_model is not None:
         print(f"top-1: {accuracy_text(report.top1, report.images)}; of the model: {report.top1_model:.2f} %")
         print(report.drop_text(args.max_drop))
-    if not report.candidates and (text := precision_note(report.format, report.precision)) is not None:
-        if report.time_to_fp32 is not None:
-            text += f" An image takes {report.time_to_fp32:.2f} times as long. --format auto chooses the faster one."
+    text = precision_note(report.format, report.precision, report.time_to_fp32)
+    if text is not None and not report.candidates:
         note(text)
     if report.candidates:
         print("\n" + _table(report.candidates, batch_sizes))

@@ -188,8 +188,13 @@ def unsuitable(format: str, precision: str, *, has_data: bool) -> str | None:
     return None
 
 
-def precision_note(format: str, precision: str) -> str | None:
-    """Return a note on an export in a precision for which this processor has no instructions; None if it has them."""
+def precision_note(format: str, precision: str, time_to_fp32: float | None = None) -> str | None:
+    """Return a note on an export in a precision for which this processor has no instructions; None if it has them.
+
+    Args:
+        format, precision: of the export.
+        time_to_fp32: measured time of an image relative to the same export in fp32; None if it was not measured.
+    """
     if precision == "bf16" and not has_bf16():
         if format == "openvino":
             way = "OpenVINO computes this export in fp32 here, so its verification shows no error of bf16"
@@ -197,7 +202,10 @@ def precision_note(format: str, precision: str) -> str | None:
             way = "PyTorch emulates bf16 here, which is slower than fp32"
         return f"This processor has no bf16 instructions: {way}."
     if precision == "int8" and cpu_flags() and not _has_int8(format):
-        return "This processor has no int8 instructions (VNNI): int8 can be slower than fp32."
+        text = "can be slower than fp32"
+        if time_to_fp32 is not None:
+            text = f"takes {time_to_fp32:.2f} times as long as fp32 here. --format auto chooses the faster one"
+        return f"This processor has no int8 instructions (VNNI): int8 {text}."
     return None
 
 

@@ -21,7 +21,7 @@ from weft.cli import main
 from weft.errors import DataError, DivergedError, StorageError, UsageError
 from weft.recipes import load_recipe
 from weft.runs.directory import CONTENTS, EpochRow, locked
-from weft.train import RunResult, loop, run, train
+from weft.train import RunResult, loop, plan, train
 from weft.train import run_loop as session
 
 
@@ -98,7 +98,7 @@ def test_a_taken_directory_is_refused_before_any_work(
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.csv").write_text("precious")
-    monkeypatch.setattr(run, "open_splits", lambda *args, **kwargs: pytest.fail("data was opened"))
+    monkeypatch.setattr(plan, "open_splits", lambda *args, **kwargs: pytest.fail("data was opened"))
     with pytest.raises(UsageError, match=r"run is neither\. Pass --force"):
         train(photos, out=tmp_path / "run", **SHORT)
     assert (tmp_path / "run" / "metrics.csv").read_text() == "precious"

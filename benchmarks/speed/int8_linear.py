@@ -1,10 +1,10 @@
-"""Compare int8 exports of OpenVINO whose linear layers are matrix multiplications, or 1x1 convolutions as in weft.
+"""Compare exports of OpenVINO whose linear layers are matrix multiplications, or 1x1 convolutions as in weft's int8.
 
     python benchmarks/speed/int8_linear.py            # five minutes on two quiet cores
 
 Each instruction set is that of this processor, or one to which ONEDNN_MAX_CPU_ISA limits OpenVINO. Writes a row per
-network, instruction set and batch size to int8_linear.csv: images per second in fp32 and in both forms of int8,
-measured alternately, with random weights that are calibrated on noise.
+network, instruction set and batch size to int8_linear.csv: images per second of both forms in fp32 and in int8,
+measured alternately, with random weights that are calibrated on noise. Rows of other processor classes are kept.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import openvino
 import torch
 
 import weft
-from weft.bench.records import write_csv
+from weft.bench.records import read_csv, write_csv
 from weft.deploy import graphs
 from weft.deploy.runtimes import run_file
 from weft.processor import has_bf16, num_threads, processor_class
 
 FILE = Path(__file__).parent / "int8_linear.csv"
 MODELS = ("levit_128s", "levit_256", "cvt_13", "ceit_tiny_patch16_224")
-LIMITS = ("", "AVX512_CORE_VNNI", "AVX2")
-WAYS = ("fp32", "matrix multiplications", "convolutions")
+LIMITS = {  # of ONEDNN_MAX_CPU_ISA: classes of processors that have more instructions
+    "AVX512_CORE_VNNI": ("amx",),
+    "AVX2": ("amx", "avx512_bf16_vnni", "avx512_vnni", "avx512"),
+}
+WAYS = ("fp32", "fp32 convolutions", "int8 matrix multiplications", "int8 convolutions")
 BATCHES, ROUNDS, CALLS = (1, 16), 6, 3
 
 
@@ -43,15 +47,19 @@ def write(name: str, folder: Path) -> None:
         torch.manual_seed(0)
         model = weft.fold(weft.create_model(name).eval())
         (folder / way).mkdir()
-        precision = "fp32" if way == "fp32" else "int8"
-        is_present = way == "convolutions"
+        file, precision = folder / way / "model.xml", way[:4]
+        is_present = way == "int8 convolutions"
         with contextlib.nullcontext() if is_present else mock.patch.object(graphs, "linear_to_convolution"):
-            graphs.write_graph(model, folder / way / "model.xml", "openvino", precision, (3, 224, 224), images)
+            graphs.write_graph(model, file, "openvino", precision, (3, 224, 224), images)
+        if way == "fp32 convolutions":
+            graph = openvino.Core().read_model(folder / "fp32" / "model.xml")
+            graphs.linear_to_convolution(graph)
+            openvino.save_model(graph, file, compress_to_fp16=False)
 
 
 def measure(folder: str) -> None:
     """Print the images per second of each way and batch size as JSON; called in a separate process."""
-    precision = {"fp32": "fp32"} | dict.fromkeys(WAYS[1:], "int8" if has_bf16() else "fp32")
+    precision = {way: "int8" if way.startswith("int8") and has_bf16() else "fp32" for way in WAYS}
     calls = {way: run_file(Path(folder) / way / "model.xml", "openvino", precision[way]) for way in WAYS}
     rows = {}
     for batch_size in BATCHES:
@@ -72,23 +80,25 @@ def measure(folder: str) -> None:
 
 def main() -> None:
     """Measure all networks."""
-    rows = []
+    here, rows = processor_class(), []
     for name in MODELS:
         with tempfile.TemporaryDirectory() as temporary:
             write(name, Path(temporary))
-            for limit in LIMITS:
+            for limit in ("", *(name for name, classes in LIMITS.items() if here in classes)):
                 code = f"import runpy, sys; runpy.run_path({__file__!r})['measure'](sys.argv[1])"
                 environment = os.environ | ({"ONEDNN_MAX_CPU_ISA": limit} if limit else {})
                 done = subprocess.run(
                     [sys.executable, "-c", code, temporary], env=environment, check=True, capture_output=True, text=True
                 )
                 for batch_size, speeds in json.loads(done.stdout).items():
-                    row = {"model": name, "instruction_set": limit or processor_class(), "batch_size": batch_size}
+                    row = {"model": name, "instruction_set": limit or here, "batch_size": batch_size}
                     row |= {way: f"{speed:.1f}" for way, speed in speeds.items()}
-                    row["convolutions_to_matrix_multiplications"] = f"{speeds[WAYS[2]] / speeds[WAYS[1]]:.2f}"
-                    rows.append(row | {"threads": num_threads(), "processor_class": processor_class()})
+                    for precision, (linear, convolution) in {"fp32": WAYS[:2], "int8": WAYS[2:]}.items():
+                        ratio = speeds[convolution] / speeds[linear]
+                        row[f"{precision}_convolutions_to_matrix_multiplications"] = f"{ratio:.2f}"
+                    rows.append(row | {"threads": num_threads(), "processor_class": here})
                     print(rows[-1], flush=True)
-    write_csv(FILE, rows)
+    write_csv(FILE, [*(row for row in read_csv(FILE) if row["processor_class"] != here), *rows])
 
 
 if __name__ == "__main__":

@@ -66,7 +66,9 @@ if __name__ == "__main__":
     parser.add_argument("photos", type=Path)
     parser.add_argument("--csv", type=Path, required=True)
     args = parser.parse_args()
-    measured = [row for limit in LIMITS for row in rows(args.run, args.photos, limit)]
-    others = [row for row in read_csv(args.csv) if row["processor_class"] != processor_class()]
+    limits = ("",) if processor_class() == "avx2" else LIMITS
+    measured = [row for limit in limits for row in rows(args.run, args.photos, limit)]
+    new = {(row["model"], row["processor_class"]) for row in measured}
+    others = [row for row in read_csv(args.csv) if (row["model"], row["processor_class"]) not in new]
     write_csv(args.csv, [*others, *measured])
     print(json.dumps(measured, indent=1))

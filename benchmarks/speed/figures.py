@@ -301,6 +301,24 @@ def runtimes(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def int8_linear(rows: list[Row]) -> str:
+    """Return Markdown of int8_linear.csv: a row per network, batch size, and instructions of a processor."""
+    lines = [
+        "| model | batch | instructions | fp32 | fp32, convolutions | int8 | int8, convolutions | ratio in fp32, int8 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    names = {"AVX512_CORE_VNNI": "AVX-512, VNNI", "AVX2": "AVX2"}  # of ONEDNN_MAX_CPU_ISA
+    speeds = ("fp32", "fp32 convolutions", "int8 matrix multiplications", "int8 convolutions")
+    for row in rows:
+        own, limit = CLASSES[row["processor_class"]], row["instruction_set"]
+        instructions = f"{names[limit]} (on {own})" if limit in names else own
+        cells = [f"{float(row[way]):.0f}" if row[way] else NOT_MEASURED for way in speeds]
+        ratios = [row[f"{kind}_convolutions_to_matrix_multiplications"] or NOT_MEASURED for kind in ("fp32", "int8")]
+        line = [row["model"], row["batch_size"], instructions, *cells, ", ".join(ratios)]
+        lines.append(f"| {' | '.join(line)} |")
+    return "\n".join(lines)
+
+
 def measured_folders() -> list[Path]:
     """Return the folders of the processor classes that were measured."""
     return [HERE / name for name in CLASSES if (HERE / name / "figures.csv").exists()]
@@ -319,6 +337,7 @@ def tables() -> list[tuple[Path, str, str]]:
     generated += [(page, "avx512_vnni corrected", published), (changelog, "corrected", published)]
     generated.append((page, "shares", shares(read_csv(HERE / "shares.csv"))))
     generated.append((page, "runtimes", runtimes(read_csv(HERE / "runtimes.csv"))))
+    generated.append((page, "int8_linear", int8_linear(read_csv(HERE / "int8_linear.csv"))))
     return generated
 
 

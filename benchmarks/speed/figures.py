@@ -304,7 +304,7 @@ def runtimes(rows: list[Row]) -> str:
 def int8_linear(rows: list[Row]) -> str:
     """Return Markdown of int8_linear.csv: a row per network, batch size, and instructions of a processor."""
     lines = [
-        "| model | batch | instructions | fp32 | fp32, convolutions | int8 | int8, convolutions | ratio in fp32, int8 |",
+        "| model | batch | instructions | fp32 | fp32, convolutions | int8 | int8, convolutions | ratio fp32, int8 |",
         "|---|---|---|---|---|---|---|---|",
     ]
     names = {"AVX512_CORE_VNNI": "AVX-512, VNNI", "AVX2": "AVX2"}  # of ONEDNN_MAX_CPU_ISA

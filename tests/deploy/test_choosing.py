@@ -666,7 +666,7 @@ def test_a_candidate_that_cannot_be_read_is_left_out(out: Path, monkeypatch: pyt
             raise PermissionError(13, "Permission denied")
         return known(path)
 
-    monkeypatch.setattr("weft.deploy.runtimes.sha256_of", sha256_of)
+    monkeypatch.setattr("weft.deploy.opening.sha256_of", sha256_of)
     assert open_model(out, quiet=True)[0].format == "openvino"
     with pytest.raises(CheckpointError, match=r"must be readable; they are not \(.*Permission denied\)"):
         open_model(out / "candidates" / "onnx-fp32")
@@ -726,7 +726,7 @@ def test_a_missing_package_is_not_a_damaged_file(out: Path, monkeypatch: pytest.
     def run_file(*_: object, **__: object) -> None:
         raise UsageError("This needs onnx")
 
-    monkeypatch.setattr("weft.deploy.runtimes.run_file", run_file)
+    monkeypatch.setattr("weft.deploy.opening.run_file", run_file)
     with pytest.raises(UsageError, match="This needs onnx"):
         open_model(out)
 

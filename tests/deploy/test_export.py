@@ -557,6 +557,8 @@ def test_int8_without_instructions_is_timed(
     note = "int8 takes 1.60 times as long as fp32 here. --format auto chooses the faster one."
     assert note in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "report.json").read_text())["time_to_fp32"] == 1.6
+    assert main([*words, "--data", str(photos), "--max-drop", "100", "--force", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
     monkeypatch.setattr(choosing, "cpu_flags", lambda: ("avx2", "avx512_vnni"))
     assert main([*words, "--data", str(photos), "--max-drop", "100", "--force"]) == 0
     assert "time_to_fp32" not in json.loads((tmp_path / "out" / "report.json").read_text())

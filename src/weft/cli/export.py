@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"top-1: {accuracy_text(report.top1, report.images)}; of the model: {report.top1_model:.2f} %")
         print(report.drop_text(args.max_drop))
     text = precision_note(report.format, report.precision, report.time_to_fp32)
-    if text is not None and not report.candidates:
+    if text is not None and not report.candidates and not args.quiet:
         note(text)
     if report.candidates:
         print("\n" + _table(report.candidates, batch_sizes))

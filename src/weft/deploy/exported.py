@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints.model_dir import load_model_dir, more_arguments, read_config
 from weft.checkpoints.public import PublicModel, find_model, load_public, names_on_hub
-from weft.deploy.runtimes import Export, open_export
+from weft.deploy.opening import Export, open_export
 from weft.models.building import build_described
 
 

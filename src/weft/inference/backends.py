@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from weft.checkpoints.unknown import UnknownDetector, detector_of
-from weft.deploy.runtimes import Export
+from weft.deploy.opening import Export
 from weft.errors import is_installed
 from weft.inference.probabilities import ModelOutputs
 

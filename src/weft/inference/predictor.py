@@ -21,7 +21,7 @@ from weft.data.images.decode import open_image
 from weft.data.images.limits import MAX_PIXELS
 from weft.data.loading.preprocessing import eval_crop, normalize
 from weft.deploy import choosing
-from weft.deploy.runtimes import Export, open_export
+from weft.deploy.opening import Export, open_export
 from weft.deploy.select import candidates
 from weft.devices import gpus
 from weft.errors import CheckpointError, UsageError, WeftError, is_installed, need_torch

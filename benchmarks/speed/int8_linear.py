@@ -1,10 +1,11 @@
-"""Compare exports of OpenVINO whose linear layers are matrix multiplications, or 1x1 convolutions as in weft's int8.
+"""Compare forms of an OpenVINO export: linear layers as 1x1 convolutions, as in weft's int8, and attention in fp32.
 
     python benchmarks/speed/int8_linear.py            # five minutes on two quiet cores
 
 Each instruction set is that of this processor, or one to which ONEDNN_MAX_CPU_ISA limits OpenVINO. Writes a row per
-network, instruction set and batch size to int8_linear.csv: images per second of both forms in fp32 and in int8,
-measured alternately, with random weights that are calibrated on noise. Rows of other processor classes are kept.
+network, instruction set and batch size to int8_linear.csv: images per second of each form, measured alternately, with
+random weights that are calibrated on noise. Without VNNI, weft's int8 has attention in fp32. Rows of other processor
+classes are kept.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ LIMITS = {  # of ONEDNN_MAX_CPU_ISA: classes of processors that have more instru
     "AVX512_CORE_VNNI": ("amx",),
     "AVX2": ("amx", "avx512_bf16_vnni", "avx512_vnni", "avx512"),
 }
-WAYS = ("fp32", "fp32 convolutions", "int8 matrix multiplications", "int8 convolutions")
+LINEAR, CONVOLUTION, IN_FP32 = "int8 matrix multiplications", "int8 convolutions", "int8, attention in fp32"
+WAYS = ("fp32", "fp32 convolutions", LINEAR, CONVOLUTION, IN_FP32)
+RATIOS = {  # column: two ways
+    "fp32_convolutions_to_matrix_multiplications": ("fp32 convolutions", "fp32"),
+    "int8_convolutions_to_matrix_multiplications": (CONVOLUTION, LINEAR),
+    "attention_in_fp32_to_int8": (IN_FP32, CONVOLUTION),
+}
 BATCHES, ROUNDS, CALLS = (1, 16), 6, 3
 
 
@@ -48,8 +55,10 @@ def write(name: str, folder: Path) -> None:
         model = weft.fold(weft.create_model(name).eval())
         (folder / way).mkdir()
         file, precision = folder / way / "model.xml", way[:4]
-        is_present = way == "int8 convolutions"
-        with contextlib.nullcontext() if is_present else mock.patch.object(graphs, "linear_to_convolution"):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(graphs, "has_int8", lambda flags, way=way: way != IN_FP32))
+            if way == LINEAR:
+                stack.enter_context(mock.patch.object(graphs, "linear_to_convolution"))
             graphs.write_graph(model, file, "openvino", precision, (3, 224, 224), images)
         if way == "fp32 convolutions":
             graph = openvino.Core().read_model(folder / "fp32" / "model.xml")
@@ -93,9 +102,7 @@ def main() -> None:
                 for batch_size, speeds in json.loads(done.stdout).items():
                     row = {"model": name, "instruction_set": limit or here, "batch_size": batch_size}
                     row |= {way: f"{speed:.1f}" for way, speed in speeds.items()}
-                    for precision, (linear, convolution) in {"fp32": WAYS[:2], "int8": WAYS[2:]}.items():
-                        ratio = speeds[convolution] / speeds[linear]
-                        row[f"{precision}_convolutions_to_matrix_multiplications"] = f"{ratio:.2f}"
+                    row |= {name: f"{speeds[one] / speeds[other]:.2f}" for name, (one, other) in RATIOS.items()}
                     rows.append(row | {"threads": num_threads(), "processor_class": here})
                     print(rows[-1], flush=True)
     write_csv(FILE, [*(row for row in read_csv(FILE) if row["processor_class"] != here), *rows])

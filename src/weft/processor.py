@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
@@ -164,6 +164,15 @@ def cpu_name() -> str | None:
 def has_bf16() -> bool:
     """Return whether bf16 matrices are multiplied by instructions for them; elsewhere this is emulated, and slow."""
     return "avx512_bf16" in onednn_flags() or "amx_bf16" in onednn_flags()
+
+
+def has_int8(flags: Iterable[str]) -> bool:
+    """Return whether instruction sets include one that sums multiplications of 8-bit numbers in 32 bits, such as VNNI.
+
+    Args:
+        flags: `cpu_flags()`, or `onednn_flags()` for OpenVINO.
+    """
+    return not {"avx512_vnni", "avx_vnni", "amx_int8", "asimd"}.isdisjoint(flags)
 
 
 def limit_spinning() -> None:

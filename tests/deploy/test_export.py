@@ -564,6 +564,32 @@ def test_int8_without_instructions_is_timed(
     assert "time_to_fp32" not in json.loads((tmp_path / "out" / "report.json").read_text())
 
 
+@pytest.mark.parametrize("has_vnni", [False, True])
+def test_attention_is_quantised_where_int8_has_instructions(
+    has_vnni: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other multiplications are in int8 in both cases."""
+    monkeypatch.setattr(graphs, "has_int8", lambda flags: has_vnni)
+    images = [np.random.default_rng(seed).standard_normal((1, 3, 32, 32)).astype(np.float32) for seed in range(4)]
+    graphs.write_graph(fold(model("ceit_nano_32")), tmp_path / "model.xml", "openvino", "int8", (3, 32, 32), images)
+    graph = runtimes.openvino_core().read_model(str(tmp_path / "model.xml"))
+    attention = graphs._products_of_activations(graph)
+    names = {node.get_friendly_name() for node in attention}
+    others = [node for node in graph.get_ordered_ops() if node.get_type_name() in ("MatMul", "Convolution")]
+    others = [node for node in others if node.get_friendly_name() not in names]
+    assert len(attention) > 4
+    assert len(others) > 4
+
+    def is_quantised(node: Any) -> bool:
+        source = node.input_value(0).get_node()
+        while source.get_type_name() in (*graphs.MOVES, "MaxPool"):
+            source = source.input_value(0).get_node()
+        return source.get_type_name() == "FakeQuantize"
+
+    assert any(is_quantised(node) for node in attention) is has_vnni
+    assert all(is_quantised(node) for node in others)
+
+
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])
 def test_linear_layers_as_convolutions_are_the_same_network(name: str, tmp_path: Path) -> None:
     network = fold(lively(name).eval())

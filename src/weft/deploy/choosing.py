@@ -28,7 +28,7 @@ from weft.checkpoints.config import read_config
 from weft.checkpoints.finding import CONFIG
 from weft.errors import CheckpointError, StorageError, UsageError
 from weft.files import cache_file, sha256_of, write_text
-from weft.processor import cpu_flags, cpu_name, has_bf16, limits, num_threads, onednn_flags, processor_class
+from weft.processor import cpu_flags, cpu_name, has_bf16, has_int8, limits, num_threads, onednn_flags, processor_class
 from weft.reading import read_json
 
 FILE, FOLDER = "chosen.json", "candidates"
@@ -41,7 +41,6 @@ KINDS: tuple[tuple[Format, Precision], ...] = (
     *(("onnx", "fp32"), ("onnx", "int8")),
 )
 PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}
-WITH_INT8 = ("avx512_vnni", "avx_vnni", "amx_int8", "asimd")  # instructions that sum 8-bit multiplications in 32 bits
 BATCH_SIZES = (1, 16)
 MAX_BATCH, MAX_SIZES = 4096, 64
 ROUNDS = 9  # turns per batch size
@@ -240,8 +239,7 @@ def expected_order() -> list[tuple[str, str]]:
 
 
 def _has_int8(format: str) -> bool:
-    flags = cpu_flags() if format == "onnx" else onednn_flags()
-    return any(flag in flags for flag in WITH_INT8)
+    return has_int8(cpu_flags() if format == "onnx" else onednn_flags())
 
 
 def time_calls(

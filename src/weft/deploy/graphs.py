@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from weft.deploy.onnx_runtime import import_onnx_runtime
 from weft.deploy.runtimes import Infer, openvino_core, run_file
 from weft.errors import UsageError, need
+from weft.processor import has_int8, onednn_flags
 
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "onnx", "onnxscript")}
 OPSET = 20
@@ -195,7 +196,8 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
 
     x86 processors without VNNI multiply 8-bit numbers and add pairs of results in 16 bits, which saturate. So one
     factor of every multiplication has 7 bits: the weights, and the keys and values of attention. This costs no speed
-    (benchmarks/speed/saturation.csv).
+    (benchmarks/speed/saturation.csv). On a processor without VNNI, attention stays in float32, for which OpenVINO has
+    one kernel, and networks are up to 1.1 times as fast (benchmarks/speed/int8_linear.csv).
 
     Args:
         graph: an OpenVINO model.
@@ -212,10 +214,12 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
     nncf = importlib.import_module("nncf")
     nncf.set_log_level(40)
     images = list(calibration)
+    in_fp32 = [] if has_int8(onednn_flags()) else _products_of_activations(graph)
     with _quiet():
         integer = nncf.quantize(
             graph,
             nncf.Dataset(images),
+            ignored_scope=nncf.IgnoredScope(names=[node.get_friendly_name() for node in in_fp32]),
             model_type=nncf.ModelType.TRANSFORMER,
             preset=nncf.QuantizationPreset.MIXED,  # activations after Hardswish and GELU are not symmetric
             subset_size=len(images),
@@ -275,10 +279,10 @@ def _bias_of(output: Any) -> tuple[np.ndarray, Any] | None:
     return (bias.reshape(-1), node.output(0)) if bias.size == channels == bias.shape[-1] else None
 
 
-def _second_factors(graph: Any) -> list[Any]:
-    """Return the FakeQuantize nodes of second factors without weights: the keys and values of attention."""
+def _products_of_activations(graph: Any) -> list[Any]:
+    """Return the MatMul nodes that multiply no weights: those of attention."""
     is_constant: dict[str, bool] = {}
-    nodes: dict[str, Any] = {}
+    nodes = []
     for node in graph.get_ordered_ops():
         sources = [node.input_value(number).get_node() for number in range(node.get_input_size())]
         constants = [is_constant[source.get_friendly_name()] for source in sources]
@@ -286,11 +290,19 @@ def _second_factors(graph: Any) -> list[Any]:
             len(constants) > 0 and all(constants)
         )
         if node.get_type_name() == "MatMul" and not any(constants):
-            source = sources[1]
-            while source.get_type_name() in MOVES:
-                source = source.input_value(0).get_node()
-            if source.get_type_name() == "FakeQuantize":
-                nodes[source.get_friendly_name()] = source  # queries, keys and values may share one
+            nodes.append(node)
+    return nodes
+
+
+def _second_factors(graph: Any) -> list[Any]:
+    """Return the FakeQuantize nodes of second factors without weights: the keys and values of attention."""
+    nodes: dict[str, Any] = {}
+    for product in _products_of_activations(graph):
+        source = product.input_value(1).get_node()
+        while source.get_type_name() in MOVES:
+            source = source.input_value(0).get_node()
+        if source.get_type_name() == "FakeQuantize":
+            nodes[source.get_friendly_name()] = source  # queries, keys and values may share one
     return list(nodes.values())
 
 

@@ -303,19 +303,14 @@ def runtimes(rows: list[Row]) -> str:
 
 def int8_linear(rows: list[Row]) -> str:
     """Return Markdown of int8_linear.csv: a row per network, batch size, and instructions of a processor."""
-    lines = [
-        "| model | batch | instructions | fp32 | fp32, convolutions | int8 | int8, convolutions | ratio fp32, int8 |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    ways = ("fp32", "fp32 convolutions", "int8 matrix multiplications", "int8 convolutions", "int8, attention in fp32")
+    lines = [f"| model | batch | instructions | {' | '.join(ways)} |", "|---|---|---|" + "---|" * len(ways)]
     names = {"AVX512_CORE_VNNI": "AVX-512, VNNI", "AVX2": "AVX2"}  # of ONEDNN_MAX_CPU_ISA
-    speeds = ("fp32", "fp32 convolutions", "int8 matrix multiplications", "int8 convolutions")
     for row in rows:
         own, limit = CLASSES[row["processor_class"]], row["instruction_set"]
         instructions = f"{names[limit]} (on {own})" if limit in names else own
-        cells = [f"{float(row[way]):.0f}" if row[way] else NOT_MEASURED for way in speeds]
-        ratios = [row[f"{kind}_convolutions_to_matrix_multiplications"] or NOT_MEASURED for kind in ("fp32", "int8")]
-        line = [row["model"], row["batch_size"], instructions, *cells, ", ".join(ratios)]
-        lines.append(f"| {' | '.join(line)} |")
+        cells = [f"{float(row[way]):.0f}" if row[way] else NOT_MEASURED for way in ways]
+        lines.append(f"| {row['model']} | {row['batch_size']} | {instructions} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -197,7 +197,7 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
     x86 processors without VNNI multiply 8-bit numbers and add pairs of results in 16 bits, which saturate. So one
     factor of every multiplication has 7 bits: the weights, and the keys and values of attention. This costs no speed
     (benchmarks/speed/saturation.csv). On a processor without VNNI, attention stays in float32, for which OpenVINO has
-    one kernel, and networks are up to 1.1 times as fast (benchmarks/speed/int8_linear.csv).
+    one kernel, and networks are 1.0 to 1.3 times as fast (benchmarks/speed/int8_linear.csv).
 
     Args:
         graph: an OpenVINO model.
@@ -237,7 +237,7 @@ def linear_to_convolution(graph: Any) -> None:
     """Replace the linear layers on tokens (b n c) by 1x1 convolutions, in place.
 
     Without VNNI, OpenVINO multiplies matrices more slowly in int8 than in fp32, but computes convolutions faster:
-    LeViT-256 has 1.6 to 1.8 times the throughput with them, CvT-13 1.6 times, CeiT-T 1.2 times; with VNNI or AMX,
+    LeViT has 1.5 to 1.8 times the throughput with them, CvT-13 1.6 to 1.7 times, CeiT-T 1.2 times; with VNNI or AMX,
     there is little difference (benchmarks/speed/int8_linear.csv). No data move: a map (b c n 1) with channels last is
     the memory of its tokens.
 

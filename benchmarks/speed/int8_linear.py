@@ -1,6 +1,6 @@
 """Compare forms of an OpenVINO export: linear layers as 1x1 convolutions, as in weft's int8, and attention in fp32.
 
-    python benchmarks/speed/int8_linear.py            # five minutes on two quiet cores
+    python benchmarks/speed/int8_linear.py            # ten minutes on two quiet cores
 
 Each instruction set is that of this processor, or one to which ONEDNN_MAX_CPU_ISA limits OpenVINO. Writes a row per
 network, instruction set and batch size to int8_linear.csv: images per second of each form, measured alternately, with

@@ -586,7 +586,8 @@ def test_attention_is_quantised_where_int8_has_instructions(
             source = source.input_value(0).get_node()
         return source.get_type_name() == "FakeQuantize"
 
-    assert any(is_quantised(node) for node in attention) is has_vnni
+    count = sum(is_quantised(node) for node in attention)
+    assert count >= len(attention) / 2 if has_vnni else count == 0  # the outputs of softmax may stay in float32
     assert all(is_quantised(node) for node in others)
 
 

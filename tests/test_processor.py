@@ -70,6 +70,11 @@ def test_a_limit_of_onednn_leaves_the_instructions_of_a_class(
     assert (processor.processor_class(), processor.limits()) == ("amx", {variable: value})
 
 
+def test_a_limit_is_a_short_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", 1000 * "\x1b")
+    assert len(processor.limits()["ATEN_CPU_CAPABILITY"]) == processor.MAX_LIMIT
+
+
 def test_the_limit_is_of_x86(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("Features\t: fp asimd sve\n")
     monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
@@ -206,3 +211,13 @@ def test_a_call_in_a_thread_returns_after_its_end() -> None:
         processor.call_in_thread(fail)
     assert len({threading.main_thread(), *called}) == 3
     assert not any(thread.is_alive() for thread in called)
+
+
+def test_nobody_waits_for_a_call_that_was_begun() -> None:
+    go = threading.Event()
+    begun = processor.begin_in_thread(lambda: go.wait(20))
+    assert not begun.done()
+    go.set()
+    assert begun.result(20)
+    with pytest.raises(ZeroDivisionError):
+        processor.begin_in_thread(lambda: 1 / 0).result(20)

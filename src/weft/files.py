@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
-import glob
 import hashlib
 import io
 import os
@@ -141,11 +140,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sweep(folder: Path, remove: Callable[[Path], None]) -> None:
-    """Remove temporary files of processes that have ended, and restore what such a process had moved away."""
+def sweep(folder: Path, remove: Callable[[Path], None], name: str | None = None) -> None:
+    """Remove temporary files of processes that have ended, and restore what such a process had moved away.
+
+    Args:
+        folder: in which they are; it may be missing.
+        remove: removes a file or directory.
+        name: only those of the file or directory with this name.
+    """
     for entry in folder.iterdir() if folder.is_dir() else ():
         match = _OURS.fullmatch(entry.name)
-        if match is None or not is_leftover(entry):
+        if match is None or name not in (None, match["name"]) or not is_leftover(entry):
             continue
         place = folder / match["name"]
         if entry.name.endswith(".old") and not place.exists():
@@ -306,12 +311,12 @@ def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterat
         UsageError: `path` is taken, or does not end in a name.
         StorageError: the directory cannot be written.
     """
+    refuse_nameless(path)
+    with writing(path):
+        sweep(path.parent, remove, path.name)  # of a process that was killed
     refuse_existing(path, contents, force=force)
     temporary, before = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("part", "old"))
     with writing(path):
-        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):  # of a process that was killed
-            if is_leftover(leftover):
-                remove(leftover)
         temporary.mkdir(parents=True)
     try:
         with writing(path):

@@ -151,7 +151,7 @@ def _physical_cores() -> int:
 
 def limits() -> dict[str, str]:
     """Return the environment variables that limit the instruction set, as printable text."""
-    return {name: printable(os.environ[name][:MAX_LIMIT]) for name in LIMITS if os.environ.get(name)}
+    return {name: printable(os.environ[name])[:MAX_LIMIT] for name in LIMITS if os.environ.get(name)}
 
 
 def cpu_name() -> str | None:
@@ -209,6 +209,21 @@ def call_in_thread(function: Callable[[], T]) -> T:
     future.exception()  # waits
     thread.join()  # until its compute threads have also ended
     return future.result()
+
+
+def begin_in_thread(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread for whose end neither the caller nor the process waits; return its future result."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return future
 
 
 def busy_note(threads: int) -> str | None:

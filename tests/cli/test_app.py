@@ -151,6 +151,17 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert done.stderr == ""
 
 
+def test_a_closed_pipe_of_windows_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(words: list[str]) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("weft.cli.app._run", fail)
+    with pytest.raises(OSError, match="Invalid argument"):
+        main(["models"])
+    monkeypatch.setattr("weft.cli.app.IS_WINDOWS", True)
+    assert main(["models"]) == 0
+
+
 def test_a_setting_without_set_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "optim.lr=1e-3", "--print-config"]) == 2
     assert "weft train has no place for 'optim.lr=1e-3'. A setting needs --set: --set optim.lr=1e-3." in (

@@ -210,6 +210,36 @@ def test_ctrl_c_is_no_error(model_dir: Path) -> None:
         assert service.stop(signal.SIGINT) == 0
 
 
+def test_who_sends_a_large_body_learns_that_the_service_stops(model_dir: Path) -> None:
+    """Without a reset of the connection, which would hide the response; and nobody is asked to send one."""
+    with running(model_dir, "--drain", "5") as service:
+        service.process.send_signal(signal.SIGTERM)
+        _until(lambda: [503] * (service.ask("/ready")[0] == 503), 1)
+        status, found, headers = service.ask(body=bytes(9 << 20))
+        assert (status, found["error"]["code"], headers["retry-after"]) == (503, "stopping", "1")
+        head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+        assert service.raw(head).startswith(b"HTTP/1.1 503 ")
+        assert service.process.wait(60) == 0
+
+
+def test_workers_that_cannot_start_are_an_error(model_dir: Path) -> None:
+    program = (
+        "import weft.serve.server as s\n"
+        "class Fails(s.Process):\n"
+        "    pid, exitcode = 1 << 22, s.STARTUP_FAILURE\n"
+        "    def start(self): pass\n"
+        "    def join(self): pass\n"
+        "    def kill(self): pass\n"
+        "    def terminate(self): pass\n"
+        "    def is_alive(self, timeout): return False\n"
+        "s.Process = Fails\n"
+        "import uvicorn.supervisors.multiprocess as m\n"
+        "m.Process = Fails\n"
+    )
+    with running(model_dir, "--workers", "2", program=program) as service:
+        assert service.process.wait(60) == 1
+
+
 @pytest.mark.slow
 def test_a_new_model_is_taken_without_dropping_a_request(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
@@ -247,7 +277,7 @@ def test_a_new_model_is_taken_without_dropping_a_request(tmp_path: Path) -> None
 def test_a_worker_that_dies_is_missed_by_nobody_for_long(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
     with running(folder, "--workers", "2", "--drain", "3", "--host", "0.0.0.0", WEFT_TOKEN="of mine") as service:
-        assert "#token=of mine" in service.said
+        assert "#token=of%20mine" in service.said
         own = {"Authorization": "Bearer of mine"}
 
         def ask() -> str:
@@ -322,7 +352,7 @@ def test_other_machines_need_the_token_that_is_printed(model_dir: Path) -> None:
         assert service.ask("/live", headers={"Host": "192.168.1.5:8000"})[0] == 200
         assert service.ask("/live", headers={"Host": "evil.example"})[0] == 421
     with running(model_dir, "--host", "0.0.0.0", "--name", "pictures.example", WEFT_TOKEN="of mine") as service:
-        assert "of mine" in service.said
+        assert "#token=of%20mine" in service.said
         arguments = {"Host": "pictures.example", "Authorization": "Bearer of mine"}
         assert service.ask("/model", headers=arguments)[0] == 200
 

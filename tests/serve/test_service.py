@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -26,9 +28,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from uvicorn.config import STARTUP_FAILURE
 
 from tests.helpers import lively
 from tests.serve.running import NAMES, picture, saved
+from weft.checkpoints import save_model_dir
 from weft.data import eval_transform
 from weft.data.loading.preprocessing import eval_crop
 from weft.deploy import export, open_model
@@ -36,7 +40,7 @@ from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError
 from weft.inference.predictor import Predictor
 from weft.interpret import explain
-from weft.serve import app, server
+from weft.serve import app, decoding, server
 from weft.serve.app import create_app
 from weft.serve.metrics import MULTIPROC_DIR
 from weft.serve.settings import Settings
@@ -730,20 +734,177 @@ def test_metrics_of_several_processes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 'precision="int8",runtime="onnx"' in info
 
 
-def test_a_worker_that_has_ended_has_no_gauges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def process(pid: int) -> SimpleNamespace:
-        return SimpleNamespace(pid=pid, child_conn=SimpleNamespace(close=lambda: None))
+class Worker:
+    """Stands for a worker process of uvicorn."""
 
-    supervisor = server._Supervisor.__new__(server._Supervisor)
-    supervisor.processes = [process(101), process(102)]
-    for pid in (101, 102, 103):
-        (tmp_path / f"gauge_livesum_{pid}.db").touch()
+    child_conn = SimpleNamespace(close=lambda: None)
+    numbers = itertools.count(101)
+
+    def __init__(self, *_: object, ended: int | None = None, is_ready: bool = True) -> None:
+        self.pid, self.exitcode, self.ready, self.started = next(self.numbers), ended, is_ready, False
+
+    def is_ready(self, timeout: float) -> bool:
+        return self.ready and self.exitcode is None
+
+    def is_alive(self, timeout: float) -> bool:
+        return self.exitcode is None
+
+    def kill(self) -> None: ...
+
+    def join(self) -> None: ...
+
+    def start(self) -> None:
+        self.started = True
+
+
+@pytest.fixture
+def supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> server._Supervisor:
     monkeypatch.setenv(MULTIPROC_DIR, str(tmp_path))
-    monkeypatch.setattr(
-        server.Multiprocess, "keep_subprocess_alive", lambda self: self.processes.__setitem__(0, process(103))
-    )
+    monkeypatch.setattr(server, "Process", Worker)
+    monkeypatch.setattr(server, "RESTART_SECONDS", 0)
+    made = server._Supervisor.__new__(server._Supervisor)
+    made.should_exit, made.sockets = threading.Event(), []
+    made.config = SimpleNamespace(timeout_worker_healthcheck=1)
+    return made
+
+
+def test_a_worker_that_has_ended_has_no_gauges(supervisor: server._Supervisor, tmp_path: Path) -> None:
+    supervisor.processes = [Worker(ended=1), Worker()]
+    gone, other = (process.pid for process in supervisor.processes)
+    for pid in (gone, other):
+        (tmp_path / f"gauge_livesum_{pid}.db").touch()
     supervisor.keep_subprocess_alive()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["gauge_livesum_102.db", "gauge_livesum_103.db"]
+    assert [file.name for file in tmp_path.iterdir()] == [f"gauge_livesum_{other}.db"]
+    assert supervisor.processes[0].started
+    assert [process.pid == other for process in supervisor.processes] == [False, True]
+
+
+@pytest.mark.parametrize("has_served", [False, True])
+def test_a_worker_that_cannot_start_ends_the_service_only_if_none_ever_did(
+    has_served: bool, supervisor: server._Supervisor
+) -> None:
+    supervisor.processes = [Worker(is_ready=has_served), Worker(ended=STARTUP_FAILURE)]
+    supervisor.keep_subprocess_alive()
+    assert (supervisor.should_exit.is_set(), supervisor.has_failed) == (not has_served, not has_served)
+    assert supervisor.processes[1].started == has_served
+
+
+def test_a_worker_that_starts_reloads_when_it_is_ready(
+    supervisor: server._Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have read the model before it changed; the signal would end it before it is ready."""
+    sent: list[int] = []
+    monkeypatch.setattr(server.os, "kill", lambda pid, signal: sent.append(pid))
+    first, late = supervisor.processes = [Worker(), Worker(is_ready=False)]
+    supervisor.handle_hup()
+    for _ in range(2):
+        supervisor.keep_subprocess_alive()
+        assert sent == [first.pid]
+    late.ready = True
+    for _ in range(2):
+        supervisor.keep_subprocess_alive()
+        assert sent == [first.pid, late.pid]
+
+
+def test_a_reload_that_is_asked_for_during_another_one_follows_it(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, loads = threading.Event(), []
+
+    def load(settings: Settings) -> Any:
+        loads.append(len(loads))
+        go.wait(20)
+        return SimpleNamespace(metadata={"runtime": "onnx", "precision": f"of load {loads[-1]}"})
+
+    monkeypatch.setattr(app, "load_predictor", load)
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        client.service.begin_reload()
+        await until(lambda: loads == [0])
+        client.service.begin_reload()
+        client.service.begin_reload()
+        go.set()
+        await until(lambda: not client.service.is_reloading)
+        assert loads == [0, 1]
+        assert client.service.predictor.metadata["precision"] == "of load 1"
+
+    with_client(body, model_dir, max_batch=1)
+
+
+def test_the_limit_of_batches_stays_for_a_model_that_runs_alike(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measurement during a reload would be disturbed by the requests that are answered meanwhile."""
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        client.service.max_batch = 7
+        monkeypatch.setattr(app, "_max_batch", lambda *_: 3)
+        client.service.begin_reload()
+        await until(lambda: not client.service.is_reloading)
+        assert client.service.batcher.max_batch == client.service.max_batch == 7
+        other = SimpleNamespace(metadata=client.service.predictor.metadata | {"runtime": "onnx"})
+        monkeypatch.setattr(app, "load_predictor", lambda settings: other)
+        client.service.begin_reload()
+        await until(lambda: not client.service.is_reloading)
+        assert client.service.batcher.max_batch == client.service.max_batch == 3
+
+    with_client(body, model_dir)
+
+
+def test_a_service_stops_while_it_loads_a_model(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    services: list[app.Service] = []
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        services.append(client.service)
+        monkeypatch.setattr(app, "load_predictor", lambda settings: go.wait(60))
+        client.service.begin_reload()
+        await until(lambda: client.service.is_loading)
+
+    begun = time.monotonic()
+    with_client(body, model_dir, max_batch=1)
+    assert time.monotonic() - begun < 40
+    assert services[0].is_loading
+    go.set()
+
+
+def test_class_names_that_are_no_text(tmp_path: Path) -> None:
+    """Linux allows any bytes in the name of a folder."""
+    names = ["caf\udce9", "b", "c", "d"]
+    save_model_dir(lively("levit_nano_32", num_classes=4), tmp_path / "model", label_names=names)
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        response = await client.post("/predict", content=picture(0), headers={"content-type": "image/png"})
+        assert response.status_code == 200
+        assert {one["class"] for one in response.json()["answers"][0]["top"]} == set(names)
+        model = await client.get("/model")
+        assert (model.status_code, model.json()["classes"]) == (200, names)
+
+    with_client(body, tmp_path / "model", max_batch=1)
+
+
+def test_no_process_for_decoding_can_be_started(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    async def body(client: httpx2.AsyncClient) -> None:
+        for decoder in client.service.decoders._all:
+            decoder.kill()
+        request = dict(content=picture(0), headers={"content-type": "image/png"})
+        with monkeypatch.context() as patch:
+            patch.setattr(decoding.subprocess, "Popen", fail)
+            response = await client.post("/predict", **request)
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "busy")
+            assert response.headers["retry-after"] == "1"
+        assert (await client.post("/predict", **request)).status_code == 200
+
+    with_client(body, model_dir, max_batch=1)
+
+
+@pytest.mark.parametrize("token", ["p\xe4sswort", " a", "a\n", "\udce4"])
+def test_a_token_is_what_a_header_can_hold(token: str, model_dir: Path) -> None:
+    with pytest.raises(UsageError, match="token must consist of ASCII letters, digits and punctuation"):
+        Settings(run=str(model_dir), token=token)
 
 
 def test_workers_reload_one_after_another(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

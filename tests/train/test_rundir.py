@@ -19,7 +19,27 @@ from weft.files import make_dir, new_directory, write_text, writing
 from weft.runs import directory as rundir
 from weft.runs.directory import CONTENTS, REPLACEABLE, EpochRow, write_metrics
 
+ENDED = (1 << 22) - 1  # no process has this number
 ROW = EpochRow(1, 22, 1e-6, 2.2279612, 18.3949, 1.5, 40.39, 84.67, 89.8, 3.1, 16.2)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_a_killed_process_had_moved_away(is_there: bool, tmp_path: Path) -> None:
+    """It is restored if its place is empty; otherwise it is removed."""
+    old = tmp_path / f".out.{ENDED}.old"
+    old.mkdir()
+    (old / "config.json").write_text("old")
+    (tmp_path / f".other.{ENDED}.old").mkdir()
+    if is_there:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "config.json").write_text("present")
+    with pytest.raises(UsageError, match="must be new"), new_directory(tmp_path / "out", (), force=False):
+        pass
+    assert (tmp_path / "out" / "config.json").read_text() == ("present" if is_there else "old")
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [f".other.{ENDED}.old", "out"]
+    with new_directory(tmp_path / "out", ("config.json",), force=True) as folder:
+        (folder / "config.json").write_text("new")
+    assert (tmp_path / "out" / "config.json").read_text() == "new"
 
 
 def test_a_new_directory_with_its_parents(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = f"This needs {name}, which is not installed. Run: {install_command('torch')}"
         return _complain(text, UsageError.exit_code)
     except Exception as error:
+        if IS_WINDOWS and isinstance(error, OSError) and error.errno == errno.EINVAL and error.filename is None:
+            return 0  # a closed pipe there
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             return _complain(str(error), StorageError.exit_code)
         if not is_out_of_memory(error):

@@ -17,7 +17,7 @@ from weft.data.index.source import Source
 from weft.data.sources.open import open_data
 from weft.data.sources.shards import is_folder_name
 from weft.errors import UsageError
-from weft.files import flush_file, refuse_nameless, swap, writing
+from weft.files import flush_file, refuse_nameless, remove, swap, sweep, writing
 from weft.progress import counting, reading
 
 SHARD_BYTES = 256 << 20
@@ -60,6 +60,9 @@ def prepare_data(
     out = Path(out)
     if size < 8:
         raise UsageError(f"size must be at least 8 pixels; got {size}.")
+    refuse_nameless(out)
+    with writing(out):
+        sweep(out.parent, remove, out.name)  # of a process that was killed
     _check_place(out, force)
     with reading(quiet=quiet) as progress:
         splits = open_data(data, progress=progress)
@@ -82,7 +85,6 @@ def prepare_data(
 
 
 def _check_place(out: Path, force: bool) -> None:
-    refuse_nameless(out)
     entries = list(out.iterdir()) if out.is_dir() else [out] if out.exists() else []
     if entries and not force:
         raise UsageError(f"The prepared data needs a new folder; {out} exists already. Pass --force, or another path.")

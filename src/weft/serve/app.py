@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from concurrent.futures import Future
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -21,18 +22,18 @@ from PIL import Image
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from weft.data import BadImage
 from weft.data.images.crop import Pixels
 from weft.deploy.choosing import BATCH_SIZES
 from weft.inference.predictor import ImagePrediction, Predictor
-from weft.processor import call_in_thread, set_num_threads
+from weft.processor import begin_in_thread, call_in_thread, set_num_threads
 from weft.serve.batching import Batcher, ModelError, QueueFull, batch_limit
-from weft.serve.decoding import DecoderPool
+from weft.serve.decoding import DecoderPool, NoDecoderError
 from weft.serve.forms import Upload, parse_form
-from weft.serve.guard import RETRY_LATER, BodyReader, Guard, RequestError, error_response
+from weft.serve.guard import CLOSE, RETRY_LATER, BodyReader, Guard, Json, RequestError, discard_body, error_response
 from weft.serve.metrics import MULTIPROC_DIR, Metrics
 from weft.serve.settings import MAX_BATCH, Settings
 from weft.system import lock_file
@@ -158,6 +159,8 @@ class Service:
         self.is_draining = False
         self.batcher: Batcher
         self._reloading: asyncio.Task[None] | None = None
+        self._is_reload_due = False
+        self._loading: Future[tuple[Predictor, int]] | None = None
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -178,19 +181,49 @@ class Service:
         finally:
             if has_signals:
                 loop.remove_signal_handler(signal.SIGHUP)
+            if self.is_reloading:
+                self._reloading.cancel()  # type: ignore[union-attr]
             await self.batcher.close()
             self.decoders.close()
 
     def begin_reload(self) -> None:
-        """Begin to reload the model in the background. Until it is loaded, requests use the current model."""
-        if self._reloading is None or self._reloading.done():
-            self._reloading = asyncio.get_running_loop().create_task(self._reload())
+        """Begin to reload the model in the background. Until it is loaded, requests use the current model.
+
+        During a reload, the model is loaded once more afterwards: the files may have changed since it was read.
+        """
+        self._is_reload_due = True
+        if not self.is_reloading:
+            self._reloading = asyncio.get_running_loop().create_task(self._reload_all())
+
+    @property
+    def is_reloading(self) -> bool:
+        """Whether a model is being loaded while the current one serves."""
+        return self._reloading is not None and not self._reloading.done()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a thread loads a model, which also a service that has stopped cannot interrupt."""
+        return self._loading is not None and not self._loading.done()
+
+    async def _reload_all(self) -> None:
+        while self._is_reload_due:
+            await self._reload()
+
+    def _load_again(self) -> tuple[Predictor, int]:
+        """Load the model; its limit of batches is that of the current one if that runs alike.
+
+        A measurement would share the cores with the requests that are answered meanwhile.
+        """
+        predictor, keys = load_predictor(self.settings), ("architecture", "runtime", "precision", "input")
+        is_alike = all(predictor.metadata.get(key) == self.predictor.metadata.get(key) for key in keys)
+        return predictor, self.max_batch if is_alike else _max_batch(self.settings, predictor)
 
     async def _reload(self) -> None:
         try:
             async with _no_other_worker_reloads():
-                loading = functools.partial(call_in_thread, lambda: _loaded(self.settings))
-                predictor, max_batch = await asyncio.to_thread(loading)
+                self._is_reload_due = False
+                self._loading = begin_in_thread(lambda: call_in_thread(self._load_again))
+                predictor, max_batch = await asyncio.wrap_future(self._loading)
         except Exception as error:
             self.metrics.reloads.labels("failed").inc()
             log(f"the model was not reloaded; the current model keeps serving: {error}")
@@ -244,6 +277,10 @@ class Service:
             self.metrics.images.labels("too-late").inc(len(uploads))
             text = f"The response must be ready within {self.settings.timeout:g} seconds; it was not. Try again later."
             raise RequestError(504, "too-late", text, RETRY_LATER) from None
+        except NoDecoderError:
+            self.metrics.images.labels("no-decoder").inc(len(uploads))
+            text = "No process that decodes images can be started at the moment; try again later."
+            raise RequestError(503, "busy", text, RETRY_LATER) from None
         except ModelError as error:
             raise RequestError(503, "model-fault", str(error), RETRY_LATER) from None
         for item in prepared:
@@ -308,8 +345,9 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
         loop = asyncio.get_running_loop()
         begun = loop.time()
         if service.is_draining:
-            headers = {**RETRY_LATER, "connection": "close"}
-            raise RequestError(503, "stopping", "The service is stopping; send the request to another one.", headers)
+            await discard_body(request)
+            text = "The service is stopping; send the request to another one."
+            raise RequestError(503, "stopping", text, RETRY_LATER | CLOSE)
         async with service.body_reader.body(request) as body:
             uploads = service.uploads(request, body)
             predictor, results = await _unless_disconnected(request, service.predict(uploads, overlay))
@@ -320,18 +358,20 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
             _image_json(predictor, upload.name, result, top_k, settings.reject_at_error)
             for upload, result in zip(uploads, results, strict=True)
         ]
-        return JSONResponse({"answers": answers, "milliseconds": round(1000 * (loop.time() - begun), 2)})
+        return Json({"answers": answers, "milliseconds": round(1000 * (loop.time() - begun), 2)})
 
-    @app.get("/model")
-    async def model() -> dict[str, Any]:
+    @app.get("/model", response_model=dict[str, Any])
+    async def model() -> Response:
         """Describe the model: its name, classes, input and runtime; and the limits of the service."""
         limits = {name: getattr(settings, name) for name in ("max_bytes", "max_pixels", "max_images", "timeout")}
-        return {
-            "name": Path(settings.run).absolute().name,
-            **service.predictor.metadata,
-            "limits": {**limits, "max_batch": service.max_batch},
-            "version": __version__,
-        }
+        return Json(
+            {
+                "name": Path(settings.run).absolute().name,
+                **service.predictor.metadata,
+                "limits": {**limits, "max_batch": service.max_batch},
+                "version": __version__,
+            }
+        )
 
     @app.get("/live")
     async def live() -> dict[str, str]:
@@ -343,7 +383,7 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
     async def ready() -> Response:
         """Readiness check: the service accepts new images."""
         status = "ready" if service.is_ready else "stopping" if service.is_draining else "busy"
-        return JSONResponse({"status": status, "waiting": service.batcher.pending}, 200 if status == "ready" else 503)
+        return Json({"status": status, "waiting": service.batcher.pending}, 200 if status == "ready" else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:

@@ -31,6 +31,10 @@ from weft.data.images.decode import REASONS, BadImage, open_image
 STUCK_SECONDS = 2.0  # on one image; after that, a decoder counts as not available
 
 
+class NoDecoderError(Exception):
+    """No process can be started, for lack of memory, processes or open files."""
+
+
 class DecoderPool:
     """Pool of processes that decode images.
 
@@ -62,7 +66,11 @@ class DecoderPool:
                 raise RuntimeError(f"An image decoder process must start; it does not: {result}")
 
     async def pixels(self, data: bytes | bytearray, crop: EvalCrop) -> Pixels | BadImage:
-        """Return the pixels of an uploaded file, or the reason why it cannot be used."""
+        """Return the pixels of an uploaded file, or the reason why it cannot be used.
+
+        Raises:
+            NoDecoderError: the process has ended, and no other one can be started.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, data, crop)
 
     @property
@@ -114,14 +122,17 @@ class _DecoderProcess:
         return 0.0 if since is None else time.monotonic() - since
 
     def decode(self, task: tuple[bytes | bytearray, EvalCrop | None, int], seconds: float) -> Pixels | BadImage:
-        self.start()
-        process = self.process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
+        try:
+            self.start()
+            process = self.process
+            assert process is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
+            deadline = threading.Timer(seconds, process.kill)
+            deadline.start()
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            raise NoDecoderError from error
         self._busy_since = begun = time.monotonic()
-        deadline = threading.Timer(seconds, process.kill)
-        deadline.start()
         try:
             data, crop, max_pixels = task
             _send(process.stdin, {"crop": crop and asdict(crop), "max_pixels": max_pixels}, data)

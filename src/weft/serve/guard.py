@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import json
 import math
 import sys
 import time
@@ -60,10 +61,19 @@ class RequestError(Exception):
         self.status, self.code, self.message, self.headers = status, code, message, headers or {}
 
 
-def error_response(error: RequestError, request_id: str) -> JSONResponse:
+class Json(JSONResponse):
+    """JSON that can hold names that are not valid Unicode, such as those of folders on Linux."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes of a value; a character that UTF-8 does not have becomes its escape in JSON."""
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace")
+
+
+def error_response(error: RequestError, request_id: str) -> Json:
     """Return the response for an error, `{"error": {"code", "message", "request_id"}}`."""
     content = {"code": error.code, "message": error.message, "request_id": request_id}
-    return JSONResponse({"error": content}, error.status, headers=error.headers)
+    return Json({"error": content}, error.status, headers=error.headers)
 
 
 async def refuse_connection(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -260,23 +270,31 @@ class BodyReader:
     async def _receive(self, request: Request, parts: bytearray) -> None:
         declared = request.headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self.settings.max_bytes:
-            raise await self._too_large(request)
+            await discard_body(request)
+            raise self._too_large()
         async for chunk in request.stream():
             self.held += len(chunk)
             parts += chunk
             if len(parts) > self.settings.max_bytes:
-                raise await self._too_large(request)
+                await _discard_rest(request)
+                raise self._too_large()
             if self.held > max(HELD_BYTES, self.settings.max_bytes):
+                await _discard_rest(request)
                 text = "The service is receiving too much data at the moment; try again later."
                 raise RequestError(503, "busy", text, RETRY_LATER | CLOSE)
 
-    async def _too_large(self, request: Request) -> RequestError:
-        await _discard_rest(request)
+    def _too_large(self) -> RequestError:
         text = (
             f"A request must have at most {self.settings.max_bytes:,} bytes; this one has more. Send fewer or smaller"
             " images."
         )
         return RequestError(413, "too-large", text, CLOSE)
+
+
+async def discard_body(request: Request) -> None:
+    """Receive and discard a body before a response that closes the connection, unless the client waits to send it."""
+    if request.headers.get("expect", "").lower() != "100-continue":
+        await _discard_rest(request)
 
 
 async def _discard_rest(request: Request) -> None:

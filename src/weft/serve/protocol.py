@@ -36,6 +36,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Start the timer of the first header; refuse a connection above the limit."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # unread bytes of a small response also start the timer
         if len(self.connections) > CONNECTIONS:
             self.app = refuse_connection  # type: ignore[assignment]
         self._start_header_timer()

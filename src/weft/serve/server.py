@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import json
 import multiprocessing.connection
@@ -18,21 +19,26 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from urllib.parse import quote
 
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
 
-from weft.errors import UsageError
+from weft.errors import UsageError, WeftError
 from weft.inference.predictor import Predictor
 from weft.processor import num_threads
 from weft.serve.app import Service, create_app, load_predictor, log
 from weft.serve.metrics import MULTIPROC_DIR
 from weft.serve.protocol import GuardedProtocol
-from weft.serve.settings import Settings
+from weft.serve.settings import CONNECTIONS, Settings
 from weft.text import printable
 
 SETTINGS_VARIABLE = "WEFT_SERVE"  # environment variable with the settings, for the worker processes
+OPEN_FILES = 4 * CONNECTIONS
+RESTART_SECONDS = 1.0  # before a worker that could not start is started again
 
 
 def serve(settings: Settings) -> None:
@@ -43,7 +49,9 @@ def serve(settings: Settings) -> None:
     Raises:
         UsageError: the port is in use, the address is not one of this machine, or the runtime is not installed.
         CheckpointError: the model is missing or cannot be read.
+        WeftError: a worker process cannot start.
     """
+    _allow_open_files()
     if not (settings.is_private or settings.is_open) and settings.token is None:
         settings = replace(settings, token=secrets.token_urlsafe(24))
     with _listening_socket(settings) as sock:
@@ -54,11 +62,26 @@ def serve(settings: Settings) -> None:
             app = create_app(settings)
             service = app.state.service
             _Server(_config(settings, app), service, lambda: _announce(settings, service.predictor, url)).run([sock])
+            if service.is_loading:
+                atexit.register(os._exit, 0)  # Python may crash if it ends while another thread computes
         else:
             settings = replace(settings, threads=settings.threads or max(num_threads() // settings.workers, 1))
             # report a model that cannot be served once, before the workers start; they also find the chosen runtime
             predictor = load_predictor(settings)
             _serve_in_processes(settings, sock, lambda: _announce(settings, predictor, url))
+
+
+def _allow_open_files() -> None:
+    """Raise the limit on open files as far as this user may, since each connection and each decoder needs some."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # of macOS, whose limit can be lower than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _serve_in_processes(settings: Settings, sock: socket.socket, on_start: Callable[[], None]) -> None:
@@ -69,6 +92,10 @@ def _serve_in_processes(settings: Settings, sock: socket.socket, on_start: Calla
         supervisor = _Supervisor(config, [sock])  # installs the signal handlers
         on_start()
         supervisor.run()
+        if supervisor.has_failed:
+            raise WeftError(
+                "The processes of the service must start; one does not. Its messages above have the reason."
+            )
 
 
 def from_environment() -> Any:
@@ -157,30 +184,48 @@ class _Server(uvicorn.Server):
 
 
 class _Supervisor(Multiprocess):
-    """Parent of the worker processes: restarts workers that have crashed, and forwards SIGHUP to all of them."""
+    """Parent of the worker processes: restarts workers that have ended, and forwards SIGHUP to all of them.
 
-    _pids: frozenset[int | None] = frozenset()
+    Attributes:
+        has_failed: a worker could not start although none had started before: the service ends.
+    """
+
+    has_failed = False
+    _has_served = False  # a worker has started
+    _to_reload: frozenset[int | None] = frozenset()  # workers that have not received the last SIGHUP
 
     def keep_subprocess_alive(self) -> None:
-        """Check the health of every worker, and remove the gauges of those that have ended.
+        """Check every worker: replace one that has ended or hangs, remove its gauges, and pass a SIGHUP on.
 
         The parent also holds the child's end of each pipe. It is closed here; otherwise the parent would not notice
         that a worker has crashed.
         """
-        for process in self.processes:
+        for index, process in enumerate(self.processes):
             process.child_conn.close()
-        known = self._pids.union(process.pid for process in self.processes)
-        super().keep_subprocess_alive()
-        self._pids = frozenset(process.pid for process in self.processes)
-        for pid in known - self._pids:
-            mark_process_dead(pid)
+            is_due = process.pid in self._to_reload
+            if (is_due or not self._has_served) and process.is_ready(timeout=1):
+                self._has_served = True
+                self._to_reload -= {process.pid}
+                if is_due:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGHUP)
+            if self.should_exit.is_set() or process.is_alive(timeout=self.config.timeout_worker_healthcheck):
+                continue
+            process.kill()
+            process.join()
+            mark_process_dead(process.pid)
+            if process.exitcode == STARTUP_FAILURE and not self._has_served:
+                self.has_failed = True
+                self.should_exit.set()
+                return
+            if process.exitcode == STARTUP_FAILURE and self.should_exit.wait(RESTART_SECONDS):
+                return
+            self.processes[index] = Process(self.config, self.sockets)
+            self.processes[index].start()
 
     def handle_hup(self) -> None:
-        """Forward SIGHUP, so that every worker reloads its model while it serves."""
-        for process in self.processes:
-            if process.pid is not None and process.is_ready(timeout=1):  # before that, the signal would end the worker
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGHUP)
+        """Have every worker reload its model while it serves; one that still starts does so when it is ready."""
+        self._to_reload = frozenset(process.pid for process in self.processes)
 
 
 @contextlib.contextmanager
@@ -216,7 +261,7 @@ def _announce(settings: Settings, predictor: Predictor, url: str) -> None:
         f"serving {name} ({metadata['architecture']}), {len(metadata['classes'])} classes, {metadata['runtime']}"
         f" {metadata['precision']}{workers}."
     )
-    secret = f"/#token={settings.token}" if settings.token is not None else "/"
+    secret = f"/#token={quote(settings.token, safe='')}" if settings.token is not None else "/"
     log(f"open {url}{secret}  (press Ctrl-C to stop)")
     if not settings.is_private:
         token = "requires a token" if settings.token is not None else "requires no token"

@@ -142,6 +142,11 @@ class Settings:
             raise UsageError(
                 "Authentication must be either on or off; got both WEFT_TOKEN and --no-token. Leave one out."
             )
+        if self.token is not None and not re.fullmatch(r"[!-~]+( +[!-~]+)*", self.token):
+            raise UsageError(
+                "A token must consist of ASCII letters, digits and punctuation; this one has other characters, or"
+                f" begins or ends with a space. Change {TOKEN}."
+            )
         if self.max_queue < self.max_images:
             raise UsageError(
                 f"max_queue must be at least max_images, {self.max_images}, so that one request fits;"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,9 +109,27 @@ def test_a_gain_needs_both_precisions() -> None:
     assert Capabilities("a", "amx", {}, "2", (Speed("matmul", "bf16", 1, 10.0),)).gain("bf16") is None
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(cache: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_no_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process measures once."""
     cache.write_text("a file in place of the directory")
-    assert capabilities().speeds
+    monkeypatch.setattr(module, "_not_stored", {})
+    measured = capabilities()
+    assert measured.speeds
+    assert capabilities() is measured
+
+
+def test_processes_measure_one_after_another(cache: Path, tmp_path: Path) -> None:
+    """The second one waits, and then has the measurement of the first."""
+    code = (
+        "import sys, time; from weft import capabilities as module; own = module._measured;"
+        "module._measured = lambda: (open(sys.argv[1], 'a').write('x'), time.sleep(1), own())[2];"
+        "print(module.capabilities().speeds[0].gflops)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "measured")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    results = [process.communicate(timeout=120)[0] for process in processes]
+    assert results[0] == results[1] != ""
+    assert (tmp_path / "measured").read_text() == "x"
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,12 @@ from weft.files import folder_size
 from weft.processor import processor_class
 
 
+UNSET = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # so that the bytecode is that of the installation, and stored
+
+
 def run(command: list[str]) -> tuple[float, float, float]:
     """Run a command; return its CPU seconds, elapsed seconds and peak memory in MB (10^6 bytes)."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment = {key: value for key, value in os.environ.items() if key not in UNSET}
     begun = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     _, status, usage = os.wait4(process.pid, 0)

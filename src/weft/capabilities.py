@@ -8,10 +8,11 @@ cache directory. `--precision auto` chooses by it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +25,14 @@ from weft.errors import CheckpointError, StorageError
 from weft.files import cache_file, write_text
 from weft.processor import cpu_flags, cpu_name, has_bf16, limits, processor_class
 from weft.reading import read_json
+from weft.system import lock_file
 
 ROUNDS, MIN_SECONDS = 5, 0.02  # timings per operation, and duration of one
 SIDE = 512  # of the square matrices
 IMAGES, CHANNELS, PIXELS = 2, 64, 56  # of the 3x3 convolution
 GAIN = 1.2  # of bf16 over fp32 in matrix multiplication, from which `auto` chooses bf16
 MAX_BYTES = 1 << 20  # of a stored measurement
+MAX_WAIT = 60.0  # seconds for the measurement of another process
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,12 @@ def capabilities(*, measure: bool = False) -> Capabilities:
     Args:
         measure: measure in any case.
     """
-    file = None if measure else _file()
-    stored = None if file is None else _read(file)
-    return stored or _measured()
+    known = None if measure else _known()
+    if known is not None:
+        return known
+    with _alone():
+        known = None if measure else _known()  # another process may have measured in the meantime
+        return known or _measured()
 
 
 @functools.cache
@@ -106,8 +112,10 @@ def bf16_note(device: str, precision: str) -> str | None:
     gain = capabilities().gain("bf16")
     if gain is None or gain >= 1:
         return None
+    given = " ".join(f"{name}={value}" for name, value in limits().items())
+    subject = f"With {given}, this processor" if is_limited else "This processor"
     return (
-        f"This processor emulates bf16: a matrix multiplication takes {1 / gain:.3g} times as long as in fp32 (measured"
+        f"{subject} emulates bf16: a matrix multiplication takes {1 / gain:.3g} times as long as in fp32 (measured"
         " as by `weft doctor --measure`). --precision fp32 is faster."
     )
 
@@ -126,14 +134,32 @@ def _measured() -> Capabilities:
         torch.set_num_threads(threads)
     measured = Capabilities(cpu_name(), processor_class(), limits(), torch.__version__, tuple(rows), cpu_flags())
     file = _file()
-    if file is None:
-        return measured
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, _ADAPTER.dump_json(measured, indent=1).decode() + "\n")
-    except (OSError, StorageError):  # measured again by the next process
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, _ADAPTER.dump_json(measured, indent=1).decode() + "\n")
+            return measured
+    except (OSError, StorageError):
         pass
+    _not_stored[_key()] = measured  # measured again by the next process
     return measured
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Wait until no other process of this user measures; without a cache directory, do not wait."""
+    file = cache_file("measuring.lock")
+    with contextlib.ExitStack() as stack:
+        try:
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(file.open("a"))
+                deadline = time.monotonic() + MAX_WAIT
+                while not lock_file(lock.fileno()) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+        except OSError:  # a directory that cannot be written, or has no locks
+            pass
+        yield
 
 
 def _seconds(operations: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -179,10 +205,21 @@ def _convs() -> dict[str, Callable[[], Tensor]]:
     }
 
 
-def _file() -> Path | None:
-    """Return the file of a measurement on this machine, under these versions and limits; None without a cache."""
+def _key() -> str:
+    """Return the name of a measurement on this machine, under these versions and limits."""
     parts = (cpu_name(), cpu_flags(), limits(), torch.__version__, torch.get_num_threads())
-    return cache_file("machines", f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.json")
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _file() -> Path | None:
+    """Return the file of a measurement; None without a cache directory."""
+    return cache_file("machines", f"{_key()}.json")
+
+
+def _known() -> Capabilities | None:
+    file = _file()
+    stored = None if file is None else _read(file)
+    return stored or _not_stored.get(_key())
 
 
 def _read(file: Path) -> Capabilities | None:
@@ -193,3 +230,4 @@ def _read(file: Path) -> Capabilities | None:
 
 
 _ADAPTER = TypeAdapter(Capabilities)
+_not_stored: dict[str, Capabilities] = {}  # measurements of this process that could not be stored

@@ -74,7 +74,8 @@ class Runtime:
             torch.use_deterministic_algorithms(True)
         accelerator = _accelerator(on_cpu)
         if precision == "auto":
-            precision = gather_object([fastest_precision(accelerator.device.type)])[0]  # all processes use the same
+            here = fastest_precision(accelerator.device.type) if accelerator.is_main_process else ""
+            precision = gather_object([here])[0]  # all processes use that of the first, which measured alone
         return cls(accelerator, precision)
 
     @property

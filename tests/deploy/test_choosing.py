@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pydantic import TypeAdapter
 
 from tests.deploy.test_export import CLASSES, model
@@ -23,11 +25,13 @@ from weft.checkpoints import save_model_dir
 from weft.cli.app import main
 from weft.data import open_data
 from weft.deploy import choosing, export, exporting, open_model, select
-from weft.deploy.choosing import Choice, ConsideredExport, Machine, expected_order, fastest, time_calls
+from weft.deploy.choosing import Choice, ConsideredExport, Machine, expected_order, fastest, time_calls, time_sizes
 from weft.deploy.runtimes import OpenVinoGraph
+from weft.deploy.verification import ExportReport, Reference, verify, verify_choosable
 from weft.errors import CheckpointError, DataError, UsageError, VerificationError
 from weft.inference.inputs import SourcePart
 from weft.inference.predictor import Predictor
+from weft.intervals import Estimate
 
 OTHER = Machine("another processor", "avx2", ("avx2", "fma"), {}, {"openvino": "2026.4"})
 
@@ -50,7 +54,8 @@ def timings(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[
     def measure(calls: dict[str, Callable[[int], object]], sizes: Any = (1, 16)) -> dict[str, dict[int, float]]:
         if 4096 in sizes:
             raise MemoryError("std::bad_alloc")
-        measured.append(list(calls))
+        if 1 in sizes:
+            measured.append(list(calls))
         for call in calls.values():
             call(2)
         return {name: {size: size * seconds[Path(name).name] for size in sizes} for name in calls}
@@ -86,6 +91,162 @@ def test_candidates_take_turns() -> None:
     assert calls[:2] == [("a", 1), ("b", 1)]  # compiles the graph for this size
     assert calls[2:10] == [("a", 1), ("a", 1), ("b", 1), ("b", 1)] * 2  # the first of a turn is not timed
     assert all(value > 0 for row in seconds.values() for value in row.values())
+
+
+class Clock:
+    """Time that passes only in the functions that are timed."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_a_measurement_that_nobody_asked_for_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch size is left out if it would exceed the limit, before a batch of it runs."""
+    clock, largest, reasons = Clock(), [0], {}
+    monkeypatch.setattr(choosing, "time", clock)
+
+    def call(count: int) -> None:
+        largest[0] = max(largest[0], count)
+        clock.sleep(0.1 * count)
+
+    calls = {"a": call, "b": call}
+    seconds = time_sizes(calls, (4096, 1, 16), reasons.__setitem__, max_seconds=30)
+    assert {name: list(row) for name, row in seconds.items()} == {"a": [1, 16], "b": [1, 16]}
+    assert reasons == {4096: "its measurement would take too long"}
+    assert (largest, clock.now < 40) == ([16], True)
+    assert not any(time_sizes(calls, (4096,), reasons.__setitem__, max_seconds=30).values())
+    assert largest == [16]
+    assert list(time_sizes(calls, (64, 4), reasons.__setitem__)["a"]) == [4, 64]  # no limit
+
+
+def test_a_batch_size_that_fails_leaves_the_others() -> None:
+    reasons: dict[int, str] = {}
+
+    def call(count: int) -> None:
+        if count > 4:
+            raise OnnxRuntimeError("Failed to allocate memory")
+
+    seconds = time_sizes({"a": call}, (1, 4, 8), reasons.__setitem__, max_seconds=30)
+    assert (list(seconds["a"]), reasons) == ([1, 4], {8: "Failed to allocate memory"})
+
+
+@pytest.mark.parametrize(
+    ("images", "lost", "is_refused"),
+    [(41, 1, False), (41, 3, True), (2, 2, True), (1000, 5, False), (1000, 6, True)],
+)
+def test_auto_prefers_exports_whose_accuracy_is_shown(images: int, lost: int, is_refused: bool) -> None:
+    drop = Estimate(100 * lost / images, -5, 20)
+    top1 = dict(agreement=90, top1=100 - drop.value, top1_model=100, bytes=1, drop=drop)
+    differences = dict(max_difference=0.1, mean_difference=0.01, max_logit=1)
+    report = ExportReport("out", "onnx", "int8", "held-out images", images, **differences, **top1)
+    verify(report, 0.5)  # chance is not excluded
+    if not is_refused:
+        return verify_choosable(report, 0.5)
+    with pytest.raises(VerificationError, match=r"at most 0\.5 points .* it loses [0-9.]+ points\. Pass --format onnx"):
+        verify_choosable(report, 0.5)
+
+
+def test_a_lossy_candidate_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no directory in `candidates/` either, from which another machine would choose."""
+    for place, number in itertools.product(("train", "val"), range(3)):
+        folder = tmp_path / "photos" / place / CLASSES[number]
+        folder.mkdir(parents=True)
+        Image.new("RGB", (32, 32), (80 * number, 0, 0)).save(folder / "0.png")
+    data = open_data(tmp_path / "photos")
+    timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.3, "openvino-bf16": 0.3, "onnx-int8": 0.1})
+
+    def refuse(report: ExportReport, max_drop: float) -> None:
+        if report.precision == "int8":
+            raise VerificationError("too lossy")
+
+    monkeypatch.setattr(exporting, "verify_choosable", refuse)
+    monkeypatch.setattr(choosing, "KINDS", (("onnx", "fp32"), ("onnx", "int8")))
+    report = export(model("levit_nano_32"), tmp_path / "out", format="auto", data=data, max_drop=100)
+    assert [(row.precision, row.refused) for row in report.candidates] == [("fp32", None), ("int8", "too lossy")]
+    assert not list((tmp_path / "out" / "candidates").iterdir())
+
+
+def test_the_model_runs_once_for_all_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
+    made: list[Reference] = []
+    monkeypatch.setattr(exporting, "Reference", lambda *of: made.append(Reference(*of)) or made[-1])
+    network = model("levit_nano_32")
+    export(network, tmp_path / "out", format="auto", precision="fp32", label_names=CLASSES)
+    (reference,) = made
+    runs: list[int] = []
+    network.register_forward_hook(lambda *_: runs.append(1))
+    again = [logits for _, _, logits in reference.batches()]
+    assert not runs
+    fresh = [logits for _, _, logits in Reference(network, None, (3, 32, 32)).batches()]
+    assert len(runs) == len(fresh)
+    for logits, expected in zip(again, fresh, strict=True):
+        np.testing.assert_array_equal(logits, expected)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), VerificationError("It fails. Nothing was written.")])
+def test_a_candidate_that_cannot_be_made_leaves_the_others(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
+    write = exporting.write_export
+
+    def fail(model: Any, folder: Path, format: str, *rest: Any) -> Any:
+        if format == "openvino":
+            raise error
+        return write(model, folder, format, *rest)
+
+    monkeypatch.setattr(exporting, "write_export", fail)
+    report = export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="fp32")
+    refused = {row.format: row.refused for row in report.candidates}
+    assert refused == {
+        "openvino": "memory does not suffice to make it" if not str(error) else "It fails.",
+        "onnx": None,
+    }
+
+
+def test_auto_without_the_packages_that_convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(format: str, precision: str) -> None:
+        raise UsageError("onnxscript is needed for this. Run: pip install 'weft-vision[deploy]'")
+
+    monkeypatch.setattr(exporting, "check_tools", missing)
+    message = r"format auto needs an export that is possible .* onnx-fp32: onnxscript is needed .*\[deploy\]'"
+    with pytest.raises(UsageError, match=message):
+        export(model("levit_nano_32"), tmp_path / "out", format="auto")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_choice_that_does_not_fit_its_export_is_measured_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
+    record = json.loads((out / "chosen.json").read_text())
+    (out / "chosen.json").write_text(json.dumps(record | {"chosen": "onnx-fp32"}))
+    assert open_model(out, quiet=True)[0].format == "openvino"
+    assert len(measured) == 1
+
+
+def test_the_versions_of_all_builds_of_a_runtime_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "onnxruntime-gpu":
+            return "1.27"
+        raise choosing.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(choosing.importlib.metadata, "version", version)
+    assert choosing.machine().versions == {"onnxruntime-gpu": "1.27"}
+
+
+def test_a_choice_is_found_though_torch_has_another_number_of_threads(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of threads is read once per call: torch, which a service imports in between, can have another one."""
+    choosing.remember("a name", [out], 2)
+    monkeypatch.setattr(choosing, "num_threads", lambda: 64)
+    assert choosing.recall([out], 2) == "a name"
+    assert choosing.recall([out], 3) is None
 
 
 @pytest.mark.parametrize(
@@ -132,7 +293,10 @@ def test_the_choice_follows_the_times(winner: str, tmp_path: Path, monkeypatch: 
 
 def test_bf16_is_refused_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "has_bf16", lambda: False)
+    monkeypatch.setattr(choosing, "cpu_flags", lambda: ("avx2",))
     assert choosing.unsuitable("openvino", "bf16", has_data=True) == "this processor emulates bf16"
+    monkeypatch.setattr(choosing, "cpu_flags", tuple)  # as on macOS and Windows
+    assert choosing.unsuitable("openvino", "bf16", has_data=True) == "whether this processor has bf16 is not known"
 
 
 def test_another_machine_measures_again_once(
@@ -146,7 +310,7 @@ def test_another_machine_measures_again_once(
     assert Predictor.load(out).metadata["runtime"] == "onnx"
     assert [sorted(names) for names in measured] == [["onnx-fp32", "openvino-fp32"]]
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "was chosen on another machine or with other runtimes, so weft measured again" in line
+    assert "with another number of threads, so weft measured again" in line
     assert "It uses onnx-fp32." in line
     assert open_model(out)[0].format == "onnx"
     assert len(measured) == 1
@@ -181,7 +345,7 @@ def test_another_machine_measures_at_the_recorded_batch_sizes(tmp_path: Path, mo
     monkeypatch.setattr(choosing, "time_calls", measure)
     monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
     open_model(tmp_path / "out", quiet=True)
-    assert sizes == [(1, 4)]
+    assert sizes == [(1,), (4,)]
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "openvino"])
@@ -572,7 +736,7 @@ def test_a_service_runs_what_is_fastest_here(winner: str, tmp_path: Path, monkey
     ("format", "precision", "flags", "message"),
     [
         ("openvino", "bf16", ("avx2",), "OpenVINO computes this export in fp32 here"),
-        ("torch", "bf16", ("avx2",), "PyTorch emulates bf16 here, which is slower"),
+        ("openvino", "bf16", (), None),
         ("onnx", "int8", ("avx2",), "int8 can be slower than fp32"),
         ("openvino", "bf16", ("avx512f", "avx512_bf16"), None),
         ("openvino", "int8", ("avx512f", "avx512_vnni"), None),
@@ -703,6 +867,7 @@ def test_batch_sizes_are_whole_numbers(sizes: tuple[Any, ...]) -> None:
 
 def test_a_precision_that_is_not_possible_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "has_bf16", lambda: False)
+    monkeypatch.setattr(choosing, "cpu_flags", lambda: ("avx2",))
     message = r"precision bf16 must be possible on this machine; it is not. openvino-bf16: this processor emulates bf16"
     with pytest.raises(UsageError, match=message):
         export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="bf16")

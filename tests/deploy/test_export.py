@@ -25,6 +25,7 @@ from weft.data import open_data
 from weft.deploy import choosing, export, exporting, fold, graphs, open_model, runtimes, verification
 from weft.deploy.formats import AUTO, FORMATS
 from weft.errors import CheckpointError, UsageError, VerificationError
+from weft.inference.predictor import Predictor
 from weft.train import evaluate, predict
 
 CLASSES = ("left", "right", "up")
@@ -177,10 +178,25 @@ def test_int8_where_no_batch_may_be_unknown(photos, tmp_path, monkeypatch):
     flags = (*processor.cpu_flags(), "amx_int8")
     monkeypatch.setattr(processor, "cpu_flags", lambda: flags)
     exported, _ = open_model(tmp_path / "out")
-    assert exported.graph.dynamic is None
+    assert not exported.graph.is_dynamic
     torch.testing.assert_close(exported(x), want, rtol=0.05, atol=0.02 * want.abs().max().item())
     assert list(exported.graph.fixed) == [1, 64, 4]  # 1: the blank image of opening
     export(network, tmp_path / "there", format="openvino", precision="int8", data=data, max_drop=100)
+
+
+def test_the_graph_for_any_batch_is_compiled_when_it_is_needed(tmp_path):
+    """A process that predicts one image compiles one graph; a service compiles all of them before it is ready."""
+    network = model("levit_nano_32")
+    export(network, tmp_path / "out", format="openvino")
+    exported, _ = open_model(tmp_path / "out")
+    assert (list(exported.graph.fixed), "dynamic" in vars(exported.graph)) == ([1], False)
+    for count in (2, 3, 4, 5):
+        x = images(network, count)
+        torch.testing.assert_close(exported(x), network(x), rtol=1e-3, atol=1e-3)
+    assert (list(exported.graph.fixed), "dynamic" in vars(exported.graph)) == ([1, 2, 3, 4], True)
+    service = Predictor.load(tmp_path / "out").warmed_up(32)
+    graph = service.backend.export.graph
+    assert (list(graph.fixed), "dynamic" in vars(graph)) == ([1, 32, 16, 8], True)
 
 
 @pytest.mark.slow

@@ -7,9 +7,11 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.train.test_extend import COLOURS, PROBE, part
@@ -174,6 +176,9 @@ def test_the_precision_is_that_of_the_run_unless_it_is_emulated_here(
         assert label(mixed, unlabelled, budget=1, precision=precision).check == ""
         assert "The features of the run are not used: " in capsys.readouterr().err
     monkeypatch.setattr(active, "bf16_note", lambda *_: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(active.Runtime, "of", lambda device: SimpleNamespace(device=torch.device("mps")))
+        assert active._precision_of(mixed, "auto") == "fp32"
     (mixed / FEATURES).unlink()
     assert active._precision_of(mixed, "cpu") == "fp32"  # as `weft predict`
 

@@ -98,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.as_dict())
         return 0
-    from weft.deploy.choosing import precision_note
+    from weft.capabilities import bf16_note
+    from weft.deploy.choosing import PACKAGES, precision_note
     from weft.intervals import accuracy_text
 
     print(f"{report.out}: {report.format} {report.precision}, {report.bytes / 1e6:.1f} MB")
@@ -110,9 +111,13 @@ def run(args: argparse.Namespace) -> int:
     if report.top1 is not None and report.top1_model is not None:
         print(f"top-1: {accuracy_text(report.top1, report.images)}; of the model: {report.top1_model:.2f} %")
         print(report.drop_text(args.max_drop))
-    text = precision_note(report.format, report.precision, report.time_to_fp32)
-    if text is not None and not report.candidates and not args.quiet:
-        note(text)
+    if not report.candidates and not args.quiet:
+        if report.format in PACKAGES:
+            text = precision_note(report.format, report.precision, report.time_to_fp32)
+        else:
+            text = bf16_note("cpu", report.precision)
+        if text is not None:
+            note(text)
     if report.candidates:
         print("\n" + _table(report.candidates, batch_sizes))
     return 0

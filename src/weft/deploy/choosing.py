@@ -17,6 +17,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -26,10 +27,11 @@ from pydantic.dataclasses import dataclass
 
 from weft.checkpoints.config import read_config
 from weft.checkpoints.finding import CONFIG
-from weft.errors import CheckpointError, StorageError, UsageError
+from weft.errors import CheckpointError, StorageError, UsageError, WeftError
 from weft.files import cache_file, sha256_of, write_text
 from weft.processor import cpu_flags, cpu_name, has_bf16, has_int8, limits, num_threads, onednn_flags, processor_class
 from weft.reading import read_json
+from weft.text import reason_of
 
 FILE, FOLDER = "chosen.json", "candidates"
 VARIABLE = "WEFT_CHOICE"  # prefix of environment variables with choices that are not stored in the cache directory
@@ -41,10 +43,12 @@ KINDS: tuple[tuple[Format, Precision], ...] = (
     *(("onnx", "fp32"), ("onnx", "int8")),
 )
 PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}
+DISTRIBUTIONS = ("openvino", "onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 BATCH_SIZES = (1, 16)
 MAX_BATCH, MAX_SIZES = 4096, 64
 ROUNDS = 9  # turns per batch size
 MIN_ROUNDS, SECONDS = 3, 2.0  # after this time, no more than so many turns are started
+MAX_SECONDS = 30.0  # of a measurement that nobody has asked for; larger batch sizes are left out
 MAX_BYTES = 1 << 20  # of chosen.json
 
 Text = Annotated[str, Field(max_length=2000)]
@@ -116,7 +120,7 @@ class Choice:
         version: of the format, 1.
         machine: the machine that measured.
         candidates: all that were considered.
-        chosen: name of the fastest.
+        chosen: name of the fastest, which is the export in the directory itself.
     """
 
     version: Literal[1]
@@ -142,9 +146,9 @@ def machine(threads: int | None = None) -> Machine:
         threads: number of threads of the runtimes; None for `weft.processor.num_threads`.
     """
     versions = {}
-    for package in PACKAGES.values():
+    for name in DISTRIBUTIONS:
         try:
-            versions[package] = importlib.metadata.version(package)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return Machine(cpu_name(), processor_class(), cpu_flags(), limits(), versions, threads or num_threads())
@@ -181,7 +185,7 @@ def unsuitable(format: str, precision: str, *, has_data: bool) -> str | None:
     if importlib.util.find_spec(PACKAGES[format]) is None:
         return f"{PACKAGES[format]} is not installed"
     if precision == "bf16" and not has_bf16():
-        return "this processor emulates bf16"
+        return "this processor emulates bf16" if cpu_flags() else "whether this processor has bf16 is not known"
     if precision == "int8" and not has_data:
         return "int8 is calibrated on images; none were given"
     return None
@@ -191,15 +195,14 @@ def precision_note(format: str, precision: str, time_to_fp32: float | None = Non
     """Return a note on an export in a precision for which this processor has no instructions; None if it has them.
 
     Args:
-        format, precision: of the export.
+        format, precision: of the export, which OpenVINO or ONNX Runtime runs.
         time_to_fp32: measured time of an image relative to the same export in fp32; None if it was not measured.
     """
-    if precision == "bf16" and not has_bf16():
-        if format == "openvino":
-            way = "OpenVINO computes this export in fp32 here, so its verification shows no error of bf16"
-        else:
-            way = "PyTorch emulates bf16 here, which is slower than fp32"
-        return f"This processor has no bf16 instructions: {way}."
+    if precision == "bf16" and cpu_flags() and not has_bf16():
+        return (
+            "This processor has no bf16 instructions: OpenVINO computes this export in fp32 here, so its verification"
+            " shows no error of bf16."
+        )
     if precision == "int8" and cpu_flags() and not _has_int8(format):
         text = "can be slower than fp32"
         if time_to_fp32 is not None:
@@ -272,6 +275,52 @@ def time_calls(
     return medians
 
 
+def time_sizes(
+    calls: Mapping[str, Callable[[int], object]],
+    batch_sizes: Iterable[int],
+    left_out: Callable[[int, str], None],
+    max_seconds: float = math.inf,
+) -> dict[str, dict[int, float]]:
+    """Return the times of `time_calls` at all batch sizes, ascending, except those that cannot be timed.
+
+    Args:
+        calls, batch_sizes: as for `time_calls`.
+        left_out: called with a batch size that is left out, and the reason.
+        max_seconds: batch sizes that would take longer in total are left out.
+    """
+    seconds: dict[str, dict[int, float]] = {name: {} for name in calls}
+    begin, per_image = time.perf_counter(), 0.0 if math.isinf(max_seconds) else _seconds_per_image(calls.values())
+    for size in sorted(set(batch_sizes)):
+        expected = size * per_image * (2 * MIN_ROUNDS + 1)  # the first call of each turn is not timed
+        if time.perf_counter() - begin + expected > max_seconds:
+            left_out(size, "its measurement would take too long")
+            continue
+        try:
+            times = time_calls(calls, (size,))
+        except WeftError:
+            raise
+        except Exception as error:  # too little memory; each runtime has its own exception types
+            left_out(size, reason_of(error))
+            continue
+        for name, row in times.items():
+            seconds[name] |= row
+        per_image = sum(row[size] for row in seconds.values()) / size
+    return seconds
+
+
+def _seconds_per_image(calls: Iterable[Callable[[int], object]]) -> float:
+    """Return the time of one image in all functions; 0 if one of them fails."""
+    begin = 0.0
+    try:
+        for _ in range(2):  # the first compiles the graph for one image
+            begin = time.perf_counter()
+            for call in calls:
+                call(1)
+    except Exception:  # the measurement that follows reports it
+        return 0.0
+    return time.perf_counter() - begin
+
+
 def fastest(seconds: Mapping[str, Mapping[int, float]]) -> str:
     """Return the name with the least geometric mean of the times over the batch sizes; of equal ones the first."""
     return min(seconds, key=lambda name: sum(math.log(value) for value in seconds[name].values()))
@@ -309,7 +358,7 @@ def exports_in(folder: Path, choice: Choice) -> dict[str, Path]:
     A directory in `candidates/` is used if it has the same weights, classes and preprocessing as the chosen export.
     """
     config = read_config(folder)
-    exports = {_kind(config): folder}
+    exports = {kind_of(config): folder}
     for candidate in choice.candidates:
         path = folder / FOLDER / candidate.name
         try:
@@ -318,7 +367,7 @@ def exports_in(folder: Path, choice: Choice) -> dict[str, Path]:
             other = read_config(path)
         except (CheckpointError, OSError):  # damaged, or not readable: the others remain
             continue
-        if "artefact" in other and _kind(other) == candidate.name and is_same_model(other, config):
+        if "artefact" in other and kind_of(other) == candidate.name and is_same_model(other, config):
             exports.setdefault(candidate.name, path)
     return {name: exports[name] for kind in expected_order() if (name := "-".join(kind)) in exports} or exports
 
@@ -335,7 +384,7 @@ def recall(paths: Iterable[Path], *settings: object) -> str | None:
 
     Args:
         paths: their directories, in any order.
-        settings: anything else that the choice depends on.
+        settings: anything else that the choice depends on, such as the number of threads.
     """
     key = _key(paths, settings)
     file = cache_file("choices", f"{key}.json")
@@ -352,7 +401,8 @@ def remember(chosen: str, paths: Iterable[Path], *settings: object, is_final: bo
     """Store the choice of this machine for `recall`.
 
     Args:
-        chosen, paths, settings: as for `recall`.
+        chosen, paths, settings: as for `recall`. Read a number of threads once for both: torch can change it when it is
+            imported.
         is_final: store it in the cache directory. Otherwise, and where that cannot be written, the processes that this
             one starts get it through the environment, for their first `recall`: all workers of a service begin alike.
     """
@@ -371,9 +421,10 @@ def remember(chosen: str, paths: Iterable[Path], *settings: object, is_final: bo
 
 
 def _key(paths: Iterable[Path], settings: tuple[object, ...]) -> str:
-    parts = (machine(), sorted(sha256_of(path / CONFIG) for path in paths), settings)
+    parts = (replace(machine(), threads=None), sorted(sha256_of(path / CONFIG) for path in paths), settings)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def _kind(config: dict[str, Any]) -> str:
+def kind_of(config: dict[str, Any]) -> str:
+    """Return format and precision of an export, as in the name of its directory in `candidates/`."""
     return f"{config['artefact']['format']}-{config['artefact']['precision']}"

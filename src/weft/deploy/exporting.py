@@ -32,7 +32,16 @@ from weft.deploy.folding import fold
 from weft.deploy.formats import AUTO, SUFFIXES, checked_format
 from weft.deploy.graphs import OPSET, WEIGHT_BITS, check_tools, write_graph
 from weft.deploy.runtimes import FILES, Infer, run_file
-from weft.deploy.verification import MIN_LOGIT, ExportReport, check_config, compare, labelled_batches, verify
+from weft.deploy.verification import (
+    MIN_LOGIT,
+    ExportReport,
+    Reference,
+    check_config,
+    compare,
+    labelled_batches,
+    verify,
+    verify_choosable,
+)
 from weft.errors import UsageError, VerificationError, WeftError
 from weft.files import flush_folder, new_directory, sha256_of, writing
 from weft.models.base import Backbone
@@ -131,8 +140,12 @@ def _export_directory(
     force: bool = False,
     quiet: bool,
     is_timed: bool = False,
+    reference: Reference | None = None,
 ) -> ExportReport:
-    """Write and verify one export; with `is_timed`, also measure its time relative to fp32."""
+    """Write and verify one export; with `is_timed`, also measure its time relative to fp32.
+
+    `reference` is of the exports from which format auto chooses.
+    """
     with (
         new_directory(path, CONTENTS, force=force) as folder,
         working(f"converting to {format}", quiet=quiet) as progress,
@@ -142,21 +155,24 @@ def _export_directory(
             infer = write_export(model, folder, format, precision, calibration, label_names)
             check_config(folder, model, label_names, data)
             size = sum((folder / name).stat().st_size for name in FILES[format])
-            report = compare(model, infer, path, format, precision, data, _input_size(model), size, progress)
+            expected = reference or Reference(model, data, _input_size(model))
+            report = compare(expected, infer, path, format, precision, size, progress)
             if is_timed:
                 progress.begin("timing the export and fp32")
-                report = replace(report, time_to_fp32=_time_to_fp32(model, infer, format))
+                report = replace(report, time_to_fp32=_time_to_fp32(model, infer, format, folder))
         del infer  # Windows renames no file that a runtime has mapped
         verify(report, max_drop)
+        if reference is not None:
+            verify_choosable(report, max_drop)
         text = json.dumps(report.as_dict() | {"max_drop": max_drop}, indent=2) + "\n"
         (folder / REPORT).write_text(text, encoding="utf-8", newline="\n")
     return report
 
 
-def _time_to_fp32(model: nn.Module, infer: Infer, format: str) -> float:
-    """Return the time of an image in an export, relative to the same export in fp32."""
-    with tempfile.TemporaryDirectory() as folder:
-        graphs = {"fp32": write_export(model, Path(folder), format, "fp32", ()), "other": infer}
+def _time_to_fp32(model: nn.Module, infer: Infer, format: str, folder: Path) -> float:
+    """Return the time of an image in an export, relative to the same export in fp32, which is written to `folder`."""
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        graphs = {"fp32": write_export(model, Path(temporary), format, "fp32", ()), "other": infer}
         calls = {name: partial(_run_zeros, graph, _input_size(model)) for name, graph in graphs.items()}
         seconds = choosing.time_calls(calls, (1,))
         del graphs, calls  # Windows removes no file that a runtime has mapped
@@ -237,6 +253,7 @@ def _export_fastest(
     choosing.check_runtimes()
     with new_directory(path, CONTENTS, force=force) as folder:
         _check_possible(precision, has_data=options["data"] is not None)
+        options = options | {"reference": Reference(model, options["data"], _input_size(model))}
         reports: dict[str, ExportReport] = {}
         candidates: list[ConsideredExport] = []
         for format, number in choosing.KINDS:
@@ -277,27 +294,40 @@ def _check_possible(precision: str | None, *, has_data: bool) -> None:
         UsageError: none can.
     """
     kinds = [kind for kind in choosing.KINDS if precision in (None, kind[1])]
-    reasons = {"-".join(kind): choosing.unsuitable(*kind, has_data=has_data) for kind in kinds}
-    if None not in reasons.values():
-        text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    reasons = {"-".join(kind): _impossible(*kind, has_data=has_data) for kind in kinds}
+    if None in reasons.values():
+        return
+    text = "; ".join(f"{name}: {str(reason).rstrip('.')}" for name, reason in reasons.items())
+    if precision is not None:
         raise UsageError(f"precision {precision} must be possible on this machine; it is not. {text}. Leave it out.")
+    raise UsageError(f"format auto needs an export that is possible on this machine; there is none. {text}.")
 
 
-def _one_candidate(
-    model: nn.Module, path: Path, format: str, precision: str, options: dict[str, Any]
-) -> ExportReport | str:
-    """Export in one format and precision; return why not if the export is not possible or not accurate enough."""
-    reason = choosing.unsuitable(format, precision, has_data=options["data"] is not None)
+def _impossible(format: str, precision: str, *, has_data: bool) -> str | None:
+    """Return why an export is not made here, as a sentence; None if it can be made."""
+    reason = choosing.unsuitable(format, precision, has_data=has_data)
     if reason is not None:
         return reason
     try:
         check_tools(format, precision)
     except UsageError as error:
         return str(error)
+    return None
+
+
+def _one_candidate(
+    model: nn.Module, path: Path, format: str, precision: str, options: dict[str, Any]
+) -> ExportReport | str:
+    """Export in one format and precision; return why not if the export is not possible or not accurate enough."""
+    reason = _impossible(format, precision, has_data=options["data"] is not None)
+    if reason is not None:
+        return reason
     try:
         return _export_directory(model, path, format, precision, **options)
     except VerificationError as error:
         return str(error).replace(" Pass another --format or --precision.", "").replace(" Nothing was written.", "")
+    except MemoryError:
+        return "memory does not suffice to make it"
 
 
 def _rewrite_report(folder: Path, report: ExportReport, path: Path, options: dict[str, Any]) -> ExportReport:
@@ -319,19 +349,13 @@ def _timed(
             size = read_config(path)["artefact"]["input"]
             graph = run_file(path / FILES[format][0], format, precision)
             calls[name] = partial(_run_zeros, graph, tuple(size))
-    seconds: dict[str, dict[int, float]] = {name: {} for name in calls}
+
+    def left_out(size: int, reason: str) -> None:
+        if not quiet:
+            say(f"--batch-size {size} is left out: the exports cannot be timed with it ({reason}).")
+
     with working("timing the exports", quiet=quiet):
-        for size in dict.fromkeys(batch_sizes):
-            try:
-                times = choosing.time_calls(calls, (size,))
-            except WeftError:
-                raise
-            except Exception as error:  # too little memory; each runtime has its own exception types
-                if not quiet:
-                    say(f"--batch-size {size} is left out: the exports cannot be timed with it ({reason_of(error)}).")
-                continue
-            for name, row in times.items():
-                seconds[name] |= row
+        seconds = choosing.time_sizes(calls, batch_sizes, left_out)
     if not all(seconds.values()):
         raise UsageError(
             "The exports must be timed at one batch size at least; memory suffices for none of --batch-size"

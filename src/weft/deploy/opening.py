@@ -24,7 +24,7 @@ from weft.errors import CheckpointError, UsageError, WeftError, need
 from weft.files import sha256_of
 from weft.models.families import family_named
 from weft.models.family import Family
-from weft.progress import say
+from weft.progress import say, working
 from weft.text import printable, reason_of
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
@@ -142,9 +142,10 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
     Raises:
         CheckpointError: chosen.json is damaged, or no export can be opened.
     """
-    choice = choosing.read_choice(folder)
-    if choice.machine == choosing.machine(threads):
-        return _open_one(folder, read_config(folder), threads)
+    choice, config = choosing.read_choice(folder), read_config(folder)
+    others = {one.name for one in choice.candidates} - {choice.chosen}
+    if choice.machine == choosing.machine(threads) and choosing.kind_of(config) not in others:
+        return _open_one(folder, config, threads)
     exports = choosing.exports_in(folder, choice)
     notes = {name: choosing.saturation_note(read_config(path)) for name, path in exports.items()}
     accurate = {name: path for name, path in exports.items() if notes[name] is None}
@@ -170,12 +171,18 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
         (name,) = opened
         seconds = {}
     else:
-        try:
-            seconds = choosing.time_calls({name: _call_of(one) for name, one in opened.items()}, choice.batch_sizes)
-        except Exception as error:  # too little memory for a batch size; each runtime has its own exception types
+        reasons: dict[int, str] = {}
+        with working("timing the exports", quiet=quiet):
+            seconds = choosing.time_sizes(
+                {name: _call_of(one) for name, one in opened.items()},
+                choice.batch_sizes,
+                reasons.__setitem__,
+                choosing.MAX_SECONDS,
+            )
+        if not all(seconds.values()):
             name = next((name for name in opened if exports[name] == folder), next(iter(opened)))
             if not quiet:
-                text = f"The exports in {printable(str(folder))} cannot be timed here ({reason_of(error)})"
+                text = f"The exports in {printable(str(folder))} cannot be timed here ({next(iter(reasons.values()))})"
                 say(f"{text}. weft uses {name}.")
             return opened[name]
         name = choosing.fastest(seconds)
@@ -183,8 +190,8 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
     choosing.remember(name, exports.values(), *settings, is_final=is_complete)
     if seconds and not quiet:
         say(
-            f"The export in {printable(str(folder))} was chosen on another machine or with other runtimes, so weft"
-            f" measured again: {choosing.speeds_text(seconds)}. It uses {name}."
+            f"The export in {printable(str(folder))} was chosen on another machine, with other runtimes or with another"
+            f" number of threads, so weft measured again: {choosing.speeds_text(seconds)}. It uses {name}."
         )
     return opened[name]
 

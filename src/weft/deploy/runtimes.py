@@ -183,7 +183,7 @@ class OpenVinoGraph:
         max_fixed: maximum number of separate graphs next to the one for any batch size.
 
     Attributes:
-        dynamic: the graph for any batch size; None where it would crash.
+        is_dynamic: whether a graph for any batch size is possible; False where it would crash.
         fixed: the separate graphs, by batch size.
     """
 
@@ -199,10 +199,14 @@ class OpenVinoGraph:
             # every process pins its threads from the first core on, so that several would compute on the same cores
             self.hints["ENABLE_CPU_PINNING"] = False
         flags = processor.cpu_flags()
-        is_unsafe = precision == "int8" and ("amx_int8" in flags or not flags)  # none are known on Windows
-        self.dynamic = None if is_unsafe else self.core.compile_model(self._read(), "CPU", self.hints)
+        self.is_dynamic = precision != "int8" or (bool(flags) and "amx_int8" not in flags)  # none known on Windows
         self.fixed: dict[int, Any] = {}
         self._with_attention: Any = None
+
+    @functools.cached_property
+    def dynamic(self) -> Any:
+        """The graph for any batch size, which is compiled when it is needed first: one image does not need it."""
+        return self.core.compile_model(self._read(), "CPU", self.hints)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self._run(images)[0]
@@ -219,7 +223,7 @@ class OpenVinoGraph:
         return graph
 
     def _run(self, images: np.ndarray) -> list[np.ndarray]:
-        if self.dynamic is None:
+        if not self.is_dynamic:
             chunks = [images[start : start + LARGEST] for start in range(0, len(images), LARGEST)]
             outputs = [self._run_padded(chunk) for chunk in chunks]
             return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]

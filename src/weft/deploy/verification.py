@@ -101,26 +101,48 @@ class ExportReport:
         return f"{text}; too few images to show that it is at most {max_drop:g} points"
 
 
+class Reference:
+    """Images, labels, and the logits of the model in float32, which are computed once for all exports.
+
+    Args:
+        model: in evaluation mode.
+        data: labelled images, of which the held-out ones are used; None for random images.
+        size: (channels, height, width) of the images.
+    """
+
+    def __init__(self, model: nn.Module, data: Splits | None, size: tuple[int, ...]) -> None:
+        self.model, self.data, self.size = model, data, size
+        self._logits: list[np.ndarray] = []  # of the batches in order
+
+    def __len__(self) -> int:
+        return RANDOM_IMAGES if self.data is None else len(self.data.val)
+
+    def batches(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield images (b c h w), their labels (b) and the logits of the model (b num_classes)."""
+        device = next(self.model.parameters()).device
+        for number, (images, labels) in enumerate(_to_compare(self.model, self.data, self.size)):
+            if number == len(self._logits):
+                with torch.inference_mode():
+                    self._logits.append(self.model(images.to(device)).float().cpu().numpy())
+            yield np.ascontiguousarray(images.numpy()), labels.numpy(), self._logits[number]
+
+
 def compare(
-    model: nn.Module,
+    reference: Reference,
     infer: Infer,
     out: Path,
     format: str,
     precision: str,
-    data: Splits | None,
-    size: tuple[int, ...],
     num_bytes: int,
     progress: Work,
 ) -> ExportReport:
     """Compare the export with the model in float32 on the same images, in batches of several sizes."""
-    device = next(model.parameters()).device
     model_logits, export_logits, classes = [], [], []
-    progress.begin("checking", RANDOM_IMAGES if data is None else len(data.val))
-    for images, labels in _to_compare(model, data, size):
-        with torch.inference_mode():
-            model_logits.append(model(images.to(device)).float().cpu().numpy())
-        export_logits.append(np.asarray(infer(np.ascontiguousarray(images.numpy())), dtype=np.float32))
-        classes.append(labels.numpy())
+    progress.begin("checking", len(reference))
+    for images, labels, logits in reference.batches():
+        model_logits.append(logits)
+        export_logits.append(np.asarray(infer(images), dtype=np.float32))
+        classes.append(labels)
         progress.advance(len(images))
     expected, actual, targets = (np.concatenate(parts) for parts in (model_logits, export_logits, classes))
     if expected.shape != actual.shape:
@@ -130,7 +152,7 @@ def compare(
         )
     difference = np.abs(expected - actual)
     top, top_model = actual.argmax(1), expected.argmax(1)
-    is_labelled = data is not None
+    is_labelled = reference.data is not None
     right, right_model = top == targets, top_model == targets
     return ExportReport(
         out=str(out),
@@ -179,6 +201,20 @@ def verify(report: ExportReport, max_drop: float) -> None:
             f" {report.drop.value:.2f} points (95 % CI {report.drop.low:.2f} to {report.drop.high:.2f}). Nothing was"
             " written. Calibrate on more images, use bf16, or raise --max-drop."
         )
+
+
+def verify_choosable(report: ExportReport, max_drop: float) -> None:
+    """Raise a VerificationError if an export loses more than `max_drop` points and more than one image of top-1.
+
+    For `--format auto`, which has others to choose from, also where the images are too few to exclude chance.
+    """
+    if report.drop is None or report.drop.value <= max(max_drop, 100 / report.images) + 1e-9:
+        return
+    raise VerificationError(
+        f"The {report.precision} export must lose at most {max_drop:g} points of top-1 for format auto to choose it; on"
+        f" {report.images} held-out images it loses {report.drop.value:.2f} points. Pass --format {report.format}"
+        f" --precision {report.precision} if you accept this, or raise --max-drop."
+    )
 
 
 def check_config(folder: Path, model: nn.Module, label_names: Sequence[str] | None, data: Splits | None) -> None:

@@ -282,11 +282,11 @@ class Predictor:
             choosing.remember(hashes[chosen], folders, *settings, is_final=is_complete)
             return opened[chosen]
         calls = {path: predictor.timed_call() for path, predictor in opened.items()}
-        try:
-            seconds = choosing.time_calls(calls, sorted({1, batch_size}))
-        except Exception as error:  # too little memory for all of them; each runtime has its own exception types
+        reasons: dict[int, str] = {}
+        seconds = choosing.time_sizes(calls, {1, batch_size}, reasons.__setitem__, choosing.MAX_SECONDS)
+        if not all(seconds.values()):
             chosen = next(iter(opened))
-            log(f"the models cannot be timed here ({reason_of(error)}); {printable(chosen)} is used.")
+            log(f"the models cannot be timed here ({next(iter(reasons.values()))}); {printable(chosen)} is used.")
             return opened[chosen]
         chosen = choosing.fastest(seconds)
         choosing.remember(hashes[chosen], folders, *settings, is_final=is_complete)
@@ -326,8 +326,10 @@ class Predictor:
             UsageError: the model fails, mostly because memory does not suffice for a batch.
         """
         blank = self.crop.pixels(Image.new("RGB", (1, 1)))
-        sizes = {1, batch_size, max(batch_size // 2, 1), max(batch_size // 4, 1)}
-        for count in sorted(sizes, reverse=True):
+        sizes = sorted({1, batch_size, max(batch_size // 2, 1), max(batch_size // 4, 1)}, reverse=True)
+        if batch_size > 4:
+            sizes.append(3)  # another one, for which OpenVINO compiles its graph for any batch size
+        for count in sizes:
             try:
                 self.predict([blank] * count)
             except WeftError:

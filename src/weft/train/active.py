@@ -249,7 +249,8 @@ def _precision_of(run: Path, device: str) -> str:
     recipe = recipe_of(run) if (run_folder(run) / FEATURES).is_file() else None
     if recipe is None or recipe.precision != "bf16":
         return "fp32"
-    return "bf16" if bf16_note(Runtime.of(device).device.type, "bf16") is None else "fp32"
+    kind = Runtime.of(device).device.type
+    return "bf16" if kind != "mps" and bf16_note(kind, "bf16") is None else "fp32"
 
 
 def _stored(run: Path, network: str) -> StoredFeatures | None:

@@ -94,13 +94,16 @@ fuzz: $(FULL)
 	WEFT_NIGHTLY=1 $(PYTEST) tests/data/test_fuzz.py tests/recipes/test_properties.py \
 		tests/checkpoints/test_malicious.py tests/serve/test_process.py tests/test_reading.py -k "mutants or any or cost or whatever or fuzz"
 
-# Runs without .venv: with any Python that has torch, and installs nothing. A call ends after SECONDS; the next continues.
+# Runs without .venv: with any Python that has torch, and installs nothing. A PYTHON that is given replaces that of .venv.
+# A call ends after SECONDS; the next continues. RETRY=1 measures failed cells again, ONLY="bf16 cvt" some cells alone.
 DEVICE ?= cuda
 SCALE ?= full
 SECONDS ?= 420
+GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 gpu:
-	@PYTHONPATH=src:.:$$PYTHONPATH $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) benchmarks/gpu/run.py \
-		--device $(DEVICE) --scale $(SCALE) --seconds $(SECONDS) $(if $(PART),--part $(PART)) $(if $(CIFAR10),--cifar10 $(CIFAR10))
+	@PYTHONPATH=src:.:$$PYTHONPATH $(GPU_PYTHON) benchmarks/gpu/run.py \
+		--device $(DEVICE) --scale $(SCALE) --seconds $(SECONDS) $(if $(PART),--part $(PART)) $(if $(ONLY),--only $(ONLY)) \
+		$(if $(RETRY),--retry) $(if $(CIFAR10),--cifar10 $(CIFAR10))
 
 lock: $(FULL)
 	$(LOCK) --upgrade --extra dev --output-file requirements.lock

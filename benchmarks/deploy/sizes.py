@@ -20,7 +20,6 @@ from pathlib import Path
 from weft.files import folder_size
 from weft.processor import processor_class
 
-
 UNSET = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # so that the bytecode is that of the installation, and stored
 
 

@@ -1,7 +1,7 @@
-"""Parts of the measurement on a GPU: each has a list of cells, and a function that measures a cell.
+"""Parts of the measurement on a GPU: a function for each that measures a cell, see cells.py.
 
-A cell is the unit that is repeated after an interruption. `measure` returns rows for the CSV of the part, or None if
-the time of the call was not sufficient and the next call continues the cell.
+It returns rows for the CSV of the part, or None if the time of the call was not sufficient and the next call continues
+the cell.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import statistics
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,13 +20,14 @@ from unittest import mock
 
 import numpy as np
 import torch
+from cells import speed_ways
 from PIL import Image
 from settings import Options, at_once, missing, run
 
-from weft.bench.choices import WAYS
+from weft.bench.choices import COMPILED, WAYS
 from weft.bench.records import read_csv
 from weft.bench.worker import REFERENCE, Subject, Task, build
-from weft.bench.worker_process import COMPILED, WorkerProcess
+from weft.bench.worker_process import WorkerProcess
 from weft.deploy.verification import relative_difference
 from weft.errors import StoppedError, UsageError
 from weft.layers import attention
@@ -66,10 +66,6 @@ STEP_COLUMNS = {  # name in steps.csv -> column of benchmarks/training/step.py
 CIFAR10_COLUMNS = ("epoch", "step", "train_loss", "val_loss", "val_top1", *LOOP_COLUMNS, "seconds")
 
 
-def tests_cells(options: Options) -> list[str]:
-    return ["tests/gpu"]
-
-
 def tests(cell: str, options: Options) -> list[Row]:
     """Run the correctness tests; return a row per test."""
     os.environ["WEFT_TEST_DEVICE"] = options.device
@@ -77,8 +73,9 @@ def tests(cell: str, options: Options) -> list[Row]:
     report.unlink(missing_ok=True)
     # with -n, pytest-benchmark warns, which is an error
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", f"--junitxml={report}", cell]
-    arguments += [] if missing(["xdist"]) else ["-n", str(max(1, (os.cpu_count() or 1) // 2))]
-    small = ["-m", "not slow"] if options.scale_name == "small" else []
+    processes = (os.cpu_count() or 1) // 2
+    arguments += [] if processes < 2 or missing(["xdist"]) else ["-n", str(processes)]
+    small = ["-m", "not slow", "-k", "levit and not killed"] if options.scale_name == "small" else []
     log = options.scratch / "tests.log"
     code = run([*arguments, *small], log)
     if code not in (0, 1) or not report.exists():  # 1: a test failed, which is a result
@@ -89,13 +86,6 @@ def tests(cell: str, options: Options) -> list[Row]:
         result = next((kind for kind in ("failure", "error", "skipped") if kind in kinds), "passed")
         rows.append({"test": case.get("name"), "result": result, "message": kinds.get(result, "").splitlines()[:1]})
     return [row | {"message": "".join(row["message"])[:200]} for row in rows]
-
-
-def parity_cells(options: Options) -> list[str]:
-    from tests.parity.test_golden import RECORDED
-
-    precisions = options.precisions if options.device == "cuda" else ("fp32", "bf16")
-    return [f"{name} {precision}" for name in RECORDED[: options.scale.networks] for precision in precisions]
 
 
 def parity(cell: str, options: Options) -> list[Row]:
@@ -113,11 +103,6 @@ def parity(cell: str, options: Options) -> list[Row]:
             "same_class": is_same,
         }
     ]
-
-
-def resume_cells(options: Options) -> list[str]:
-    precisions = ("fp32", "bf16") if options.device == "cuda" else ("fp32",)
-    return [f"{m} {p} {d}" for m in options.scale.families for p in precisions for d in ("true", "false")]
 
 
 def resume(cell: str, options: Options) -> list[Row]:
@@ -142,26 +127,14 @@ def resume(cell: str, options: Options) -> list[Row]:
     return [row | {"same_bits": not difference, "difference": difference}]
 
 
-def compile_cells(options: Options) -> list[str]:
-    if options.device == "cpu":
-        return []
-    modes = [f"steps {cell}" for cell in steps_cells(options) if " compiled " in cell]
-    return [f"speed {cell}" for cell in speed_cells(options)] + modes
-
-
 def compile_networks(cell: str, options: Options) -> list[Row]:
     """Fill the cache of TorchInductor: several networks compile at the same time, which timed cells must not."""
     part, name = cell.split(" ", 1)
     if part == "steps":
         _steps(name, options, 1)
     else:
-        model, precision = name.split(" ")
-        _speed(model, precision, tuple(way for way in options.scale.ways if way in COMPILED), options, timed=False)
+        _speed(name, [way for way in speed_ways(name, options) if way in COMPILED], options, timed=False)
     return []
-
-
-def speed_cells(options: Options) -> list[str]:
-    return [f"{model} {precision}" for precision in options.precisions for model in options.scale.models]
 
 
 def speed(cell: str, options: Options) -> list[Row]:
@@ -169,23 +142,18 @@ def speed(cell: str, options: Options) -> list[Row]:
 
     Every way is a separate process. The processes build at the same time, but only one runs during a timed turn.
     """
-    model, precision = cell.split(" ")
-    return _speed(model, precision, options.scale.ways, options)
-
-
-def other_ways_cells(options: Options) -> list[str]:
-    return speed_cells(options) if options.scale.other_ways else []
+    return _speed(cell, speed_ways(cell, options), options)
 
 
 def other_ways(cell: str, options: Options) -> list[Row]:
     """Time the ways that compile longer, and those of other runtimes, as `speed` does."""
+    return _speed(cell, options.scale.other_ways, options)
+
+
+def _speed(cell: str, ways: Sequence[str], options: Options, *, timed: bool = True) -> list[Row]:
     model, precision = cell.split(" ")
-    return _speed(model, precision, options.scale.other_ways, options)
-
-
-def _speed(model: str, precision: str, ways: tuple[str, ...], options: Options, *, timed: bool = True) -> list[Row]:
     threads = 1 if options.device == "cpu" else 4
-    ways = tuple(way for way in ways if precision in WAYS[way])
+    ways = [way for way in ways if precision in WAYS[way]]
     tasks = [Task(model, None, True, REFERENCE, "fp32", options.device, threads)]
     tasks += [Task(model, peer, True, way, precision, options.device, threads) for way in ways for peer in (None, 0)]
     rows: list[Row] = []
@@ -196,13 +164,13 @@ def _speed(model: str, precision: str, ways: tuple[str, ...], options: Options, 
         for task, error in zip(tasks, errors, strict=True):
             if error:
                 side = "weft" if task.peer is None else "peer"
-                rows.append(_speed_row(options, model, side, task, 0, None) | {"error": error})
+                rows.append(_speed_row(model, side, task, 0) | {"error": error})
         if errors[0]:
             raise RuntimeError(errors[0])
         ready = [worker for worker, error in zip(workers, errors, strict=True) if not error]
         for batch in options.scale.batches:
             if timed:
-                rows += _timed(ready, batch, model, options)
+                rows += _timed(ready, batch, options)
             else:
                 _at_once(lambda worker, size=batch: _warm(worker, size), ready)
     return rows
@@ -239,13 +207,13 @@ def _warm(worker: WorkerProcess, batch: int) -> tuple[np.ndarray | None, str]:
         return None, str(error)
 
 
-def _timed(workers: list[WorkerProcess], batch: int, model: str, options: Options) -> list[Row]:
+def _timed(workers: list[WorkerProcess], batch: int, options: Options) -> list[Row]:
     warmed = _at_once(lambda worker: _warm(worker, batch), workers)
     expected = warmed[0][0]
     rows, timed = [], []
     for worker, (logits, error) in zip(workers[1:], warmed[1:], strict=True):
         side = "weft" if worker.task.peer is None else "peer"
-        row = _speed_row(options, worker.info["model"], side, worker.task, batch, None)
+        row = _speed_row(worker.info["model"], side, worker.task, batch)
         if error:
             rows.append(row | {"error": error})
             if worker.process.poll() is not None:
@@ -269,14 +237,10 @@ def _timed(workers: list[WorkerProcess], batch: int, model: str, options: Option
     return rows
 
 
-def _speed_row(options: Options, name: str, side: str, task: Task, batch: int, value: None) -> Row:
+def _speed_row(name: str, side: str, task: Task, batch: int) -> Row:
     row = {"run": task.model, "side": side, "model": name, "way": task.way, "precision": task.precision}
     empty = dict.fromkeys(("p50_ms", "images_per_second", "peak_mib", "difference", "calls", "error"), "")
     return row | {"batch_size": batch} | empty
-
-
-def profile_cells(options: Options) -> list[str]:
-    return [f"{model} {side}" for model in options.scale.models for side in ("weft", "peer")]
 
 
 def profile(cell: str, options: Options) -> list[Row]:
@@ -310,16 +274,6 @@ def profile(cell: str, options: Options) -> list[Row]:
         }
         for key in sorted(times, key=times.__getitem__, reverse=True)[:KERNELS]
     ]
-
-
-def choices_cells(options: Options) -> list[str]:
-    ways = [way for way in options.scale.ways if way != "eager"]  # the choices are made when a network is folded
-    return [f"{model} {way}" for way in ways for model in _families(options)]
-
-
-def _families(options: Options) -> list[str]:
-    """Return one network of each family."""
-    return list({model.partition("_")[0]: model for model in options.scale.models}.values())
 
 
 def choices(cell: str, options: Options) -> list[Row]:
@@ -368,11 +322,6 @@ def _time_calls(subject: Subject, batch: int, device: str, count: int) -> list[f
     return times[3:]  # the first ones warm up
 
 
-def steps_cells(options: Options) -> list[str]:
-    modes = ("eager", "compiled") if options.device == "cuda" else ("eager",)
-    return [f"{pair} {m} {p}" for p in options.precisions for m in modes for pair in options.scale.pairs]
-
-
 def steps(cell: str, options: Options) -> list[Row]:
     """Time training steps of weft's network and of its peer with benchmarks/training/step.py."""
     return _steps(cell, options, options.scale.step_rounds)
@@ -386,25 +335,16 @@ def _steps(cell: str, options: Options, rounds: int) -> list[Row]:
     arguments = ["benchmarks/training/step.py", "--pairs", pair, "--modes", mode, "--precisions", precision]
     arguments += ["--batch-size", str(scale.step_batch), "--rounds", str(rounds), "--csv", str(file)]
     log = options.scratch / f"step-{name}.log"
-    code = run([*arguments, "--device", options.device, "--warmup", "3"], log)
+    code = run([*arguments, "--device", options.device, "--warmup", "3", "--allocators", "default"], log)
     if code != 0:
         raise RuntimeError(_last_line(log, code))
     return [{name: row[key] for name, key in STEP_COLUMNS.items()} for row in read_csv(file)]
 
 
-def loop_cells(options: Options) -> list[str]:
-    precisions = ("fp32", "bf16") if options.device == "cuda" else ("fp32",)
-    return [f"{options.scale.loop_model} {precision} {workers}" for precision in precisions for workers in _workers()]
-
-
-def _workers() -> tuple[int, ...]:
-    cores = os.cpu_count() or 1
-    return tuple(dict.fromkeys((max(1, cores // 2), cores)))
-
-
 def loop(cell: str, options: Options) -> list[Row]:
     """Measure `weft train` on JPEGs of 500x375 pixels: throughput, and share of the time spent waiting for data."""
-    model, precision, workers = cell.split(" ")
+    model, precision, cores = cell.split(" ")
+    workers = max(1, (os.cpu_count() or 1) // (2 if cores == "half" else 1))
     data, out = options.scratch / "jpegs", options.scratch / "loop"
     paint_jpegs(data, options.scale.loop_images)
     arguments = [
@@ -419,7 +359,7 @@ def loop(cell: str, options: Options) -> list[Row]:
         "--precision",
         precision,
     ]
-    arguments += ["--workers", workers, "--batch-size", str(options.scale.loop_batch), "--epochs", "3"]
+    arguments += ["--workers", str(workers), "--batch-size", str(options.scale.loop_batch), "--epochs", "3"]
     log = options.scratch / "loop.log"
     code = run([*arguments, "--out", str(out), "--force", "--set", "pretrained=false"], log)
     if code != 0:
@@ -445,14 +385,8 @@ def paint_jpegs(folder: Path, count: int) -> None:
     done.write_text(str(count))
 
 
-def cifar10_cells(options: Options) -> list[str]:
-    return ["cifar10"]
-
-
 def cifar10(cell: str, options: Options) -> list[Row] | None:
     """Train with the recipe cifar10 in several calls: each resumes the run of the previous call."""
-    if options.cifar10 is None:
-        raise RuntimeError("CIFAR-10 is missing: set CIFAR10=FOLDER (train/ and test/ with a folder per class)")
     out, log = options.scratch / "cifar10", options.scratch / "cifar10.log"
     limit = f"{max(options.seconds - 60, 30):.0f}s"
     arguments = ["-m", "weft", "train"]
@@ -471,7 +405,9 @@ def cifar10(cell: str, options: Options) -> list[Row] | None:
         ]
         arguments += options.scale.cifar10
     code = run([*arguments, "--max-time", limit], log, options.seconds)
-    if code not in (None, 0, StoppedError.exit_code) or not list(out.glob("state/*.json")):
+    if code is None:
+        return None
+    if code not in (0, StoppedError.exit_code) or not list(out.glob("state/*.json")):
         raise RuntimeError(_last_line(log, code))
     if code != 0:
         return None
@@ -484,24 +420,16 @@ def _last_line(log: Path, code: int | None) -> str:
     return f"{reason}: {lines[-1][:300]} (full output: {log})"
 
 
-@dataclass(frozen=True)
-class Part:
-    """Part of the measurement: a function that returns its cells, and one that measures a cell."""
-
-    cells: Callable[[Options], list[str]]
-    measure: Callable[[str, Options], list[Row] | None]
-
-
-PARTS = {
-    "parity": Part(parity_cells, parity),
-    "tests": Part(tests_cells, tests),
-    "resume": Part(resume_cells, resume),
-    "compile": Part(compile_cells, compile_networks),
-    "speed": Part(speed_cells, speed),
-    "other_ways": Part(other_ways_cells, other_ways),
-    "profile": Part(profile_cells, profile),
-    "choices": Part(choices_cells, choices),
-    "steps": Part(steps_cells, steps),
-    "loop": Part(loop_cells, loop),
-    "cifar10": Part(cifar10_cells, cifar10),
+MEASURES: dict[str, Callable[[str, Options], list[Row] | None]] = {
+    "parity": parity,
+    "tests": tests,
+    "resume": resume,
+    "compile": compile_networks,
+    "speed": speed,
+    "other_ways": other_ways,
+    "profile": profile,
+    "choices": choices,
+    "steps": steps,
+    "loop": loop,
+    "cifar10": cifar10,
 }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from pathlib import Path
 
-from settings import HERE, ROOT
+from cells import CELLS
+from settings import DONE, HERE, IN_PROGRESS, MACHINE, ROOT, SCALES, Options, read_state
 
 from weft.bench.records import filled, read_csv
 from weft.files import write_text
@@ -24,14 +26,14 @@ HEADINGS = {
     "cifar10": "weft train --recipe cifar10",
     "failures": "Failed",
 }
-MACHINE = ("device", "torch", "cuda", "timm", "transformers", "commit")
+CASE = ("device", "torch", "run", "batch_size", "precision")  # columns of a comparison in weft's README
 
 
-def write_pages(out: Path, *, publish: bool) -> None:
+def write_pages(options: Options, *, publish: bool) -> None:
     """Write README.md next to the CSV files; with `publish`, also the table of weft's README."""
-    if not any((out / f"{part}.csv").exists() for part in HEADINGS):
+    if not any((options.out / f"{part}.csv").exists() for part in HEADINGS):
         return
-    write_text(out / "README.md", page(out))
+    write_text(options.out / "README.md", page(options))
     if publish:
         spec = importlib.util.spec_from_file_location("figures", ROOT / "benchmarks" / "speed" / "figures.py")
         assert spec is not None
@@ -42,35 +44,55 @@ def write_pages(out: Path, *, publish: bool) -> None:
         write_text(front, filled(front.read_text(), "figures", figures.summary(figures.measured_folders()))[0])
 
 
-def page(folder: Path) -> str:
-    """Return the Markdown of all CSV files of a folder."""
+def page(options: Options) -> str:
+    """Return the Markdown of all CSV files of a folder, and of the cells that are open."""
     lines = ["# Measurements on a GPU", "", "`make gpu` writes this page and the CSV files next to it (see run.py)."]
     for part, heading in HEADINGS.items():
-        rows = read_csv(folder / f"{part}.csv")
+        rows = read_csv(options.out / f"{part}.csv")
         if rows:
             shown = _tests(rows) if part == "tests" else rows
-            hidden = MACHINE if part == "failures" else (*MACHINE, "cell")  # other columns describe the cell
-            columns = [key for key in shown[0] if key not in hidden]
-            lines += ["", f"## {heading}", "", *_machines(rows), "", _table(shown, columns)]
-    return "\n".join(lines) + "\n"
+            same, differing = _machines(rows)
+            names = () if part == "failures" else ("cell",)  # elsewhere, other columns describe the cell
+            columns = [key for key in shown[0] if key not in (*MACHINE, *names)] + differing
+            lines += ["", f"## {heading}", "", same, "", _table(shown, columns)]
+    return "\n".join([*lines, *_open(options)]) + "\n"
 
 
-def _machines(rows: list[Row]) -> list[str]:
-    """Return a line per machine of the rows."""
-    machines = dict.fromkeys(tuple(row[key] for key in MACHINE) for row in rows)
-    return [
-        ", ".join(f"{key} {value}" for key, value in zip(MACHINE, values, strict=True) if value) + "."
-        for values in machines
-    ]
+def _open(options: Options) -> list[str]:
+    """Return the lines of a section on the cells that are not measured; none if there are no such cells."""
+    lines = []
+    for setup, state in read_state(options.out).items():
+        rows = []
+        for part, cells in CELLS.items():
+            results = {cell: state.get(part, {}).get(cell) for cell in cells(options)}
+            absent = [cell for cell, result in results.items() if result in (None, IN_PROGRESS)]
+            failed = [cell for cell, result in results.items() if result not in (None, IN_PROGRESS, DONE)]
+            if part != "compile" and (absent or failed):
+                rows.append({"part": part, "not measured": ", ".join(absent), "failed or partial": ", ".join(failed)})
+        if rows:
+            lines += ["", f"{setup}:", "", _table(rows, list(rows[0]))]
+    text = "Cells that are not measured. Rows above of such a cell are of an earlier commit, and will be replaced."
+    return ["", "## Open", "", text, *lines] if lines else []
+
+
+def _machines(rows: list[Row]) -> tuple[str, list[str]]:
+    """Return a line with the columns of the machine that are the same in all rows, and the names of the others."""
+    values = {key: list(dict.fromkeys(row.get(key, "") for row in rows)) for key in MACHINE}
+    same = [f"{key} {texts[0]}" for key, texts in values.items() if len(texts) == 1 and texts[0]]
+    return f"{', '.join(same)}." if same else "", [key for key, texts in values.items() if len(texts) > 1]
 
 
 def _tests(rows: list[Row]) -> list[Row]:
-    """Return a row with the number of tests per result, and the rows of the tests that did not pass."""
-    counts: dict[str, int] = {}
+    """Return a row per machine with the number of tests per result, and the rows of the tests that did not pass."""
+    machines: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        counts[row["result"]] = counts.get(row["result"], 0) + 1
-    total = {"test": ", ".join(f"{count} {result}" for result, count in counts.items()), "result": "", "message": ""}
-    return [total, *(row for row in rows if row["result"] in ("failure", "error"))]
+        machines.setdefault(tuple(row.get(key, "") for key in MACHINE), []).append(row)
+    totals = []
+    for same in machines.values():
+        counts = Counter(row["result"] for row in same)
+        text = ", ".join(f"{count} {result}" for result, count in counts.items())
+        totals.append(same[0] | {"test": text, "result": "", "message": ""})
+    return [*totals, *(row for row in rows if row["result"] in ("failure", "error"))]
 
 
 def _table(rows: list[Row], columns: list[str]) -> str:
@@ -80,35 +102,69 @@ def _table(rows: list[Row], columns: list[str]) -> str:
 
 
 def gpu_rows(folder: Path = HERE) -> str:
-    """Return Markdown for weft's README: ratios to the fastest way of the peer; '' without measurements."""
-    measured = [row for part in ("speed", "other_ways") for row in read_csv(folder / f"{part}.csv")]
-    rows = [row for row in measured if row["images_per_second"]]
-    lines = []
-    for key in dict.fromkeys((row["device"], row["run"], row["batch_size"], row["precision"]) for row in rows):
-        same = [row for row in rows if (row["device"], row["run"], row["batch_size"], row["precision"]) == key]
-        own, peers = ([row for row in same if row["side"] == side] for side in ("weft", "peer"))
-        if not (own and peers):
-            continue
-        best, peer = max(own, key=_speed), max(peers, key=_speed)
-        eager, peer_eager = ([row for row in side if row["way"] == "eager"] for side in (own, peers))
-        ratio = f"{_speed(eager[0]) / _speed(peer_eager[0]):.2f}" if eager and peer_eager else "-"
-        lines.append(
-            f"| {' | '.join(key)} | {_speed(peer):.0f} ({peer['model'].partition(' ')[0]}, {peer['way']}) | {ratio} |"
-            f" {_speed(best) / _speed(peer):.2f} | {_speed(best):.0f}, {best['way']} |"
-        )
-    if not lines:
+    """Return Markdown for weft's README: ratios to the fastest way of the peer; '' without measurements.
+
+    A ratio is of rows of one call: of one part, device, version of PyTorch and commit.
+    """
+    measured = [row | {"part": part} for part in ("speed", "other_ways") for row in read_csv(folder / f"{part}.csv")]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in measured:
+        if row["images_per_second"]:
+            groups.setdefault(tuple(row[key] for key in (*CASE, "commit", "part")), []).append(row)
+    if not groups:
         return ""
+    full = SCALES["full"]
+    cases = dict.fromkeys(
+        (device, torch, model, str(batch), precision)
+        for device, torch, precision in dict.fromkeys((key[0], key[1], key[4]) for key in groups)
+        for model in full.models
+        for batch in full.batches
+    )
+    lines = []
+    for case in cases | dict.fromkeys(key[: len(CASE)] for key in groups):
+        same = [group for key, group in groups.items() if key[: len(CASE)] == case]
+        lines += [_compared(case, group) for group in same or [[]]]
+    _, differing = _machines([row for group in groups.values() for row in group])
+    columns = [key for key in lines[0] if key not in ("torch", "commit") or key in differing]
     head = [
-        "On a GPU, the fastest measured way of each side ([all rows](benchmarks/gpu/README.md)). `graphed`: compiled,",
-        "and replayed as a CUDA graph.",
+        "On a GPU, the fastest measured way of each side in one call ([all rows](benchmarks/gpu/README.md)).",
+        "`graphed`: compiled, and replayed as a CUDA graph. `-`: not measured.",
         "",
-        "| GPU | model | batch | precision | fastest of the peer, images/s | eager to eager | fastest to fastest |"
-        " fastest of weft, images/s |",
-        "|---|---|---|---|---|---|---|---|",
     ]
     failed = [f"{row['way']} {row['precision']} of {_name(row)}" for row in measured if row["error"]]
-    tail = ["", f"Failed: {', '.join(dict.fromkeys(failed))}."] if failed else []
-    return "\n".join([*head, *lines, *tail])
+    tail = [f"Failed: {', '.join(dict.fromkeys(failed))}."] if failed else []
+    for device in dict.fromkeys(row["device"] for row in measured):
+        known = {row[key] for row in measured if row["device"] == device for key in ("precision", "way")}
+        wanted = [*Options("cuda", "full", folder, None, 0).precisions, *full.ways, *full.other_ways]
+        if absent := [name for name in wanted if name not in known]:
+            tail.append(f"Not measured on {device}: {', '.join(absent)}.")
+    return "\n".join([*head, _table(lines, columns), *(["", "\n".join(tail)] if tail else [])])
+
+
+def _compared(case: tuple[str, ...], rows: list[Row]) -> Row:
+    """Return the columns of a row of the README: the fastest way of each side, and the ratios of weft to the peer."""
+    own, peers = ([row for row in rows if row["side"] == side] for side in ("weft", "peer"))
+    best, peer = max(own, key=_speed, default=None), max(peers, key=_speed, default=None)
+    eager, peer_eager = (next((row for row in side if row["way"] == "eager"), None) for side in (own, peers))
+    device, torch, model, batch, precision = case
+    return {
+        "GPU": device,
+        "torch": torch,
+        "commit": rows[0]["commit"] if rows else "-",
+        "model": model,
+        "batch": batch,
+        "precision": precision,
+        "fastest of the peer, images/s": f"{_speed(peer):.0f} ({peer['model'].partition(' ')[0]}, {peer['way']})"
+        if peer
+        else "-",
+        "eager to eager": _ratio(eager, peer_eager),
+        "fastest to fastest": _ratio(best, peer),
+        "fastest of weft, images/s": f"{_speed(best):.0f}, {best['way']}" if best else "-",
+    }
+
+
+def _ratio(row: Row | None, base: Row | None) -> str:
+    return f"{_speed(row) / _speed(base):.2f}" if row and base else "-"
 
 
 def _name(row: Row) -> str:

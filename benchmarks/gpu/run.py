@@ -5,8 +5,9 @@
     make gpu DEVICE=cpu SCALE=small                      # rehearse on the CPU, in runs/gpu-rehearsal/cpu-small
 
 Every call takes at most `--seconds`, continues after the last finished cell, and writes a CSV per part, README.md next
-to them, and the table of weft's README. A cell that fails is recorded in failures.csv, and the others continue;
-`--retry` measures it again. Nothing is downloaded or installed.
+to them, and the table of weft's README. state.json has the results of the cells for each device and version of PyTorch:
+on another one, all are measured again. A cell that fails, also in some rows only, is recorded in failures.csv, and the
+others continue; `--retry` measures it again. Nothing is downloaded or installed.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ import argparse
 import functools
 import json
 import os
+import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cells import CELLS
 from report import write_pages
 from settings import (
+    DONE,
     HERE,
+    IN_PROGRESS,
     OPTIONAL,
     REQUIRED,
     ROOT,
@@ -33,35 +39,24 @@ from settings import (
     at_once,
     machine,
     missing,
+    read_state,
     run,
     stop_running,
 )
 
 from weft.bench.records import read_csv, write_csv
-from weft.errors import CheckpointError, WeftError
+from weft.errors import WeftError
 from weft.files import write_text
 
-PART_NAMES = (
-    "parity",
-    "tests",
-    "resume",
-    "compile",
-    "speed",
-    "profile",
-    "choices",
-    "steps",
-    "loop",
-    "cifar10",
-    "other_ways",
-)
 CORES = os.cpu_count() or 1
 AT_ONCE = {"parity": CORES // 2, "resume": CORES // 2, "compile": 3}  # cells at the same time: nothing is timed
 LEAST = 20  # no cell is started with fewer seconds left in the call
+LEAST_OF_RUN = 120  # nor the run on CIFAR-10, which must save a state before it is stopped
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", choices=PART_NAMES, default=list(PART_NAMES))
+    parser.add_argument("--part", nargs="+", choices=CELLS, default=list(CELLS))
     parser.add_argument("--seconds", type=float, default=420, help="duration of this call (default: 420)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--scale", choices=SCALES, default="full")
@@ -70,7 +65,7 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="TEXT", help="only cells with all these texts in their names"
     )
-    parser.add_argument("--retry", action="store_true", help="measure failed cells again")
+    parser.add_argument("--retry", action="store_true", help="measure failed and partial cells again")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
     setting = f"{args.device}-{args.scale}"
@@ -103,12 +98,16 @@ def _has_cuda() -> bool:
 
 def _measure(part: str, cell: str, options: Options) -> int:
     """Measure a cell in this process, and write the result for the calling process."""
-    from parts import PARTS
+    from parts import MEASURES
 
-    if cell == "":
-        result: Any = PARTS[part].cells(options)
-    else:
-        result = PARTS[part].measure(cell, options)
+    from weft.bench.worker import cause
+
+    try:
+        result = MEASURES[part](cell, options)
+    except Exception as error:
+        traceback.print_exc()
+        print(cause(error), flush=True)  # the last line of the log is the error of the cell
+        return 1
     _result_file(options, part, cell).write_text(json.dumps(result, default=str))
     return 0
 
@@ -121,27 +120,13 @@ def _file_name(part: str, cell: str) -> str:
     return f"{part} {cell}".strip().replace(" ", "-").replace("/", "-")
 
 
-def _read_state(file: Path) -> dict[str, dict[str, str]]:
-    """Return the results of the cells of each part, which an earlier call has written.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
-    from weft.reading import read_json
-
-    try:
-        return read_json(file, dict[str, dict[str, str]]) if file.exists() else {}
-    except CheckpointError as error:
-        raise CheckpointError(f"{error} Restore it, or delete it to measure all cells again.") from error
-
-
 class Session:
     """A call that measures the open cells until its time is over.
 
     Args:
         options: of the command line; `seconds` is the duration of the call.
         parts: names of the parts.
-        retry: also measure the cells that failed in an earlier call.
+        retry: also measure the cells that failed in an earlier call, or have rows with an error.
         only: texts that are in the names of the cells.
     """
 
@@ -150,51 +135,50 @@ class Session:
         self.until = time.monotonic() + options.seconds
         options.out.mkdir(parents=True, exist_ok=True)
         options.scratch.mkdir(parents=True, exist_ok=True)
-        self.least = dict.fromkeys(PART_NAMES, float(LEAST))  # seconds; no less than the longest cell so far took
-        self.file = options.out / "state.json"
-        self.state = _read_state(self.file)
+        self.least = dict.fromkeys(CELLS, float(LEAST))  # seconds; no less than the longest cell so far took
+        self.least["cifar10"] = LEAST_OF_RUN
+        self.states = read_state(options.out)
+        self.state = self.states.setdefault(options.setup, {})
 
     def work(self) -> int:
         """Measure open cells. Return 0 if all are done, 1 if some failed, 3 if the next call continues."""
         n_open = 0
         for part in self.parts:
-            cells = self._cells(part)
-            n_open += cells is None
-            still = [cell for cell in cells or () if self._is_open(part, cell)]
+            cells = [cell for cell in CELLS[part](self.options) if self._is_open(part, cell)]
+            if cells and part == "cifar10" and self.options.cifar10 is None:
+                print("cifar10 is left out: set CIFAR10=FOLDER (train/ and test/ with a folder per class).")
+                continue
             measure, count = functools.partial(self._timed, part), max(1, AT_ONCE.get(part, 1))
-            for index, (result, error) in at_once(measure, still, count, stop_running):
-                n_open += self._record(part, still[index], result, error)
-        write_pages(self.options.out, publish=self.options.out == HERE)
-        failed = [f"{part} {cell}" for part, cells in self.state.items() for cell, v in cells.items() if v != "done"]
+            for index, (result, error) in at_once(measure, cells, count, stop_running):
+                n_open += self._record(part, cells[index], result, error)
+        write_pages(self.options, publish=self.options.out == HERE)
+        ended = (DONE, IN_PROGRESS)
+        failed = [f"{part} {cell}" for part, cells in self.state.items() for cell, v in cells.items() if v not in ended]
         print(f"{n_open} cells are left: call this command again." if n_open else "No cell is left.")
         if failed:
-            print(
-                f"Failed or unfinished ({len(failed)}): {', '.join(failed)}; see {self.options.out / 'failures.csv'}."
-            )
+            print(f"Failed or partial ({len(failed)}): {', '.join(failed)}; see {self.options.out / 'failures.csv'}.")
+            print("--retry (make gpu RETRY=1) measures them again.")
         return 3 if n_open else int(bool(failed))
-
-    def _cells(self, part: str) -> list[str] | None:
-        """Return the cells of a part; None if the time of the call is over."""
-        if self.until - time.monotonic() < LEAST:
-            return None
-        result, error = self._child(part, "")
-        if error == OUT_OF_TIME:
-            return None
-        if error:
-            self._note(part, "*", f"failed: {error}")
-            return []
-        return result
 
     def _is_open(self, part: str, cell: str) -> bool:
         known = self.state.get(part, {}).get(cell)
-        is_chosen = all(text in cell for text in self.only)
-        return is_chosen and (known is None or (known.startswith("failed") and self.retry))
+        if not all(text in cell for text in self.only):
+            return False
+        if part == "compile":  # only for open cells; the cache is a part of the machine, unlike the state
+            if not self._is_open(*cell.split(" ", 1)):
+                return False
+            if known == DONE and not _result_file(self.options, part, cell).exists():
+                known = None
+        return known in (None, IN_PROGRESS) or (self.retry and known != DONE)
 
     def _timed(self, part: str, cell: str) -> tuple[Any, str | None]:
         """Measure a cell in a process of its own; return (None, None) if a later call has to do it."""
         begun, left = time.monotonic(), self.until - time.monotonic()
         if left < self.least[part]:
             return None, None
+        if part == "cifar10" and self.state.get(part, {}).get(cell) != IN_PROGRESS:
+            shutil.rmtree(self.options.scratch / part, ignore_errors=True)  # a run in progress is resumed, no other one
+            self._note(part, cell, IN_PROGRESS)
         result, error = self._child(part, cell)
         self.least[part] = max(self.least[part], time.monotonic() - begun)
         print(f"{part} {cell}: {time.monotonic() - begun:.0f} s {error or ''}", flush=True)
@@ -206,9 +190,9 @@ class Session:
         """Write the rows of a cell or its failure; return 1 if it is not finished."""
         if error is None and result is None:
             return 1
-        if error is None:
-            self._append(part, cell, result)
-        self._note(part, cell, "done" if error is None else f"failed: {error}")
+        self._replace_rows(part, cell, result or [])
+        errors = [row["error"] for row in result or [] if row.get("error")]
+        self._note(part, cell, f"failed: {error}" if error else f"partial: {errors[0]}" if errors else DONE)
         return 0
 
     def _child(self, part: str, cell: str) -> tuple[Any, str | None]:
@@ -233,29 +217,32 @@ class Session:
             return None, f"exit code {code}: {lines[-1][:300]}"
         return json.loads(file.read_text()), None
 
-    def _append(self, part: str, cell: str, rows: list[dict[str, Any]]) -> None:
-        """Write the rows of a cell, in place of those from a call that was killed before it noted the cell as done."""
+    def _replace_rows(self, part: str, cell: str, rows: list[dict[str, Any]]) -> None:
+        """Write the rows of a cell in place of earlier ones of the same device and version of PyTorch."""
         file, where = self.options.out / f"{part}.csv", machine(self.options.device)
-        if rows:
-            rows_before = [{"cell": "", **row} for row in read_csv(file)]
-            others = [row for row in rows_before if (row["cell"], row["device"]) != (cell, where["device"])]
-            write_csv(file, [*others, *({"cell": cell, **row, **where} for row in rows)])
+        others = [row for row in read_csv(file) if not _is_of(row, {"cell": cell, **where})]
+        _write(file, [*others, *({"cell": cell, **row, **where} for row in rows)])
 
     def _note(self, part: str, cell: str, result: str) -> None:
         self.state.setdefault(part, {})[cell] = result
-        self.state[part] = {key: value for key, value in self.state[part].items() if key != "*" or cell == "*"}
-        write_text(self.file, json.dumps(self.state, indent=1) + "\n")
-        failures = [
-            {"part": name, "cell": key, "error": value.removeprefix("failed: "), **machine(self.options.device)}
-            for name, cells in self.state.items()
-            for key, value in cells.items()
-            if value != "done"
-        ]
-        file = self.options.out / "failures.csv"
-        if failures:
-            write_csv(file, failures)
-        else:
-            file.unlink(missing_ok=True)
+        write_text(self.options.out / "state.json", json.dumps(self.states, indent=1) + "\n")
+        file, new = self.options.out / "failures.csv", {"part": part, "cell": cell, **machine(self.options.device)}
+        others = [row for row in read_csv(file) if not (row["part"] == part and _is_of(row, new))]
+        failed = [] if result in (DONE, IN_PROGRESS) else [{"part": part, "cell": cell, "error": result} | new]
+        _write(file, others + failed)
+
+
+def _is_of(row: dict[str, str], other: dict[str, str]) -> bool:
+    """Return whether two rows are of the same cell, device and version of PyTorch."""
+    return all(row[key] == other[key] for key in ("cell", "device", "torch"))
+
+
+def _write(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a CSV file; without rows, there is none."""
+    if rows:
+        write_csv(file, rows)
+    else:
+        file.unlink(missing_ok=True)
 
 
 OUT_OF_TIME = "took longer than the time of the call"

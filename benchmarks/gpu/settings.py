@@ -19,11 +19,18 @@ from typing import Any, TypeVar
 
 import torch
 
+from weft.errors import CheckpointError
+from weft.processor import processor_class
+from weft.reading import read_json
+
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 REQUIRED = ("accelerate", "jaxtyping", "pydantic", "safetensors", "timm", "torch", "torchvision", "yaml")
+SOURCES = ("src", "tests", "benchmarks/gpu/*.py", "benchmarks/training/*.py")
+MACHINE = ("device", "torch", "cuda", "timm", "transformers", "commit", "processor_class", "cores")
+DONE, IN_PROGRESS = "done", "in progress"  # results of cells, besides "partial: ..." and "failed: ..."
 OPTIONAL = {
     "transformers": "the peer of CvT",
     "onnx": "ONNX",
@@ -41,6 +48,7 @@ class Scale:
     Attributes:
         models, batches, rounds: of inference; models have peers.
         ways, other_ways: of inference, of the parts speed and other_ways.
+        modes: of training steps.
         families, networks: of resumed runs, and of recorded outputs.
         pairs, step_batch, step_rounds: of training steps, see benchmarks/training/step.py.
         loop_model, loop_images, loop_batch: of the part loop (`weft train` on JPEGs).
@@ -54,6 +62,7 @@ class Scale:
     other_ways: tuple[str, ...]
     families: tuple[str, ...]
     networks: int | None
+    modes: tuple[str, ...]
     pairs: tuple[str, ...]
     step_batch: int
     step_rounds: int
@@ -73,6 +82,7 @@ SCALES = {
         other_ways=("compiled", "aotinductor", "onnx"),
         families=NANO,
         networks=None,
+        modes=("eager", "compiled"),
         pairs=("levit", "ceit", "cvt"),
         step_batch=128,
         step_rounds=20,
@@ -82,14 +92,15 @@ SCALES = {
         cifar10=(),
     ),
     "small": Scale(
-        models=("levit_128s",),
+        models=("ceit_tiny_patch16_224", "levit_128s", "cvt_13"),
         batches=(1,),
         rounds=1,
-        ways=("eager", "folded"),
-        other_ways=(),
+        ways=("eager", "folded", "graphed"),
+        other_ways=("compiled", "aotinductor", "onnx"),
         families=("levit_nano_32",),
         networks=1,
-        pairs=("levit",),
+        modes=("eager", "compiled"),
+        pairs=("ceit",),
         step_batch=2,
         step_rounds=1,
         loop_model="levit_nano_32",
@@ -117,7 +128,12 @@ class Options:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Precisions of the device, in the order of the cells; only GPUs have TF32."""
-        return ("bf16", "fp32", "tf32") if self.device == "cuda" else ("fp32",)
+        return ("bf16", "fp32", "tf32") if self.device == "cuda" else ("fp32", "bf16")
+
+    @property
+    def setup(self) -> str:
+        """Device and version of PyTorch, whose measurements replace each other."""
+        return "{device}, torch {torch}".format(**machine(self.device))
 
     @property
     def scratch(self) -> Path:
@@ -196,6 +212,22 @@ def at_once(
             raise
 
 
+State = dict[str, dict[str, dict[str, str]]]  # setup -> part -> cell -> result
+
+
+def read_state(folder: Path) -> State:
+    """Return the results of the cells that earlier calls have written to state.json.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    file = folder / "state.json"
+    try:
+        return read_json(file, State) if file.exists() else {}
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Restore it, or delete it to measure all cells again.") from error
+
+
 def missing(names: Any) -> list[str]:
     """Return the packages that cannot be imported."""
     return [name for name in names if importlib.util.find_spec(name) is None]
@@ -203,7 +235,7 @@ def missing(names: Any) -> list[str]:
 
 @functools.cache
 def machine(device: str) -> dict[str, str]:
-    """Return the last columns of every row: device, versions, commit of weft's sources."""
+    """Return the last columns of every row: device, versions, commit of weft's sources, processor of the host."""
     versions = {}
     for name in ("timm", "transformers"):
         try:
@@ -216,12 +248,19 @@ def machine(device: str) -> dict[str, str]:
         "cuda": torch.version.cuda or "" if device == "cuda" else "",
         **versions,
         "commit": _commit(),
+        "processor_class": processor_class(),
+        "cores": str(os.cpu_count() or ""),
     }
 
 
 def _commit() -> str:
+    """Return the commit, with `-dirty` if a file that decides what is measured differs from it."""
     try:
-        arguments = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-        return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        commit = _git("describe", "--always", "--exclude=*")
+        return commit + ("-dirty" if _git("status", "--porcelain", "--", *SOURCES) else "")
     except (OSError, subprocess.CalledProcessError):  # a copy without git history
         return os.environ.get("WEFT_COMMIT", "unknown")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -46,6 +46,7 @@ from PIL import Image
 import weft
 from weft.bench.records import read_csv, write_csv
 from weft.checkpoints import save_model_dir
+from weft.checkpoints.config import read_config
 from weft.processor import processor_class
 from weft.serve import Predictor
 from weft.train import predict
@@ -208,7 +209,8 @@ class LoadTest:
     """Phases of the load test.
 
     Attributes:
-        run: model directory.
+        run: model directory or export.
+        runtime: `torch`, or format and precision of the export.
         photos: folder of images.
         out: folder for the CSV files.
         bodies: valid images.
@@ -218,6 +220,7 @@ class LoadTest:
     """
 
     run: Path
+    runtime: str
     photos: Path
     out: Path
     bodies: list[Body]
@@ -227,7 +230,9 @@ class LoadTest:
 
     def rate(self) -> float:
         """Return the throughput of the service in images/s: the median of the phase speed."""
-        own = [row for row in self.rows if row["processor_class"] == processor_class()]
+        own = [
+            row for row in self.rows if (row["processor_class"], row["runtime"]) == (processor_class(), self.runtime)
+        ]
         speeds = [float(row["images/s"]) for row in own if row["phase"] == "speed"]
         if not speeds:
             raise SystemExit("The phase speed must be run before this one.")
@@ -245,6 +250,7 @@ class LoadTest:
             print(f"{phase}: {text}", flush=True)
         row = {
             "processor_class": processor_class(),
+            "runtime": self.runtime,
             "phase": phase,
             "images/s": f"{speed:.1f}",
             "bench images/s": "" if alone is None else f"{alone:.1f}",
@@ -343,7 +349,9 @@ def main() -> None:
     """Run the phases, and replace their rows in load.csv."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
-    parser.add_argument("--model", default="ceit_tiny_patch16_224", help="name (random weights) or model directory")
+    parser.add_argument(
+        "--model", default="ceit_tiny_patch16_224", help="name (random weights), model directory or export"
+    )
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES[:-1])
     parser.add_argument("--minutes", type=float, default=5, help="duration of mixed and soak")
     parser.add_argument("--turns", type=int, default=3, help="repetitions of speed and ways")
@@ -362,14 +370,19 @@ def main() -> None:
         bodies = valid_bodies(args.photos, run)
         file = args.out / "load.csv"
         rows: list[dict[str, Any]] = [
-            {**row, "processor_class": row.get("processor_class", "")} for row in read_csv(file)
+            {**row, "processor_class": row.get("processor_class", ""), "runtime": row.get("runtime", "torch")}
+            for row in read_csv(file)
         ]
-        test = LoadTest(run, args.photos, args.out, bodies, bad_bodies(bodies[0].data), args.minutes, rows)
+        artefact = read_config(run).get("artefact")
+        runtime = f"{artefact['format']} {artefact['precision']}" if artefact else "torch"
+        test = LoadTest(run, runtime, args.photos, args.out, bodies, bad_bodies(bodies[0].data), args.minutes, rows)
         for phase in PHASES:
             if phase in args.phases:
-                known = (phase, processor_class())  # rows of other classes are kept
+                known = (phase, processor_class(), runtime)  # rows of other classes and runtimes are kept
                 test.rows = [
-                    row for row in test.rows if (row["phase"].partition(",")[0], row["processor_class"]) != known
+                    row
+                    for row in test.rows
+                    if (row["phase"].partition(",")[0], row["processor_class"], row["runtime"]) != known
                 ]
                 getattr(test, phase)(*([args.turns] if phase in WITH_TURNS else []))
                 write_csv(file, test.rows)

@@ -115,8 +115,7 @@ if __name__ == "__main__":
     for model in args.models:
         for kind in args.precision:
             found = measure(model, kind, args.batch_size, args.rounds)
-            key = (model, kind, processor_class())
-            others = [
-                row for row in read_csv(args.csv) if (row["model"], row["precision"], row["processor_class"]) != key
-            ]
+            names = ("model", "batch_size", "precision", "processor_class")
+            keys = {tuple(str(row[name]) for name in names) for row in found}
+            others = [row for row in read_csv(args.csv) if tuple(row[name] for name in names) not in keys]
             write_csv(args.csv, [*others, *found])

@@ -6,6 +6,7 @@
 `LeFF on the map`: CeiT's folded LeFF, which computes on maps only, instead of one that converts between maps and
 tokens. Medians of twelve calls. Writes choices.csv: a row per optimization, network, precision and batch size with the
 images per second with and without it, their ratio, and, for `batch known`, the seconds that the compilation takes.
+bf16 only where the processor has it. Rows of other processor classes stay.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from weft.bench.peers import build_peer, peers_of
 from weft.bench.records import read_csv, write_csv
 from weft.deploy.graphs import write_graph
 from weft.deploy.runtimes import OpenVinoGraph
-from weft.models.ceit import network as ceit
-from weft.processor import processor_class
+from weft.models.ceit import inference as ceit
+from weft.processor import has_bf16, processor_class
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
 BATCHES, CALLS = (1, 16), 12
@@ -102,11 +103,12 @@ def row_of(
 
 def measure(choice: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of an optimization."""
+    floats = ("fp32", "bf16") if has_bf16() else ("fp32",)
     if choice == MAP:
-        for precision in ("fp32", "bf16", "int8"):
+        for precision in (*floats, "int8"):
             yield from leff_rows("ceit_tiny_patch16_224", precision)
         return
-    for precision in ("fp32", "bf16"):
+    for precision in floats:
         for name in MODELS:
             peer = peers_of(name)[0]
             yield from fixed_batch_rows(name, weft.fold(weft.create_model(name).eval()), precision)
@@ -120,9 +122,8 @@ def main() -> None:
     args = parser.parse_args()
     file = args.out / "choices.csv"
     for choice in args.choices:
-        rows: list[dict[str, Any]] = [
-            {"processor_class": "", **row} for row in read_csv(file) if row["choice"] != choice
-        ]
+        key = (choice, processor_class())
+        rows: list[dict[str, Any]] = [row for row in read_csv(file) if (row["choice"], row["processor_class"]) != key]
         for row in measure(choice):
             rows.append({"processor_class": processor_class(), **row})
             print(*row.values(), sep="  ", flush=True)

@@ -268,7 +268,7 @@ def corrected(rows: list[Row]) -> str:
 
 
 def shares(rows: list[Row]) -> str:
-    """Return Markdown of shares.csv: a row per network, program and precision, in percent of its time."""
+    """Return Markdown of shares.csv: a row per processor class, network, program and precision, in percent."""
     kinds = {
         "matrix multiplications": ("matrix multiplications",),
         "attention, fused": ("attention, fused",),
@@ -278,16 +278,18 @@ def shares(rows: list[Row]) -> str:
         "norms": ("norms",),
         "rest": ("softmax", "optimiser", "other"),
     }
-    lines = [f"| model | program | ms | {' | '.join(kinds)} |", "|---|---|---|" + "---|" * len(kinds)]
-    for key in dict.fromkeys((row["model"], row["program"], row["precision"]) for row in rows):
-        same = {row["kind"]: row for row in rows if (row["model"], row["program"], row["precision"]) == key}
+    names = ("processor_class", "model", "program", "precision")
+    lines = [f"| processor | model | program | ms | {' | '.join(kinds)} |", "|---|---|---|---|" + "---|" * len(kinds)]
+    for key in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
+        same = {row["kind"]: row for row in rows if tuple(row[name] for name in names) == key}
+        processor = CLASSES.get(key[0], "not recorded")
         percent = {
             column: sum(float(same[kind]["percent"]) for kind in members if kind in same)
             for column, members in kinds.items()
         }
         total = sum(float(row["milliseconds"]) for row in same.values())
         cells = [f"{value:.0f}" if value >= 0.5 else "" for value in percent.values()]
-        lines.append(f"| {key[0]} | {key[1]} {key[2]} | {total:.0f} | {' | '.join(cells)} |")
+        lines.append(f"| {processor} | {key[1]} | {key[2]} {key[3]} | {total:.0f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -314,6 +316,48 @@ def int8_linear(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def attempts(rows: list[Row]) -> str:
+    """Return Markdown of attempts.csv: a row per idea, with a column per batch size."""
+    sizes = sorted({row["batch_size"] for row in rows}, key=int)
+    names = ("processor_class", "model", "precision", "way", "idea")
+    titles = " | ".join(f"batch {size}" for size in sizes)
+    lines = [f"| processor | model | way | idea | {titles} |", "|---|---|---|---|" + "---|" * len(sizes)]
+    for key in sorted(dict.fromkeys(tuple(row[name] for name in names) for row in rows), key=lambda key: key[:2]):
+        cells = {row["batch_size"]: row for row in rows if tuple(row[name] for name in names) == key}
+        column = "to_base" if key[4] else "images_per_second"
+        values = [(cells[size][column] or "failed") if size in cells else NOT_MEASURED for size in sizes]
+        lines.append(f"| {CLASSES[key[0]]} | {key[1]} | {key[3]} {key[2]} | {key[4]} | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def training(rows: list[Row]) -> str:
+    """Return Markdown of step.csv, without compilation: a row per pair and processor class, relative to the peer."""
+    pairs = {
+        "cvt_13": "CvT-13 to transformers' (1.4, 1.4)",
+        "levit_256": "LeViT-256 to timm's (1.15, 1.15)",
+        "ceit_tiny_patch16_224": "CeiT-T to timm's DeiT-T (0.85, 0.95)",
+    }
+    columns = [(precision, allocator) for precision in ("fp32", "bf16") for allocator in ("default", "keep")]
+    titles = [f"{precision}{', both keep memory' if kept == 'keep' else ''}" for precision, kept in columns]
+    lines = [
+        f"| pair (targets in fp32, bf16) | processor | {' | '.join(titles)} | memory fp32, bf16 |",
+        "|---|---|" + "---|" * (len(titles) + 1),
+    ]
+    for model, text in pairs.items():
+        own = [row for row in rows if row["mode"] == "eager" and row["ours"] == f"weft {model}"]
+        for device in dict.fromkeys(row["device"] for row in own):
+            cells = {(row["precision"], row["allocator"]): row for row in own if row["device"] == device}
+            ratios = [f"{float(cells[key]['ratio']):.2f}" if key in cells else NOT_MEASURED for key in columns]
+            memory = [
+                f"{int(row['ours_peak_mib']) / int(row['peer_peak_mib']):.2f}"
+                for precision in ("fp32", "bf16")
+                if (row := cells.get((precision, "default")))
+            ]
+            lines.append(f"| {text} | {CLASSES[device]} | {' | '.join(ratios)} | {', '.join(memory)} |")
+            text = ""
+    return "\n".join(lines)
+
+
 def measured_folders() -> list[Path]:
     """Return the folders of the processor classes that were measured."""
     return [HERE / name for name in CLASSES if (HERE / name / "figures.csv").exists()]
@@ -331,6 +375,9 @@ def tables() -> list[tuple[Path, str, str]]:
     published = corrected(read_csv(HERE / "avx512_vnni" / "figures.csv"))
     generated += [(page, "avx512_vnni corrected", published), (changelog, "corrected", published)]
     generated.append((page, "shares", shares(read_csv(HERE / "shares.csv"))))
+    steps = read_csv(HERE.parent / "training" / "step.csv")
+    generated.append((HERE.parent / "README.md", "training", training(steps)))
+    generated.append((page, "attempts", attempts(read_csv(HERE / "attempts.csv"))))
     generated.append((page, "runtimes", runtimes(read_csv(HERE / "runtimes.csv"))))
     generated.append((page, "int8_linear", int8_linear(read_csv(HERE / "int8_linear.csv"))))
     return generated

@@ -6,7 +6,7 @@ FOLDER has photos for the calibration of the exports and for the comparison. Eac
 instruction set: that of this processor and, for OpenVINO, AVX2, to which ONEDNN_MAX_CPU_ISA limits its copy of oneDNN.
 ONNX Runtime has no such option, so it has rows of this processor only. A row of saturation.csv has the difference of
 the logits from those of the network in float32, relative to the largest logit, and the CPU time of a batch relative to
-the same runtime in fp32 with the same instruction set, both on one thread.
+the same runtime in fp32 with the same instruction set, both on one thread. Rows of other processor classes stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 import weft
-from weft.bench.records import write_csv
+from weft.bench.records import read_csv, write_csv
 from weft.bench.worker import _with_random_statistics
 from weft.data import eval_transform, open_image
 from weft.deploy import fold, graphs
@@ -37,7 +37,7 @@ from weft.processor import cpu_name, processor_class
 
 MODELS = ("levit_128s", "levit_256", "cvt_13", "ceit_tiny_patch16_224")
 FILES = {"openvino": "model.xml", "onnx": "model.onnx"}
-ISAS = {"openvino": ("", "AVX2"), "onnx": ("",)}
+ISAS = {"openvino": ("",) if processor_class() == "avx2" else ("", "AVX2"), "onnx": ("",)}
 COMPARED, BATCH, TURNS = 16, 4, 5
 
 
@@ -49,13 +49,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=32)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
+    file = args.out / "saturation.csv"
+    rows = [row for row in read_csv(file) if row["processor_class"] != processor_class()]
     for name in args.models:
         with tempfile.TemporaryDirectory() as folder:
             write(name, args.folder, args.images, Path(folder))
             for format, isas in ISAS.items():
                 rows += [{"model": name, **row} for isa in isas for row in in_process(Path(folder), format, isa)]
-        write_csv(args.out / "saturation.csv", rows)
+        write_csv(file, rows)
 
 
 def write(name: str, photos: Path, count: int, folder: Path) -> None:
@@ -107,6 +108,7 @@ def measure(folder: str, format: str, isa: str) -> None:
                 "mean_difference": f"{difference.mean():.5f}",
                 "time_to_fp32": f"{seconds[bits] / seconds[32]:.2f}",
                 "processor": cpu_name(),
+                "processor_class": processor_class(),
             }
         )
     print(json.dumps(rows))

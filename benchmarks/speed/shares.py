@@ -3,8 +3,9 @@
     python benchmarks/speed/shares.py --out benchmarks/speed
 
 weft's networks and their peers, batch 16, 224 pixels. Times are from torch's profiler (of an operation without the
-operations that it calls) and from OpenVINO's performance counters; medians of five runs. Writes shares.csv: a row per
-network, program, precision and kind of operation with the number of calls, milliseconds and percent of the total.
+operations that it calls) and from OpenVINO's performance counters; medians of five runs. bf16 only where the
+processor has it. Writes shares.csv: a row per network, program, precision and kind of operation with the number of
+calls, milliseconds and percent of the total. Rows of other processor classes and networks stay.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import weft
 from weft.bench.peers import build_peer, peers_of
-from weft.bench.records import write_csv
+from weft.bench.records import read_csv, write_csv
 from weft.deploy.graphs import write_graph
-from weft.processor import processor_class
+from weft.processor import has_bf16, processor_class
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
 BATCH, SIDE, RUNS = 16, 224, 5
@@ -130,7 +131,7 @@ def forward_pass(network: nn.Module, precision: str, images: torch.Tensor) -> Ca
 def measure(name: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a model and of its peer."""
     images = torch.randn(BATCH, 3, SIDE, SIDE)
-    for precision in ("fp32", "bf16"):
+    for precision in ("fp32", "bf16") if has_bf16() else ("fp32",):
         for is_peer in (False, True):
 
             def create(is_peer: bool = is_peer) -> tuple[str, nn.Module]:
@@ -166,12 +167,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", nargs="+", default=MODELS)
     args = parser.parse_args()
-    rows = []
+    file = args.out / "shares.csv"
     for name in args.models:
-        for row in measure(name):
-            rows.append(row | {"processor_class": processor_class()})
+        rows = [{"processor_class": processor_class(), **row} for row in measure(name)]
+        for row in rows:
             print(*row.values(), sep="  ", flush=True)
-    write_csv(args.out / "shares.csv", rows)
+        keys = {(row["processor_class"], row["model"]) for row in rows}
+        others = [row for row in read_csv(file) if (row["processor_class"], row["model"]) not in keys]
+        write_csv(file, [*others, *rows])
 
 
 if __name__ == "__main__":

@@ -4,19 +4,22 @@
 
 Each side of a pair is a separate process. The processes take turns (A B A B ...) on the same random images, with the
 same fused optimizer, threads and allocator. The table has the median throughput of both sides, the ratio of the
-medians, and the peak memory. On a CPU, both sides are measured twice: with the default allocator, and with
-`weft.keep_memory()`, as in `weft train`.
+medians, and the peak memory. On a CPU, both sides are measured twice unless `--allocators` has one of the two: with the
+default allocator, and with `weft.keep_memory()`, as in `weft train`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -80,7 +83,10 @@ class Child:
     def __init__(self, name: str, side: int, mode: str, precision: str, keep: bool, args: argparse.Namespace) -> None:
         arguments = [sys.executable, __file__, "--side", name, str(side), mode, precision, "--device", args.device]
         arguments += ["--batch-size", str(args.batch_size), "--threads", str(args.threads)] + ["--keep"] * keep
-        self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.name = f"{mode} {precision} of {name}'s {'peer' if side else 'network of weft'}"
+        self.errors = tempfile.TemporaryFile("w+")
+        pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
+        self.process = subprocess.Popen(arguments, text=True, **pipes)
 
     def warm_up(self, steps: int) -> None:
         """Run steps that are not timed; the first one compiles."""
@@ -88,17 +94,32 @@ class Child:
             self.request("step")
 
     def request(self, command: str) -> float:
-        """Return the seconds of a step (command 'step'), or the peak memory in MiB (command 'memory')."""
+        """Return the seconds of a step (command 'step'), or the peak memory in MiB (command 'memory').
+
+        Raises:
+            RuntimeError: the process has ended; the message has its exit code and the last line of its standard error.
+        """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(command, file=self.process.stdin, flush=True)
-        return float(self.process.stdout.readline())
+        with contextlib.suppress(BrokenPipeError):
+            print(command, file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.communicate()
+            with self.errors:
+                self.errors.seek(0)
+                text = self.errors.read().strip()
+            print(text, file=sys.stderr)
+            last = text.splitlines()[-1] if text else "no output"
+            raise RuntimeError(f"{self.name} ended with exit code {self.process.returncode}: {last}")
+        return float(line)
 
     def end(self) -> float:
         """End the process; return its peak memory in MiB."""
         memory = self.request("memory")
         self.process.kill()
         self.process.wait()
+        self.errors.close()
         return memory
 
 
@@ -116,7 +137,7 @@ def serve(side: Side) -> None:
 
 def compare(name: str, mode: str, precision: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row per allocator; both sides of a row have the same."""
-    allocators = ("default", "keep") if args.device == "cpu" else ("default",)
+    allocators = args.allocators if args.device == "cpu" else ("default",)
     keys = [(allocator, side) for allocator in allocators for side in (0, 1)]
     children = {key: Child(name, key[1], mode, precision, key[0] == "keep", args) for key in keys}
     with ThreadPoolExecutor(len(children)) as pool:  # all processes at the same time
@@ -170,6 +191,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--allocators", nargs="+", choices=("default", "keep"), default=["default", "keep"])
     parser.add_argument("--csv", type=Path, help="add the rows to this file")
     parser.add_argument("--side", nargs=4, metavar="X", help=argparse.SUPPRESS)
     parser.add_argument("--keep", action="store_true", help=argparse.SUPPRESS)
@@ -180,7 +202,13 @@ def main() -> None:
             assert keep_memory()
         name, side, mode, precision = args.side
         torch.manual_seed(0)
-        serve(Side(network(name, int(side))[1], mode, precision, args.device, args.batch_size))
+        try:
+            serve(Side(network(name, int(side))[1], mode, precision, args.device, args.batch_size))
+        except Exception as error:
+            from weft.bench.worker import cause
+
+            traceback.print_exc()
+            sys.exit(cause(error))  # the last line of the standard error
         return
     for mode in args.modes:
         for precision in args.precisions:

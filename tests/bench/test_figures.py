@@ -76,6 +76,8 @@ def test_a_new_class_gets_a_section(figures: ModuleType, monkeypatch: pytest.Mon
     shutil.copytree(SPEED, here)
     for name in ("README.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / "benchmarks" / "README.md", here.parent)
+    shutil.copytree(ROOT / "benchmarks" / "training", here.parent / "training")
     for name in ("neon", "avx512_bf16_vnni"):
         (here / name).mkdir(exist_ok=True)
         shutil.copy(SPEED / "avx512_vnni" / "figures.csv", here / name)

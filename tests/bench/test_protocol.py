@@ -13,8 +13,10 @@ from torch import nn
 
 from weft.bench.peers import merge_batch_norms
 from weft.bench.protocol import measure_protocol, protocol_models
+from weft.bench.worker import _with_random_statistics
 from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
 from weft.cli import main
+from weft.deploy.verification import relative_difference
 from weft.errors import UsageError
 
 
@@ -136,6 +138,16 @@ def test_batch_norms_of_timm_are_merged() -> None:
         torch.testing.assert_close(merged(images), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     alone = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 1)).eval()
     assert isinstance(merge_batch_norms(alone, images).get_submodule("0"), nn.BatchNorm2d)
+
+
+def test_batch_norms_of_timms_linear_layers_are_merged() -> None:
+    torch.manual_seed(0)
+    model = _with_random_statistics(timm.create_model("levit_128s", num_classes=5)).eval()
+    images = torch.randn(2, 3, 224, 224)
+    merged = merge_batch_norms(model, images)
+    assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in merged.modules())
+    with torch.no_grad():
+        assert relative_difference(merged(images).numpy(), model(images).numpy()) < 1e-4
 
 
 def test_a_convolution_with_two_readers_stays() -> None:

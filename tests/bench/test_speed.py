@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,12 +19,13 @@ from PIL import Image
 import weft
 import weft.bench.speed as measuring
 from tests.helpers import lively
+from weft.bench import worker as worker_module
 from weft.bench.choices import WAYS
 from weft.bench.cost import cost
 from weft.bench.peers import build_peer, peers_of
 from weft.bench.plot import _panels, plot_speed
 from weft.bench.speed import IN_TORCH, SpeedRow, _tasks, matrix_peak, speed
-from weft.bench.worker import REFERENCE, Subject, Task, _reply
+from weft.bench.worker import REFERENCE, Subject, Task, _failure, _reply, cause
 from weft.bench.worker_process import CALLS, SECONDS, OutOfMemoryError, WorkerProcess
 from weft.cli import main
 from weft.deploy import export
@@ -214,14 +217,134 @@ def test_a_worker_survives_a_batch_that_is_too_large(error: Exception) -> None:
 
     subject = Subject("levit_nano_32", "eager", "fp32", (3, 4, 4), None, call)
     turn = dict(calls=1, seconds=0, warm_up=0)
+    reply = _reply(subject, TASK, turn | dict(batch_size=4))
     if "shapes" in str(error):
-        with pytest.raises(RuntimeError, match="shapes"):
-            _reply(subject, TASK, turn | dict(batch_size=4))
+        message = "levit_nano_32 eager fp32 cannot be measured: RuntimeError: shapes cannot be multiplied."
+        assert reply == {"error": f"{message} Leave it out."}
     else:
-        reply = _reply(subject, TASK, turn | dict(batch_size=4))
         message = "levit_nano_32 needs more memory for a batch of 4; use a smaller one."
         assert reply == {"error": message, "out_of_memory": True}
     assert len(_reply(subject, TASK, turn | dict(batch_size=2))["seconds"]) == 1
+
+
+def test_a_model_that_cannot_be_built_has_a_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = "import weft.bench.worker as w\ndef build(*_): raise ValueError('one\\ntwo')\nw.build = build\nw.main()"
+    monkeypatch.setattr("weft.bench.worker_process.WORKER", script)
+    with WorkerProcess(TASK, tmp_path / "0.npy") as process, pytest.raises(UsageError) as raised:
+        process.build()
+    assert str(raised.value) == "levit_nano_32 eager fp32 cannot be measured: ValueError: one. Leave it out."
+    message = "levit_nano_32 eager fp32 needs more memory to be built; measure fewer ways at the same time."
+    assert _failure(TASK, MemoryError()) == {"error": message, "out_of_memory": True}
+
+
+def test_the_cause_of_a_compiler_is_in_its_second_line() -> None:
+    error = RuntimeError("backend='inductor' raised:\nCppCompileError: no g++\n\nSet TORCHDYNAMO_VERBOSE=1")
+    assert cause(error) == "RuntimeError: backend='inductor' raised: CppCompileError: no g++"
+    assert cause(MemoryError()) == "MemoryError: no message"
+
+
+def test_the_memory_of_a_gpu_is_measured_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: steps.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**21)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
+
+    def call(images: torch.Tensor) -> torch.Tensor:
+        steps.append("call")
+        return images
+
+    subject = Subject("levit_nano_32", "eager", "fp32", (3, 4, 4), None, call)
+    turn = dict(batch_size=1, calls=1, seconds=0, warm_up=0)
+    assert _reply(subject, replace(TASK, device="cuda"), turn, is_new=True)["peak_mib"] == 2
+    assert steps == ["call", "reset", "call"]
+    assert _reply(subject, replace(TASK, device="cuda", way="onnx"), turn)["peak_mib"] is None
+    assert steps[3:] == ["call", "call"]
+
+
+class Session:
+    """A session of ONNX Runtime, whose logits are the number of its images; writes to memory by address."""
+
+    providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+    def __init__(self, file: str, options: SimpleNamespace, providers: list[tuple[str, dict[str, int]]]) -> None:
+        self.given = providers
+        self.bound: dict[str, tuple[tuple[int, ...], int]] = {}
+
+    def get_providers(self) -> tuple[str, ...]:
+        return self.providers
+
+    def get_outputs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(shape=["batch", 5])]
+
+    def io_binding(self) -> Session:
+        return self
+
+    def bind(self, name: str, device: str, index: int, dtype: type, shape: tuple[int, ...], address: int) -> None:
+        assert (device, index, dtype) == ("cuda", 0, np.float32)
+        self.bound[name] = shape, address
+
+    bind_input = bind_output = bind
+
+    def run_with_iobinding(self, binding: Session) -> None:
+        (count, *_), _ = self.bound["images"]
+        shape, address = self.bound["logits"]
+        values = np.full(shape, count, np.float32)
+        ctypes.memmove(address, values.ctypes.data, values.nbytes)
+
+
+@pytest.mark.parametrize(
+    ("available", "providers", "message"),
+    [
+        (Session.providers, Session.providers, ""),
+        (("CPUExecutionProvider",), (), "onnx on cuda needs the package onnxruntime-gpu; the installed one has no"),
+        (Session.providers, ("CPUExecutionProvider",), "onnx on cuda needs CUDA libraries that ONNX Runtime can load"),
+    ],
+)
+def test_onnx_runtime_on_a_gpu(
+    available: tuple[str, ...],
+    providers: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """With a session that stands in for the GPU's."""
+    sessions: list[Session] = []
+
+    def session(*args: object, **more: object) -> Session:
+        sessions.append(Session(*args, **more))
+        return sessions[-1]
+
+    runtime = SimpleNamespace(
+        get_available_providers=lambda: available, SessionOptions=SimpleNamespace, InferenceSession=session
+    )
+    written: list[object] = []
+    monkeypatch.setattr(Session, "providers", providers)
+    monkeypatch.setattr(worker_module, "import_onnx_runtime", lambda: runtime)
+    monkeypatch.setattr(worker_module, "need", lambda *_: None)
+    monkeypatch.setattr(worker_module, "write_graph", lambda *arguments: written.append(arguments[3]))
+    if message:
+        with pytest.raises(UsageError, match=message):
+            worker_module._onnx_on_gpu(torch.nn.Identity(), "tf32", (3, 4, 4), tmp_path / "model.onnx")
+    else:
+        call = worker_module._onnx_on_gpu(torch.nn.Identity(), "tf32", (3, 4, 4), tmp_path / "model.onnx")
+        assert call(torch.zeros(2, 3, 4, 4)).tolist() == [[2.0] * 5] * 2
+        assert sessions[0].given == [("CUDAExecutionProvider", {"use_tf32": 1})]
+        assert written == ["fp32"]
+
+
+@pytest.mark.parametrize("way", ["eager", "folded", "compiled"])
+def test_the_batch_norms_of_a_peer_are_merged_as_those_of_weft(
+    way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In every way except eager."""
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    for peer in (None, 0):
+        model = worker_module.build(Task("levit_128s", peer, True, way, "fp32", "cpu", 1), tmp_path).call
+        assert isinstance(model, torch.nn.Module)
+        norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+        assert bool(norms) == (way == "eager")
 
 
 class Outputs:

@@ -16,6 +16,7 @@ WAYS = {  # way of running a model -> its precisions
     "onnx": ("fp32", "tf32", "int8"),
     "openvino": ("fp32", "bf16", "int8"),
 }
+COMPILED = ("compiled", "graphed", "aotinductor")
 PRECISIONS = ("fp32", "tf32", "bf16", "int8")  # tf32: on a GPU, factors have 10 bits of mantissa
 ALLOCATORS = ("default", "keep")  # default settings of the C library, or `weft.keep_memory`
 BEST = "best"

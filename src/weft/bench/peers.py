@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from typing import Any
 
 import timm
 import torch
 from timm.layers import BatchNormAct2d
+from timm.models import reparameterize_model
 from torch import Tensor, nn
 
 from weft.errors import UsageError, need
@@ -63,7 +63,10 @@ def build_peer(peer: Peer) -> nn.Module:
 
 @torch.no_grad()
 def merge_batch_norms(model: nn.Module, images: Tensor) -> nn.Module:
-    """Return a copy of a network in which each BatchNorm is merged into the convolution whose output it receives.
+    """Return a copy of a network in which BatchNorm is merged into convolutions and linear layers.
+
+    timm's own method merges what its networks offer. Then each BatchNorm that is left is merged into the convolution
+    whose output it receives.
 
     Args:
         model: network of any library, in evaluation mode.
@@ -71,10 +74,11 @@ def merge_batch_norms(model: nn.Module, images: Tensor) -> nn.Module:
             BatchNorm.
 
     Returns:
-        The copy. A BatchNorm without a convolution before it stays. If the outputs would change, because a convolution
-        has another reader besides its BatchNorm, the model itself.
+        The copy. Any other BatchNorm stays. If the outputs would change, because a convolution has another reader
+        besides its BatchNorm, the model itself.
     """
-    twin = copy.deepcopy(model).eval()
+    expected = model(images)
+    twin = reparameterize_model(model).eval().to(images.device)  # timm creates the merged layers on the CPU
     written: dict[int, tuple[Tensor, nn.Conv2d]] = {}  # id of an output -> the output, so that the id stays its own
     pairs: dict[nn.Module, nn.Conv2d] = {}
 
@@ -85,7 +89,7 @@ def merge_batch_norms(model: nn.Module, images: Tensor) -> nn.Module:
             pairs[module] = written[id(inputs[0])][1]
 
     hooks = [module.register_forward_hook(record) for module in twin.modules()]
-    expected = twin(images)
+    twin(images)
     for hook in hooks:
         hook.remove()
     merged: dict[nn.Module, nn.Module] = {conv: absorb(conv, norm) for norm, conv in pairs.items()}

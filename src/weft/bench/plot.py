@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
 from weft.bench.speed import SpeedRow
 from weft.errors import UsageError
 from weft.files import writing
@@ -37,6 +34,9 @@ def plot_speed(rows: Sequence[SpeedRow], path: str | Path) -> None:
         UsageError: another suffix, or only exports.
         StorageError: the file cannot be written.
     """
+    import matplotlib as mpl  # here: the tables of a measurement are written without it
+    from matplotlib.figure import Figure
+
     check_plot(path)
     rows = [row for row in rows if row.macs]
     if not rows:

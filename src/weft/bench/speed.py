@@ -112,7 +112,8 @@ def speed(
         rounds: number of turns of each way; a turn has at least 3 timed calls, and as many as 0.25 s hold.
         threads: number of threads of all runtimes; None for torch's default.
         peers: also measure the same networks of timm, transformers and vit-pytorch in the same ways (for CeiT, the DeiT
-            of its size); timm's LeViT with the same weights. A way that fails for a peer is left out with a warning.
+            of its size); timm's LeViT with the same weights. Except in eager mode, BatchNorm is merged on both
+            sides. A way that fails for a peer is left out with a warning.
         device: cpu or cuda.
         cold_start: also measure new processes that predict an image on the CPU, for the ways that
             `weft.bench.cold_start.WAYS` lists.

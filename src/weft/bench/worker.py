@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,12 @@ class Task:
     threads: int
     allocator: str = "default"
     img_size: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Model, peer, way and precision, for messages."""
+        peer = "" if self.peer is None else f" of peer {self.peer + 1}"
+        return f"{self.model}{peer} {self.way} {self.precision}"
 
 
 @dataclass(frozen=True)
@@ -153,10 +160,9 @@ def _call(model: nn.Module, task: Task, size: tuple[int, ...], folder: Path) -> 
         _set_tf32(precision == "tf32")
     if way == REFERENCE:
         return model
-    if way != "eager" and isinstance(model, Backbone):
-        model = fold(model)
-    elif way == "folded":
-        model = merge_batch_norms(model, torch.randn(1, *size, device=next(model.parameters()).device))
+    if way != "eager":  # BatchNorm is merged on both sides
+        is_own = isinstance(model, Backbone)
+        model = fold(model) if is_own else merge_batch_norms(model, torch.randn(1, *size, device=task.device))
     if way == "onnx" and task.device == "cuda":
         return _onnx_on_gpu(model.cpu(), precision, size, folder / "model.onnx")
     if way in ("onnx", "openvino"):
@@ -226,7 +232,7 @@ def _onnx_on_gpu(model: nn.Module, precision: str, size: tuple[int, ...], file: 
         raise UsageError("onnx on cuda needs CUDA libraries that ONNX Runtime can load; see its messages above.")
 
     def run(images: Tensor) -> Tensor:
-        logits = torch.empty(len(images), session.get_outputs()[0].shape[1], device="cuda")
+        logits = torch.empty(len(images), session.get_outputs()[0].shape[1], device=images.device)
         binding = session.io_binding()
         binding.bind_input("images", "cuda", 0, np.float32, tuple(images.shape), images.data_ptr())
         binding.bind_output("logits", "cuda", 0, np.float32, tuple(logits.shape), logits.data_ptr())
@@ -251,6 +257,7 @@ def _turn(
     seconds: float,
     warm_up: float,
     outputs: str | None = None,
+    is_new: bool = False,
 ) -> list[float]:
     """Time calls, and return the seconds of each.
 
@@ -261,12 +268,14 @@ def _turn(
         calls, seconds: minimum number of calls, and minimum of their total time.
         warm_up: seconds of calls before, at least one: other workers have used the caches in between.
         outputs: file for the logits of the last call, or None.
+        is_new: this batch size is new; the largest memory of a GPU is then measured from the end of the warm-up.
     """
     images = torch.randn(batch_size, *subject.size, generator=torch.Generator().manual_seed(0)).to(device)
     logits: Any = None
     times: list[float] = []
     with torch.inference_mode():
-        for min_calls, min_seconds in ((1, warm_up), (calls, seconds)):
+        for is_warm_up in (True, False):
+            min_calls, min_seconds = (1, warm_up) if is_warm_up else (calls, seconds)
             times.clear()
             while len(times) < min_calls or sum(times) < min_seconds:
                 begun = time.perf_counter()
@@ -274,6 +283,8 @@ def _turn(
                 if device == "cuda":
                     torch.cuda.synchronize()
                 times.append(time.perf_counter() - begun)
+            if is_warm_up and is_new and device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
     if outputs is not None:
         np.save(outputs, logits.float().cpu().numpy())
     del images, logits
@@ -281,21 +292,41 @@ def _turn(
     return times
 
 
-def _reply(subject: Subject, task: Task, turn: dict[str, Any]) -> dict[str, Any]:
-    """Run a turn, whose dictionary has the last arguments of `_turn`, and return the reply to it."""
+def _reply(subject: Subject, task: Task, turn: dict[str, Any], is_new: bool = False) -> dict[str, Any]:
+    """Run a turn, whose dictionary has arguments of `_turn`, and return the reply to it."""
     try:
-        return {"seconds": _turn(subject, task.device, **turn), "peak_mib": _peak_mib(task.device)}
+        return {"seconds": _turn(subject, task.device, **turn, is_new=is_new), "peak_mib": _peak_mib(task)}
     except Exception as error:  # every runtime has its own type
-        if not is_out_of_memory(error):
-            raise
-    _release(task.device)
-    text = f"{task.model} needs more memory for a batch of {turn['batch_size']}; use a smaller one."
+        reply = _failure(task, error, turn["batch_size"])
+    with contextlib.suppress(Exception):  # after some errors, CUDA only repeats them
+        _release(task.device)
+    return reply
+
+
+def _failure(task: Task, error: Exception, batch_size: int | None = None) -> dict[str, Any]:
+    """Return the reply to a turn that failed, or without a batch size, to a task whose model cannot be built."""
+    if isinstance(error, WeftError):
+        return {"error": str(error)}
+    traceback.print_exception(error)
+    if not is_out_of_memory(error):
+        return {"error": f"{task.label} cannot be measured: {cause(error).rstrip('.')}. Leave it out."}
+    if batch_size is None:
+        text = f"{task.label} needs more memory to be built; measure fewer ways at the same time."
+    else:
+        text = f"{task.model} needs more memory for a batch of {batch_size}; use a smaller one."
     return {"error": text, "out_of_memory": True}
 
 
-def _peak_mib(device: str) -> float | None:
-    """Return the largest memory that PyTorch has used on a GPU so far, in MiB; None on a CPU."""
-    return torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None
+def cause(error: BaseException) -> str:
+    """Return the type of an error and its first line; the second line also, if the first one ends with a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def _peak_mib(task: Task) -> float | None:
+    """Return the largest memory of PyTorch on a GPU since the last reset, in MiB; None on a CPU or for ONNX Runtime."""
+    return torch.cuda.max_memory_allocated() / 2**20 if task.device == "cuda" and task.way != "onnx" else None
 
 
 def _release(device: str) -> None:
@@ -319,8 +350,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             subject = build(task, Path(folder))
-        except WeftError as error:
-            reply(error=str(error))
+        except Exception as error:  # of a compiler, for example
+            reply(**_failure(task, error))
             return
         release_memory()
         if task.allocator == "keep" and not keep_memory():
@@ -333,5 +364,8 @@ def main() -> None:
             params=None if subject.cost is None else subject.cost.params,
             macs=None if subject.cost is None else subject.cost.macs,
         )
+        batch_size = None
         for line in sys.stdin:
-            reply(**_reply(subject, task, json.loads(line)))
+            turn = json.loads(line)
+            reply(**_reply(subject, task, turn, is_new=turn["batch_size"] != batch_size))
+            batch_size = turn["batch_size"]

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from weft.bench.choices import COMPILED
 from weft.bench.worker import Task
 from weft.errors import UsageError
 
 WORKER = "from weft.system import hide_wandb; hide_wandb(); from weft.bench.worker import main; main()"
-COMPILED = ("compiled", "graphed", "aotinductor")
 CALLS, SECONDS = 3, 0.25  # minimum calls and seconds of a turn, after as many seconds of warm-up
 MAX_BATCH = 512  # largest batch size in the search for the best one
 MIN_GAIN = 1.03  # speedup that a doubled batch size must have for the search to continue
@@ -35,7 +35,8 @@ class WorkerProcess:
         task, outputs: the task, and the file for logits. The folder of the file is temporary: it also has the temporary
             files of the process, which is killed at the end and does not remove them.
         info: names and cost of the model, once it is built.
-        peak_mib: largest memory of PyTorch on the GPU up to the last turn; None on a CPU.
+        peak_mib: largest memory of PyTorch on the GPU with the batch size of the last turn; None on a CPU, and for ONNX
+            Runtime, which has memory of its own.
     """
 
     def __init__(self, task: Task, outputs: Path) -> None:
@@ -145,9 +146,7 @@ class WorkerProcess:
 
     def _fail(self) -> NoReturn:
         code = self.process.wait()
-        peer = "" if self.task.peer is None else f" of peer {self.task.peer + 1}"
         raise UsageError(
-            f"{self.task.model}{peer} {self.task.way} {self.task.precision} cannot be measured: its process ended with"
-            f" exit code {code}; see its messages above. Leave it out, or use smaller batches if it ran out of memory"
-            " (-9)."
+            f"{self.task.label} cannot be measured: its process ended with exit code {code}; see its messages above."
+            " Leave it out, or use smaller batches if it ran out of memory (-9)."
         )

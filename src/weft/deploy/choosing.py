@@ -48,7 +48,7 @@ BATCH_SIZES = (1, 16)
 MAX_BATCH, MAX_SIZES = 4096, 64
 ROUNDS = 9  # turns per batch size
 MIN_ROUNDS, SECONDS = 3, 2.0  # after this time, no more than so many turns are started
-MAX_SECONDS = 30.0  # of a measurement that nobody has asked for; larger batch sizes are left out
+MAX_SECONDS = 30.0  # of a measurement on another machine; batch sizes that would take longer are left out
 MAX_BYTES = 1 << 20  # of chosen.json
 
 Text = Annotated[str, Field(max_length=2000)]

@@ -192,7 +192,7 @@ class _Supervisor(Multiprocess):
 
     has_failed = False
     _has_served = False  # a worker has started
-    _to_reload: frozenset[int | None] = frozenset()  # workers that have not received the last SIGHUP
+    _to_reload: frozenset[int] = frozenset()  # workers that have not received the last SIGHUP
 
     def keep_subprocess_alive(self) -> None:
         """Check every worker: replace one that has ended or hangs, remove its gauges, and pass a SIGHUP on.
@@ -202,18 +202,20 @@ class _Supervisor(Multiprocess):
         """
         for index, process in enumerate(self.processes):
             process.child_conn.close()
-            is_due = process.pid in self._to_reload
+            pid = process.pid
+            assert pid is not None
+            is_due = pid in self._to_reload
             if (is_due or not self._has_served) and process.is_ready(timeout=1):
                 self._has_served = True
-                self._to_reload -= {process.pid}
+                self._to_reload -= {pid}
                 if is_due:
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(process.pid, signal.SIGHUP)
+                        os.kill(pid, signal.SIGHUP)
             if self.should_exit.is_set() or process.is_alive(timeout=self.config.timeout_worker_healthcheck):
                 continue
             process.kill()
             process.join()
-            mark_process_dead(process.pid)
+            mark_process_dead(pid)
             if process.exitcode == STARTUP_FAILURE and not self._has_served:
                 self.has_failed = True
                 self.should_exit.set()
@@ -225,7 +227,7 @@ class _Supervisor(Multiprocess):
 
     def handle_hup(self) -> None:
         """Have every worker reload its model while it serves; one that still starts does so when it is ready."""
-        self._to_reload = frozenset(process.pid for process in self.processes)
+        self._to_reload = frozenset(process.pid for process in self.processes if process.pid is not None)
 
 
 @contextlib.contextmanager

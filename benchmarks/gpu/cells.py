@@ -24,7 +24,7 @@ def _first(items: Sequence[str], options: Options) -> list[str]:
 def parity_cells(options: Options) -> list[str]:
     with np.load(ROOT / "tests" / "reference" / "golden.npz") as records:
         networks = sorted({key.split("/")[0] for key in records.files})
-    return [f"{network} {p}" for network in networks[: options.scale.networks] for p in options.precisions]
+    return _first([f"{network} {precision}" for network in networks for precision in options.precisions], options)
 
 
 def resume_cells(options: Options) -> list[str]:
@@ -55,7 +55,7 @@ def other_ways_cells(options: Options) -> list[str]:
 
 
 def profile_cells(options: Options) -> list[str]:
-    return [f"{model} {side}" for model in _first(options.scale.models, options) for side in SIDES]
+    return _first([f"{model} {side}" for model in options.scale.models for side in SIDES], options)
 
 
 def choices_cells(options: Options) -> list[str]:

@@ -49,7 +49,7 @@ class Scale:
         models, batches, rounds: of inference; models have peers.
         ways, other_ways: of inference, of the parts speed and other_ways.
         modes: of training steps.
-        families, networks: of resumed runs, and of recorded outputs.
+        families: of resumed runs.
         pairs, step_batch, step_rounds: of training steps, see benchmarks/training/step.py.
         loop_model, loop_images, loop_batch: of the part loop (`weft train` on JPEGs).
         cifar10: options of `weft train --recipe cifar10`.
@@ -61,7 +61,6 @@ class Scale:
     ways: tuple[str, ...]
     other_ways: tuple[str, ...]
     families: tuple[str, ...]
-    networks: int | None
     modes: tuple[str, ...]
     pairs: tuple[str, ...]
     step_batch: int
@@ -81,7 +80,6 @@ SCALES = {
         ways=("eager", "folded", "graphed"),
         other_ways=("compiled", "aotinductor", "onnx"),
         families=NANO,
-        networks=None,
         modes=("eager", "compiled"),
         pairs=("levit", "ceit", "cvt"),
         step_batch=128,
@@ -98,7 +96,6 @@ SCALES = {
         ways=("eager", "folded", "graphed"),
         other_ways=("compiled", "aotinductor", "onnx"),
         families=("levit_nano_32",),
-        networks=1,
         modes=("eager", "compiled"),
         pairs=("ceit",),
         step_batch=2,

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -28,7 +29,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from starlette.requests import Request
 from uvicorn.config import STARTUP_FAILURE
+from uvicorn.server import ServerState
 
 from tests.helpers import lively
 from tests.serve.running import NAMES, picture, saved
@@ -40,9 +43,10 @@ from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError
 from weft.inference.predictor import Predictor
 from weft.interpret import explain
-from weft.serve import app, decoding, server
+from weft.serve import app, decoding, guard, server
 from weft.serve.app import create_app
 from weft.serve.metrics import MULTIPROC_DIR
+from weft.serve.protocol import GuardedProtocol
 from weft.serve.settings import Settings
 from weft.train import predict
 
@@ -899,6 +903,61 @@ def test_no_process_for_decoding_can_be_started(model_dir: Path, monkeypatch: py
         assert (await client.post("/predict", **request)).status_code == 200
 
     with_client(body, model_dir, max_batch=1)
+
+
+def test_unread_bytes_of_small_responses_end_the_connection(model_dir: Path) -> None:
+    """Fewer than asyncio's own limit of 64 KiB, of a client that reads nothing."""
+    ended: list[float] = []
+
+    async def body() -> None:
+        application = create_app(Settings(run=str(model_dir), read_timeout=0.5))
+        config = server._config(application.state.service.settings, application)
+        config.load()
+        protocol = GuardedProtocol(config, ServerState(), {})
+        loop, lost = asyncio.get_running_loop(), protocol.connection_lost
+        protocol.connection_lost = lambda error: (ended.append(loop.time()), lost(error))
+        own, client = socket.socketpair()
+        with client:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            own.setblocking(False)
+            await loop.connect_accepted_socket(lambda: protocol, own)
+            client.sendall(3 * b"GET /page/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await until(lambda: bool(ended), 10)
+
+    asyncio.run(body())
+
+
+def test_the_limit_on_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: raised.append(limits))
+    for soft, hard in ((1024, 2048), (1024, resource.RLIM_INFINITY), (1 << 20, 1 << 20), (resource.RLIM_INFINITY, -1)):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limits=(soft, hard): limits)
+        server._allow_open_files()
+    assert raised == [(2048, 2048), (server.OPEN_FILES, resource.RLIM_INFINITY)]
+
+
+def test_a_refused_body_frees_its_memory_before_the_rest_is_read(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+
+    async def discard(request: Any) -> None:
+        held.append(reader.held)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": bytes(600), "more_body": True}
+
+    async def body() -> None:
+        request = Request({"type": "http", "headers": []}, receive)
+        with pytest.raises(guard.RequestError, match="at most 1,000 bytes"):
+            async with reader.body(request):
+                pass
+
+    monkeypatch.setattr(guard, "_discard_rest", discard)
+    reader = guard.BodyReader(Settings(run=str(model_dir), max_bytes=1000))
+    asyncio.run(body())
+    assert (held, reader.held) == ([0], 0)
 
 
 @pytest.mark.parametrize("token", ["p\xe4sswort", " a", "a\n", "\udce4"])

@@ -143,7 +143,7 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
         CheckpointError: chosen.json is damaged, or no export can be opened.
     """
     choice, config = choosing.read_choice(folder), read_config(folder)
-    others = {one.name for one in choice.candidates} - {choice.chosen}
+    others = {one.name for one in choice.candidates} - {choice.chosen}  # at the top instead of the chosen one
     if choice.machine == choosing.machine(threads) and choosing.kind_of(config) not in others:
         return _open_one(folder, config, threads)
     exports = choosing.exports_in(folder, choice)

@@ -275,11 +275,13 @@ class BodyReader:
         async for chunk in request.stream():
             self.held += len(chunk)
             parts += chunk
-            if len(parts) > self.settings.max_bytes:
+            is_too_large = len(parts) > self.settings.max_bytes
+            if is_too_large or self.held > max(HELD_BYTES, self.settings.max_bytes):
+                self.held -= len(parts)  # before the rest is awaited: other requests need the memory
+                parts.clear()
                 await _discard_rest(request)
-                raise self._too_large()
-            if self.held > max(HELD_BYTES, self.settings.max_bytes):
-                await _discard_rest(request)
+                if is_too_large:
+                    raise self._too_large()
                 text = "The service is receiving too much data at the moment; try again later."
                 raise RequestError(503, "busy", text, RETRY_LATER | CLOSE)
 

@@ -1,6 +1,6 @@
 """Measure every deployment: total time, peak memory and disk space of `weft predict` with one image.
 
-    python benchmarks/deploy/cold_start.py            # a quarter of an hour on two quiet cores
+    python benchmarks/deploy/cold_start.py            # 6 to 15 minutes on two quiet cores
     python benchmarks/deploy/cold_start.py --table    # only write the README's table again
 
 Writes the rows of this machine's processor class to cold_start.csv, and the table of weft's README. The deployments

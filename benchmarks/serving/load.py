@@ -4,11 +4,12 @@
     python benchmarks/serving/load.py PHOTOS --phases soak --minutes 30 --out benchmarks/serving
 
 PHOTOS is a folder of images. Clients and service share the cores of this machine. The request rate of the phases half,
-over and soak is relative to the throughput in the phase speed, of this call or of the rows in load.csv. Phases:
+over, ways and soak is relative to the throughput in the phase speed, of this call or of the rows in load.csv. Phases:
 
 speed   the forward pass alone in `weft bench`, alternating with 64 clients in a closed loop with valid images; also
         with the images resized to a short side of 256, whose decoding takes a fifth of the time
-ways    as speed, with other numbers of processes and threads, and with a longer wait for a batch to fill: ways.csv
+ways    as speed and half, with other numbers of processes and threads, and with a longer wait for a batch to fill:
+        ways.csv
 half    requests at random times (a Poisson process) at half of the throughput
 over    requests at three times the throughput, with requests to /live; two seconds later, at half of the throughput
 mixed   64 clients, 90 % valid images, 10 % broken or hostile ones, for --minutes; memory is sampled every second
@@ -89,7 +90,7 @@ def preparation_time(run: Path, name: str, bodies: list[Body]) -> dict[str, str]
     torch.set_num_threads(threads)
     size = statistics.mean(len(body.data) for body in bodies)
     milliseconds = f"{1000 * seconds / len(bodies):.2f}"
-    return {"pictures": name, "bytes": f"{size:.0f}", "ms": milliseconds, "processor_class": processor_class()}
+    return {"pictures": name, "bytes": f"{size:.0f}", "ms": milliseconds}
 
 
 def bad_bodies(good: bytes) -> list[Body]:
@@ -134,6 +135,12 @@ def count_requests(port: int) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         text = response.read().decode()
     return sum(float(n) for n in re.findall(r'^weft_requests_total\{[^}]*path="/predict"\} (\S+)', text, re.MULTILINE))
+
+
+def replace_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Replace the rows of this machine's processor class in a CSV file; those of other classes are kept."""
+    others = [row for row in read_csv(file) if row.get("processor_class") != processor_class()]
+    write_csv(file, [*others, *({**row, "processor_class": processor_class()} for row in rows)])
 
 
 class Service:
@@ -271,7 +278,7 @@ class LoadTest:
         with tempfile.TemporaryDirectory() as folder:
             small = valid_bodies(resized(self.photos, Path(folder)), self.run)
         sizes = {"speed": self.bodies, "speed, small": small}
-        write_csv(
+        replace_rows(
             self.out / "prepare.csv", [preparation_time(self.run, name, bodies) for name, bodies in sizes.items()]
         )
         for phase, bodies in [*sizes.items()] * turns:
@@ -282,17 +289,20 @@ class LoadTest:
 
     def ways(self, turns: int) -> None:
         """Measure the forward pass alone and the service with each option set of WAYS, alternating."""
-        rows = []
+        rows: list[dict[str, Any]] = []
+        half = self.rate() / 2
         for turn in range(turns):
             alone = bench_throughput(self.run)
             for way, options in WAYS.items():
                 service = self.warm_service(*options)
                 _, speed = asyncio.run(closed_loop(service.port, self.bodies, [], 20))
+                tally = asyncio.run(open_loop(service.port, self.bodies, half, 30))
                 service.stop()
-                rows.append({"turn": turn, "way": way, "images/s": f"{speed:.1f}", "share": f"{speed / alone:.3f}"})
-                rows[-1]["processor_class"] = processor_class()
+                row = {"turn": turn, "way": way, "images/s": f"{speed:.1f}", "share": f"{speed / alone:.3f}"}
+                row |= {f"p{percent} ms at half": f"{tally.percentile(percent):.1f}" for percent in (50, 99)}
+                rows.append(row)
                 print(rows[-1], flush=True)
-        write_csv(self.out / "ways.csv", rows)
+        replace_rows(self.out / "ways.csv", rows)
 
     def half(self) -> None:
         """Send requests at random times at half of the throughput."""
@@ -306,9 +316,8 @@ class LoadTest:
         tally, slowest, after = asyncio.run(overload(service.port, self.bodies, self.rate()))
         self.add("over", tally, tally.predictions / 60, service)
         row = {"slowest /live ms": f"{slowest:.0f}", "p99 ms two seconds later": f"{after.percentile(99):.0f}"}
-        row["processor_class"] = processor_class()
         print(row, flush=True)
-        write_csv(self.out / "overload.csv", [row])
+        replace_rows(self.out / "overload.csv", [row])
 
     def mixed(self) -> None:
         """Send valid, broken and hostile images in a closed loop."""

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from weft.bench.records import write_csv
+from weft.bench.records import read_csv, write_csv
 from weft.processor import call_in_thread, num_threads, processor_class
 
 FILE = Path(__file__).parent / "threads.csv"
@@ -86,7 +86,8 @@ def main() -> None:
         for (way, count), times in found.items()
     ]
     print(*rows, sep="\n")
-    write_csv(FILE, rows)
+    others = [row for row in read_csv(FILE) if row["processor_class"] != processor_class()]
+    write_csv(FILE, [*others, *rows])
 
 
 if __name__ == "__main__":

@@ -294,12 +294,15 @@ def shares(rows: list[Row]) -> str:
 
 
 def runtimes(rows: list[Row]) -> str:
-    """Return Markdown of runtimes.csv: a row per model and batch size, images per second of each runtime."""
+    """Return Markdown of runtimes.csv: a row per class, model and batch size, images per second of each runtime."""
     ways = list(dict.fromkeys(f"{row['way']} {row['precision']}" for row in rows))
-    lines = [f"| model | batch | {' | '.join(ways)} |", "|---|---|" + "---|" * len(ways)]
-    for key in dict.fromkeys((row["model"], row["batch_size"]) for row in rows):
-        by_way = {f"{row['way']} {row['precision']}": row for row in rows if (row["model"], row["batch_size"]) == key}
-        lines.append(f"| {key[0]} | {key[1]} | {' | '.join(f'{_speed(by_way[way]):.0f}' for way in ways)} |")
+    lines = [f"| processor | model | batch | {' | '.join(ways)} |", "|---|---|---|" + "---|" * len(ways)]
+    columns = ("processor_class", "model", "batch_size")
+    for key in dict.fromkeys(tuple(row[column] for column in columns) for row in rows):
+        same = [row for row in rows if tuple(row[column] for column in columns) == key]
+        speeds = {f"{row['way']} {row['precision']}": f"{_speed(row):.0f}" for row in same}
+        cells = [CLASSES[key[0]], *key[1:], *(speeds.get(way, NOT_MEASURED) for way in ways)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from weft.bench.records import read_csv, write_csv
+from weft.bench.records import replace_rows
 from weft.deploy.choosing import read_choice
 from weft.processor import processor_class
 from weft.recipes import load_recipe
@@ -68,7 +68,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
     limits = ("",) if processor_class() == "avx2" else LIMITS
     measured = [row for limit in limits for row in rows(args.run, args.photos, limit)]
-    new = {(row["model"], row["processor_class"]) for row in measured}
-    others = [row for row in read_csv(args.csv) if (row["model"], row["processor_class"]) not in new]
-    write_csv(args.csv, [*others, *measured])
+    replace_rows(args.csv, measured, ("model", "processor_class"))
     print(json.dumps(measured, indent=1))

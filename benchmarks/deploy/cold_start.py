@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from weft.bench.cold_start import WAYS, measure_cold_starts
-from weft.bench.records import filled, read_csv, write_csv
+from weft.bench.records import filled, read_csv, replace_rows
 from weft.bench.worker import Task
 from weft.processor import processor_class
 
@@ -67,6 +67,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true", help="only write the README's table again")
     if not parser.parse_args().table:
-        others = [row for row in read_csv(FILE) if row["processor_class"] != processor_class()]
-        write_csv(FILE, [*others, *measure()])
+        replace_rows(FILE, measure())
     README.write_text(filled(README.read_text(), "deployments", table(read_csv(FILE)))[0])

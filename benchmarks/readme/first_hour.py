@@ -2,9 +2,10 @@
 
     python benchmarks/readme/first_hour.py PHOTOS OTHER --work FOLDER --csv benchmarks/readme/first_hour.csv
 
-Writes a row per command: seconds to the first output, to the first accuracy (training commands), of the longest time
-without output, and to the end. PHOTOS has a folder of images per class, OTHER photos that show none of the classes. The
-output of all commands is in FOLDER/log.txt. Needs a quiet machine, and the extras deploy and offline.
+Writes a row per command, in place of the rows of this processor class: seconds to the first output, to the first
+accuracy (training commands), of the longest time without output, and to the end. PHOTOS has a folder of images per
+class, OTHER photos that show none of the classes. The output of all commands is in FOLDER/log.txt. Needs a quiet
+machine, and the extras deploy and offline.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from weft.bench.records import read_csv, write_csv
+from weft.bench.records import read_csv, replace_rows
 from weft.processor import processor_class
 
 # Commands in the order of the README, then commands with invalid input.
@@ -116,7 +117,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.only is None or not args.work.exists():
         prepare(args.photos, args.other, args.work)
-    rows: list[Mapping[str, object]] = list(read_csv(args.csv)) if args.only and args.csv.is_file() else []
+    own = [row for row in read_csv(args.csv) if row["processor_class"] == processor_class()]
+    rows: list[Mapping[str, object]] = list(own) if args.only else []
     for index, command in enumerate(COMMANDS.strip().splitlines()):
         if args.only is None or args.only in command:
             row, text = run(command, args.work)
@@ -124,7 +126,7 @@ def main() -> None:
             with (args.work / "log.txt").open("a", encoding="utf-8") as log:
                 log.write(f"\n$ {command}\n{text}\n")
             rows[index : index + 1] = [row]
-            write_csv(args.csv, rows)
+            replace_rows(args.csv, rows)
 
 
 def prepare(photos: Path, other: Path, work: Path) -> None:

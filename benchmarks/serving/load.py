@@ -45,7 +45,7 @@ from clients import Body, Tally, closed_loop, open_loop, overload
 from PIL import Image
 
 import weft
-from weft.bench.records import read_csv, write_csv
+from weft.bench.records import read_csv, replace_rows, write_csv
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.config import read_config
 from weft.processor import processor_class
@@ -135,12 +135,6 @@ def count_requests(port: int) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         text = response.read().decode()
     return sum(float(n) for n in re.findall(r'^weft_requests_total\{[^}]*path="/predict"\} (\S+)', text, re.MULTILINE))
-
-
-def replace_rows(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Replace the rows of this machine's processor class in a CSV file; those of other classes are kept."""
-    others = [row for row in read_csv(file) if row.get("processor_class") != processor_class()]
-    write_csv(file, [*others, *({**row, "processor_class": processor_class()} for row in rows)])
 
 
 class Service:
@@ -245,6 +239,11 @@ class LoadTest:
             raise SystemExit("The phase speed must be run before this one.")
         return statistics.median(speeds)
 
+    def write(self, file: str, rows: list[dict[str, Any]]) -> None:
+        """Replace the rows of this processor class and runtime in a file; all others are kept."""
+        own = {"processor_class": processor_class(), "runtime": self.runtime}
+        replace_rows(self.out / file, [row | own for row in rows], tuple(own))
+
     def warm_service(self, *options: str) -> Service:
         """Return a service after five seconds of requests."""
         service = Service(self.run, *options)
@@ -278,9 +277,7 @@ class LoadTest:
         with tempfile.TemporaryDirectory() as folder:
             small = valid_bodies(resized(self.photos, Path(folder)), self.run)
         sizes = {"speed": self.bodies, "speed, small": small}
-        replace_rows(
-            self.out / "prepare.csv", [preparation_time(self.run, name, bodies) for name, bodies in sizes.items()]
-        )
+        self.write("prepare.csv", [preparation_time(self.run, name, bodies) for name, bodies in sizes.items()])
         for phase, bodies in [*sizes.items()] * turns:
             alone = bench_throughput(self.run)
             service = self.warm_service()
@@ -302,7 +299,7 @@ class LoadTest:
                 row |= {f"p{percent} ms at half": f"{tally.percentile(percent):.1f}" for percent in (50, 99)}
                 rows.append(row)
                 print(rows[-1], flush=True)
-        replace_rows(self.out / "ways.csv", rows)
+        self.write("ways.csv", rows)
 
     def half(self) -> None:
         """Send requests at random times at half of the throughput."""
@@ -317,7 +314,7 @@ class LoadTest:
         self.add("over", tally, tally.predictions / 60, service)
         row = {"slowest /live ms": f"{slowest:.0f}", "p99 ms two seconds later": f"{after.percentile(99):.0f}"}
         print(row, flush=True)
-        replace_rows(self.out / "overload.csv", [row])
+        self.write("overload.csv", [row])
 
     def mixed(self) -> None:
         """Send valid, broken and hostile images in a closed loop."""
@@ -338,7 +335,7 @@ class LoadTest:
         """Run a phase with samples of the memory, and compare the request counts of service and clients."""
         before = count_requests(service.port)
         tally, samples = asyncio.run(run_sampled(service, work))
-        write_csv(self.out / file, samples)
+        self.write(file, samples)
         counted, sent = count_requests(service.port) - before, sum(tally.codes.values())
         print(f"{phase}: requests counted by the service {counted:.0f}, by the clients {sent}")
         later = [sample for sample in samples if sample["second"] >= 60]

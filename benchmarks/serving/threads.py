@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from weft.bench.records import read_csv, write_csv
+from weft.bench.records import replace_rows
 from weft.processor import call_in_thread, num_threads, processor_class
 
 FILE = Path(__file__).parent / "threads.csv"
@@ -86,8 +86,7 @@ def main() -> None:
         for (way, count), times in found.items()
     ]
     print(*rows, sep="\n")
-    others = [row for row in read_csv(FILE) if row["processor_class"] != processor_class()]
-    write_csv(FILE, [*others, *rows])
+    replace_rows(FILE, rows)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch
 
-from weft.bench.records import read_csv, write_csv
+from weft.bench.records import replace_rows
 from weft.bench.worker import Task
 from weft.bench.worker_process import WorkerProcess
 from weft.errors import UsageError
@@ -115,7 +115,4 @@ if __name__ == "__main__":
     for model in args.models:
         for kind in args.precision:
             found = measure(model, kind, args.batch_size, args.rounds)
-            names = ("model", "batch_size", "precision", "processor_class")
-            keys = {tuple(str(row[name]) for name in names) for row in found}
-            others = [row for row in read_csv(args.csv) if tuple(row[name] for name in names) not in keys]
-            write_csv(args.csv, [*others, *found])
+            replace_rows(args.csv, found, ("model", "batch_size", "precision", "processor_class"))

@@ -26,7 +26,7 @@ import openvino
 import torch
 
 import weft
-from weft.bench.records import read_csv, write_csv
+from weft.bench.records import replace_rows
 from weft.deploy import graphs
 from weft.deploy.runtimes import run_file
 from weft.processor import has_bf16, num_threads, processor_class
@@ -105,7 +105,7 @@ def main() -> None:
                     row |= {name: f"{speeds[one] / speeds[other]:.2f}" for name, (one, other) in RATIOS.items()}
                     rows.append(row | {"threads": num_threads(), "processor_class": here})
                     print(rows[-1], flush=True)
-    write_csv(FILE, [*(row for row in read_csv(FILE) if row["processor_class"] != here), *rows])
+    replace_rows(FILE, rows)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import weft
 from weft.bench.peers import build_peer, peers_of
-from weft.bench.records import read_csv, write_csv
+from weft.bench.records import replace_rows
 from weft.deploy.graphs import write_graph
 from weft.processor import has_bf16, processor_class
 
@@ -172,9 +172,7 @@ def main() -> None:
         rows = [{"processor_class": processor_class(), **row} for row in measure(name)]
         for row in rows:
             print(*row.values(), sep="  ", flush=True)
-        keys = {(row["processor_class"], row["model"]) for row in rows}
-        others = [row for row in read_csv(file) if (row["processor_class"], row["model"]) not in keys]
-        write_csv(file, [*others, *rows])
+        replace_rows(file, rows, ("processor_class", "model"))
 
 
 if __name__ == "__main__":

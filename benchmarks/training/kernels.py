@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision import transforms
 
 import weft
-from weft.bench.records import read_csv, write_csv
+from weft.bench.records import replace_rows
 from weft.data import train_transform
 from weft.layers.activation import QuickGELU
 from weft.processor import processor_class
@@ -221,8 +221,7 @@ def main() -> None:
             )
             print("  ".join(str(value) for value in list(rows[-1].values())[:4]), flush=True)
     if args.csv:
-        others = [row for row in read_csv(args.csv) if row["processor"] != processor_class()]
-        write_csv(args.csv, [*others, *rows])
+        replace_rows(args.csv, rows, ("processor",))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from weft import processor
-from weft.bench.records import filled, read_csv, write_csv
+from weft.bench.records import filled, read_csv, replace_rows, write_csv
 from weft.study.plan import read_study
 
 STAND_IN = """
@@ -102,6 +102,39 @@ def test_a_new_class_gets_a_section(figures: ModuleType, monkeypatch: pytest.Mon
     assert "\n\n\n" not in page
     figures.main()
     assert (here / "README.md").read_text() == page
+
+
+def test_rows_of_others_stay(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    old = {"processor_class": "amx", "model": "a", "ms": "1"}
+    replace_rows(file, [old, old | {"processor_class": "avx2"}])
+    replace_rows(file, [{"processor_class": "avx2", "model": "a", "ms": 2}, {"processor_class": "avx2", "ms": 3}])
+    assert [(row["processor_class"], row["ms"]) for row in read_csv(file)] == [
+        ("amx", "1"),
+        ("avx2", "2"),
+        ("avx2", "3"),
+    ]
+
+    replace_rows(file, [{"processor_class": "avx2", "runtime": "onnx", "ms": 4}], ("processor_class", "runtime"))
+    assert [row["ms"] for row in read_csv(file)] == [
+        "1",
+        "2",
+        "3",
+        "4",
+    ]  # old rows name no runtime
+    replace_rows(file, [{"processor_class": "avx2", "runtime": "onnx", "ms": 5}], ("processor_class", "runtime"))
+    assert [row["ms"] for row in read_csv(file)] == ["1", "2", "3", "5"]
+
+
+def test_runtimes_that_a_class_lacks(figures: ModuleType) -> None:
+    row = {"model": "levit_256", "batch_size": "1", "way": "openvino"}
+    rows = [
+        row | {"precision": "fp32", "processor_class": "amx", "images_per_second": "104"},
+        row | {"precision": "bf16", "processor_class": "amx", "images_per_second": "300"},
+        row | {"precision": "fp32", "processor_class": "avx2", "images_per_second": "54"},
+    ]
+    lines = figures.runtimes(rows).splitlines()
+    assert lines[2:] == ["| AMX | levit_256 | 1 | 104 | 300 |", "| AVX2 | levit_256 | 1 | 54 | - |"]
 
 
 def test_every_class_has_a_name(figures: ModuleType) -> None:

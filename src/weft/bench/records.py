@@ -29,6 +29,19 @@ def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_text(file, text.getvalue())
 
 
+def replace_rows(file: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ("processor_class",)) -> None:
+    """Write rows to a CSV file in place of those with the same values in some columns; all other rows are kept.
+
+    Args:
+        file: the CSV file; it need not exist.
+        rows: the new rows.
+        columns: names of the columns. A row of the file that lacks one of them has an empty value there.
+    """
+    new = {tuple(str(row[column]) for column in columns) for row in rows}
+    others = [row for row in read_csv(file) if tuple(row.get(column) or "" for column in columns) not in new]
+    write_csv(file, [*others, *rows])
+
+
 def filled(page: str, name: str, text: str | None = None) -> tuple[str, str]:
     """Replace the table between two markers of a page.
 

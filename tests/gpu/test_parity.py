@@ -46,7 +46,10 @@ def test_folded_is_equal(name: str, dtype: torch.dtype, device: str) -> None:
 
 @pytest.mark.parametrize("name", NANO)
 def test_gradients_are_those_of_the_cpu(name: str, device: str) -> None:
-    """In float64: in float32, rounding alone changes some gradients of LeViT by more than a percent."""
+    """In float64: in float32, rounding alone changes some gradients of LeViT by more than a percent.
+
+    The CUDA kernel of hardswish has the constants 1/6 and 1/3 in float32 also for float64, which LeViT's depth amplifies.
+    """
     ours = lively(name, drop_path_rate=0.0).double().train()
     other = copy.deepcopy(ours).to(device)
     x, labels = images(ours, 8).double(), torch.arange(8) % 10
@@ -57,7 +60,7 @@ def test_gradients_are_those_of_the_cpu(name: str, device: str) -> None:
     for (key, mine), theirs in zip(ours.named_parameters(), other.parameters(), strict=True):
         assert mine.grad is not None
         scale = max(mine.grad.abs().max().item(), 1e-6)
-        torch.testing.assert_close(theirs.grad.cpu(), mine.grad, rtol=0, atol=1e-9 * scale, msg=key)
+        torch.testing.assert_close(theirs.grad.cpu(), mine.grad, rtol=0, atol=3e-6 * scale, msg=key)
 
 
 def test_bf16_attention_of_a_gpu_is_fused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -346,6 +346,8 @@ def test_settings_that_do_not_apply(
     arguments: dict, message: str, images: Path, first: RunResult, tmp_path: Path
 ) -> None:
     more = part(images, tmp_path / "more", "ant")
+    if "start_from" in arguments:
+        arguments = {"start_from": first.out}
     with pytest.raises(UsageError, match=message):
         train(more, extend=first.out, out=tmp_path / "run", quiet=True, **arguments)
     assert not (tmp_path / "run").exists()

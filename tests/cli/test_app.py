@@ -163,19 +163,19 @@ def test_a_closed_pipe_of_windows_is_no_error(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_setting_without_set_says_how(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "digits", "optim.lr=1e-3", "--print-config"]) == 2
+    assert main(["train", "digits", "optim.lr=1e-3"]) == 2
     assert "weft train has no place for 'optim.lr=1e-3'. A setting needs --set: --set optim.lr=1e-3." in (
         capsys.readouterr().err
     )
 
 
 def test_an_unknown_key_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "digits", "--set", "imgsize=32", "--print-config"]) == 2
+    assert main(["train", "digits", "--set", "imgsize=32"]) == 2
     assert "Unknown setting 'imgsize'. Nearest: img_size, " in capsys.readouterr().err
 
 
 def test_set_wants_a_pair(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "digits", "--set", "optim.lr", "--print-config"]) == 2
+    assert main(["train", "digits", "--set", "optim.lr"]) == 2
     assert "--set takes KEY=VALUE; got 'optim.lr'" in capsys.readouterr().err
 
 

@@ -88,16 +88,6 @@ def test_train_refuses(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_print_config_is_a_recipe(tmp_path: Path, capsys: Shown) -> None:
-    assert main(["train", "digits", "--set", "optim.lr=0.5", "--print-config"]) == 0
-    first = capsys.readouterr().out
-    (tmp_path / "recipe.yaml").write_text(first)
-    assert main(["train", "--config", str(tmp_path / "recipe.yaml"), "--print-config"]) == 0
-    assert capsys.readouterr().out == first
-    assert "lr: 0.5" in first
-    assert "model: ceit_nano_32" in first, "the recipe of digits was not taken"
-
-
 @pytest.mark.slow
 def test_evaluate(trained: RunResult, photos: Path, tmp_path: Path, capsys: Shown) -> None:
     arguments = ["evaluate", str(trained.out), str(photos)]

@@ -157,7 +157,7 @@ def test_other_images_are_checked_before_training(
     (tmp_path / "empty").mkdir()
     (tmp_path / "no_images").mkdir()
     (tmp_path / "no_images" / "x.jpg").write_bytes(b"no image")
-    monkeypatch.setattr("weft.train.run.make_plan", lambda *args, **kwargs: pytest.fail("the data were read"))
+    monkeypatch.setattr("weft.train.plan.make_plan", lambda *args, **kwargs: pytest.fail("the data were read"))
     monkeypatch.setattr("weft.inference.evaluation.Predictor.load", lambda *args, **kwargs: pytest.fail("loaded"))
     data = load_recipe(run / "recipe.yaml").data.source
     with pytest.raises(DataError, match=f"{other} has none that can be read"):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -492,6 +493,21 @@ def test_candidates_with_public_weights_start_from_them(tmp_path, hub):
         **dict.fromkeys(("CvT", "LeViT", "DeiT", "ResNet"), "small_folder"),
     }
     assert plan.recipe == "small_folder"
+
+
+def test_frozen_layers_need_the_weights_of_each_candidate(tmp_path, monkeypatch):
+    """Which of them has public weights is known before training, but not where the settings are read."""
+    one, other = LARGE[:2]
+    monkeypatch.setattr(comparison_plan, "public_weights", lambda name: ("owner/weights" * (name == one.model), ""))
+    monkeypatch.setattr(comparison_plan, "image_size_hint", lambda images: (375, 500))
+    settings = {"optim.freeze": "backbone"}
+    for candidate in (one, other):
+        comparing._check(candidate, None, settings)
+    plan = planned(tmp_path, (one, other), [], settings=settings)
+    plan.splits = SimpleNamespace(train=range(200))
+    assert plan.recipe_of(plan.candidates[0]).optim.freeze == "backbone"
+    with pytest.raises(UsageError, match=f"needs trained weights; {other.model} starts from random ones"):
+        plan.recipe_of(plan.candidates[1])
 
 
 def test_without_any_weights_all_are_trained_from_scratch(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.cli import main
 from weft.errors import UsageError
 from weft.study import load_study, study_names
 from weft.study.plan import recipe_of, size_to_test
@@ -166,3 +167,27 @@ def test_names_that_are_not_there(tmp_path):
     for seeds in (0, 1001):
         with pytest.raises(UsageError, match=rf"seeds must be from 1 to 1000; got {seeds}\."):
             planned_runs(load_study("ceit-leff"), seeds=seeds)
+
+
+FROZEN = {"optim.freeze": "backbone"}
+
+
+def test_rules_between_settings_hold_for_the_recipe_of_a_variant(tmp_path):
+    """Not for the settings alone: the base recipe, or the run of another variant, has the trained weights."""
+    study = load_study(written(tmp_path, GOOD))
+    with pytest.raises(UsageError, match=r"variant 'with' \(small\): optim\.freeze: backbone needs trained weights"):
+        planned_runs(study, settings=FROZEN)
+    with_weights = GOOD.replace("recipe: small_images", "recipe: finetune")
+    assert len(planned_runs(load_study(written(tmp_path, with_weights)), settings=FROZEN)) == 2
+    second = "{name: without, paper: 70.4, start_from: with, set: {optim.freeze: backbone}}"
+    after = GOOD.replace("{name: without, paper: 70.4, set: {model_args.attn_bias: false}}", second)
+    assert "start_from" in after
+    assert len(planned_runs(load_study(written(tmp_path, after)))) == 2
+    with pytest.raises(UsageError, match=r"variant 'without' \(small\): optim\.freeze: backbone needs trained weights"):
+        load_study(written(tmp_path, after.replace("start_from: with, ", "")))
+
+
+def test_a_setting_that_the_default_recipe_does_not_allow(tmp_path, capsys):
+    path = written(tmp_path, GOOD.replace("recipe: small_images", "recipe: finetune"))
+    assert main(["study", str(path), "--plan", "--set", "optim.freeze=backbone"]) == 0
+    assert "with" in capsys.readouterr().out

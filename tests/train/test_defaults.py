@@ -7,7 +7,8 @@ import pytest
 from weft.models.families import default_model
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import default_recipe, overrides_of
-from weft.train.plan import fill_in, leaves_batch_size, use_all_images
+from weft.train.plan import fill_in, use_all_images
+from weft.train.request import Request
 
 
 @pytest.mark.parametrize(
@@ -50,11 +51,11 @@ def test_what_was_asked_for_stays() -> None:
 
 
 def test_a_recipe_or_a_batch_size_is_not_changed() -> None:
-    assert leaves_batch_size("photos", None, {"epochs": 3}, {"batch_size": None})
-    assert not leaves_batch_size("photos", "finetune", None, {})
-    assert not leaves_batch_size("photos", None, {"batch_size": 64}, {})
-    assert not leaves_batch_size("photos", None, {}, {"batch_size": 64})
-    assert not leaves_batch_size("digits", None, {}, {})
+    assert Request.of("photos", None, {"epochs": 3}, {"batch_size": None}).leaves_batch_size
+    assert not Request.of("photos", "finetune", None, {}).leaves_batch_size
+    assert not Request.of("photos", None, {"batch_size": 64}, {}).leaves_batch_size
+    assert not Request.of("photos", None, {}, {"batch_size": 64}).leaves_batch_size
+    assert not Request.of("digits", None, {}, {}).leaves_batch_size
 
 
 def test_few_images_are_all_used() -> None:

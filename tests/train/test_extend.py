@@ -20,8 +20,8 @@ from weft.inference import Predictor, evaluate
 from weft.recipes import Recipe, dump, load_recipe
 from weft.runs.directory import FEATURES
 from weft.train import RunResult, train
-from weft.train.arguments import checked_recipe
 from weft.train.extend import extended_recipe
+from weft.train.request import Request
 from weft.train.stored_features import StoredFeatures
 
 COLOURS = {"ant": (90, 110, 120), "bee": (120, 130, 90), "cat": (130, 100, 100), "dog": (110, 120, 130)}
@@ -254,17 +254,16 @@ def test_the_precision_is_that_of_the_run(images: Path, tmp_path: Path) -> None:
 
 
 def test_a_recipe_file_is_laid_over_that_of_the_run(tmp_path: Path) -> None:
-    run, file = tmp_path / "run", tmp_path / "recipe.yaml"
+    run, file, more = tmp_path / "run", tmp_path / "recipe.yaml", str(tmp_path)
     run.mkdir()
     old = {"model": "levit_nano_32", "pretrained": True, "optim.freeze": "backbone", "precision": "bf16", "seed": 3}
     (run / "recipe.yaml").write_text(dump(load_recipe(None, [*old.items(), ("data.source", "old"), ("epochs", 2)])))
 
     def extended(recipe: Path | None, settings: dict[str, Any], given: dict[str, Any]) -> Recipe:
-        data = "more" if given else None
-        return extended_recipe(checked_recipe(data, recipe, settings, given), data, recipe, settings, given)
+        return extended_recipe(Request.of(more if given else None, recipe, settings, given))
 
     first = extended(None, {"loss.class_weights": "balanced", "data.max_bad": 0.5}, {"extend": str(run), "seed": 7})
-    assert (first.seed, first.precision, first.data.source, first.epochs) == (7, "bf16", "more", 0)
+    assert (first.seed, first.precision, first.data.source, first.epochs) == (7, "bf16", more, 0)
     file.write_text(dump(first))
     assert extended(file, {}, {}) == first
     file.write_text("seed: 9\nloss:\n  class_weights: balanced\n")
@@ -347,6 +346,8 @@ def test_settings_that_do_not_apply(
     arguments: dict, message: str, images: Path, first: RunResult, tmp_path: Path
 ) -> None:
     more = part(images, tmp_path / "more", "ant")
+    if "start_from" in arguments:
+        arguments = {"start_from": first.out}
     with pytest.raises(UsageError, match=message):
         train(more, extend=first.out, out=tmp_path / "run", quiet=True, **arguments)
     assert not (tmp_path / "run").exists()

@@ -133,8 +133,8 @@ def test_a_named_model_says_that_it_starts_from_random_weights(model: str, photo
 @pytest.mark.parametrize("recipe", ["probe", "finetune", "small_folder"])
 def test_a_recipe_with_public_weights_takes_those_at_hand(recipe: str, photos: Path, tmp_path: Path) -> None:
     assert decided(photos, tmp_path / "run", recipe=recipe).recipe.model == LITE
-    named = decided(photos, tmp_path / "run", recipe=recipe, model="ceit_tiny").recipe
-    assert named.model == "ceit_tiny"
+    named = decided(photos, tmp_path / "run", recipe=recipe, model="cvt_13").recipe
+    assert named.model == "cvt_13"
 
 
 @pytest.mark.usefixtures("plans")
@@ -155,7 +155,7 @@ def test_from_scratch_excludes_weights_to_start_from(photos: Path, tmp_path: Pat
 
 
 def test_notes_come_before_the_probe_is_fitted(photos: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("weft.train.single_run.fit_heads", lambda *_, **__: pytest.fail(capsys.readouterr().err))
+    monkeypatch.setattr("weft.train.plan.fit_heads", lambda *_, **__: pytest.fail(capsys.readouterr().err))
     settings = {"head_init": "probe", "pretrained": False}
     with pytest.raises(pytest.fail.Exception, match="for training, "):
         train(photos, model="levit_nano_32", settings=settings, out=tmp_path / "run", device="cpu")

@@ -126,7 +126,7 @@ def test_an_image_that_can_no_longer_be_read_is_excluded(
         counts.extend([probes[0].counts.sum(), len(loader.dataset)])
         return probes
 
-    monkeypatch.setattr("weft.train.single_run.fit_heads", fit_and_record)
+    monkeypatch.setattr("weft.train.plan.fit_heads", fit_and_record)
     settings = {**SETTINGS, "epochs": 0, "data.on_lost": "exclude"}
     train(photos, "ceit_nano_32", settings=settings, group=group, out=tmp_path / "run", quiet=True)
     assert counts[0] == counts[1] - 1

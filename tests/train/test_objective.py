@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from weft.errors import UsageError
 from weft.models.contract import mean_logits
 from weft.recipes import Recipe, load_recipe
-from weft.train.objective import Mixing, Objective, balanced_weights, check_balance, check_mixing
+from weft.train.objective import Mixing, Objective, balanced_weights, check_mixing
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, OTHER, TEACHER = torch.randn(3, 6, 4, generator=GENERATOR)
@@ -103,13 +103,6 @@ def test_logit_adjusted_loss() -> None:
     loss = Objective(recipe(loss__logit_adjustment=1.5), labels, 4)(LOGITS, one_hot())
     shares = torch.tensor([5, 1, 2, 0.5]) / 8.5
     torch.testing.assert_close(loss, F.cross_entropy(LOGITS + 1.5 * shares.log(), LABELS))
-
-
-@pytest.mark.parametrize("other", ["loss__class_weights", "data__sampling"])
-def test_class_frequencies_are_corrected_once(other: str) -> None:
-    check_balance(recipe(loss__logit_adjustment=1, loss__focal_gamma=2))
-    with pytest.raises(UsageError, match=rf"got {other.replace('__', '.')} and loss\.logit_adjustment"):
-        check_balance(recipe(**{other: "balanced"}, loss__logit_adjustment=1))
 
 
 @pytest.mark.parametrize("kind", ["augment__mixup", "augment__cutmix"])

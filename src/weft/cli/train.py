@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument("--find-lr", action="store_true", help="try learning rates and suggest one; writes no files")
     instead.add_argument("--preview", metavar="FILE", help="write a preview of augmented training images, and exit")
     parser.add_argument("--track", metavar="NAMES", help="log to tensorboard, wandb, or tensorboard,wandb")
-    instead.add_argument("--print-config", action="store_true", help="print the resolved recipe, and exit")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
 
@@ -61,37 +60,12 @@ def run(args: argparse.Namespace) -> int:
         )
     settings = dict(setting(text) for text in args.set)
     given = {name: getattr(args, name) for name in options()}
-    if args.print_config:
-        from weft.recipes import dump, load_recipe
-        from weft.recipes.load import default_recipe, overrides_of
-
-        recipe = load_recipe(args.recipe or default_recipe(args.data), overrides_of(args.data, settings, given))
-        print(dump(recipe), end="")
-        return 0
-    from weft.train.arguments import check_arguments
-
-    track = args.track.split(",") if args.track else ()
-    check_arguments(
-        args.data,
-        args.recipe,
-        settings,
-        given,
-        from_scratch=args.from_scratch,
-        resume=args.resume,
-        out=args.out,
-        max_time=args.max_time,
-        track=track,
-        force=args.force,
-    )
-    from weft.progress import loading
-
-    with loading(quiet=args.quiet):
-        use_threads(args.threads)
-        from weft.train import train
+    use_threads(args.threads)
     if args.find_lr:
         return _find_lr(args, settings, given)
     if args.preview is not None:
         return _preview(args, settings, given)
+    from weft.train import train
 
     result = train(
         args.data,
@@ -102,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
         override=args.override,
         out=args.out,
         max_time=args.max_time,
-        track=track,
+        track=args.track.split(",") if args.track else (),
         force=args.force,
         quiet=args.quiet,
         **given,
     )
-    if os.environ.get("RANK", "0") != "0":  # only one of several processes prints
+    if not _is_first():
         return 0
     if args.json:
         print_json(result.as_dict())
@@ -130,11 +104,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _is_first() -> bool:
+    """Return whether this is the first of several processes, the only one that prints a result."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _find_lr(args: argparse.Namespace, settings: dict[str, Any], given: dict[str, Any]) -> int:
     """Print a sweep over learning rates and the suggested one."""
     from weft.train import find_lr
 
-    finding = find_lr(args.data, recipe=args.recipe, settings=settings, quiet=args.quiet, **given)
+    _refuse_resume(args, "--find-lr")
+    common = dict(recipe=args.recipe, settings=settings, from_scratch=args.from_scratch, quiet=args.quiet)
+    finding = find_lr(args.data, **common, **given)
+    if not _is_first():
+        return 0
     if args.json:
         print_json(finding.as_dict())
         return 0
@@ -148,10 +131,19 @@ def _preview(args: argparse.Namespace, settings: dict[str, Any], given: dict[str
     """Draw augmented training images, and print the file."""
     from weft.train import preview
 
-    arguments = dict(recipe=args.recipe, settings=settings, force=args.force, quiet=args.quiet, **given)
-    out = preview(args.data, out=args.preview, **arguments)
+    _refuse_resume(args, "--preview")
+    common = dict(recipe=args.recipe, settings=settings, from_scratch=args.from_scratch, quiet=args.quiet)
+    out = preview(args.data, out=args.preview, force=args.force, **common, **given)
+    if not _is_first():
+        return 0
     if args.json:
         print_json({"preview": str(out)})
     else:
         print(out)
     return 0
+
+
+def _refuse_resume(args: argparse.Namespace, option: str) -> None:
+    """Refuse the preparation of a run that exists."""
+    if args.resume is not None:
+        raise UsageError(f"{option} prepares a new run, and --resume continues one. Omit one of them.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 
 from weft.errors import UsageError, nearest
 from weft.lazy import package_folder
@@ -76,8 +77,12 @@ def unknown_model(name: str) -> UsageError:
 def check_name(name: str) -> None:
     """Refuse a model name that neither weft nor timm has, without an import of timm.
 
+    Names that were registered with timm in this process, such as those of modules of the user's own, are known.
+
     Raises:
         UsageError: there is no such model.
     """
-    if name not in VARIANTS and not may_be_timm(name):
+    timm = sys.modules.get("timm")
+    is_registered = timm is not None and timm.is_model(name)
+    if name not in VARIANTS and not is_registered and not may_be_timm(name):
         raise unknown_model(name)

@@ -194,8 +194,6 @@ def _build(values: Mapping[str, Any]) -> Recipe:
         if dataclasses.is_dataclass(hints[section]):
             nested[section] = hints[section](**inner)
     recipe = Recipe(**nested)
-    if recipe.optim.freeze == "backbone" and not (recipe.pretrained or recipe.start_from):
-        raise UsageError("optim.freeze: backbone needs trained weights; got none. Set pretrained or start_from.")
     for key, pair in (("augment.scale", recipe.augment.scale), ("augment.ratio", recipe.augment.ratio)):
         if pair[0] > pair[1]:
             raise UsageError(f"{key} must be [smallest, largest]; got {list(pair)}.")

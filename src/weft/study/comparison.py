@@ -184,7 +184,8 @@ def _check(candidate: Candidate, base: str | None, settings: Mapping[str, Any]) 
     """Build a candidate on the meta device."""
     scale = Scale(base, "", 1, {**settings})
     variant = StudyVariant(candidate.name, set={"model": candidate.model, **candidate.settings})
-    check_variant(Study("compare", "", "", "", {"small": scale}, (variant,)), variant, "small")
+    study = Study("compare", "", "", "", {"small": scale}, (variant,))
+    check_variant(study, variant, "small", has_weights=True)  # `find_weights` looks for them later
 
 
 def _summary(plan: ComparisonPlan, results: Trained, seeds: int, limits: Limits) -> Comparison:

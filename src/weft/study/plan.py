@@ -30,6 +30,7 @@ from weft.errors import UsageError, unknown
 from weft.models.building import build_described
 from weft.models.families import VARIANTS
 from weft.recipes import Recipe, load_recipe
+from weft.recipes.rules import check_rules
 from weft.recipes.schema import Data, Within
 from weft.recipes.yaml_reader import compose, record
 from weft.system import file_name
@@ -211,11 +212,22 @@ def check_one_fold(data: Data) -> None:
         )
 
 
-def check_variant(study: Study, variant: StudyVariant, scale: str, overrides: Sequence[tuple[str, Any]] = ()) -> Recipe:
+def check_variant(
+    study: Study,
+    variant: StudyVariant,
+    scale: str,
+    overrides: Sequence[tuple[str, Any]] = (),
+    *,
+    has_weights: bool = False,
+) -> Recipe:
     """Build the network of a variant on the meta device, and return its recipe.
 
+    Args:
+        study, variant, scale, overrides: as in `recipe_of`.
+        has_weights: it may start from weights that the recipe does not name.
+
     Raises:
-        UsageError: as `recipe_of`, or an unknown model argument.
+        UsageError: as `recipe_of`, an unknown model argument, or settings that contradict each other.
     """
     recipe = recipe_of(study, variant, scale, overrides)
     if recipe.model is None:
@@ -224,6 +236,7 @@ def check_variant(study: Study, variant: StudyVariant, scale: str, overrides: Se
     if recipe.img_size is not None and recipe.model in VARIANTS:
         arguments["img_size"] = recipe.img_size
     try:
+        check_rules(recipe, has_weights=has_weights or variant.start_from is not None)
         with torch.device("meta"):
             build_described(recipe.model, arguments, num_classes=10)
     except UsageError as error:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from weft.train.active import Labelling as Labelling
     from weft.train.active import LabelProposal as LabelProposal
     from weft.train.active import label as label
-    from weft.train.augment_preview import preview as preview
     from weft.train.corrections import apply_changes as apply_changes
     from weft.train.data_review import Finding as Finding
     from weft.train.data_review import Review as Review
     from weft.train.data_review import review as review
-    from weft.train.lr_finder import find_lr as find_lr
     from weft.train.results import RunResult as RunResult
+    from weft.train.run import find_lr as find_lr
+    from weft.train.run import preview as preview
     from weft.train.run import train as train
 
 _HOMES = {
@@ -37,10 +37,10 @@ _HOMES = {
     "RunResult": "weft.train.results",
     "apply_changes": "weft.train.corrections",
     "evaluate": "weft.inference.evaluation",
-    "find_lr": "weft.train.lr_finder",
+    "find_lr": "weft.train.run",
     "label": "weft.train.active",
     "predict": "weft.inference.prediction",
-    "preview": "weft.train.augment_preview",
+    "preview": "weft.train.run",
     "push": "weft.runs.hub",
     "review": "weft.train.data_review",
     "train": "weft.train.run",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -14,15 +12,11 @@ from torch import Tensor, nn
 from weft.data import Splits, open_image
 from weft.data.index.split import stratified_subset
 from weft.data.loading.preprocessing import visible
-from weft.errors import UsageError
-from weft.files import check_writable, writing
 from weft.models.contract import preprocessing
 from weft.pages import new_figure, shown
 from weft.recipes import Recipe
-from weft.runtime import Runtime
 from weft.train.batches import training_images
 from weft.train.objective import Mixing
-from weft.train.plan import load_plan_recipe, make_plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,48 +27,6 @@ EPOCHS = 6  # columns, after that of the original images
 SIDE = 1.7  # inches of an image
 WIDTH = 14  # characters of a class name
 MIN_SHARE = 0.005  # smaller shares of a class are left out
-
-
-def preview(
-    data: str | Path | None = None,
-    model: str | None = None,
-    *,
-    out: str | Path,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    force: bool = False,
-    quiet: bool = False,
-    **given: Any,
-) -> Path:
-    """Draw training images as the network receives them in the first epochs: cropped, augmented and mixed.
-
-    Args:
-        data, model, recipe, settings, quiet: as in `train`.
-        out: file to write; `.png`, `.pdf`, `.svg` or another format of matplotlib.
-        force: overwrite an existing file.
-        given: other arguments of `train` that are settings, such as `img_size`.
-
-    Raises:
-        UsageError: `out` exists or has an unsupported format; and as in `train`.
-        DataError: as in `train`.
-        StorageError: the file cannot be written.
-    """
-    path = Path(out)
-    if path.exists() and not (force and path.is_file()):
-        raise UsageError(f"--preview must name a new file; {path} exists already. Pass --force or another name.")
-    from matplotlib.backend_bases import FigureCanvasBase  # takes a second
-
-    if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
-        raise UsageError(f"--preview must name an image file, such as preview.png; got {path.name}.")
-    check_writable(path.parent)
-    loaded = load_plan_recipe(data, recipe, settings, {"model": model, **given}, "--preview FILE")
-    loaded = dataclasses.replace(loaded, pretrained=False)  # the weights are not used
-    plan = make_plan(loaded, Runtime.of(loaded.device, loaded.precision), quiet=quiet, tune_batch_size=False)
-    figure = augmented_figure(plan.recipe, plan.splits, plan.network)
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
-    return path
 
 
 def augmented_figure(recipe: Recipe, splits: Splits, model: nn.Module) -> Figure:

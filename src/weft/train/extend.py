@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from weft.intervals import accuracy_text
 from weft.progress import clock, counting, say
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import overrides_of
+from weft.recipes.rules import check_rules
 from weft.runs.directory import (
     EXTENSION,
     FEATURES,
@@ -48,8 +49,9 @@ from weft.runtime import Runtime
 from weft.text import first_few, printable
 from weft.train.environment import environment
 from weft.train.extension_data import old_features, open_new, sides_of_groups, without_copies
+from weft.train.few_images import with_available_weights
 from weft.train.linear_probe import LinearProbe, balance_of, fit_features, set_heads
-from weft.train.objective import check_balance
+from weft.train.request import Request
 from weft.train.stored_features import StoredFeatures, collect
 from weft.train.unknown import fit_detector_on_features
 
@@ -102,23 +104,17 @@ class ExtendedRun:
     seconds: float
 
 
-def extended_recipe(
-    loaded: Recipe,
-    data: str | Path | None,
-    recipe: str | Path | None,
-    settings: Mapping[str, Any],
-    given: Mapping[str, Any],
-) -> Recipe:
+def extended_recipe(request: Request) -> Recipe:
     """Return the recipe of a run that extends another: that of the old run, with the new data and the given settings.
 
     Args:
-        loaded: the recipe that the arguments of `train` describe, with `extend`.
-        data, recipe, settings, given: the arguments of `train`.
+        request: what the user asked for, with `extend`.
 
     Raises:
         CheckpointError: the run to extend is not a run directory.
-        UsageError: a setting that an extension does not support.
+        UsageError: a setting that an extension does not support, or settings that contradict each other.
     """
+    loaded, _ = with_available_weights(request)
     run = Path(str(loaded.extend))
     if not (run / "recipe.yaml").is_file():
         raise CheckpointError(
@@ -144,13 +140,12 @@ def extended_recipe(
             f"--extend fits the classifier on frozen features, so it does not support {names[0]}. Omit it; to train all"
             f" layers on all images, join the folders: weft train FOLDER --from {printable(str(run))}."
         )
-    overrides = overrides_of(data or loaded.data.source, settings, given)
-    result = load_recipe(recipe, overrides, base=run / "recipe.yaml")
+    overrides = overrides_of(loaded.data.source, dict(request.settings), {})
+    result = load_recipe(request.recipe, overrides, base=run / "recipe.yaml")
     only_new = {"limit": loaded.data.limit, "folds": None, "fold": None, "train_fraction": loaded.data.train_fraction}
     if loaded.data.other is None and result.data.other is not None and not Path(result.data.other).exists():
         only_new["other"] = None
-    check_balance(result)
-    return dataclasses.replace(
+    recipe = dataclasses.replace(
         result,
         **{key: getattr(old, key) for key in KEPT},
         name=loaded.name,
@@ -164,6 +159,8 @@ def extended_recipe(
         data=dataclasses.replace(result.data, **only_new),
         optim=dataclasses.replace(result.optim, freeze="none"),  # which needs `start_from` or `pretrained`
     )
+    check_rules(recipe)
+    return recipe
 
 
 def extend(recipe: Recipe, reservation: Reservation, runtime: Runtime, *, quiet: bool) -> ExtendedRun:

@@ -1,4 +1,4 @@
-"""Start of training where the user names no model: public weights if the images are few and weights are available."""
+"""Weights that training starts from, where they are left to weft: public ones if images are few and weights at hand."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from weft.checkpoints.downloads import is_reachable
 from weft.checkpoints.hub import has_public_weights, is_cached
 from weft.models.families import MANY_IMAGES, SMALL_SIDE
 from weft.recipes import Recipe, load_recipe
+from weft.recipes.load import recipe_names
+from weft.train.request import Request
 
 RECIPE = "finetune"  # its model is downloaded, if the hub can be reached
 
@@ -21,16 +23,17 @@ def model_with_weights() -> str | None:
     return next((name for name in BUNDLES if bundle_of(name) is not None), None)
 
 
-def with_available_weights(recipe: Recipe) -> tuple[Recipe, str]:
-    """Replace the model of one of weft's recipes, if only the weights of another are available.
+def with_available_weights(request: Request) -> tuple[Recipe, str]:
+    """Return the recipe of a request, with another model if only the weights of another are available.
 
-    Args:
-        recipe: one of weft's, with the model that it names.
+    It is replaced in recipes of weft only, and only if the user names none.
 
     Returns:
         The recipe, and a note that states the reason, or an empty text.
     """
-    if not recipe.pretrained or recipe.model != load_recipe(RECIPE).model:
+    recipe = request.resolved
+    is_named = request.says("model") or request.recipe not in recipe_names()
+    if is_named or not recipe.pretrained or recipe.model != load_recipe(RECIPE).model:
         return recipe, ""
     model = model_with_weights()
     if model is None or model == recipe.model:
@@ -40,6 +43,27 @@ def with_available_weights(recipe: Recipe) -> tuple[Recipe, str]:
         " --model NAME."
     )
     return dataclasses.replace(recipe, model=model), note
+
+
+def with_start_weights(
+    request: Request, recipe: Recipe, image_size: tuple[int, int], num_images: int
+) -> tuple[Recipe, str]:
+    """Return the recipe for the weights that training starts from, where the user leaves them to weft.
+
+    Args:
+        request: what the user asked for.
+        recipe: its recipe.
+        image_size, num_images: as in `choice`.
+
+    Returns:
+        The recipe, and a note that states the reason, or an empty text.
+    """
+    if not request.leaves_weights(recipe):
+        return recipe, ""
+    if recipe.model is not None:
+        return recipe, note_on_scratch(recipe.model, image_size, num_images)
+    model, note = choice(image_size, num_images)
+    return recipe if model is None else request.load(RECIPE, model=model), note
 
 
 def choice(image_size: tuple[int, int], num_images: int) -> tuple[str | None, str]:

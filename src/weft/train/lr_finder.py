@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from torch import nn
-
-from weft.data.loading.loader import ImageLoader
-from weft.errors import DivergedError, UsageError
-from weft.recipes import Recipe
-from weft.runtime import Runtime
-from weft.train.loop import Batch, Learner, group_into_steps
-from weft.train.network import load_start_weights
-from weft.train.plan import leaves_batch_size, load_plan_recipe, make_plan
+from weft.data.loading.order import Key
+from weft.errors import DivergedError
+from weft.progress import say
+from weft.train.loop import Batch, group_into_steps
+from weft.train.plan import Plan
 
 SWEEP = (1e-7, 1.0)
 SMOOTHING = 0.9
 DIVERGED = 4.0  # times the lowest smoothed loss
-
-
-def find_lr(
-    data: str | Path | None = None,
-    model: str | None = None,
-    *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    steps: int = 100,
-    quiet: bool = False,
-    **given: Any,
-) -> LrFinding:
-    """Try learning rates from 1e-7 to 1 on the training images, and suggest one. Writes no files.
-
-    Args:
-        data, model, recipe, settings, quiet: as in `train`.
-        steps: number of rates to try.
-        given: other arguments of `train` that are settings, such as `batch_size`.
-
-    Raises:
-        UsageError, DataError, CheckpointError: as in `train`.
-    """
-    loaded = load_plan_recipe(data, recipe, settings, {"model": model, **given}, "--find-lr")
-    loaded = dataclasses.replace(loaded, distill=dataclasses.replace(loaded.distill, teacher=None))
-    is_open = leaves_batch_size(data, recipe, settings, given)
-    plan = make_plan(loaded, Runtime.of(loaded.device, loaded.precision), quiet=quiet, fit_batch_size=is_open)
-    if plan.recipe.start_from is not None:
-        load_start_weights(plan.network, plan.recipe.start_from, plan.splits.classes)
-    return sweep_lr(plan.network, plan.recipe, plan.batches, plan.runtime, len(plan.splits.classes), steps)
 
 
 class LrPoint(NamedTuple):
@@ -77,32 +41,26 @@ class LrFinding(NamedTuple):
         return {"lr": self.lr, "points": [point._asdict() for point in self.points]}
 
 
-def sweep_lr(
-    model: nn.Module, recipe: Recipe, batches: ImageLoader, runtime: Runtime, num_classes: int, steps: int = 100
-) -> LrFinding:
-    """Train a copy of a model with a learning rate that grows from step to step.
+def sweep_lr(plan: Plan, steps: int = 100, *, quiet: bool) -> LrFinding:
+    """Train the network of a plan as its run would, with a learning rate that grows from step to step.
 
     Args:
-        model: on the device of the runtime; not changed.
-        recipe: all settings; its learning rate is not used.
-        batches: training images.
-        runtime: device and precision.
-        num_classes: number of classes of the dataset.
+        plan: of the run; its network is changed.
         steps: number of steps, at least 1; fewer if the loss diverges.
+        quiet: print no progress and no notes.
 
     Raises:
         DivergedError: the loss of the first step is not finite.
     """
-    if steps < 1:
-        raise UsageError(f"steps must be at least 1; got {steps}.")
-    learner = Learner(copy.deepcopy(model), recipe, runtime, steps, steps, num_classes, batches.dataset.source.labels)
+    plan.initialise(lambda text: None if quiet else say(text), quiet=quiet)
+    learner = plan.learner()
     low, high = SWEEP
     learner.lr_at = lambda step: low * (high / low) ** (step / max(steps - 1, 1))
     learner.set_train_mode()
     points: list[LrPoint] = []
     average, best = 0.0, math.inf
-    for number, parts in enumerate(itertools.islice(_endless(batches, recipe, runtime), steps)):
-        result = learner.train_step(parts)
+    for number, (parts, keys) in enumerate(itertools.islice(_endless(plan), steps)):
+        result = learner.train_step(parts, keys)
         if result.is_skipped:
             break
         average = SMOOTHING * average + (1 - SMOOTHING) * result.loss
@@ -119,13 +77,13 @@ def sweep_lr(
     return LrFinding(_steepest(points), points)
 
 
-def _endless(batches: ImageLoader, recipe: Recipe, runtime: Runtime) -> Iterator[list[Batch]]:
-    order = batches.order
+def _endless(plan: Plan) -> Iterator[tuple[list[Batch], list[Sequence[Key]]]]:
+    """Yield the steps of as many epochs as are needed."""
+    batches, accumulate = plan.batches, plan.recipe.accumulate
     for epoch in itertools.count():
         batches.start_at(epoch)
-        keys_of = functools.partial(order.parts, epoch)
-        for parts, _ in group_into_steps(batches, keys_of, 0, recipe.accumulate, runtime, lambda key: None):
-            yield parts
+        keys_of = functools.partial(batches.order.parts, epoch)
+        yield from group_into_steps(batches, keys_of, 0, accumulate, plan.runtime, lambda key: None)
 
 
 def _steepest(points: list[LrPoint]) -> float:

@@ -18,7 +18,7 @@ from weft.models.building import build_described
 from weft.models.contract import resized
 from weft.models.families import VARIANTS
 from weft.recipes import Recipe
-from weft.train.arguments import start_file
+from weft.train.request import start_file
 
 
 def build_model(recipe: Recipe, num_classes: int) -> nn.Module:

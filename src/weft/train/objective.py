@@ -90,21 +90,6 @@ def class_shares(labels: Sequence[int], num_classes: int) -> Float[Tensor, " cla
     return (counts / counts.sum()).float()
 
 
-def check_balance(recipe: Recipe) -> None:
-    """Raise UsageError for two corrections of class frequencies: the second would favour rare classes twice."""
-    corrections = {
-        "data.sampling": recipe.data.sampling == "balanced",
-        "loss.class_weights": recipe.loss.class_weights == "balanced",
-        "loss.logit_adjustment": recipe.loss.logit_adjustment > 0,
-    }
-    used = [name for name, is_used in corrections.items() if is_used]
-    if len(used) > 1:
-        raise UsageError(
-            f"One setting must correct the class frequencies; got {' and '.join(used)}. Together they would favour rare"
-            " classes twice: keep one."
-        )
-
-
 class Objective:
     """Loss function: mean over the images of a batch.
 

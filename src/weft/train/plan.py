@@ -1,44 +1,44 @@
-"""Plan: from recipe and dataset to network, batches and learner, in one step.
+"""Plan: from the request of a user to recipe, network, batches and learner.
 
-The parts are built when they are first used: `--preview` loads no weights, and `--find-lr` uses no validation set.
+`make_plan` opens the dataset and makes the decisions that depend on it; `Plan.measured` makes those that need a
+measurement. The parts are built when they are first used: `--preview` loads no weights, and `--find-lr` uses no
+validation set.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 from torch import nn
 
+from weft.checkpoints.hub import source_of
 from weft.data import Splits, image_size_hint, open_data
 from weft.data.loading.loader import ImageLoader
-from weft.errors import UsageError
 from weft.inference.inputs import evaluation_batches
 from weft.models.families import default_model
-from weft.progress import reading, say
+from weft.progress import counting, reading, say
 from weft.recipes import Recipe
-from weft.recipes.load import default_recipe
+from weft.recipes.rules import check_rules
 from weft.runtime import Runtime
-from weft.system import file_name
 from weft.text import printable
 from weft.train import few_images
-from weft.train.arguments import load_plan_recipe as load_plan_recipe
 from weft.train.batch_size_finder import find_batch_size
 from weft.train.batches import training_batches, training_images
 from weft.train.distillation import open_teacher
+from weft.train.linear_probe import balance_of, fit_heads
 from weft.train.loop import Learner
-from weft.train.network import build_model, with_start_network
-from weft.train.objective import check_balance
+from weft.train.network import build_model, load_start_weights, with_start_network
 from weft.train.precision_finder import find_precision
 from weft.train.refusals import refusing
+from weft.train.request import Request
 from weft.train.sync_batchnorm import sync_batchnorm
 
 IMAGES_SEEN = 400_000  # training images, repetitions included, that a small problem needs from scratch
 EPOCHS = (10, 100)  # smallest and largest default
+FEATURE_BATCH = 32  # images per forward pass of the frozen network
 MAX_LEFT_OUT = 0.05  # of the training images, by an incomplete last step of each epoch, without a note
 
 
@@ -47,23 +47,25 @@ class Plan:
     """Everything that a training run consists of.
 
     Attributes:
-        recipe: with every decision made.
+        recipe: with every decision made; of `make_plan`, a batch size and a precision of `auto` are not measured yet.
         splits: training and validation images.
         runtime: device, precision and processes.
         notes: a sentence for each decision.
-        is_resumed: the weights come from a saved state, so public weights are not loaded.
+        loads_weights: load the public weights; not for a run whose weights come from a saved state.
+        fits_batches: the batch size is weft's to change, so that an epoch leaves out few images.
     """
 
     recipe: Recipe
     splits: Splits
     runtime: Runtime
     notes: tuple[str, ...] = ()
-    is_resumed: bool = False
+    loads_weights: bool = True
+    fits_batches: bool = False
 
     @cached_property
     def network(self) -> nn.Module:
         """The network on its device, initialised from the seed or with public weights."""
-        recipe = dataclasses.replace(self.recipe, pretrained=False) if self.is_resumed else self.recipe
+        recipe = self.recipe if self.loads_weights else dataclasses.replace(self.recipe, pretrained=False)
         with refusing(f"{recipe.model} must support these images and settings"):
             network = build_model(recipe, len(self.splits.classes)).to(self.runtime.device)
         if recipe.sync_bn and self.runtime.world > 1:
@@ -88,6 +90,63 @@ class Plan:
             share=dataclasses.replace(order.share, accumulate=1),
             on_lost=self.recipe.data.on_lost,
         )
+
+    def measured(self, *, measure: bool = True) -> Plan:
+        """Return the plan with a batch size and a precision of `auto` decided, and batches that leave out few images.
+
+        Args:
+            measure: time training steps; else a batch size of `auto` stays, for a plan that trains nothing.
+        """
+        recipe, runtime, images = self.recipe, self.runtime, len(self.splits.train)
+        notes, fits_batches = [*self.notes], self.fits_batches or recipe.batch_size == "auto"
+        is_auto = recipe.precision == "auto"
+        recipe = dataclasses.replace(recipe, precision=runtime.precision) if is_auto else recipe
+        with refusing(f"{recipe.model} must support training on this machine"):
+            if measure and recipe.batch_size == "auto":
+                batch_size, note = find_batch_size(recipe, len(self.splits.classes), images, runtime)
+                recipe = dataclasses.replace(recipe, batch_size=batch_size)
+                notes.append(note)
+            if measure and is_auto:
+                runtime, note = find_precision(recipe, len(self.splits.classes), runtime)
+                recipe = dataclasses.replace(recipe, precision=runtime.precision)
+                notes.append(note)
+        recipe, note = use_all_images(recipe, images, runtime.world, may_change=fits_batches)
+        notes += [note] if note else []
+        return dataclasses.replace(self, recipe=recipe, runtime=runtime, notes=tuple(notes))
+
+    def initialise(self, note: Callable[[str], None], *, quiet: bool) -> None:
+        """Give the network the weights that training starts from: given or public ones, and a fitted classifier.
+
+        Args:
+            note: called with a sentence for each.
+            quiet: print no progress.
+        """
+        if self.recipe.start_from is not None:
+            note(load_start_weights(self.network, self.recipe.start_from, self.splits.classes))
+        if self.recipe.pretrained:
+            note(f"Starts from the public weights {source_of(str(self.recipe.model))}.")
+        if self.recipe.head_init == "probe":
+            self._fit_heads(note, quiet=quiet)
+
+    def _fit_heads(self, note: Callable[[str], None], *, quiet: bool) -> None:
+        """Fit the classifiers of the network to the features of the training images, with a note on each."""
+        images = evaluation_batches(
+            self.splits.train, self.network, FEATURE_BATCH, self.recipe.workers, on_lost=self.recipe.data.on_lost
+        )
+        with counting(len(self.splits.train), quiet=quiet, task_name="features") as count:
+            probes = fit_heads(
+                self.network,
+                images,
+                len(self.splits.classes),
+                self.runtime,
+                balance=balance_of(self.recipe),
+                groups=self.splits.groups,
+                seed=self.recipe.seed,
+                label_smoothing=self.recipe.loss.label_smoothing if self.steps else 0.0,
+                on_batch=count,
+            )
+        for probe in probes:
+            note(probe.describe(self.splits.classes))
 
     def build(self) -> nn.Module:
         """Build network and batches, so that their errors come before a run starts; return the network."""
@@ -118,72 +177,29 @@ class Plan:
             return Learner(self.network, recipe, self.runtime, *counts, self.splits.train.labels, teacher)
 
 
-def leaves_batch_size(
-    data: str | Path | None, recipe: str | Path | None, settings: Mapping[str, Any] | None, given: Mapping[str, Any]
-) -> bool:
-    """Return whether the arguments of `train` leave the batch size to weft: no recipe and no batch size are given."""
-    is_given = given.get("batch_size") is not None or "batch_size" in (settings or {})
-    return not is_given and recipe is None and default_recipe(data) is None
-
-
-def make_plan(
-    recipe: Recipe,
-    runtime: Runtime,
-    *,
-    quiet: bool,
-    tune_batch_size: bool = True,
-    fit_batch_size: bool = False,
-    on_decided: Callable[[Recipe], None] = lambda recipe: None,
-    reload: Callable[[str, str], Recipe] | None = None,
-) -> Plan:
-    """Open the dataset and decide what the recipe leaves open: model, image size, epochs, batch size.
+def make_plan(request: Request, *, quiet: bool) -> Plan:
+    """Open the dataset and decide what the request leaves open, except what is measured (`Plan.measured`).
 
     Args:
-        recipe: as loaded.
-        runtime: device, precision and processes.
+        request: what the user asked for.
         quiet: print no progress and no notes.
-        tune_batch_size: measure the batch size and the precision if they are `auto`.
-        fit_batch_size: reduce the batch size if an incomplete last step would leave out many images.
-        on_decided: called with the recipe once model and epochs are decided, before anything is measured.
-        reload: loads the recipe again from another base recipe and with a model; None if the user named a recipe
-            or initial weights.
 
     Raises:
-        UsageError, DataError: settings or data that cannot be used.
+        UsageError, DataError, CheckpointError: settings, data or weights that cannot be used.
     """
-    if recipe.extend is not None:
-        raise UsageError("extend is for weft train alone, without --find-lr and --preview; omit it.")
+    asked = request.resolved
+    runtime = Runtime.of(asked.device, asked.precision, deterministic=asked.deterministic)
+    quiet = quiet or not runtime.is_main
+    recipe, note = few_images.with_available_weights(request)
+    if note and not quiet:
+        say(note)
     splits = open_splits(recipe, quiet)
-    size, reasons = image_size_hint(splits.train), []
-    if reload is not None:
-        if recipe.model is not None:
-            note = few_images.note_on_scratch(recipe.model, size, len(splits.train))
-        else:
-            model, note = few_images.choice(size, len(splits.train))
-            recipe = recipe if model is None else reload(few_images.RECIPE, model)
-        reasons = [note] if note else []
-    recipe, note = with_start_network(recipe)
-    if note:
-        reasons.append(note)
-    is_auto = recipe.precision == "auto"
-    if is_auto:
-        recipe = dataclasses.replace(recipe, precision=runtime.precision)
-    recipe, decisions = fill_in(recipe, size, len(splits.train), runtime.world)
-    decisions = [*reasons, *decisions]
-    on_decided(recipe)
-    fit_batch_size |= recipe.batch_size == "auto"
-    if tune_batch_size and recipe.batch_size == "auto":
-        with refusing(f"{recipe.model} must support training on this machine"):
-            batch_size, note = find_batch_size(recipe, len(splits.classes), len(splits.train), runtime)
-        recipe, decisions = dataclasses.replace(recipe, batch_size=batch_size), [*decisions, note]
-    if is_auto and tune_batch_size:
-        with refusing(f"{recipe.model} must support training on this machine"):
-            runtime, note = find_precision(recipe, len(splits.classes), runtime)
-        recipe, decisions = dataclasses.replace(recipe, precision=runtime.precision), [*decisions, note]
-    recipe, note = use_all_images(recipe, len(splits.train), runtime.world, may_change=fit_batch_size)
-    if note:
-        decisions.append(note)
-    return Plan(recipe, splits, runtime, (*splits.notes, *decisions))
+    size, count = image_size_hint(splits.train), len(splits.train)
+    recipe, on_weights = few_images.with_start_weights(request, recipe, size, count)
+    recipe, on_network = with_start_network(recipe)
+    recipe, decisions = fill_in(recipe, size, count, runtime.world)
+    notes = [note for note in (on_weights, on_network, *decisions) if note]
+    return Plan(recipe, splits, runtime, (*splits.notes, *notes), fits_batches=request.leaves_batch_size)
 
 
 def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int, world: int = 1) -> tuple[Recipe, list[str]]:
@@ -197,10 +213,10 @@ def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int, world:
 
     Returns:
         The complete recipe, and a sentence for each decision.
+
+    Raises:
+        UsageError: its settings contradict each other.
     """
-    if recipe.epochs == 0 and recipe.head_init != "probe":
-        raise UsageError("epochs must be at least 1, or 0 with --set head_init=probe; got 0.")
-    check_balance(recipe)
     notes: list[str] = []
     images = f"images of about {image_size[0]}x{image_size[1]} pixels"
     if recipe.model is None:
@@ -216,6 +232,7 @@ def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int, world:
         fitting = max(num_images // parts * parts, 1)
         recipe = dataclasses.replace(recipe, batch_size=fitting)
         notes.append(f"Batch size {fitting}: the training set has {num_images} images.")
+    check_rules(recipe)
     return recipe, notes
 
 
@@ -257,11 +274,6 @@ def use_all_images(recipe: Recipe, num_images: int, world: int = 1, *, may_chang
 def _batch_divisor(recipe: Recipe, world: int) -> int:
     """Return the number that must divide the batch size: parts of a step, and pairs of images if they are mixed."""
     return world * recipe.accumulate * (2 if recipe.augment.mixup or recipe.augment.cutmix else 1)
-
-
-def default_name(recipe: Recipe) -> str:
-    """Return MODEL-DATA, with only characters that are safe in a path."""
-    return file_name(f"{recipe.model}-{Path(recipe.data.source or '').resolve().name}")
 
 
 def open_splits(recipe: Recipe, quiet: bool) -> Splits:

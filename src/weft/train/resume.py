@@ -16,10 +16,11 @@ from weft.files import remove, write_text
 from weft.models.families import plugins
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import KEYS, recorded_environment
+from weft.recipes.rules import check_rules
 from weft.runs.directory import FINGERPRINT
 from weft.runtime import Runtime
-from weft.train.arguments import recipe_file
 from weft.train.environment import machine
+from weft.train.request import recipe_file
 from weft.train.state import RunMetadata, SkippedState, State, load_state, remove_incomplete, skipped_text
 
 FREE = ("workers", "device", "data.source", "save.every_minutes", "save.every_steps", "save.keep")
@@ -27,6 +28,7 @@ FREE = ("workers", "device", "data.source", "save.every_minutes", "save.every_st
 
 FIXED = (
     *("model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
+    "optim.freeze",  # the optimizer has no moments for frozen weights
     *(
         "data.limit",
         "data.val_fraction",
@@ -154,6 +156,7 @@ def open_run(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool)
     file = recipe_file(out)
     _check_plugins(file)
     recipe = load_recipe(file, overrides)
+    check_rules(recipe)
     old, new = _settings_as_json(load_recipe(file)), _settings_as_json(recipe)
     _changed_settings(out, old, new, override=override)
     state, skipped = load_state(out / "state", RunMetadata)

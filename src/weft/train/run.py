@@ -1,32 +1,36 @@
-"""`train`: start a training run from a dataset and a recipe, or resume one."""
+"""`train`, `find_lr` and `preview`: the functions that start or prepare a training run.
+
+Each one checks its request before torch is imported, and takes its plan from `make_plan`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
+from weft.devices import check_device
 from weft.errors import UsageError
-from weft.models.own import register_module
-from weft.progress import say
+from weft.files import check_writable, refuse_taken, writing
+from weft.progress import loading, say
 from weft.recipes import Recipe, load_recipe
-from weft.recipes.load import arguments_of, default_recipe, overrides_of, recipe_names
-from weft.runs.directory import Reservation, check_run_dir, locked, reserved, reserved_numbered
-from weft.runtime import Runtime
-from weft.train.arguments import check_resume, checked_recipe, load_plan_recipe
-from weft.train.extend import extend as extend_run
-from weft.train.extend import extended_recipe
-from weft.train.few_images import with_available_weights
-from weft.train.plan import Plan, default_name, leaves_batch_size, make_plan, open_splits
-from weft.train.results import RunResult
-from weft.train.resume import open_run
-from weft.train.single_run import TrainingRun
+from weft.recipes.load import arguments_of, overrides_of
+from weft.runs.directory import REPLACEABLE, Reservation, check_run_dir, locked, reserved, reserved_numbered
+from weft.system import file_name
+from weft.train.request import Request, check_resume, recipe_file
 from weft.train.stop import Stop, seconds_of
 from weft.train.track import check_trackers
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from weft.runtime import Runtime
+    from weft.train.lr_finder import LrFinding
+    from weft.train.plan import Plan
+    from weft.train.results import RunResult
 
 
 def train(
@@ -98,10 +102,8 @@ def train(
         StorageError: a file cannot be written.
         StoppedError: the run reached `max_time` or `stop_after`.
     """
-    if isinstance(model, nn.Module):
-        model = register_module(model, img_size=_size_of(img_size, resume))
-    elif not isinstance(model, (str, type(None))):
-        raise UsageError(f"model must be a name or a torch.nn.Module; got a {type(model).__name__}.")
+    if model is not None and not isinstance(model, str):
+        model = _registered(model, img_size, resume)
     given = arguments_of(locals())
     trackers = [track] if isinstance(track, str) else list(track)
     check_trackers(trackers)
@@ -116,107 +118,195 @@ def train(
         return _resume(Path(resume), overrides, override, stop, trackers, quiet)
     if override:
         raise UsageError("--override changes settings of a run that is resumed; got no --resume. Omit it.")
-    loaded, reason = checked_recipe(data, recipe, settings, given, from_scratch=from_scratch), ""
-    if recipe in recipe_names() and given.get("model") is None and "model" not in (settings or {}):
-        loaded, reason = with_available_weights(loaded)
-    if loaded.extend is not None:
+    request = Request.of(data, recipe, settings, given, from_scratch=from_scratch)
+    asked = request.resolved
+    if asked.extend is not None:
         more = {"from_scratch": from_scratch, "stop_after": stop_after, "max_time": max_time, "track": trackers}
         if names := [name for name, value in more.items() if value]:
             raise UsageError(f"--extend trains no epochs, so {names[0]} does not apply. Omit it.")
-        loaded = extended_recipe(loaded, data, recipe, settings or {}, given)
-        return _extend(loaded, out, force=force, quiet=quiet)
+    if out is not None:
+        check_run_dir(Path(out), str(asked.data.source))
+        refuse_taken(Path(out), REPLACEABLE, force=force)
+    if asked.extend is not None:
+        return _extend(request, out, force=force, quiet=quiet)
+    return _start(request, out, stop, trackers, force=force, quiet=quiet)
 
-    def reload(base: str, name: str) -> Recipe:
-        return load_plan_recipe(data, base, settings, {**given, "model": name})
 
-    is_open = recipe is None and not from_scratch and default_recipe(data) is None
-    is_open = is_open and loaded.start_from is None and not loaded.pretrained
-    return _start(
-        loaded,
-        out,
-        stop,
-        trackers,
-        reason,
-        fit_batch_size=leaves_batch_size(data, recipe, settings, given),
-        reload=reload if is_open else None,
-        force=force,
-        quiet=quiet,
-    )
+def find_lr(
+    data: str | Path | None = None,
+    model: str | None = None,
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
+    steps: int = 100,
+    quiet: bool = False,
+    **given: Any,
+) -> LrFinding:
+    """Try learning rates from 1e-7 to 1 in steps of the run that `train` would start, and suggest one.
+
+    Writes no files.
+
+    Args:
+        data, model, recipe, settings, from_scratch, quiet: as in `train`.
+        steps: number of rates to try.
+        given: other arguments of `train` that are settings, such as `batch_size`.
+
+    Raises:
+        UsageError, DataError, CheckpointError: as in `train`; also for a recipe without training steps.
+    """
+    if steps < 1:
+        raise UsageError(f"steps must be at least 1; got {steps}.")
+    more = {"model": model, **given}
+    request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--find-lr")
+    if request.resolved.epochs == 0:
+        raise UsageError("--find-lr tries training steps; got epochs 0, which has none. Pass --epochs N.")
+    plan = _planned(request, quiet=quiet)
+    from weft.train.lr_finder import sweep_lr
+
+    return sweep_lr(plan, steps, quiet=quiet or not plan.runtime.is_main)
+
+
+def preview(
+    data: str | Path | None = None,
+    model: str | None = None,
+    *,
+    out: str | Path,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+    **given: Any,
+) -> Path:
+    """Draw training images as the network receives them in the first epochs: cropped, augmented and mixed.
+
+    Args:
+        data, model, recipe, settings, from_scratch, quiet: as in `train`.
+        out: file to write; `.png`, `.pdf`, `.svg` or another format of matplotlib.
+        force: overwrite an existing file.
+        given: other arguments of `train` that are settings, such as `img_size`.
+
+    Raises:
+        UsageError: `out` exists or has an unsupported format; and as in `train`.
+        DataError: as in `train`.
+        StorageError: the file cannot be written.
+    """
+    path, more = Path(out), {"model": model, **given}
+    request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--preview FILE")
+    if os.environ.get("RANK", "0") == "0":  # the first of several processes writes the file
+        _check_image_file(path, force=force)
+    plan = _planned(request, quiet=quiet, measure=False)
+    if plan.runtime.is_main:
+        from weft.train.augment_preview import augmented_figure
+
+        network = dataclasses.replace(plan, loads_weights=False).network  # the weights are not used
+        figure = augmented_figure(plan.recipe, plan.splits, network)
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=120)
+    plan.runtime.wait()
+    return path
+
+
+def _check_image_file(path: Path, *, force: bool) -> None:
+    """Check that a preview can be written.
+
+    Raises:
+        UsageError: the file exists, or has an unsupported format.
+        StorageError: its directory cannot be written to.
+    """
+    if path.exists() and not (force and path.is_file()):
+        raise UsageError(f"--preview must name a new file; {path} exists already. Pass --force or another name.")
+    from matplotlib.backend_bases import FigureCanvasBase  # takes a second
+
+    if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
+        raise UsageError(f"--preview must name an image file, such as preview.png; got {path.name}.")
+    check_writable(path.parent)
+
+
+def _planned(request: Request, *, quiet: bool, measure: bool = True) -> Plan:
+    """Return the plan of the run that a request starts, and print its notes.
+
+    Args:
+        request: what the user asked for.
+        quiet: print no progress and no notes.
+        measure: time training steps for a batch size and a precision of `auto`.
+    """
+    _ = request.resolved  # refuses what it can before torch is imported
+    with loading(quiet=quiet):
+        from weft.train.plan import make_plan
+
+    plan = make_plan(request, quiet=quiet).measured(measure=measure)
+    for note in plan.notes if plan.runtime.is_main and not quiet else ():
+        say(note)
+    return plan
 
 
 def _start(
-    recipe: Recipe,
+    request: Request,
     out: str | Path | None,
     stop: Stop,
     trackers: Sequence[str],
-    reason: str,
     *,
-    fit_batch_size: bool,
-    reload: Callable[[str, str], Recipe] | None,
     force: bool,
     quiet: bool,
 ) -> RunResult:
-    """Start a new run. `reason` is a note on the recipe; `fit_batch_size` and `reload` are those of `make_plan`."""
-    runtime = Runtime.of(recipe.device, recipe.precision, deterministic=recipe.deterministic)
-    quiet = quiet or not runtime.is_main
-    if reason and not quiet:
-        say(reason)
-    with _NewDirectory(out, runtime, force=force, quiet=quiet) as directory:
-        directory.reserve(recipe)
-        plan = make_plan(
-            recipe,
-            runtime,
-            quiet=quiet,
-            fit_batch_size=fit_batch_size,
-            on_decided=directory.reserve,
-            reload=reload,
-        )
-        assert directory.reservation is not None
-        run = TrainingRun(plan, directory.reservation.path, stop, trackers, quiet)
-        return run.cross_validate(run.start(directory.reservation))
+    """Start a new run."""
+    with loading(quiet=quiet):
+        from weft.train.plan import make_plan
+        from weft.train.single_run import TrainingRun
+
+    plan = make_plan(request, quiet=quiet)
+    quiet = quiet or not plan.runtime.is_main
+    with _reserved(plan.recipe, plan.runtime, out, force=force, quiet=quiet) as reservation:
+        run = TrainingRun(plan.measured(), reservation.path, stop, trackers, quiet)
+        return run.cross_validate(run.start(reservation))
 
 
-class _NewDirectory(contextlib.ExitStack):
-    """The directory of a new run, which is reserved as soon as its name is known.
+@contextlib.contextmanager
+def _reserved(
+    recipe: Recipe, runtime: Runtime, out: str | Path | None, *, force: bool, quiet: bool
+) -> Iterator[Reservation]:
+    """Reserve the directory of a new run, in the first process.
 
     Args:
+        recipe: with its model.
+        runtime: the processes of the run.
         out: the directory; None for one in runs/, named after the model and the data, and numbered if it exists.
-        runtime: whose first process reserves it.
         force: replace an existing run.
         quiet: print no notes.
     """
-
-    def __init__(self, out: str | Path | None, runtime: Runtime, *, force: bool, quiet: bool) -> None:
-        super().__init__()
-        self.out, self.runtime, self.force, self.quiet = out, runtime, force, quiet
-        self.reservation: Reservation | None = None
-
-    def reserve(self, recipe: Recipe) -> None:
-        """Reserve the directory, unless it is reserved, or its name depends on a model that is not chosen yet."""
-        if self.reservation or (self.out is None and recipe.name is None and recipe.model is None):
-            return
-        folder = _folder_of(recipe, self.out)
+    folder = _folder_of(recipe, out)
+    with contextlib.ExitStack() as stack:
         reservation = None
-        if self.runtime.is_main:
-            is_numbered = self.out is None and not self.force
-            reservation = self.enter_context(
-                reserved_numbered(folder) if is_numbered else reserved(folder, force=self.force)
+        if runtime.is_main:
+            is_numbered = out is None and not force
+            reservation = stack.enter_context(
+                reserved_numbered(folder) if is_numbered else reserved(folder, force=force)
             )
-            if reservation.path != folder and not self.quiet:
+            if reservation.path != folder and not quiet:
                 say(f"{folder} exists; this run is {reservation.path}.")
-        chosen = self.runtime.gather(None if reservation is None else str(reservation.path))[0]  # of the first process
-        self.reservation = reservation or Reservation(Path(chosen), force=self.force)
+        chosen = runtime.gather(None if reservation is None else str(reservation.path))[0]  # of the first process
+        yield reservation or Reservation(Path(chosen), force=force)
 
 
 def _folder_of(recipe: Recipe, out: str | Path | None) -> Path:
-    """Return the directory of a run as it is named, before it is numbered."""
-    folder = Path(out) if out is not None else Path("runs") / (recipe.name or default_name(recipe))
+    """Return the directory of a run as it is named, before it is numbered: runs/MODEL-DATA, if nothing names it."""
+    default = file_name(f"{recipe.model}-{Path(recipe.data.source or '').resolve().name}")
+    folder = Path(out) if out is not None else Path("runs") / (recipe.name or default)
     check_run_dir(folder, str(recipe.data.source))
     return folder
 
 
-def _extend(recipe: Recipe, out: str | Path | None, *, force: bool, quiet: bool) -> RunResult:
+def _extend(request: Request, out: str | Path | None, *, force: bool, quiet: bool) -> RunResult:
     """Extend a run."""
+    with loading(quiet=quiet):
+        from weft.runtime import Runtime
+        from weft.train.extend import extend, extended_recipe
+        from weft.train.results import RunResult
+
+    recipe = extended_recipe(request)
     runtime = Runtime.of(recipe.device, recipe.precision, deterministic=recipe.deterministic)
     quiet = quiet or not runtime.is_main
     if runtime.world > 1:
@@ -226,7 +316,7 @@ def _extend(recipe: Recipe, out: str | Path | None, *, force: bool, quiet: bool)
     if folder.resolve() == Path(str(recipe.extend)).resolve():
         raise UsageError(f"The run that is extended stays as it is; got {folder} also as --out. Choose another --out.")
     with reserved(folder, force=force) if out is not None or force else reserved_numbered(folder) as reservation:
-        result = extend_run(recipe, reservation, runtime, quiet=quiet)
+        result = extend(recipe, reservation, runtime, quiet=quiet)
     return RunResult(
         out=reservation.path,
         model=str(recipe.model),
@@ -244,6 +334,17 @@ def _extend(recipe: Recipe, out: str | Path | None, *, force: bool, quiet: bool)
     )
 
 
+def _registered(module: Any, img_size: int | tuple[int, int] | str | None, resume: str | Path | None) -> str:
+    """Register a module to train; return its name."""
+    from torch import nn
+
+    from weft.models.own import register_module
+
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"model must be a name or a torch.nn.Module; got a {type(module).__name__}.")
+    return register_module(module, img_size=_size_of(img_size, resume))
+
+
 def _size_of(img_size: int | tuple[int, int] | str | None, resume: str | Path | None) -> int | tuple[int, int] | None:
     """Return an image size as numbers; that of the run to resume, if none is given."""
     if img_size is None and resume is not None and (file := Path(resume) / "recipe.yaml").is_file():
@@ -254,11 +355,19 @@ def _size_of(img_size: int | tuple[int, int] | str | None, resume: str | Path | 
 def _resume(
     out: Path, overrides: Sequence[tuple[str, Any]], override: bool, stop: Stop, trackers: Sequence[str], quiet: bool
 ) -> RunResult:
+    """Resume a run."""
+    check_device(load_recipe(recipe_file(out), overrides).device)
+    with loading(quiet=quiet):
+        from weft.runtime import Runtime
+        from weft.train.plan import Plan, open_splits
+        from weft.train.resume import open_run
+        from weft.train.single_run import TrainingRun
+
     run = open_run(out, overrides, override=override)
     runtime = Runtime.of(run.recipe.device, run.recipe.precision, deterministic=run.recipe.deterministic)
     quiet = quiet or not runtime.is_main
     with locked(out) if runtime.is_main else contextlib.nullcontext():
         recipe = dataclasses.replace(run.recipe, precision=runtime.precision)  # that of an override may be `auto`
-        plan = Plan(recipe, open_splits(recipe, quiet), runtime, is_resumed=True)
+        plan = Plan(recipe, open_splits(recipe, quiet), runtime, loads_weights=False)
         resumed = TrainingRun(plan, out, stop, trackers, quiet)
         return resumed.cross_validate(resumed.resume(run))

@@ -12,12 +12,10 @@ import torch
 
 from weft.capabilities import bf16_note
 from weft.checkpoints import save_model_dir
-from weft.checkpoints.hub import source_of
 from weft.checkpoints.model_dir import read_config
 from weft.data.loading.order import epochs_of
 from weft.files import remove, sweep, write_text
 from weft.inference.arguments import check_other
-from weft.inference.inputs import evaluation_batches
 from weft.inference.metrics import Evaluation
 from weft.intervals import grouped_text
 from weft.models.contract import preprocessing
@@ -29,9 +27,7 @@ from weft.train.batches import batch_arithmetic
 from weft.train.distillation import Teacher, is_cached
 from weft.train.environment import environment
 from weft.train.folds import cross_validate, write_cross_validation
-from weft.train.linear_probe import balance_of, fit_heads
 from weft.train.loop import Learner
-from weft.train.network import load_start_weights
 from weft.train.plan import Plan, open_splits
 from weft.train.refusals import memory_error, refusing
 from weft.train.reporter import Reporter
@@ -42,8 +38,6 @@ from weft.train.state import State, newest_step
 from weft.train.stop import Stop
 from weft.train.track import Tracker
 from weft.train.unknown import read_public_classifier, store_public_classifier
-
-FEATURE_BATCH = 32  # images per forward pass of the frozen network
 
 
 class TrainingRun:
@@ -79,12 +73,7 @@ class TrainingRun:
             self.note(busy)
         if (emulated := bf16_note(self.runtime.device.type, self.runtime.precision)) is not None:
             self.note(emulated)
-        if self.recipe.start_from is not None:
-            self.note(load_start_weights(self.model, self.recipe.start_from, self.splits.classes))
-        if self.recipe.pretrained:
-            self.note(f"Starts from the public weights {source_of(str(self.recipe.model))}.")
-        if self.recipe.head_init == "probe":
-            self._fit_heads()
+        self.plan.initialise(self.note, quiet=self.quiet)
         learner = self.plan.learner()
         self._dry_run(learner)
         if self.runtime.is_main:
@@ -144,7 +133,7 @@ class TrainingRun:
         """Start or resume the run of a fold."""
         is_started = self.runtime.max([float(newest_step(folder / "state") is not None)])[0]
         saved = open_run(folder, (), override=False) if is_started else None
-        plan = Plan(recipe, open_splits(recipe, quiet=True), self.runtime, is_resumed=saved is not None)
+        plan = Plan(recipe, open_splits(recipe, quiet=True), self.runtime, loads_weights=saved is None)
         run = TrainingRun(plan, folder, self.stop, (), self.quiet, self.resumed_by or self.out)
         if saved is not None:
             run.resume(saved)
@@ -173,27 +162,6 @@ class TrainingRun:
             requirement = f"The teacher {recipe.distill.teacher} must support {height}x{width} pixels"
             with refusing(requirement, out_of_memory):
                 learner.teacher(images, ())
-
-    def _fit_heads(self) -> None:
-        """Fit the classifiers of the network to the features of the training images, with a note on each."""
-        images = evaluation_batches(
-            self.splits.train, self.model, FEATURE_BATCH, self.recipe.workers, on_lost=self.recipe.data.on_lost
-        )
-        num_classes = len(self.splits.classes)
-        with counting(len(self.splits.train), quiet=self.quiet, task_name="features") as count:
-            probes = fit_heads(
-                self.model,
-                images,
-                num_classes,
-                self.runtime,
-                balance=balance_of(self.recipe),
-                groups=self.splits.groups,
-                seed=self.recipe.seed,
-                label_smoothing=self.recipe.loss.label_smoothing if self.plan.steps else 0.0,
-                on_batch=count,
-            )
-        for probe in probes:
-            self.note(probe.describe(self.splits.classes))
 
     def _check_saving(self) -> None:
         """Save and load a model directory, so that a model that cannot be saved fails before the run starts."""

@@ -1,0 +1,50 @@
+"""Rules between settings. They hold for the recipe that trains: defaults and parts of a recipe may break them."""
+
+from __future__ import annotations
+
+from weft.errors import UsageError
+from weft.recipes.schema import Recipe
+
+
+def check_rules(recipe: Recipe, *, has_weights: bool = False) -> None:
+    """Check that the settings of a complete recipe fit together.
+
+    Call it with the recipe that trains, after the last decision on it.
+
+    Args:
+        recipe: with every setting that weft decides.
+        has_weights: it starts from trained weights that it does not name yet, such as those of another run.
+
+    Raises:
+        UsageError: two settings contradict each other.
+    """
+    model, data = recipe.model or "the network", recipe.data
+    if recipe.epochs == 0 and recipe.head_init != "probe":
+        raise UsageError("epochs must be at least 1, or 0 with --set head_init=probe; got 0.")
+    if recipe.optim.freeze == "backbone" and not (has_weights or recipe.pretrained or recipe.start_from):
+        raise UsageError(
+            f"optim.freeze: backbone needs trained weights; {model} starts from random ones. Set pretrained or"
+            " start_from, or set optim.freeze: none."
+        )
+    if data.fold is not None and (data.folds is None or data.fold > data.folds):
+        number = "none" if data.folds is None else data.folds
+        raise UsageError(
+            f"data.fold must be one of the folds of data.folds, from 1; got fold {data.fold} and folds {number}. Set"
+            " --folds N, or omit data.fold."
+        )
+    _check_balance(recipe)
+
+
+def _check_balance(recipe: Recipe) -> None:
+    """Refuse two corrections of class frequencies: the second would favour rare classes twice."""
+    corrections = {
+        "data.sampling": recipe.data.sampling == "balanced",
+        "loss.class_weights": recipe.loss.class_weights == "balanced",
+        "loss.logit_adjustment": recipe.loss.logit_adjustment > 0,
+    }
+    used = [name for name, is_used in corrections.items() if is_used]
+    if len(used) > 1:
+        raise UsageError(
+            f"One setting must correct the class frequencies; got {' and '.join(used)}. Together they would favour rare"
+            " classes twice: keep one."
+        )

@@ -1,0 +1,210 @@
+"""What a user asks to train, and the recipe that it stands for: every check that needs neither torch nor the images."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from weft.checkpoints.finding import CONFIG, PREFIX, WEIGHTS
+from weft.data.sources.open import check_exists
+from weft.devices import check_device
+from weft.errors import CheckpointError, UsageError
+from weft.inference.arguments import check_other
+from weft.models.timm_names import check_name
+from weft.recipes import Recipe, load_recipe
+from weft.recipes.load import default_recipe, overrides_of, recipe_names
+from weft.recipes.rules import check_rules
+
+
+@dataclass(frozen=True)
+class Request:
+    """A training run that a user asks for: what was named, and nothing that weft decides.
+
+    `train`, `find_lr` and `preview` make their plan from a request alone, so that all three have the same one.
+
+    Attributes:
+        data: the dataset; None for that of the recipe.
+        recipe: name of a recipe of weft, or a YAML file; None if none was named.
+        settings: (dotted key, value) of every setting that was named, those with an argument of their own included.
+        from_scratch: start from random weights also where weft would use public ones.
+        option: option of `weft train` to name in errors.
+    """
+
+    data: str | Path | None
+    recipe: str | Path | None
+    settings: tuple[tuple[str, Any], ...]
+    from_scratch: bool = False
+    option: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        data: str | Path | None,
+        recipe: str | Path | None,
+        settings: Mapping[str, Any] | None,
+        given: Mapping[str, Any],
+        *,
+        from_scratch: bool = False,
+        option: str = "",
+    ) -> Request:
+        """Return the request of a call.
+
+        Args:
+            data, recipe, settings, from_scratch: as in `train`.
+            given: arguments of `train` that are settings, by name; None if not given.
+            option: option of `weft train` to name in errors.
+        """
+        return cls(data, recipe, tuple(overrides_of(data, settings or {}, given)), from_scratch, option)
+
+    def says(self, key: str) -> bool:
+        """Return whether a setting was named, other than in a recipe."""
+        return any(known == key for known, _ in self.settings)
+
+    @property
+    def base(self) -> str | Path | None:
+        """The recipe that the settings are applied to: the named one, or that of a dataset with one of its own."""
+        if self.recipe or self.says("extend"):  # the recipe of an extension is that of the run
+            return self.recipe
+        return default_recipe(self.data)
+
+    @property
+    def leaves_batch_size(self) -> bool:
+        """Whether the batch size is left to weft: neither it nor a recipe is named."""
+        return self.base is None and not self.says("batch_size")
+
+    def leaves_weights(self, recipe: Recipe) -> bool:
+        """Return whether the weights to start from are left to weft: neither they nor a recipe are named.
+
+        Args:
+            recipe: the recipe as far as it is known.
+        """
+        is_named = self.base is not None or self.from_scratch or recipe.start_from is not None or recipe.pretrained
+        return not is_named
+
+    def load(self, base: str | Path | None, **settings: Any) -> Recipe:
+        """Load the recipe for another base, with more settings.
+
+        Weights to start from replace public weights, and their network replaces that of a recipe of weft.
+
+        Raises:
+            UsageError: an invalid setting, or no dataset.
+            CheckpointError: there are no such weights to start from.
+        """
+        loaded = load_recipe(base, [*self.settings, *settings.items()])
+        if loaded.data.source is None:
+            raise UsageError(
+                f"Training needs images; got none. Name a folder or `digits`: weft train DATA {self.option}".rstrip()
+                + "."
+            )
+        if loaded.pretrained and loaded.start_from is not None:
+            is_named = self.says("model") or self.recipe not in recipe_names()
+            start = loaded.start_from
+            is_described = start.startswith(PREFIX) or (start_file(start).parent / CONFIG).is_file()
+            model = None if is_described and not is_named else loaded.model
+            loaded = dataclasses.replace(loaded, model=model, pretrained=False)
+        return loaded
+
+    @cached_property
+    def resolved(self) -> Recipe:
+        """The recipe as far as it is known without the images, checked.
+
+        Raises:
+            UsageError: an invalid setting, an unknown model, a device that this machine does not have, settings that
+                contradict each other, or no dataset.
+            DataError: there is no such dataset, or none of the images of `data.other` can be read.
+            CheckpointError: there are no such weights to start from.
+        """
+        recipe = self.load(self.base)
+        if recipe.extend is not None and self.option:
+            raise UsageError(f"extend is for weft train alone, without {self.option}; omit it.")
+        if recipe.data.other is not None:
+            check_other(recipe.data.other)
+        if self.from_scratch:
+            recipe = self._without_weights(recipe)
+        check_device(recipe.device)
+        if recipe.model is not None:
+            check_name(recipe.model)
+        if recipe.start_from is not None and not recipe.start_from.startswith(PREFIX):
+            start_file(recipe.start_from)
+        check_exists(str(recipe.data.source))
+        is_open = recipe.model is None and self.leaves_weights(recipe)  # the images may choose another recipe
+        if recipe.extend is None and not is_open:
+            check_rules(recipe)
+        return recipe
+
+    def _without_weights(self, recipe: Recipe) -> Recipe:
+        """Return a recipe that starts from random weights.
+
+        Raises:
+            UsageError: the user named weights to start from, or a classifier that needs trained weights.
+        """
+        if recipe.start_from is not None:
+            raise UsageError("--from-scratch and --from exclude each other; omit one of them.")
+        if recipe.epochs == 0:
+            raise UsageError(
+                "--from-scratch needs epochs, since a linear probe needs trained weights; got epochs 0. Omit it, or"
+                " pass --epochs N."
+            )
+        named = {"pretrained": recipe.pretrained, "head_init": recipe.head_init == "probe"}
+        for key, is_on in named.items():
+            if is_on and self.says(key):
+                raise UsageError(
+                    f"--from-scratch and {key}: {str(getattr(recipe, key)).lower()} exclude each other, since the"
+                    " latter needs trained weights; omit one of them."
+                )
+        return dataclasses.replace(recipe, pretrained=False, head_init="random")
+
+
+def start_file(source: str | Path) -> Path:
+    """Return the file of the weights that `--from` names.
+
+    Args:
+        source: a run directory (its best model), a model directory, or a checkpoint file.
+
+    Raises:
+        CheckpointError: it is none of these.
+    """
+    folders = (Path(source) / "best", Path(source))
+    path = next((folder / WEIGHTS for folder in folders if (folder / WEIGHTS).is_file()), Path(source))
+    if path.is_dir() or not path.exists():
+        raise CheckpointError(
+            f"--from must name a run, a model directory or a checkpoint file; {source} is none of these."
+        )
+    return path
+
+
+def check_resume(
+    resume: str | Path, recipe: str | Path | None, out: str | Path | None, *, force: bool, from_scratch: bool
+) -> None:
+    """Check that no argument contradicts `resume`, and that it is a run directory.
+
+    Raises:
+        UsageError: an argument contradicts it.
+        CheckpointError: it is no run directory.
+    """
+    if recipe is not None or out is not None or force:
+        raise UsageError(
+            "--resume uses the recipe and the directory of the run; got --recipe, --out or --force. Omit them."
+        )
+    if from_scratch:
+        raise UsageError("--resume continues from the saved state of a run; got --from-scratch. Omit one of them.")
+    recipe_file(Path(resume))
+
+
+def recipe_file(run: Path) -> Path:
+    """Return the recipe of a run directory.
+
+    Raises:
+        CheckpointError: it has none.
+    """
+    file = run / "recipe.yaml"
+    if not file.is_file():
+        raise CheckpointError(
+            f"--resume must name a run directory; {run} has no recipe.yaml."
+            " To start a new run from its weights: weft train DATA --from PATH."
+        )
+    return file

@@ -1,0 +1,61 @@
+"""Rules between settings: they hold for the recipe that trains, not for a part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weft.errors import UsageError
+from weft.recipes import Recipe, load_recipe
+from weft.recipes.rules import check_rules
+
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"epochs": 0}, r"epochs must be at least 1, or 0 with --set head_init=probe; got 0"),
+    (
+        {"optim.freeze": "backbone", "model": "cvt_13"},
+        r"freeze: backbone needs trained weights; cvt_13 starts from random ones",
+    ),
+    ({"data.fold": 1}, r"got fold 1 and folds none\. Set --folds N"),
+    ({"data.fold": 4, "data.folds": 3}, r"got fold 4 and folds 3\."),
+    (
+        {"loss.class_weights": "balanced", "loss.logit_adjustment": 1},
+        r"got loss\.class_weights and loss\.logit_adjustment",
+    ),
+    ({"data.sampling": "balanced", "loss.logit_adjustment": 1}, r"got data\.sampling and loss\.logit_adjustment"),
+]
+KEPT: list[dict[str, Any]] = [
+    {},
+    {"epochs": 0, "head_init": "probe"},
+    {"optim.freeze": "backbone", "pretrained": True},
+    {"optim.freeze": "backbone", "start_from": "somewhere"},
+    {"data.fold": 3, "data.folds": 3},
+    {"data.folds": 3},
+    {"loss.class_weights": "balanced", "loss.focal_gamma": 2},
+]
+
+
+def recipe_of(settings: dict[str, Any]) -> Recipe:
+    return load_recipe(overrides=settings.items())
+
+
+@pytest.mark.parametrize(("settings", "message"), BROKEN)
+def test_a_recipe_that_breaks_a_rule_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_rules(recipe_of(settings))
+
+
+@pytest.mark.parametrize("settings", KEPT)
+def test_a_recipe_that_keeps_the_rules_passes(settings: dict[str, Any]) -> None:
+    check_rules(recipe_of(settings))
+
+
+def test_weights_that_a_recipe_does_not_name_yet_count() -> None:
+    check_rules(recipe_of({"optim.freeze": "backbone"}), has_weights=True)
+
+
+@pytest.mark.parametrize(("settings", "message"), BROKEN)
+def test_a_part_of_a_recipe_may_break_a_rule(settings: dict[str, Any], message: str) -> None:
+    """What is missing comes from the recipe that the settings are applied to."""
+    for key, value in settings.items():
+        recipe_of({key: value})

@@ -1,0 +1,370 @@
+"""The plan of a run: `train`, `find_lr` and `preview` have the same one, and recipe.yaml records it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from tests.train import tiny
+from weft.checkpoints.hub import create_model
+from weft.cli import main
+from weft.errors import StoppedError, UsageError
+from weft.recipes import Recipe, load_recipe
+from weft.runtime import Runtime
+from weft.train import few_images, find_lr, loop, preview, train
+from weft.train.plan import Plan
+
+LITE = "tf_efficientnet_lite0"  # its weights are in a package
+HUB = "levit_256"  # those of recipe finetune are on the hub
+NANO = {"model": "levit_nano_32", "model_args.depth": [1, 1, 1], "batch_size": 12, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """21 photos that are large enough for public weights."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    for number, colour in enumerate(("red", "green", "blue")):
+        for image in range(7):
+            path = folder / colour / f"{image}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (128, 120), (30 * image, 80 * number, 90)).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.paint(tmp_path_factory.mktemp("data") / "noise", per_class=6)
+
+
+@pytest.fixture(scope="module")
+def start(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run to start from."""
+    out = tmp_path_factory.mktemp("runs") / "start"
+    return train(noise, settings={**NANO, "epochs": 1, "seed": 5}, out=out, quiet=True).out
+
+
+@pytest.fixture(params=["hub", "package", "nothing"])
+def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Public weights that can be had; none of them are loaded."""
+    monkeypatch.setattr(few_images, "is_reachable", lambda: request.param == "hub")
+    monkeypatch.setattr(few_images, "is_cached", lambda name: False)
+    monkeypatch.setattr(few_images, "bundle_of", lambda name: True if request.param == "package" else None)
+    return request.param
+
+
+@pytest.fixture
+def public(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Public weights of every network: all values are the same."""
+
+    def create(name: str, *, pretrained: bool = False, **arguments: Any) -> nn.Module:
+        model = create_model(name, **arguments)
+        if pretrained:
+            for parameter in model.parameters():
+                nn.init.constant_(parameter, 0.25)
+        return model
+
+    monkeypatch.setattr("weft.train.network.create_model", create)
+
+
+class Caught(Exception):
+    """Carries a value out of a run that begins."""
+
+
+def caught(call: Callable[[], object]) -> Any:
+    with pytest.raises(Caught) as error:
+        call()
+    return error.value.args[0]
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training, a sweep and a preview end with their plan. No network is built, and no step is timed."""
+
+    def build(recipe: Recipe, num_classes: int) -> nn.Module:
+        assert not recipe.pretrained, "a preview loads no weights"
+        return nn.Identity()
+
+    monkeypatch.setattr("weft.train.single_run.TrainingRun.__init__", lambda self, plan, *_: _raise(plan))
+    monkeypatch.setattr("weft.train.lr_finder.sweep_lr", lambda plan, *_, **__: _raise(plan))
+    monkeypatch.setattr("weft.train.augment_preview.augmented_figure", lambda recipe, *_: _raise(recipe))
+    monkeypatch.setattr("weft.train.plan.build_model", build)
+    monkeypatch.setattr("weft.train.plan.find_batch_size", lambda *_: (16, "Batch size 16."))
+    monkeypatch.setattr("weft.train.plan.find_precision", lambda recipe, num_classes, runtime: (runtime, "Precision."))
+
+
+def _raise(value: object) -> None:
+    raise Caught(value)
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "few images": {},
+    "few images, with settings": {"settings": {"optim.lr": 0.5, "augment.scale": [0.5, 1]}, "epochs": 3},
+    "from scratch": {"from_scratch": True},
+    "a model": {"model": "levit_128s"},
+    "a recipe": {"recipe": "small_images"},
+    "a recipe with weights": {"recipe": "finetune"},
+    "a recipe with weights, from scratch": {"recipe": "finetune", "from_scratch": True},
+    "a recipe and a model": {"recipe": "small_folder", "model": "cvt_13"},
+    "a batch size": {"batch_size": "auto", "from_scratch": True},
+    "a precision": {"precision": "bf16", "img_size": 96},
+    "a run": {"start_from": "START"},
+    "a run and a recipe with weights": {"start_from": "START", "recipe": "finetune"},
+    "folds": {"folds": 3, "seed": 4, "device": "cpu"},
+}
+
+
+@pytest.mark.usefixtures("plans", "weights")
+@pytest.mark.parametrize("name", REQUESTS)
+def test_find_lr_and_preview_see_the_plan_of_train(name: str, photos: Path, start: Path, tmp_path: Path) -> None:
+    request = {key: str(start) if value == "START" else value for key, value in REQUESTS[name].items()}
+    plan: Plan = caught(lambda: train(photos, out=tmp_path / "run", quiet=True, **request))
+    swept: Plan = caught(lambda: find_lr(photos, quiet=True, **request))
+    shown: Recipe = caught(lambda: preview(photos, out=tmp_path / "seen.png", quiet=True, **request))
+    assert swept.recipe == plan.recipe
+    assert (swept.notes, swept.runtime.precision) == (plan.notes, plan.runtime.precision)
+    assert list(swept.splits.val.keys) == list(plan.splits.val.keys)
+    if request.get("batch_size") == "auto":
+        assert shown.batch_size == "auto", "a preview times no steps"
+        shown = dataclasses.replace(shown, batch_size=plan.recipe.batch_size)
+    assert shown == plan.recipe
+
+
+@pytest.mark.usefixtures("plans")
+def test_few_images_are_planned_from_the_weights_at_hand(weights: str, photos: Path) -> None:
+    """What the plans above are, so that all three cannot be wrong together."""
+    recipe = caught(lambda: find_lr(photos, quiet=True)).recipe
+    model = {"hub": HUB, "package": LITE, "nothing": "levit_128s"}[weights]
+    assert (recipe.model, recipe.pretrained) == (model, weights != "nothing")
+    assert recipe.head_init == ("random" if weights == "nothing" else "probe")
+    scratch = caught(lambda: find_lr(photos, from_scratch=True, quiet=True)).recipe
+    assert (scratch.model, scratch.pretrained, scratch.head_init) == ("levit_128s", False, "random")
+    named = caught(lambda: find_lr(photos, recipe="finetune", quiet=True)).recipe
+    assert named.model == (LITE if weights == "package" else HUB)
+
+
+@pytest.mark.usefixtures("plans", "weights")
+def test_notes_of_the_plan_are_printed_before_a_sweep(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = caught(lambda: find_lr(photos))
+    printed = " ".join(capsys.readouterr().err.split())
+    assert all(note in printed for note in plan.notes)
+
+
+STARTS: dict[str, dict[str, Any]] = {
+    "random weights": {},
+    "public weights": {"pretrained": True},
+    "public weights and a fitted classifier": {"pretrained": True, "head_init": "probe"},
+    "a fitted classifier": {"head_init": "probe"},
+    "a run": {"start_from": "START"},
+    "a run with other classes and a fitted classifier": {"start_from": "START", "head_init": "probe"},
+}
+
+
+@pytest.mark.usefixtures("public")
+@pytest.mark.parametrize("name", STARTS)
+def test_find_lr_starts_from_the_weights_that_training_starts_from(
+    name: str, noise: Path, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+
+    def stop(self: loop.Learner, *_: object) -> None:
+        raise Caught({key: value.clone() for key, value in self.model.state_dict().items()})
+
+    monkeypatch.setattr(loop.Learner, "train_step", stop)
+    more = {key: str(start) if value == "START" else value for key, value in STARTS[name].items()}
+    settings = {**NANO, "epochs": 2, **more}
+    trained = caught(lambda: train(noise, settings=settings, out=tmp_path / "run", quiet=True))
+    swept: dict[str, Tensor] = caught(lambda: find_lr(noise, settings=settings, quiet=True))
+    assert trained.keys() == swept.keys()
+    assert all(torch.equal(trained[key], swept[key]) for key in trained)
+
+
+def test_find_lr_trains_as_the_run_would(noise: Path, start: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the teacher of the run, and one epoch after another."""
+    learners: list[loop.Learner] = []
+    step = loop.Learner.train_step
+
+    def record(self: loop.Learner, *arguments: Any) -> loop.StepResult:
+        learners.append(self)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(loop.Learner, "train_step", record)
+    settings = {**NANO, "batch_size": 6, "epochs": 1, "distill.teacher": str(start / "best"), "optim.ema_decay": 0.9}
+    finding = find_lr(noise, settings=settings, steps=4, quiet=True)
+    assert [point.lr for point in finding.points] == pytest.approx([1e-7, 1e-7 ** (2 / 3), 1e-7 ** (1 / 3), 1])
+    assert all(learner.teacher is not None and learner.ema is not None for learner in learners)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": 0, "recipe": "probe"}, r"--find-lr tries training steps; got epochs 0"),
+        ({"extend": "run"}, r"extend is for weft train alone, without --find-lr; omit it"),
+    ],
+)
+def test_a_sweep_that_prepares_no_training_is_refused(arguments: dict[str, Any], message: str, noise: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_lr(noise, quiet=True, **arguments)
+
+
+@pytest.mark.parametrize("option", [["--find-lr"], ["--preview", "seen.png"]])
+def test_a_run_that_exists_is_not_prepared(
+    option: list[str], noise: Path, start: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(noise), "--resume", str(start), *option]) == 2
+    assert f"{option[0]} prepares a new run, and --resume continues one." in capsys.readouterr().err
+
+
+# recipe.yaml
+
+
+@pytest.mark.usefixtures("public")
+@pytest.mark.parametrize("name", ["random weights", "public weights", "a run", "a resumed run", "a changed run"])
+def test_recipe_yaml_is_the_recipe_that_trained(
+    name: str, noise: Path, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Recipe] = []
+    step = loop.Learner.train_step
+
+    def record(self: loop.Learner, *arguments: Any) -> loop.StepResult:
+        trained.append(self.recipe)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(loop.Learner, "train_step", record)
+    monkeypatch.setattr("weft.train.plan.find_precision", lambda recipe, num_classes, runtime: (runtime, "Precision."))
+    settings: dict[str, Any] = {**NANO, "batch_size": 6, "precision": "auto", "optim.lr": "3e-4", "epochs": 1}
+    if name == "public weights":
+        settings |= {"pretrained": True}
+    if name == "a run":
+        settings |= {"start_from": str(start)}
+    out = tmp_path / "run"
+    if name in ("a resumed run", "a changed run"):
+        with pytest.raises(StoppedError):
+            train(noise, settings={**settings, "epochs": 2}, stop_after=1, out=out, quiet=True)
+        trained.clear()
+        changed = {"optim.lr": 1e-5} if name == "a changed run" else {}
+        train(resume=out, settings=changed, override=bool(changed), quiet=True)
+        assert trained[-1].optim.lr == (1e-5 if changed else 3e-4)
+    else:
+        train(noise, settings=settings, out=out, quiet=True)
+    written = load_recipe(out / "recipe.yaml")
+    assert [dataclasses.replace(recipe, environment={}) for recipe in trained] == [written] * len(trained)
+    assert trained
+
+
+# Rules between settings
+
+FROZEN = {"optim.freeze": "backbone"}
+
+
+@pytest.mark.usefixtures("plans")
+def test_frozen_layers_need_weights_in_the_plan_and_not_in_the_defaults(
+    weights: str, photos: Path, start: Path, tmp_path: Path
+) -> None:
+    more = {"out": tmp_path / "run", "quiet": True}
+    allowed: list[dict[str, Any]] = [{"recipe": "finetune"}, {"start_from": str(start)}]
+    refused: list[dict[str, Any]] = [{"from_scratch": True}, {"model": "levit_128s"}, {"recipe": "small_images"}]
+    refused += [{"recipe": "finetune", "from_scratch": True}]
+    (refused if weights == "nothing" else allowed).append({})  # weft chooses, with a note
+    for request in allowed:
+        plan = caught(lambda request=request: train(photos, settings=FROZEN, **more, **request))
+        assert plan.recipe.optim.freeze == "backbone"
+        assert plan.recipe.pretrained or plan.recipe.start_from
+    for request in refused:
+        with pytest.raises(UsageError, match=r"freeze: backbone needs trained weights; .* starts from random ones"):
+            train(photos, settings=FROZEN, **more, **request)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pretrained": True}, "--from-scratch and pretrained: true exclude each other"),
+        ({"head_init": "probe"}, "--from-scratch and head_init: probe exclude each other"),
+    ],
+)
+def test_random_weights_that_the_user_contradicts_are_refused(
+    settings: dict[str, Any], message: str, noise: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        train(noise, settings={**NANO, **settings}, from_scratch=True, out=tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize("start_freeze", ["none", "backbone"])
+def test_a_resumed_run_keeps_what_is_frozen(start_freeze: str, noise: Path, start: Path, tmp_path: Path) -> None:
+    """The optimizer's state is that of the weights that were trained. Said again, the value is no change."""
+    settings = {**NANO, "epochs": 2, "optim.freeze": start_freeze, "start_from": str(start)}
+    with pytest.raises(StoppedError):
+        train(noise, settings=settings, stop_after=1, out=tmp_path / "run", quiet=True)
+    other = "none" if start_freeze == "backbone" else "backbone"
+    with pytest.raises(UsageError, match=f"cannot change its optim.freeze; in .* is {start_freeze}, got {other}"):
+        train(resume=tmp_path / "run", settings={"optim.freeze": other}, override=True, quiet=True)
+    assert main(["train", "--resume", str(tmp_path / "run"), "--set", f"optim.freeze={start_freeze}", "--quiet"]) == 0
+
+
+def test_a_resumed_run_keeps_the_rules(noise: Path, tmp_path: Path) -> None:
+    settings = {**NANO, "epochs": 2, "data.sampling": "balanced"}
+    with pytest.raises(StoppedError):
+        train(noise, settings=settings, stop_after=1, out=tmp_path / "run", quiet=True)
+    with pytest.raises(UsageError, match=r"got data\.sampling and loss\.class_weights"):
+        train(resume=tmp_path / "run", settings={"loss.class_weights": "balanced"}, override=True, quiet=True)
+
+
+def test_the_device_of_a_resumed_run_is_that_of_its_recipe(
+    noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoppedError):
+        train(noise, settings={**NANO, "epochs": 2}, stop_after=1, out=tmp_path / "run", quiet=True)
+    recipe = tmp_path / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("device: cpu", "device: cuda"))
+    monkeypatch.setattr("weft.devices.DEVICE_FILES", tmp_path)  # no GPU
+    monkeypatch.setattr("weft.train.resume.open_run", lambda *_, **__: pytest.fail("the state was read"))
+    with pytest.raises(UsageError, match="device cuda needs a GPU"):
+        train(resume=tmp_path / "run", quiet=True)
+
+
+# Several processes
+
+
+@pytest.mark.parametrize("option", ["--find-lr", "--preview"])
+def test_only_the_first_process_prints_and_writes(
+    option: str, noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = tmp_path / "seen.png"
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(Runtime, "is_main", property(lambda self: False))
+    more = [option] if option == "--find-lr" else [option, str(seen)]
+    words = [word for key, value in NANO.items() for word in ("--set", f"{key}={value}")]
+    assert main(["train", str(noise), *words, "--set", "epochs=1", *more]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    assert not seen.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--find-lr", "--preview"])
+def test_two_processes_print_once(option: str, noise: Path, tmp_path: Path) -> None:
+    seen = tmp_path / "new" / "seen.png"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "weft"]
+    words = [word for key, value in NANO.items() for word in ("--set", f"{key}={value}")]
+    more = [option] if option == "--find-lr" else [option, str(seen)]
+    done = subprocess.run(
+        [*launcher, "train", str(noise), *words, "--set", "epochs=1", *more],
+        env=tiny.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("suggested:" if option == "--find-lr" else "seen.png") == 1
+    assert done.stderr.count("Reading data.source") == 1
+    assert seen.exists() == (option == "--preview")

@@ -49,6 +49,7 @@ class Matching:
 
 Side = Annotated[int, Within(8, 4096)]
 Share = Annotated[float, Within(0, 1)]
+Value = Annotated[int, Within(-(2**31), 2**32 - 1)]
 RunName = Annotated[
     str,
     Matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "letters, digits, '.', '_' and '-', no path and at most 100 of them"),
@@ -109,6 +110,10 @@ class Data:
 
     on_lost: Literal["stop", "exclude"] = "stop"
     """Action if an image becomes unreadable during training: stop, or exclude it and print a note."""
+
+    value_range: tuple[Value, Value] | None = None
+    """Values of black and white in images of more than 8 bits per channel, such as [0, 4095] for 12 bits; stored with
+    the model. None: those of the dataset."""
 
     draft: bool = True
     """Decode large JPEGs for training at 1/2, 1/4 or 1/8 of their size, if both sides stay at least twice the input

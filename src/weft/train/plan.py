@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from weft.data import Splits, image_size_hint, open_data
+from weft.data.images.colour import value_notes
 from weft.data.loading.loader import ImageLoader
 from weft.errors import UsageError
 from weft.inference.inputs import evaluation_batches
@@ -63,7 +64,8 @@ class Plan:
     @cached_property
     def network(self) -> nn.Module:
         """The network on its device, initialised from the seed or with public weights."""
-        recipe = dataclasses.replace(self.recipe, pretrained=False) if self.is_resumed else self.recipe
+        recipe = with_value_range(self.recipe, self.splits)
+        recipe = dataclasses.replace(recipe, pretrained=False) if self.is_resumed else recipe
         with refusing(f"{recipe.model} must support these images and settings"):
             network = build_model(recipe, len(self.splits.classes)).to(self.runtime.device)
         if recipe.sync_bn and self.runtime.world > 1:
@@ -169,7 +171,9 @@ def make_plan(
     if is_auto:
         recipe = dataclasses.replace(recipe, precision=runtime.precision)
     recipe, decisions = fill_in(recipe, size, len(splits.train), runtime.world)
-    decisions = [*reasons, *decisions]
+    recipe = with_value_range(recipe, splits)
+    range_notes = value_notes(splits.values, recipe.data.value_range) if recipe.data.value_range else []
+    decisions = [*reasons, *decisions, *range_notes]
     on_decided(recipe)
     fit_batch_size |= recipe.batch_size == "auto"
     if tune_batch_size and recipe.batch_size == "auto":
@@ -217,6 +221,21 @@ def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int, world:
         recipe = dataclasses.replace(recipe, batch_size=fitting)
         notes.append(f"Batch size {fitting}: the training set has {num_images} images.")
     return recipe, notes
+
+
+def with_value_range(recipe: Recipe, splits: Splits) -> Recipe:
+    """Return the recipe with the value range of the dataset, unless it names one or all images have 8 bits.
+
+    Raises:
+        UsageError: the range of the recipe is empty.
+    """
+    value_range = recipe.data.value_range
+    if value_range is not None and value_range[0] >= value_range[1]:
+        low, high = value_range
+        raise UsageError(f"data.value_range must be [BLACK, WHITE], ascending; got [{low}, {high}].")
+    return dataclasses.replace(
+        recipe, data=dataclasses.replace(recipe.data, value_range=value_range or splits.value_range)
+    )
 
 
 def use_all_images(recipe: Recipe, num_images: int, world: int = 1, *, may_change: bool) -> tuple[Recipe, str]:

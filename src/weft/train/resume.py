@@ -35,6 +35,7 @@ FIXED = (
         "data.fold",
         "data.group",
         "data.sampling",
+        "data.value_range",
     ),
 )
 """Settings that the saved tensors or the order of the images depend on; they cannot change on resume."""

@@ -42,6 +42,7 @@ class EvalCrop:
         interpolation: `bicubic`, `bilinear`, `lanczos` or `nearest`.
         color: mode of the result: `RGB`, or `L` for one channel of luma (ITU-R 601-2).
         fill: padding colour of `border`, 0 to 255 per channel; a gray image uses the first.
+        value_range: black and white of images of more than 8 bits per channel, for `open_image`; None: their bit depth.
     """
 
     size: tuple[int, int]
@@ -50,6 +51,7 @@ class EvalCrop:
     interpolation: str
     color: str
     fill: tuple[int, int, int]
+    value_range: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, resolved: Mapping[str, Any], mean: Sequence[float]) -> EvalCrop:
@@ -70,6 +72,7 @@ class EvalCrop:
             interpolation="bicubic" if resolved["interpolation"] == "random" else resolved["interpolation"],
             color="RGB" if in_chans == 3 else "L",
             fill=(round(255 * mean[0]), round(255 * mean[len(mean) // 2]), round(255 * mean[-1])),
+            value_range=tuple(value_range) if (value_range := resolved.get("value_range")) else None,
         )
 
     def __call__(self, image: Image.Image) -> Image.Image:

@@ -157,7 +157,8 @@ def evaluate(
             )
         say(f"Evaluating {SPLIT_NAMES[split]}: {len(source):,} images.")
         value_range = predictor.crop.value_range
-        if note := range_note(splits.values, value_range, range_advice(value_range)):
+        range_text = range_note(splits.values, value_range, range_advice(value_range))
+        for note in filter(None, (range_text, predictor.crop.note(splits.sizes))):
             say(note)
         if trained_on and split != "train":
             say(f"The model was trained on {trained_on:,} of these images, so the accuracy is too high.")

@@ -136,7 +136,6 @@ def _smaller(data: bytes, size: int, value_range: ValueRange | None) -> bytes:
         width, height = (max(round(side * size / short), size) for side in image.size)
         image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
     file = io.BytesIO()
-    is_scaled = value_range is not None and image_values(data) is not None
-    comment = range_comment(value_range) if is_scaled else b""
+    comment = b"" if value_range is None or image_values(data) is None else range_comment(value_range)
     image.save(file, "JPEG", quality=QUALITY, subsampling=0, comment=comment)
     return file.getvalue()

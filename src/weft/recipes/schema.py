@@ -373,6 +373,11 @@ class Recipe:
     evaluate_every: Annotated[int, Within(1, 100_000)] = 1
     """Evaluate after every N epochs; the last epoch is always evaluated."""
 
+    best: Literal["top1", "balanced", "loss"] = "top1"
+    """Measure on the validation set that chooses the model of `best/`, and that `patience` counts. top1: accuracy.
+    balanced: balanced accuracy (mean recall of the classes), for data with rare classes. loss: cross-entropy. A linear
+    probe chooses its penalty by the loss; with balanced, every class counts the same in it."""
+
     patience: Annotated[int, Within(1, 100_000)] | None = None
     """Early stopping: stop after this many evaluations without an improvement. None: never."""
 

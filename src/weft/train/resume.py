@@ -26,7 +26,7 @@ FREE = ("workers", "device", "data.source", "save.every_minutes", "save.every_st
 """Settings that do not affect the result and may change on resume. The data is compared by its contents."""
 
 FIXED = (
-    *("model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
+    *("best", "model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
     *(
         "data.limit",
         "data.val_fraction",
@@ -38,7 +38,7 @@ FIXED = (
         "data.value_range",
     ),
 )
-"""Settings that the saved tensors or the order of the images depend on; they cannot change on resume."""
+"""Settings that the saved models or the order of the images depend on; they cannot change on resume."""
 
 
 class ChangedSetting(NamedTuple):

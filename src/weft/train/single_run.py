@@ -19,7 +19,7 @@ from weft.data.loading.preprocessing import eval_crop
 from weft.files import remove, sweep, write_text
 from weft.inference.arguments import check_other
 from weft.inference.inputs import evaluation_batches
-from weft.inference.metrics import Evaluation
+from weft.inference.metrics import Evaluation, class_lines
 from weft.intervals import grouped_text
 from weft.models.contract import preprocessing
 from weft.processor import busy_note
@@ -36,7 +36,7 @@ from weft.train.network import load_start_weights
 from weft.train.plan import Plan, open_splits
 from weft.train.refusals import memory_error, refusing
 from weft.train.reporter import Reporter
-from weft.train.results import RunResult, calibrated, write_run_report
+from weft.train.results import RunResult, calibrated, mirrored_note, write_run_report
 from weft.train.resume import ResumedRun, check_data, open_run, record_data
 from weft.train.run_loop import Session
 from weft.train.state import State, newest_step
@@ -193,6 +193,7 @@ class TrainingRun:
                 groups=self.splits.groups,
                 seed=self.recipe.seed,
                 label_smoothing=self.recipe.loss.label_smoothing if self.plan.steps else 0.0,
+                is_mirrored=self.recipe.augment.hflip,
                 on_batch=count,
             )
         for probe in probes:
@@ -239,9 +240,10 @@ class TrainingRun:
         """Collect the results of the best epoch, and write the report in the first process."""
         best_result = session.result()
         assert session.best is not None
-        is_fitted = False
+        is_fitted, mirrored = False, ""
         if self.runtime.is_main:
             best_result, is_fitted = calibrated(self.plan, self.out, best_result, quiet=self.quiet)
+            mirrored = mirrored_note(self.plan, self.out)
         self.evaluation = best_result
         result = RunResult(
             out=self.out,
@@ -256,9 +258,10 @@ class TrainingRun:
             loss=session.best.loss,
             count=session.best.count,
             seconds=session.seconds,
+            notes=(*class_lines(best_result), *filter(None, [mirrored])),
         )
         if self.runtime.is_main:
             groups = len(self.held_out_groups)
-            write_run_report(session, best_result, result, num_groups=groups, is_fitted=is_fitted)
+            write_run_report(session, best_result, result, num_groups=groups, is_fitted=is_fitted, mirrored=mirrored)
         self.runtime.wait()
         return result

@@ -96,7 +96,7 @@ def read_header(image: Image.Image) -> Header:
     return Header((image.height, image.width), is_deep, image.format == "TIFF" and orientation(image) in UPRIGHT)
 
 
-def lower_bytes(image: Image.Image, data: bytes) -> Image.Image | None:
+def lower_bytes(image: Any, data: bytes) -> Image.Image | None:
     """Return the lower bytes of red, green and blue of 16 bits each, of which Pillow decodes the upper ones.
 
     Args:
@@ -108,7 +108,7 @@ def lower_bytes(image: Image.Image, data: bytes) -> Image.Image | None:
     """
     if image.mode not in ("RGB", "RGBA") or ";16" not in str(image.tile):
         return None
-    other = Image.open(io.BytesIO(data), formats=(str(image.format),))
+    other: Any = Image.open(io.BytesIO(data), formats=(str(image.format),))
     other.tile = [tile._replace(args=_swapped(tile.args)) for tile in other.tile]
     other.load()
     return Image.merge("RGB", [other.getchannel("G")] * 3) if GRAY_ALPHA in str(image.tile) else other

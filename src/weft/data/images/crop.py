@@ -130,8 +130,8 @@ class EvalCrop:
         advice = f" An input of their shape shows more: --img-size {fitting[0]}x{fitting[1]}." if is_one_shape else ""
         return (
             f"The images are {shape} than the input of {height}x{width}: by a factor of {ratio:.1f} (median)."
-            f" Evaluation and prediction see the centre, and {100 * (1 - median(kept)):.0f} % of the area of an image is cut off."
-            f"{advice}"
+            f" Evaluation and prediction see the centre, and {100 * (1 - median(kept)):.0f} % of the area of an image"
+            f" is cut off.{advice}"
         )
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:

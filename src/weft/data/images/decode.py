@@ -21,7 +21,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 
@@ -161,8 +161,8 @@ def _decoded(
         image.draft(None, (at_least, at_least))
     low_bytes = None
     if header.is_deep and (is_measured or value_range is not None):
-        assert isinstance(image.fp, io.BytesIO)  # of `_opened`
-        low_bytes = lower_bytes(image, image.fp.getvalue())
+        file: Any = image  # `fp` is that of `_opened`
+        low_bytes = lower_bytes(image, file.fp.getvalue())
     image.load()
     values = commented_values(image) if is_measured else None
     if is_measured and header.is_deep and (low_bytes is not None or image.mode[0] in "IF"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +21,15 @@ from tests.data.pictures import (
     tiff,
 )
 from weft.data import image_size, open_image
-from weft.data.images.decode import image_info
+from weft.data.images.colour import Values, common_range, range_note
+from weft.data.images.decode import image_info, image_values
 
 LEVELS = np.arange(256).reshape(16, 16)
 RAMP_16 = BLACK_TO_WHITE.reshape(16, 16)  # level k is exactly 257 k
 COLOURS = np.array([[0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [120, 60, 200]], np.uint8)
 
 
-def shows(data: bytes, expected: np.ndarray, **options: tuple[int, int, int]) -> None:
+def shows(data: bytes, expected: np.ndarray, **options: Any) -> None:
     """Asserts that a person sees `expected`, gray (h, w) or RGB (h, w, 3), to one level."""
     seen = np.asarray(open_image(data, **options)).astype(int)
     if expected.ndim == 2:
@@ -46,9 +48,6 @@ def shows(data: bytes, expected: np.ndarray, **options: tuple[int, int, int]) ->
         pytest.param(raw_tiff(RAMP_16 >> 4, 12, photometric=1), id="tiff-12-bit"),
         pytest.param(raw_tiff((255 - LEVELS).astype(np.uint8), 8, photometric=0), id="tiff-8-bit-white-is-zero"),
         pytest.param(encoded(RAMP_16, "TIFF", compression="tiff_deflate"), id="tiff-deflate"),
-        pytest.param(tiff(RAMP_16.astype(np.float32), {340: 0.0, 341: 65535.0}), id="float-declared"),
-        pytest.param(tiff(RAMP_16 / np.float32(65535) - 1, {340: -1.0, 341: 0.0}), id="float-declared-negative"),
-        pytest.param(tiff(RAMP_16.astype(np.int32) * 1000, {340: 0.0, 341: 65535000.0}), id="integer-declared"),
     ],
 )
 def test_deep_gray_is_scaled_not_clamped(data):
@@ -59,15 +58,91 @@ def test_a_dark_deep_picture_stays_dark():
     shows(encoded(np.full((8, 8), 2570, np.uint16), "PNG"), np.full((8, 8), 10))
 
 
-def test_declared_floats_out_of_range_and_not_a_number():
-    values = np.array([[-5, 0, 0.5, 1, 9, np.nan, np.inf, -np.inf]], np.float32)
-    shows(tiff(values, {340: 0.0, 341: 1.0}), np.array([[0, 0, 128, 255, 255, 0, 255, 0]]))
+def test_float_pixels_are_refused_whatever_range_they_declare():
+    with pytest.raises(ValueError, match="floating point"):
+        open_image(tiff(np.zeros((2, 2), np.float32), {340: 0.0, 341: 1.0}), value_range=(0, 1))
 
 
-@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (2.0, 1.0), (float("nan"), 1.0), (0.0, float("inf"))])
-def test_a_declared_range_that_is_none_is_refused(low, high):
-    with pytest.raises(ValueError, match="floating point and it declares no range"):
-        open_image(tiff(np.zeros((2, 2), np.float32), {340: low, 341: high}))
+def deep_files(values: np.ndarray) -> dict[str, bytes]:
+    """Return files of different kinds with the same gray values, below 65,536."""
+    values = values.astype(np.uint16)
+    rows = b"".join(b"\0" + np.repeat(row, 3).astype(">u2").tobytes() for row in values)
+    alpha = b"".join(b"\0" + np.stack([row, row * 0 + 65535], 1).astype(">u2").tobytes() for row in values)
+    height, width = values.shape
+    return {
+        "png": encoded(values, "PNG"),
+        "tiff": encoded(values, "TIFF"),
+        "tiff-big-endian": raw_tiff(values, 16, photometric=1, order=">"),
+        "tiff-deflate": encoded(values, "TIFF", compression="tiff_deflate"),
+        "int32": encoded(values.astype(np.int32), "TIFF"),
+        "uint32": raw_tiff(values.astype(np.uint32), 32, photometric=1),
+        "rgb-png": png(width, height, zlib.compress(rows), depth=16),
+        "gray-alpha-png": png(width, height, zlib.compress(alpha), depth=16, colour=4),
+    }
+
+
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+@pytest.mark.parametrize("kind", deep_files(RAMP_16))
+def test_a_scene_has_the_same_pixels_at_any_bit_depth(bits, kind):
+    data = deep_files(RAMP_16 >> (16 - bits))[kind]
+    value_range = common_range([image_values(data)])
+    assert value_range == (0, 2**bits - 1)
+    shows(data, LEVELS, value_range=value_range)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param([(0, 9, 4095), (3, 9, 4000)], (0, 4095), id="12-bit"),
+        pytest.param([(100, 900, 1000), (0, 1, 3)], (0, 1023), id="a-dark-image-uses-the-range-of-the-others"),
+        pytest.param([(0, 0, 0)], (0, 1), id="black"),
+        pytest.param([(-1024, 9, 3071)], (-1024, 3071), id="signed"),
+        pytest.param([(31744, 9, 35000), (32000, 9, 34815)], (31744, 35000), id="offset"),
+        pytest.param([(20000, 9, 50000)], (0, 65535), id="low-contrast"),
+        pytest.param([(0, 9, 4_000_000_000)], (0, 2**32 - 1), id="uint32"),
+        pytest.param([(7000, 7000, 7000)], (7000, 7001), id="constant"),
+        pytest.param([], None, id="8-bit"),
+    ],
+)
+def test_the_value_range_is_that_of_the_dataset(values, expected):
+    assert common_range([Values(*one) for one in values]) == expected
+
+
+@pytest.mark.parametrize(("dtype", "offset"), [(np.int16, -1024), (np.int32, -1024), (np.uint16, 31744)])
+def test_signed_values_and_offsets_use_all_levels(dtype, offset):
+    values = (RAMP_16 >> 4).astype(np.int32) + offset
+    bits, sample_format = np.dtype(dtype).itemsize * 8, 1 if dtype == np.uint16 else 2
+    data = raw_tiff(values.astype(dtype), bits, photometric=1, sample_format=sample_format)
+    shows(data, LEVELS, value_range=common_range([image_values(data)]))
+
+
+def test_values_above_two_to_the_31_are_not_negative():
+    values = RAMP_16.astype(np.uint32) * 65537
+    data = raw_tiff(values, 32, photometric=1)
+    shows(data, LEVELS, value_range=common_range([image_values(data)]))
+
+
+def test_values_out_of_the_range_are_black_and_white():
+    shows(encoded(np.array([[0, 10, 20, 65535]], np.uint16), "PNG"), np.array([[0, 0, 255, 255]]), value_range=(10, 20))
+
+
+@pytest.mark.parametrize(
+    ("peak", "value_range", "message"),
+    [
+        (4095, None, "become nearly black: 99 % of their values are at most 4,095, black is 0 and white 65,535. Do."),
+        (4095, (0, 65535), "nearly black"),
+        (32000, (31744, 65535), "nearly black"),
+        (39064, (0, 4095), "lose their bright parts: they have values up to 39,064, and white is 4,095. Do."),
+        (4095, (0, 4095), ""),
+        (30000, None, ""),
+    ],
+)
+def test_a_range_that_does_not_fit_has_a_note(peak, value_range, message):
+    fitting = Values(0, *(value_range or (0, 60000))[1:], 65535)
+    note = range_note([Values(0, peak, 65535)] * 3 + [fitting], value_range, "Do.")
+    assert note == "" if not message else message in note
+    assert not message or note.startswith("3 of 4 images")
+    assert range_note([], value_range, "Do.") == ""
 
 
 def test_deep_colour():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -255,3 +256,31 @@ def test_chance_comes_from_the_seeds_alone():
 def test_words_that_do_not_fit(make, message):
     with pytest.raises(UsageError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "input_size", "message"),
+    [
+        (
+            [(40, 200)] * 3,
+            (224, 224),
+            r"wider than the input of 224x224: .* 5\.0 .* 85 % .*--img-size 96x512",
+        ),
+        (
+            [(200, 40)] * 3,
+            (224, 224),
+            r"taller than the input of 224x224: .* 5\.0 .* 85 % .*--img-size 512x96",
+        ),
+        ([(90, 160)] * 3, (32, 32), r"wider .* factor of 1\.8"),
+        ([(90, 160), (160, 90)], (32, 32), r"factor of 1\.8 .* cut off\.$"),  # no shape fits both
+        ([(100, 100)] * 3, (128, 640), r"taller than the input of 128x640"),
+        ([(40, 200)] * 3, (128, 640), ""),
+        ([(100, 150)] * 3 + [(10, 900)], (224, 224), ""),  # 3:2, with one panorama
+        ([], (224, 224), ""),
+    ],
+)
+def test_images_that_the_crop_cuts_have_a_note(sizes, input_size, message):
+    crop = eval_crop({"input_size": (3, *input_size), "crop_pct": 0.875})
+    assert re.search(message, crop.note(sizes)) if message else crop.note(sizes) == ""
+    for mode in ("squash", "border"):  # nothing is cut
+        assert eval_crop({"input_size": (3, *input_size), "crop_mode": mode}).note(sizes) == ""

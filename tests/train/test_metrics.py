@@ -13,7 +13,18 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, t
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.inference.metrics import BINS, MOST_MISTAKES, ClassScore, Evaluation, accuracy_lines, class_scores, measure
+from weft.inference.conclusions import Training, conclusions
+from weft.inference.metrics import (
+    BINS,
+    MOST_MISTAKES,
+    ClassScore,
+    Evaluation,
+    accuracy_lines,
+    class_lines,
+    class_scores,
+    measure,
+)
+from weft.runs.directory import EpochRow
 from weft.runtime import Runtime
 
 CPU = Runtime.of("cpu", "fp32")
@@ -53,6 +64,25 @@ def test_against_scikit_learn() -> None:
     np.testing.assert_allclose(ours / [100, 100, 100, 1], theirs[:6], rtol=1e-12)
     assert [score.name for score in result.per_class] == CLASSES
     assert result.per_class[6] == ("class 6", 0, None, None, None)
+
+
+def test_classes_that_are_never_predicted_are_named() -> None:
+    labels = torch.tensor([0] * 19 + [1])
+    result = evaluated(F.one_hot(torch.zeros(20, dtype=torch.int64), 7).float(), labels)
+    assert result.never_predicted == ["class 1"]  # the others have no image
+    assert result.as_dict()["never_predicted"] == ["class 1"]
+    assert class_lines(result) == [
+        "balanced accuracy: 50.00 % (mean recall of the classes)",
+        "1 class is never predicted: class 1 (1 image).",
+    ]
+    lead = conclusions(result, Training([19, 1, 0, 0, 0, 0, 0], [EpochRow(1, 1, *[0.0] * 9)], 1))
+    assert "1 class is never predicted: class 1 (1 image)." in lead.sentences
+    assert any("--set best=balanced" in step for step in lead.next_steps)
+
+
+def test_balanced_data_with_all_classes_predicted_have_no_more_lines() -> None:
+    labels = torch.arange(7).repeat(3)
+    assert class_lines(evaluated(F.one_hot(labels, 7).float(), labels)) == []
 
 
 def test_calibration_against_scikit_learn() -> None:

@@ -163,6 +163,20 @@ def test_the_best_epoch_is_that_of_the_run() -> None:
     assert best_of(rows[2:3]) is None
 
 
+@pytest.mark.parametrize(("measure", "epoch"), [("top1", 2), ("balanced", 3), ("loss", 4)])
+def test_the_best_epoch_is_that_of_the_measure(measure: str, epoch: int, tmp_path: Path) -> None:
+    scores = [(0.9, 50.0, 50.0), (0.8, 95.0, 50.0), (0.7, 90.0, 80.0), (0.6, 94.0, 70.0), (0.6, 93.0, 80.0)]
+    rows = [
+        EpochRow(number, 0, 0, 0, 0, loss, top1, 0, 0, 0, 0, balanced)
+        for number, (loss, top1, balanced) in enumerate(scores[:4], 1)
+    ]
+    write_metrics(tmp_path / "metrics.csv", rows)
+    for history in (rows, read_metrics(tmp_path / "metrics.csv")):
+        best = best_of(history, measure)
+        assert best is not None
+        assert best.epoch == epoch
+
+
 def test_the_best_epoch_does_not_depend_on_who_asks(tmp_path: Path) -> None:
     """Epoch by epoch as in training, over the whole history, and from metrics.csv, which rounds."""
     random = np.random.default_rng(0)

@@ -5,21 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, with_config
+from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
 from weft.checkpoints.finding import CONFIG, PREFIX, WEIGHTS, local_model_dir, without_model
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.errors import CheckpointError, UsageError
+from weft.models.data_config import VALUE_RANGE
 from weft.reading import read_json
 from weft.text import has_control_characters
 
-PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
+PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", VALUE_RANGE)
+
+
+def _ascending(ends: tuple[int, int]) -> tuple[int, int]:
+    if ends[0] >= ends[1]:
+        raise ValueError("the first value, black, must be below the second, white")
+    return ends
 
 
 Size = Annotated[int, Field(ge=1, le=65536)]
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 Positive = Annotated[float, Field(allow_inf_nan=False, ge=1e-6, le=1e6)]
+Value = Annotated[int, Field(ge=-(2**31), le=2**32 - 1)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -81,6 +89,7 @@ class ModelConfig(TypedDict):
     pretrained_cfg: NotRequired[Preprocessing]
     model_args: NotRequired[dict[str, Any]]
     label_names: NotRequired[list[str] | None]
+    value_range: NotRequired[Annotated[tuple[Value, Value], AfterValidator(_ascending)]]
     weights_sha256: NotRequired[Sha256]
     artefact: NotRequired[ExportRecord]
     confidence: NotRequired[ConfidenceRecord | None]
@@ -110,11 +119,18 @@ def model_dir(run: str | Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return config.json after validation, with all optional keys."""
+    """Return config.json after validation, with all optional keys.
+
+    `value_range` is in `pretrained_cfg`, with the other preprocessing; in the file it is not, since timm refuses
+    unknown keys there.
+    """
     file = path / CONFIG
     if not file.is_file():
         raise CheckpointError(f"A model directory must hold {CONFIG} and {WEIGHTS}; {path} has no {CONFIG}.")
     config: dict[str, Any] = {"pretrained_cfg": {}, "model_args": {}, **read_json(file, ModelConfig)}
+    config["pretrained_cfg"].pop(VALUE_RANGE, None)
+    if VALUE_RANGE in config:
+        config["pretrained_cfg"][VALUE_RANGE] = list(config.pop(VALUE_RANGE))
     config["label_names"] = config.get("label_names") or config["pretrained_cfg"].get("label_names")
     try:
         checked_names(config["label_names"], config["num_classes"])

@@ -29,6 +29,7 @@ from weft.errors import CheckpointError, UsageError, nearest
 from weft.files import new_directory, sha256_of, write_text, write_whole
 from weft.lazy import LazyModule
 from weft.models.building import build_described, create_model, without_random_init
+from weft.models.data_config import VALUE_RANGE
 from weft.models.families import VARIANTS, plugin_of
 
 timm: Any = LazyModule("timm")
@@ -196,4 +197,6 @@ def describe(model: Any, folder: Path, label_names: Sequence[str] | None, extra:
     config["model_args"] = {k: v for k, v in config.get("model_args", {}).items() if k not in not_switches}
     if len(getattr(model, "pretrained_cfg", {})):
         config["pretrained_cfg"] |= {k: model.pretrained_cfg[k] for k in PREPROCESSING if k in model.pretrained_cfg}
+    if value_range := config["pretrained_cfg"].pop(VALUE_RANGE, None):
+        config[VALUE_RANGE] = value_range  # not in `pretrained_cfg`, whose readers in timm refuse keys of others
     return config

@@ -270,10 +270,11 @@ def _pixels(text: str) -> int:
 
 
 def _report(inventory: Inventory) -> str:
-    from weft.data.images.colour import NOTES
+    from weft.data.images.colour import NOTES, value_notes
     from weft.data.images.decode import REASONS
     from weft.data.index.checks import extensions, same_bytes, tally
     from weft.data.index.tree import SKIPPED
+    from weft.data.loading.preprocessing import eval_crop
     from weft.text import first_few, printable
 
     summary = inventory.as_dict()
@@ -298,6 +299,8 @@ def _report(inventory: Inventory) -> str:
     rows += [(number, f"{kind}, skipped: {SKIPPED[kind]}") for kind, number in summary["skipped"].items()]
     width = max(len(f"{number:,}") for number, _ in rows)
     lines += [f"{number:>{width},} {text}" for number, text in rows]
+    lines += value_notes(inventory.values, inventory.value_range) if inventory.value_range else []
+    lines += filter(None, [eval_crop({}).note(inventory.sizes)])
     if inventory.unread:
         lines.append(f"Not read, because train/ exists: {first_few(f'{name}/' for name in inventory.unread)}.")
     if inventory.classes_outside:

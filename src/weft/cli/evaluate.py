@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(result: Evaluation) -> str:
-    from weft.inference.metrics import accuracy_lines, confidence_lines, percent_text
+    from weft.inference.metrics import accuracy_lines, confidence_lines, never_predicted_text, percent_text
     from weft.intervals import accuracy_text, too_few_text
 
     lines = accuracy_lines(result)
@@ -118,8 +118,7 @@ def _text(result: Evaluation) -> str:
         lines.append(("ReaL top-1", f"{real}; {result.real.unlabelled:,} without one"))
     lines += [("loss", f"{result.loss:.4f}"), *confidence_lines(result)]
     parts = ["\n".join(f"{name}: {value}" for name, value in lines)]
-    if warning := too_few_text(result.top1, result.count):
-        parts.append(warning)
+    parts += filter(None, (never_predicted_text(result), too_few_text(result.top1, result.count)))
     if result.excluded:
         parts.append(
             f"{len(result.excluded)} excluded from all results:\n"

@@ -86,18 +86,22 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(result.as_dict())
     else:
+        from weft.inference.metrics import class_lines
         from weft.intervals import accuracy_text, too_few_text
 
         print(
             f"{result.model} on {result.data}: held-out top-1 {accuracy_text(result.top1, result.count)}, epoch"
-            f" {result.best_epoch} of {result.epochs} (the best)\n"
-            f"model:  {result.out / 'best'}\nreport: {result.out / 'report' / 'report.html'}"
+            f" {result.best_epoch} of {result.epochs} (the best)"
         )
+        for line in result.notes:
+            print(line)
+        print(f"model:  {result.out / 'best'}\nreport: {result.out / 'report' / 'report.html'}")
         for name, value in result.extension.lines() if result.extension is not None else ():
             print(f"{name}: {value}")
         folds = result.cross_validation
         if folds is not None:
-            print(f"{folds}\nreport: {result.out / 'folds' / 'report' / 'report.html'}")
+            print("\n".join((str(folds), *class_lines(folds.evaluation))))
+            print(f"report: {result.out / 'folds' / 'report' / 'report.html'}")
         evaluation = result if folds is None else folds.evaluation
         if warning := too_few_text(evaluation.top1, evaluation.count):
             note(warning)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from weft.data.images.decode import open_image
+from weft.data.images.colour import ValueRange, range_comment
+from weft.data.images.decode import image_values, open_image
 from weft.data.index.source import Source
 from weft.data.sources.open import open_data
 from weft.data.sources.shards import is_folder_name
@@ -44,6 +45,9 @@ def prepare_data(
 ) -> Prepared:
     """Write every usable image as upright RGB JPEG to `train-000000.tar` ... and `val-000000.tar` ...
 
+    Images of more than 8 bits per channel are scaled by the value range of the dataset, which a comment of each file
+    records: a model that is trained on them stores it, and inference scales the original images by it.
+
     Args:
         data: any dataset that `open_data` opens.
         out: folder to write, atomically.
@@ -73,7 +77,7 @@ def prepare_data(
         try:
             partial.mkdir(parents=True)
             for side, source in (("train", splits.train), ("val", splits.val)):
-                for num_bytes in _pack(partial, side, source, size):
+                for num_bytes in _pack(partial, side, source, size, splits.value_range):
                     before += num_bytes
                     advance(1)
             shards = sorted(partial.glob("*.tar"))
@@ -92,7 +96,7 @@ def _check_place(out: Path, force: bool) -> None:
         raise UsageError(f"--force replaces only a folder of .tar files; {out} also contains '{foreign[0]}'.")
 
 
-def _pack(folder: Path, side: str, source: Source, size: int) -> Iterator[int]:
+def _pack(folder: Path, side: str, source: Source, size: int, value_range: ValueRange | None) -> Iterator[int]:
     """Write the shards of one split; yield the original size of every image in bytes."""
     number, archive = 0, None
 
@@ -103,7 +107,7 @@ def _pack(folder: Path, side: str, source: Source, size: int) -> Iterator[int]:
 
     for i in range(len(source)):
         sample = source.read(i)
-        data = _smaller(sample.data, size)
+        data = _smaller(sample.data, size, value_range)
         if archive is None or archive.offset > SHARD_BYTES:
             if archive is not None:
                 _finish(archive)
@@ -125,12 +129,13 @@ def _finish(archive: tarfile.TarFile) -> None:
     flush_file(Path(str(archive.name)))
 
 
-def _smaller(data: bytes, size: int) -> bytes:
-    image = open_image(data)
+def _smaller(data: bytes, size: int, value_range: ValueRange | None) -> bytes:
+    image = open_image(data, value_range=value_range)
     short = min(image.size)
     if short > size:
         width, height = (max(round(side * size / short), size) for side in image.size)
         image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=QUALITY, subsampling=0)
+    comment = b"" if value_range is None or image_values(data) is None else range_comment(value_range)
+    image.save(file, "JPEG", quality=QUALITY, subsampling=0, comment=comment)
     return file.getvalue()

@@ -240,7 +240,8 @@ def check_config(folder: Path, model: nn.Module, label_names: Sequence[str] | No
 def labelled_batches(data: Splits, split: str, model: nn.Module, batch_size: int) -> ImageLoader:
     """Return a loader of images with the preprocessing of evaluation; training images are in random order."""
     network: Any = model
-    dataset = ImageDataset(getattr(data, split), eval_transform(network.pretrained_cfg))
+    transform = eval_transform(network.pretrained_cfg)
+    dataset = ImageDataset(getattr(data, split), transform, value_range=transform.value_range)
     return make_loader(dataset, batch_size, shuffle=split == "train")
 
 

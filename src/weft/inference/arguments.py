@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.data.images.decode import BadImage, open_image
+from weft.data.images.colour import ValueRange, Values, range_note
+from weft.data.images.decode import BadImage, image_info, image_values
 from weft.data.index.tree import EXTENSIONS, extension, walk
 from weft.devices import check_device
 from weft.errors import DataError, UsageError, need
@@ -17,6 +18,7 @@ from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import arguments_of, overrides_of
 from weft.text import printable
 
+NUM_SAMPLED = 32  # image files whose headers `value_note` reads
 SUFFIXES = (".npy", ".parquet")  # of files of features
 
 
@@ -70,6 +72,30 @@ def check_images(*images: str | Path | Sequence[str | Path]) -> None:
             raise BadImage(printable(paths[0]), "missing")
 
 
+def value_note(paths: Sequence[str], value_range: ValueRange | None) -> str:
+    """Return a note if images of more than 8 bits per channel do not fit the value range of a model.
+
+    Args:
+        paths: image files, of which NUM_SAMPLED are read.
+        value_range: of the model; None if it stores none.
+    """
+    values: list[Values] = []
+    for path in paths[:: max(len(paths) // NUM_SAMPLED, 1)]:
+        with contextlib.suppress(BadImage, OSError):  # each verb reports files that it cannot read
+            values += filter(None, [image_values(Path(path))])
+    return range_note(values, value_range, range_advice(value_range))
+
+
+def range_advice(value_range: ValueRange | None) -> str:
+    """Return what to do about images that do not fit the value range of a model."""
+    if value_range is not None:
+        return "It is the value range of the training images: pass images with the same bit depth."
+    return (
+        "The model stores no value range, because it was trained on images of 8 bits: convert these as its training"
+        " images were, or train with --set data.value_range=[BLACK,WHITE]."
+    )
+
+
 def check_other(images: str | Path) -> None:
     """Check that an image of `--other` can be read.
 
@@ -78,7 +104,7 @@ def check_other(images: str | Path) -> None:
     """
     for path in image_files(images):
         with contextlib.suppress(BadImage, OSError):
-            open_image(path)
+            image_info(path)
             return
     raise no_other(images)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.inference.metrics import Evaluation, Mistake
+from weft.inference.metrics import Evaluation, Mistake, never_predicted_text
 from weft.intervals import too_few_text
 from weft.pages import Lead
 from weft.runs.directory import EpochRow
@@ -27,11 +27,13 @@ class Training:
         counts: number of training images of each class.
         history: rows of `metrics.csv`.
         best_epoch: epoch whose model is evaluated.
+        mirrored: sentence on classes that are mirror images of each other; empty without such classes.
     """
 
     counts: Sequence[int]
     history: Sequence[EpochRow]
     best_epoch: int
+    mirrored: str = ""
 
 
 def conclusions(result: Evaluation, training: Training | None = None) -> Lead:
@@ -54,8 +56,7 @@ def conclusions(result: Evaluation, training: Training | None = None) -> Lead:
             f"It is not shown to be better than predicting {result.classes[frequent]}, the most frequent class, for all"
             f" images ({share:.1f} %)."
         )
-    if warning := too_few_text(result.top1, result.count):
-        sentences.append(warning)
+    sentences += filter(None, (never_predicted_text(result), too_few_text(result.top1, result.count)))
     pairs = [
         f"{result.classes[true]} as {result.classes[predicted]} ({count} of {total})"
         for true, predicted, count, total in confused_pairs(result)[:MAX_NAMED]
@@ -106,8 +107,22 @@ def _next_steps(result: Evaluation, training: Training | None) -> list[str]:
         more = f" and {len(labels) - MAX_NAMED} more below" if len(labels) > MAX_NAMED else ""
         steps.append(f"Check these labels, of confident errors: {', '.join(named)}{more}.")
     if training is not None:
+        steps += _advice_on_rare_classes(result, training)
+        steps += [training.mirrored] if training.mirrored else []
         steps += _advice_on_length(training)
     return steps or ["No weakness stands out. Try the model on images of its later use: weft predict RUN IMAGES."]
+
+
+def _advice_on_rare_classes(result: Evaluation, training: Training) -> list[str]:
+    """Return advice if a class that is never predicted is rarer than others in training."""
+    most = max(training.counts)
+    rare = [name for name, images in zip(result.classes, training.counts, strict=True) if images < most]
+    if not set(rare) & set(result.never_predicted):
+        return []
+    return [
+        "Let rare classes count more: --set loss.class_weights=balanced, and --set best=balanced, which chooses the"
+        " epoch by the balanced accuracy."
+    ]
 
 
 def _advice_on_length(training: Training) -> list[str]:

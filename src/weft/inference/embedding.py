@@ -15,13 +15,13 @@ import numpy as np
 from weft.data import BadImage
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, refuse_file_name, refuse_taken, write_text, write_whole, writing
-from weft.inference.arguments import feature_files
+from weft.inference.arguments import feature_files, value_note
 from weft.inference.features import FeatureReader, classifiers, unit_length
 from weft.inference.inputs import image_files, settings_of
 from weft.inference.prediction import prepared_file
 from weft.inference.predictor import NonFiniteError, Predictor
 from weft.notebook import described
-from weft.progress import counting
+from weft.progress import counting, say
 from weft.recipes import Recipe
 from weft.text import csv_cell, printable
 
@@ -200,6 +200,8 @@ def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int, *, q
     Raises:
         NonFiniteError: the features are not finite.
     """
+    if not quiet and (note := value_note(paths, predictor.crop.value_range)):
+        say(note)
     used, errors, rows = [], [], []
     with (
         FeatureReader(predictor.model, predictor.runtime) as reader,

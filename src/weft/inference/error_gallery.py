@@ -46,7 +46,7 @@ def explained_errors(model: nn.Module, source: Source, mistakes: Sequence[Mistak
     errors = []
     for mistake in mistakes[:MAX_ERRORS]:
         try:
-            image = transform(open_image(source.read(mistake.place).data))
+            image = transform(open_image(source.read(mistake.place).data, value_range=transform.value_range))
         except DataError:  # no longer readable
             continue
         explanation = explain(model, image, grad_cam=False)

@@ -13,10 +13,11 @@ import numpy as np
 
 from weft.checkpoints.unknown import detector_of
 from weft.data import Source, Splits
+from weft.data.images.colour import range_note
 from weft.data.loading.loader import ImageLoader
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_text
-from weft.inference.arguments import check_other, image_files
+from weft.inference.arguments import check_other, image_files, range_advice
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import feature_map
 from weft.inference.features import FeatureReader
@@ -155,6 +156,10 @@ def evaluate(
                 " except the top-1 among all classes."
             )
         say(f"Evaluating {SPLIT_NAMES[split]}: {len(source):,} images.")
+        value_range = predictor.crop.value_range
+        range_text = range_note(splits.values, value_range, range_advice(value_range))
+        for note in filter(None, (range_text, predictor.crop.note(splits.sizes))):
+            say(note)
         if trained_on and split != "train":
             say(f"The model was trained on {trained_on:,} of these images, so the accuracy is too high.")
         is_unknown = trained_on is None and trained_with is None and recognized(predictor.label_names) is None

@@ -15,13 +15,14 @@ from weft import markup
 from weft.data import BadImage
 from weft.data.images.encode import encoded
 from weft.files import make_dir, write_text, writing
+from weft.inference.arguments import value_note
 from weft.inference.inputs import class_number, image_files, settings_of
 from weft.inference.predictor import Predictor
 from weft.interpret import Explanation, explain
 from weft.interpret.explaining import check_explainable
 from weft.interpret.overlay import overlaid
 from weft.notebook import ImageList, described
-from weft.progress import counting
+from weft.progress import counting, say
 from weft.system import file_name
 from weft.text import printable
 
@@ -112,6 +113,8 @@ def explain_run(
     folder = Path(out)
     make_dir(folder, [INDEX, *_written_before(folder)], force=force)
 
+    if not quiet and (note := value_note(paths, predictor.crop.value_range)):
+        say(note)
     results = ImageList[FileExplanation]()
     used: set[str] = set()
     with counting(len(paths), quiet=quiet, task_name="explaining") as advance:

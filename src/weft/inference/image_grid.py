@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.data import BadImage, open_image
+from weft.data import BadImage
+from weft.data.images.encode import image_to_show
 from weft.pages import new_figure, shown
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def image_grid(paths: Sequence[str | Path], titles: Sequence[str]) -> Figure:
     for axes, path, title in zip(places, paths, titles, strict=False):
         axes.set_title(shown(title, TITLE_WIDTH), fontsize="small")
         try:
-            image = open_image(Path(path))
+            image = image_to_show(Path(path))
         except BadImage:
             continue
         image.thumbnail((PIXELS, PIXELS))

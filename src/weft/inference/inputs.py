@@ -37,7 +37,8 @@ def evaluation_batches(
     """
     if len(source) == 0:
         raise DataError("An evaluation needs at least one image; got none. Give every class two images or more.")
-    images = ImageDataset(source, eval_transform(preprocessing(model)), on_lost=on_lost)
+    transform = eval_transform(preprocessing(model))
+    images = ImageDataset(source, transform, value_range=transform.value_range, on_lost=on_lost)
     return make_loader(images, batch_size, shuffle=False, workers=workers, share=share)
 
 

@@ -23,9 +23,11 @@ from weft.intervals import Estimate, accuracy_text, interval_of, too_few_text
 from weft.models.contract import evaluation_mode
 from weft.notebook import described
 from weft.runtime import Runtime
+from weft.text import count, first_few
 
 MOST_MISTAKES = 20
 COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
+BALANCED = "balanced accuracy"
 MAX_CLASSES = 20  # in the tables of a notebook
 BINS = 15  # as in arXiv 1706.04599
 
@@ -195,6 +197,12 @@ class Evaluation:
         return _mean(score.recall for score in self.per_class)
 
     @property
+    def never_predicted(self) -> list[str]:
+        """Classes with images that the model predicts for no image."""
+        counts = zip(self.classes, self.confusion.sum(axis=1), self.confusion.sum(axis=0), strict=True)
+        return [name for name, images, predicted in counts if images and not predicted]
+
+    @property
     def macro_f1(self) -> float:
         """Mean F1 score of the classes with images, in percent."""
         return _mean(score.f1 for score in self.per_class)
@@ -232,6 +240,7 @@ class Evaluation:
             "top5_interval": list(interval_of(self.top5, self.count)[1:]),
             "balanced_accuracy": self.balanced_accuracy,
             "macro_f1": self.macro_f1,
+            "never_predicted": self.never_predicted,
             "loss": self.loss,
             "ece": self.ece,
             "calibration": [row._asdict() for row in self.calibration],
@@ -474,9 +483,25 @@ def accuracy_lines(result: Evaluation, images: str = "images") -> list[tuple[str
         name = f"top-1 among all {result.all_classes.classes:,} classes of the model"
         lines.append((name, accuracy_text(result.all_classes.top1, result.count, images)))
     if len({score.images for score in result.per_class}) > 1:
-        lines.append(("balanced accuracy", f"{result.balanced_accuracy:.2f} % (mean recall of the classes)"))
+        lines.append((BALANCED, f"{result.balanced_accuracy:.2f} % (mean recall of the classes)"))
         lines.append(("macro F1", f"{result.macro_f1:.2f} % (mean F1 score of the classes)"))
     return lines
+
+
+def never_predicted_text(result: Evaluation) -> str:
+    """Return a sentence that names the classes which are never predicted; an empty text if all are predicted."""
+    names = result.never_predicted
+    if not names:
+        return ""
+    images = dict(zip(result.classes, result.confusion.sum(axis=1).tolist(), strict=True))
+    named = first_few(f"{name} ({count(images[name], 'image')})" for name in names)
+    return f"{count(len(names), 'class is', 'classes are')} never predicted: {named}."
+
+
+def class_lines(result: Evaluation) -> list[str]:
+    """Return what top-1 hides where classes differ in size: balanced accuracy, and classes that are never predicted."""
+    lines = [f"{name}: {value}" for name, value in accuracy_lines(result) if name == BALANCED]
+    return [*lines, *filter(None, [never_predicted_text(result)])]
 
 
 def calibration_text(result: Evaluation, *, is_fitted: bool) -> str:

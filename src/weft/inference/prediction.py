@@ -11,7 +11,7 @@ from weft import markup
 from weft.data import BadImage
 from weft.data.images.crop import Pixels
 from weft.data.images.encode import image_card
-from weft.inference.arguments import check_top_k, image_files, settings_of
+from weft.inference.arguments import check_top_k, image_files, settings_of, value_note
 from weft.inference.predictor import Predictor
 from weft.notebook import ImageList, described
 from weft.progress import counting, say
@@ -114,6 +114,8 @@ def predict(
             say(str(rejection))
     paths = image_files(images)[: settings.data.limit]
     predictions = ImageList[FilePrediction]()
+    if not quiet and (note := value_note(paths, predictor.crop.value_range)):
+        say(note)
     size = int(settings.batch_size)
     with counting(len(paths), quiet=quiet, task_name="classifying") as advance:
         for start in range(0, len(paths), size):

@@ -349,7 +349,7 @@ class Predictor:
         Raises:
             BadImage: the file is not an image, or exceeds a limit.
         """
-        return self.crop.pixels(open_image(image, max_pixels=max_pixels))
+        return self.crop.pixels(open_image(image, max_pixels=max_pixels, value_range=self.crop.value_range))
 
     def array(self, images: Sequence[Pixels]) -> Float[np.ndarray, "b c h w"]:
         """Stack and normalise prepared images; equal to `eval_transform` bit by bit."""

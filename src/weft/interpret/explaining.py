@@ -143,7 +143,7 @@ def check_explainable(model: nn.Module, grad_cam: bool) -> None:
 
 def _prepared(image: str | Path | Image.Image, cfg: dict[str, Any]) -> Tensor:
     transform: Any = eval_transform(cfg)
-    return transform(image if isinstance(image, Image.Image) else open_image(image))
+    return transform(image if isinstance(image, Image.Image) else open_image(image, value_range=transform.value_range))
 
 
 def _array(tensor: Tensor) -> np.ndarray:

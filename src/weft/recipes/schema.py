@@ -49,6 +49,7 @@ class Matching:
 
 Side = Annotated[int, Within(8, 4096)]
 Share = Annotated[float, Within(0, 1)]
+Value = Annotated[int, Within(-(2**31), 2**32 - 1)]
 RunName = Annotated[
     str,
     Matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "letters, digits, '.', '_' and '-', no path and at most 100 of them"),
@@ -109,6 +110,10 @@ class Data:
 
     on_lost: Literal["stop", "exclude"] = "stop"
     """Action if an image becomes unreadable during training: stop, or exclude it and print a note."""
+
+    value_range: tuple[Value, Value] | None = None
+    """Values of black and white in images of more than 8 bits per channel, such as [0, 4095] for 12 bits; stored with
+    the model. None: those of the dataset."""
 
     draft: bool = True
     """Decode large JPEGs for training at 1/2, 1/4 or 1/8 of their size, if both sides stay at least twice the input
@@ -367,6 +372,11 @@ class Recipe:
 
     evaluate_every: Annotated[int, Within(1, 100_000)] = 1
     """Evaluate after every N epochs; the last epoch is always evaluated."""
+
+    best: Literal["top1", "balanced", "loss"] = "top1"
+    """Measure on the validation set that chooses the model of `best/`, and that `patience` counts. top1: accuracy.
+    balanced: balanced accuracy (mean recall of the classes), for data with rare classes. loss: cross-entropy. A linear
+    probe chooses its penalty by the loss; with balanced, every class counts the same in it."""
 
     patience: Annotated[int, Within(1, 100_000)] | None = None
     """Early stopping: stop after this many evaluations without an improvement. None: never."""

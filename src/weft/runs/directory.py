@@ -77,6 +77,7 @@ class EpochRow(NamedTuple):
         lr: learning rate of the first step of the epoch.
         train_loss, val_loss: cross-entropy in nats.
         train_top1, val_top1, val_top5: accuracies in percent.
+        val_balanced: balanced accuracy (mean recall of the classes) in percent.
         images_per_second: throughput of training, without evaluation.
         data_wait: percentage of the training time spent waiting for data.
         seconds: duration of the epoch, including evaluation.
@@ -93,18 +94,27 @@ class EpochRow(NamedTuple):
     images_per_second: float
     data_wait: float
     seconds: float
+    val_balanced: float = math.nan
 
 
-def best_of(history: Sequence[EpochRow]) -> EpochRow | None:
+def best_of(history: Sequence[EpochRow], measure: str = "top1") -> EpochRow | None:
     """Return the epoch whose model is in best/; None if no epoch was evaluated.
 
-    It has the highest top-1 on the validation set; at equal top-1 the lowest loss, and at equal loss it is the first.
-    Training, report and model card share this rule. Values are compared as `metrics.csv` has them.
+    It has the best value of the measure on the validation set: the highest top-1 (`top1`) or balanced accuracy
+    (`balanced`), or the lowest loss (`loss`). At equal accuracy the lowest loss decides, at equal loss top-1, and then
+    the first epoch. Training, report and model card share this rule. Values are compared as `metrics.csv` has them.
+
+    Args:
+        history: rows of `metrics.csv`.
+        measure: setting `best` of the recipe.
     """
-    evaluated = [row for row in history if not math.isnan(row.val_top1)]
-    return max(
-        evaluated, key=lambda row: (float(_text(row.val_top1)), -_finite(float(_text(row.val_loss)))), default=None
-    )
+
+    def key(row: EpochRow) -> tuple[float, float]:
+        top1, balanced, loss = (float(_text(value)) for value in (row.val_top1, row.val_balanced, row.val_loss))
+        loss = -_finite(loss)
+        return {"top1": (top1, loss), "balanced": (balanced, loss), "loss": (loss, top1)}[measure]
+
+    return max((row for row in history if not math.isnan(row.val_top1)), key=key, default=None)
 
 
 def _finite(loss: float) -> float:

@@ -84,16 +84,16 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
         ("input", f"{height}x{width} pixels, {'gray' if channels == 1 else 'RGB'}"),
         ("classes", markdown(_classes(names, model.num_classes))),
     ]
-    run_dir, data, training, best = folder.parent, "", "", None
+    run_dir, data, training, best, measure = folder.parent, "", "", None, "top1"
     if folder.name in ("best", "last") and (run_dir / "recipe.yaml").is_file():
         recipe = load_recipe(run_dir / "recipe.yaml")
-        data = printable(Path(recipe.data.source or "").name)
+        data, measure = printable(Path(recipe.data.source or "").name), recipe.best
         train, val = _image_counts(run_dir / "recipe.yaml")
         counts = f": {train:,} images for training, {val:,} held out" if train and val else ""
         rows.append(("data", markdown(data) + counts))
         training = TRAINING.format(recipe=fenced(dump(_without_paths(recipe, data)), "yaml"))
     if folder.name == "best" and (run_dir / "metrics.csv").is_file():
-        best = best_of(read_metrics(run_dir / "metrics.csv"))
+        best = best_of(read_metrics(run_dir / "metrics.csv"), measure)
     if best is not None:
         _, num_images = _image_counts(run_dir / "recipe.yaml")
         for name, value in (("top-1", best.val_top1), ("top-5", best.val_top5))[: 2 if model.num_classes > 5 else 1]:

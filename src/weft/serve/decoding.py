@@ -184,7 +184,7 @@ def decoder_main(memory: int) -> None:
 
 def _decode_image(data: bytes | bytearray, crop: EvalCrop | None, max_pixels: int) -> Pixels | BadImage:
     try:
-        image = open_image(bytes(data), max_pixels=max_pixels)
+        image = open_image(bytes(data), max_pixels=max_pixels, value_range=crop and crop.value_range)
         assert crop is not None  # only the empty test request has no crop
         return crop.pixels(image)
     except BadImage as bad:

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits, image_size_hint, open_data
+from weft.data.loading.preprocessing import eval_crop
 from weft.errors import DataError, UsageError
 from weft.files import write_whole
+from weft.grid import Grid
 from weft.models.families import SMALL_SIDE, candidates
 from weft.models.family import Candidate
 from weft.processor import busy_note
@@ -83,7 +85,8 @@ def compare(
     data, more = str(data), dict(settings or {})
     if budget is not None and "epochs" in more:
         raise UsageError("A budget decides the number of epochs; pass --budget or --epochs, not both.")
-    source = load_recipe(recipe, list(more.items())).data
+    given = load_recipe(recipe, list(more.items()))
+    source = given.data
     check_one_fold(source)
     with reading(quiet=quiet) as progress:
         splits = open_data(
@@ -116,7 +119,8 @@ def compare(
         f"Comparing {', '.join(candidate.name for candidate in chosen)} on {len(splits.train):,} training images and"
         f" {len(splits.val):,} held-out images of {data}, in {folder}."
     )
-    if note := busy_note(jobs * threads):
+    crop = eval_crop({"input_size": (3, *Grid.of(given.img_size or side))})
+    for note in filter(None, (crop.note(splits.sizes), busy_note(jobs * threads))):
         plan.tell(note)
     if "weights" not in known:
         known["weights"] = plan.find_weights()

@@ -45,7 +45,7 @@ def augmented_figure(recipe: Recipe, splits: Splits, model: nn.Module) -> Figure
     figure = new_figure(SIDE * (EPOCHS + 1), (SIDE + 0.25) * len(indices))
     grid = figure.subplots(len(indices), EPOCHS + 1, squeeze=False)
     for axes, index in zip(grid[:, 0], indices, strict=True):
-        axes.imshow(open_image(source.read(index).data))
+        axes.imshow(open_image(source.read(index).data, value_range=recipe.data.value_range))
         axes.set_xlabel(shown(splits.classes[source.labels[index]], WIDTH), fontsize="x-small")
     images, mixing = training_images(recipe, source, model), Mixing(recipe, len(splits.classes))
     for epoch in range(EPOCHS):

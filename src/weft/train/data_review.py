@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.data import Splits, open_image
+from weft.data import Splits
+from weft.data.images.encode import image_to_show
 from weft.errors import DataError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, sha256_of, write_table
 from weft.inference.embedding import Embedding, feature_predictor, read_files
@@ -165,6 +167,8 @@ def review(
     labels = np.array([*splits.train.labels, *splits.val.labels], int)
     sides = np.array(["train"] * len(splits.train) + ["val"] * len(splits.val))
     predictor = feature_predictor(model, settings, quiet)
+    if predictor.crop.value_range is None:  # of a public model, for example
+        predictor.crop = dataclasses.replace(predictor.crop, value_range=splits.value_range)
     features = read_files(predictor, paths, int(settings.batch_size), quiet=quiet)
     is_read = np.isin(paths, features.images)
     unreadable = [(str(bad.key), bad.message) for bad in splits.bad] + features.errors
@@ -205,7 +209,7 @@ def _review(
             f"A review needs readable images of at least two classes; got {count(num_images, 'image')} of"
             f" {count(len(np.unique(labels)), 'class', 'classes')}. Add a folder of images of another class."
         )
-    duplicates = near_duplicates(features.features, lambda i: open_image(Path(features.images[i])))
+    duplicates = near_duplicates(features.features, lambda i: image_to_show(Path(features.images[i])))
     group_of = np.arange(num_images)
     for group in duplicates:
         group_of[group] = group[0]

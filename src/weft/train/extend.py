@@ -208,7 +208,8 @@ def extend(recipe: Recipe, reservation: Reservation, runtime: Runtime, *, quiet:
     before = logits_of(network, old.features[:, 0]).argmax(1) == old.labels
     everything = old.joined(new)
     train = everything.chosen(~everything.is_held_out)
-    features = split_heads(network, train.features)
+    num_views = 2 if recipe.augment.hflip else 1  # each image, and its mirror image
+    features = split_heads(network, train.features[:, :num_views])
     groups = [str(group) or f"/{key}" for group, key in zip(train.groups, train.keys, strict=True)]
     probes = fit_features(
         features,

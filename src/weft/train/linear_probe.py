@@ -40,11 +40,13 @@ class Balance(NamedTuple):
 
     Attributes:
         is_weighted: weight images by the inverse frequency of their class.
+        is_chosen_by_class: every class counts the same in the loss that decides the penalty.
         logit_adjustment: factor of the log class frequencies that are subtracted from the logits (arXiv 2007.07314).
     """
 
     is_weighted: bool = False
     logit_adjustment: float = 0.0
+    is_chosen_by_class: bool = False
 
 
 UNBALANCED = Balance()
@@ -53,7 +55,7 @@ UNBALANCED = Balance()
 def balance_of(recipe: Recipe) -> Balance:
     """Return the correction that a recipe asks for."""
     is_weighted = recipe.loss.class_weights == "balanced" or recipe.data.sampling == "balanced"
-    return Balance(is_weighted, recipe.loss.logit_adjustment)
+    return Balance(is_weighted, recipe.loss.logit_adjustment, recipe.best == "balanced")
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def fit_heads(
     groups: Sequence[str] | None = None,
     seed: int = 0,
     label_smoothing: float = 0.0,
+    is_mirrored: bool = True,
     on_batch: Callable[[int], None] = lambda count: None,
 ) -> list[LinearProbe]:
     """Fit the classifiers of a network to images, and set their weights.
@@ -112,6 +115,7 @@ def fit_heads(
         seed: of the folds.
         label_smoothing: of the training that follows. The logits are scaled down to the least loss with it, which
             changes no prediction: at larger logits, the first steps would undo the classifier.
+        is_mirrored: fit also to the mirror image of every image.
         on_batch: called with the number of images of every batch.
 
     Returns:
@@ -122,7 +126,8 @@ def fit_heads(
     """
     features, labels = read_features(network, batches, runtime, on_batch)
     is_read = labels != LOST
-    features, labels = [views[is_read] for views in features], labels[is_read]
+    num_views = 2 if is_mirrored else 1
+    features, labels = [views[is_read, :num_views] for views in features], labels[is_read]
     groups = None if groups is None else list(itertools.compress(groups, is_read))
     probes = fit_features(features, labels, num_classes, balance=balance, groups=groups, seed=seed)
     scales = [

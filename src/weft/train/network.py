@@ -27,9 +27,11 @@ def build_model(recipe: Recipe, num_classes: int) -> nn.Module:
     if recipe.img_size is not None and name in VARIANTS:
         arguments["img_size"] = recipe.img_size
     torch.manual_seed(recipe.seed)
-    model = build_described(name, arguments, create_model, pretrained=recipe.pretrained, num_classes=num_classes)
+    model: Any = build_described(name, arguments, create_model, pretrained=recipe.pretrained, num_classes=num_classes)
     if recipe.img_size is not None:
         model = resized(model, recipe.img_size)
+    if recipe.data.value_range is not None:
+        model.pretrained_cfg = {**dict(model.pretrained_cfg), "value_range": list(recipe.data.value_range)}
     if recipe.grad_checkpointing:
         network: Any = model  # torch types every attribute of a module as tensor or module
         network.set_grad_checkpointing(True)

@@ -16,6 +16,7 @@ from torch import nn
 
 from weft.checkpoints.hub import source_of
 from weft.data import Splits, image_size_hint, open_data
+from weft.data.images.colour import value_notes
 from weft.data.loading.loader import ImageLoader
 from weft.inference.inputs import evaluation_batches
 from weft.models.families import default_model
@@ -65,7 +66,8 @@ class Plan:
     @cached_property
     def network(self) -> nn.Module:
         """The network on its device, initialised from the seed or with public weights."""
-        recipe = self.recipe if self.loads_weights else dataclasses.replace(self.recipe, pretrained=False)
+        recipe = with_value_range(self.recipe, self.splits)
+        recipe = recipe if self.loads_weights else dataclasses.replace(recipe, pretrained=False)
         with refusing(f"{recipe.model} must support these images and settings"):
             network = build_model(recipe, len(self.splits.classes)).to(self.runtime.device)
         if recipe.sync_bn and self.runtime.world > 1:
@@ -143,6 +145,7 @@ class Plan:
                 groups=self.splits.groups,
                 seed=self.recipe.seed,
                 label_smoothing=self.recipe.loss.label_smoothing if self.steps else 0.0,
+                is_mirrored=self.recipe.augment.hflip,
                 on_batch=count,
             )
         for probe in probes:
@@ -198,7 +201,9 @@ def make_plan(request: Request, *, quiet: bool) -> Plan:
     recipe, on_weights = few_images.with_start_weights(request, recipe, size, count)
     recipe, on_network = with_start_network(recipe)
     recipe, decisions = fill_in(recipe, size, count, runtime.world)
-    notes = [note for note in (on_weights, on_network, *decisions) if note]
+    recipe = with_value_range(recipe, splits)
+    range_notes = value_notes(splits.values, recipe.data.value_range) if recipe.data.value_range else []
+    notes = [note for note in (on_weights, on_network, *decisions, *range_notes) if note]
     return Plan(recipe, splits, runtime, (*splits.notes, *notes), fits_batches=request.leaves_batch_size)
 
 
@@ -234,6 +239,12 @@ def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int, world:
         notes.append(f"Batch size {fitting}: the training set has {num_images} images.")
     check_rules(recipe)
     return recipe, notes
+
+
+def with_value_range(recipe: Recipe, splits: Splits) -> Recipe:
+    """Return the recipe with the value range of the dataset, unless it names one or all images have 8 bits."""
+    value_range = recipe.data.value_range or splits.value_range
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, value_range=value_range))
 
 
 def use_all_images(recipe: Recipe, num_images: int, world: int = 1, *, may_change: bool) -> tuple[Recipe, str]:

@@ -93,6 +93,7 @@ class Reporter:
             f"epoch {row.epoch:>{len(str(self.epochs))}}/{self.epochs}  loss {row.train_loss:.3f}"
             f"  training top-1 {row.train_top1:5.1f} %"
             + ("" if math.isnan(row.val_top1) else f"  held out {row.val_top1:6.2f} %")
+            + (f", balanced {row.val_balanced:.2f} %" if abs(row.val_balanced - row.val_top1) > 1e-6 else "")
             + f"{_speed(row.images_per_second)}{'  (best)' if is_best else ''}"
         )
 

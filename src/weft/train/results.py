@@ -18,7 +18,7 @@ from weft.checkpoints.model_dir import write_confidence
 from weft.data import Source
 from weft.data.index.split import proportional_subset
 from weft.data.loading.loader import ImageLoader
-from weft.errors import CheckpointError, DataError
+from weft.errors import CheckpointError, DataError, UsageError
 from weft.inference.calibration import MAX_IMAGES, calibrate, calibration_lines, held_out_logits
 from weft.inference.conclusions import Training
 from weft.inference.error_gallery import explained_errors
@@ -33,10 +33,14 @@ from weft.runs.directory import FEATURES
 from weft.train.curves import curve_figures
 from weft.train.extend import Extension
 from weft.train.folds import CrossValidation
+from weft.train.mirrored_classes import MAX_IMAGES as MOST_MIRRORED
+from weft.train.mirrored_classes import find_mirrored, mirrored_text
 from weft.train.plan import Plan
 from weft.train.run_loop import Session
 from weft.train.stored_features import collect
 from weft.train.unknown import fit_detector
+
+MEASURES = {"top1": "top-1", "balanced": "balanced accuracy", "loss": "loss"}  # values of the setting `best`
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class RunResult:
         seconds: duration of training and evaluation.
         cross_validation: result over all folds; None without `folds`.
         extension: comparison with the extended run; None without `extend`.
+        notes: what top-1 hides: balanced accuracy where classes differ in size, classes that are never predicted, and
+            classes that are mirror images of each other.
     """
 
     out: Path
@@ -73,6 +79,7 @@ class RunResult:
     seconds: float
     cross_validation: CrossValidation | None = None
     extension: Extension | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def interval(self) -> Estimate:
@@ -109,6 +116,7 @@ class RunResult:
             rows.append(("cross-validation", str(self.cross_validation)))
         if self.extension is not None:
             rows += self.extension.lines()
+        rows += [("note", text) for text in self.notes]
         rows += [("best model", str(self.out / "best")), ("report", str(self.out / "report" / "report.html"))]
         return markup.fragment(markup.table(("training run", ""), rows))
 
@@ -160,8 +168,27 @@ def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple
     return result, source is held_out
 
 
+def mirrored_note(plan: Plan, out: Path) -> str:
+    """Return a sentence on classes that are mirror images of each other, if training mirrored images; else nothing.
+
+    Args:
+        plan: plan of the run.
+        out: run directory, whose best model is used.
+    """
+    recipe, source = plan.recipe, plan.splits.val
+    if not recipe.augment.hflip:
+        return ""
+    if len(source) > MOST_MIRRORED:
+        source = SourcePart(source, proportional_subset(source.keys, MOST_MIRRORED, recipe.seed))
+    model, size = load_model_dir(out / "best")[0].to(plan.runtime.device), plan.val_batches.order.batch_size
+    batches = evaluation_batches(source, model, size, recipe.workers, on_lost=recipe.data.on_lost)
+    with contextlib.suppress(UsageError):  # a network without a linear classifier has no features
+        return mirrored_text(find_mirrored(model, batches, plan.runtime), plan.splits.classes)
+    return ""
+
+
 def write_run_report(
-    session: Session, best: Evaluation, result: RunResult, *, num_groups: int, is_fitted: bool
+    session: Session, best: Evaluation, result: RunResult, *, num_groups: int, is_fitted: bool, mirrored: str
 ) -> None:
     """Write the report of a run; under a linear probe, also the features of all images.
 
@@ -171,6 +198,7 @@ def write_run_report(
         result: result of the run.
         num_groups: number of groups of the held-out images, 0 without groups.
         is_fitted: whether the temperature was fitted to all held-out images.
+        mirrored: result of `mirrored_note`.
     """
     recipe, splits, runtime, out = session.recipe, session.splits, session.runtime, session.out
     params = sum(parameter.numel() for parameter in session.learner.model.parameters())
@@ -183,7 +211,7 @@ def write_run_report(
         session.reporter.note(grouped)
     summary = [
         ("held-out images", f"{best.count}{excluded}"),
-        ("best epoch", f"{result.best_epoch} of {result.epochs}"),
+        ("best epoch", f"{result.best_epoch} of {result.epochs}, by {MEASURES[recipe.best]}"),
         *accuracy_lines(best, "held-out images"),
         *([("groups", grouped)] if grouped else []),
         *calibration,
@@ -209,7 +237,7 @@ def write_run_report(
         errors=explained_errors(model, splits.val, best.mistakes),
         curves=curve_figures(session.history, result.best_epoch),
         features=feature_map(model.to(runtime.device), splits.val, best, runtime, workers=recipe.workers),
-        training=Training(counts.tolist(), session.history, result.best_epoch),
+        training=Training(counts.tolist(), session.history, result.best_epoch, mirrored),
         is_fitted=is_fitted,
     )
 

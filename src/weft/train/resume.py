@@ -27,7 +27,7 @@ FREE = ("workers", "device", "data.source", "save.every_minutes", "save.every_st
 """Settings that do not affect the result and may change on resume. The data is compared by its contents."""
 
 FIXED = (
-    *("model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
+    *("best", "model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
     "optim.freeze",  # the optimizer has no moments for frozen weights
     *(
         "data.limit",
@@ -37,9 +37,10 @@ FIXED = (
         "data.fold",
         "data.group",
         "data.sampling",
+        "data.value_range",
     ),
 )
-"""Settings that the saved tensors or the order of the images depend on; they cannot change on resume."""
+"""Settings that the saved models or the order of the images depend on; they cannot change on resume."""
 
 
 class ChangedSetting(NamedTuple):

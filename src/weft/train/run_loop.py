@@ -271,11 +271,12 @@ class Session:
     def _add_row(self, start: float, lr: float, result: Evaluation | None) -> None:
         meter = self.meter
         scores = (result.loss, result.top1, result.top5) if result is not None else (math.nan, math.nan, math.nan)
+        balanced = math.nan if result is None else result.balanced_accuracy
         throughput, seconds = meter.images_per_second, time.perf_counter() - start
         training = (self.learner.step, lr, meter.loss, meter.top1)
-        row = EpochRow(self.epoch, *training, *scores, throughput, meter.waiting_percent, seconds)
+        row = EpochRow(self.epoch, *training, *scores, throughput, meter.waiting_percent, seconds, balanced)
         self.history.append(row)
-        is_best = result is not None and best_of(self.history) is row
+        is_best = result is not None and best_of(self.history, self.recipe.best) is row
         if result is not None:
             self.evaluations_since_best = 0 if is_best else self.evaluations_since_best + 1
         if is_best and result is not None:

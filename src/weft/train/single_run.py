@@ -14,9 +14,10 @@ from weft.capabilities import bf16_note
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.model_dir import read_config
 from weft.data.loading.order import epochs_of
+from weft.data.loading.preprocessing import eval_crop
 from weft.files import remove, sweep, write_text
 from weft.inference.arguments import check_other
-from weft.inference.metrics import Evaluation
+from weft.inference.metrics import Evaluation, class_lines
 from weft.intervals import grouped_text
 from weft.models.contract import preprocessing
 from weft.processor import busy_note
@@ -31,7 +32,7 @@ from weft.train.loop import Learner
 from weft.train.plan import Plan, open_splits
 from weft.train.refusals import memory_error, refusing
 from weft.train.reporter import Reporter
-from weft.train.results import RunResult, calibrated, write_run_report
+from weft.train.results import RunResult, calibrated, mirrored_note, write_run_report
 from weft.train.resume import ResumedRun, check_data, open_run, record_data
 from weft.train.run_loop import Session
 from weft.train.state import State, newest_step
@@ -69,6 +70,8 @@ class TrainingRun:
         """Train from the first step."""
         for text in self.plan.notes:
             self.note(text)
+        if cut := eval_crop(preprocessing(self.model)).note(self.splits.sizes):
+            self.note(cut)
         if self.runtime.device.type == "cpu" and (busy := busy_note(torch.get_num_threads())) is not None:
             self.note(busy)
         if (emulated := bf16_note(self.runtime.device.type, self.runtime.precision)) is not None:
@@ -204,9 +207,10 @@ class TrainingRun:
         """Collect the results of the best epoch, and write the report in the first process."""
         best_result = session.result()
         assert session.best is not None
-        is_fitted = False
+        is_fitted, mirrored = False, ""
         if self.runtime.is_main:
             best_result, is_fitted = calibrated(self.plan, self.out, best_result, quiet=self.quiet)
+            mirrored = mirrored_note(self.plan, self.out)
         self.evaluation = best_result
         result = RunResult(
             out=self.out,
@@ -221,9 +225,10 @@ class TrainingRun:
             loss=session.best.loss,
             count=session.best.count,
             seconds=session.seconds,
+            notes=(*class_lines(best_result), *filter(None, [mirrored])),
         )
         if self.runtime.is_main:
             groups = len(self.held_out_groups)
-            write_run_report(session, best_result, result, num_groups=groups, is_fitted=is_fitted)
+            write_run_report(session, best_result, result, num_groups=groups, is_fitted=is_fitted, mirrored=mirrored)
         self.runtime.wait()
         return result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from PIL import Image
 from weft.errors import UsageError
 
 MODES = ("center", "squash", "border")
+MAX_RATIO = 1.5  # of the aspects of image and crop, without a note
+SIDE_STEP = 32  # the advised sides are multiples; the largest patch and total stride of common networks
+MIN_SAME_SHAPE = 0.9  # share of the images that are all wider, or all taller, than the crop for advice on its shape
 
 
 class Pixels(NamedTuple):
@@ -42,6 +46,7 @@ class EvalCrop:
         interpolation: `bicubic`, `bilinear`, `lanczos` or `nearest`.
         color: mode of the result: `RGB`, or `L` for one channel of luma (ITU-R 601-2).
         fill: padding colour of `border`, 0 to 255 per channel; a gray image uses the first.
+        value_range: black and white of images of more than 8 bits per channel, for `open_image`; None: their bit depth.
     """
 
     size: tuple[int, int]
@@ -50,6 +55,7 @@ class EvalCrop:
     interpolation: str
     color: str
     fill: tuple[int, int, int]
+    value_range: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, resolved: Mapping[str, Any], mean: Sequence[float]) -> EvalCrop:
@@ -70,6 +76,7 @@ class EvalCrop:
             interpolation="bicubic" if resolved["interpolation"] == "random" else resolved["interpolation"],
             color="RGB" if in_chans == 3 else "L",
             fill=(round(255 * mean[0]), round(255 * mean[len(mean) // 2]), round(255 * mean[-1])),
+            value_range=tuple(value_range) if (value_range := resolved.get("value_range")) else None,
         )
 
     def __call__(self, image: Image.Image) -> Image.Image:
@@ -99,6 +106,33 @@ class EvalCrop:
             factors = [min(factors)] * 2
         tall, wide = (cut / (side * f) for cut, side, f in zip(self.size, (height, width), factors, strict=True))
         return (1 - wide) / 2, (1 - tall) / 2, wide, tall
+
+    def note(self, sizes: Sequence[tuple[int, int]]) -> str:
+        """Return a note if the images have another shape than the crop, which cuts them; else an empty text.
+
+        Args:
+            sizes: (height, width) of the images in pixels.
+        """
+        if self.mode != "center" or not sizes:
+            return ""
+        height, width = self.size
+        ratios = [(w / h) / (width / height) for h, w in sizes]
+        ratio = median(max(one, 1 / one) for one in ratios)
+        if ratio <= MAX_RATIO:
+            return ""
+        kept = [min(wide, 1) * min(tall, 1) for _, _, wide, tall in (self.region(*size) for size in sizes)]
+        num_wide = sum(one > 1 for one in ratios)
+        shape = "wider" if 2 * num_wide > len(sizes) else "taller"
+        typical = median(w / h for h, w in sizes)
+        side = (height * width / typical) ** 0.5
+        fitting = [max(round(one / SIDE_STEP), 1) * SIDE_STEP for one in (side, side * typical)]
+        is_one_shape = max(num_wide, len(sizes) - num_wide) >= MIN_SAME_SHAPE * len(sizes)
+        advice = f" An input of their shape shows more: --img-size {fitting[0]}x{fitting[1]}." if is_one_shape else ""
+        return (
+            f"The images are {shape} than the input of {height}x{width}: by a factor of {ratio:.1f} (median)."
+            f" Evaluation and prediction see the centre, and {100 * (1 - median(kept)):.0f} % of the area of an image"
+            f" is cut off.{advice}"
+        )
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """Return (height, width) before the crop."""

@@ -21,11 +21,23 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 
-from weft.data.images.colour import Header, NoValueRange, describe, read_header, to_rgb, upright_size
+from weft.data.images.colour import (
+    Header,
+    NoValueRange,
+    ValueRange,
+    Values,
+    commented_values,
+    describe,
+    lower_bytes,
+    read_header,
+    to_rgb,
+    upright_size,
+    values_of,
+)
 from weft.data.images.limits import MAX_PIXELS
 from weft.data.images.structure import StructureError, check_structure
 from weft.errors import DataError
@@ -42,7 +54,6 @@ MAX_ASPECT = 100  # ratio of longer to shorter side; resizing the shorter side t
 HEAD_BYTES = 32  # enough for `sniff`
 WHITE = (255, 255, 255)
 
-NO_RANGE = "it declares no range (TIFF tags SMinSampleValue, SMaxSampleValue)"
 REASONS = {
     "missing": "the file does not exist",
     "not-a-file": "it must be a regular file, not a folder, pipe, socket or device",
@@ -58,8 +69,8 @@ REASONS = {
     "too-complex": "it has far more parts than its format needs, and would be slow to decode",
     "compression": "its compression is not supported",
     "metadata-bomb": "its text metadata expands beyond the limit",
-    "float-pixels": f"its pixels are floating point and {NO_RANGE}",
-    "integer-pixels": f"its pixels are wide or signed integers and {NO_RANGE}",
+    "float-pixels": "its pixels are floating point; save them as integers of 8 or 16 bits",
+    "integer-pixels": "its pixels are wide or signed integers, and the model stores no value range to scale them by",
     "no-class": "it has no label",
     "out-of-memory": "there is not enough memory to decode it",
     "too-slow": "it takes too long to decode",
@@ -94,11 +105,14 @@ class ImageInfo(NamedTuple):
         format: one of `FORMATS`.
         notes: conversions that decoding it applies, such as `cmyk` or `exif-rotated`: keys of
             `weft.data.images.colour.NOTES`.
+        values: of an image of more than 8 bits per channel, and of one that `weft data prepare` made of such an image;
+            None of others.
     """
 
     size: tuple[int, int]
     format: str
     notes: tuple[str, ...]
+    values: Values | None = None
 
 
 def open_image(
@@ -107,11 +121,12 @@ def open_image(
     max_pixels: int = MAX_PIXELS,
     background: tuple[int, int, int] = WHITE,
     at_least: int | None = None,
+    value_range: ValueRange | None = None,
 ) -> Image.Image:
     """Decode an image to RGB as a viewer shows it.
 
-    EXIF orientation is applied, transparency is composited on `background`, 16-bit gray is scaled by its bit depth, and
-    embedded ICC profiles are converted to sRGB. Of an animation the first frame is decoded.
+    EXIF orientation is applied, transparency is composited on `background`, more than 8 bits per channel are scaled by
+    `value_range`, and embedded ICC profiles are converted to sRGB. Of an animation the first frame is decoded.
 
     Args:
         source: a path, or the bytes of a file.
@@ -119,21 +134,41 @@ def open_image(
         background: RGB colour behind transparent pixels, 0 to 255 each.
         at_least: decode a JPEG at 1/2, 1/4 or 1/8 of its size where both sides keep at least this many pixels, which
             is several times as fast; None decodes at full size.
+        value_range: values of black and white of images of more than 8 bits per channel, those of the dataset that a
+            model was trained on; None: 0 and the largest value of the bit depth of the file.
 
     Raises:
         BadImage: the image cannot be used; its `reason` is a key of `REASONS`.
     """
     with _opened(source, max_pixels) as image:
-        return _decoded(image, at_least, background)[0]
+        return _decoded(image, at_least, background, value_range)[0]
 
 
-def _decoded(image: Image.Image, at_least: int | None, background: tuple[int, int, int]) -> tuple[Image.Image, Header]:
-    """Decode to RGB and also return the header; shared by `open_image` and `image_info`, so that they agree."""
+def _decoded(
+    image: Image.Image,
+    at_least: int | None,
+    background: tuple[int, int, int],
+    value_range: ValueRange | None,
+    *,
+    is_measured: bool = False,
+) -> tuple[Image.Image, Header, Values | None]:
+    """Decode to RGB and also return the header; shared by `open_image` and `image_info`, so that they agree.
+
+    With `is_measured`, also return the values of an image of more than 8 bits, which is scaled by its own range.
+    """
     header = read_header(image)  # before decoding: a TIFF's metadata is read once, and may raise
     if at_least is not None and image.format in ("JPEG", "MPO"):  # of HEIF it would take an embedded thumbnail
         image.draft(None, (at_least, at_least))
+    low_bytes = None
+    if header.is_deep and (is_measured or value_range is not None):
+        file: Any = image  # `fp` is that of `_opened`
+        low_bytes = lower_bytes(image, file.fp.getvalue())
     image.load()
-    return to_rgb(image, background), header
+    values = commented_values(image) if is_measured else None
+    if is_measured and header.is_deep and (low_bytes is not None or image.mode[0] in "IF"):
+        values = values_of(image, low_bytes)
+        value_range = values.low, max(values.high, values.low + 1)
+    return to_rgb(image, background, value_range, low_bytes), header, values
 
 
 def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
@@ -145,9 +180,20 @@ def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
         BadImage: as `open_image`, for the same reasons.
     """
     with _opened(source, max_pixels) as image:
-        _, header = _decoded(image, max(min(image.size) // 8, 1), WHITE)
+        _, header, values = _decoded(image, max(min(image.size) // 8, 1), WHITE, None, is_measured=True)
         format = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a phone's JPEG with a second image
-        return ImageInfo(upright_size(image, header), format, describe(image, header))
+        return ImageInfo(upright_size(image, header), format, describe(image, header), values)
+
+
+def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Values | None:
+    """Return the values of an image of more than 8 bits per channel; None of others, of which the header is read.
+
+    Raises:
+        BadImage: as `open_image`.
+    """
+    with _opened(source, max_pixels) as image:
+        is_deep = read_header(image).is_deep
+    return image_info(source, max_pixels=max_pixels).values if is_deep else None
 
 
 def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:

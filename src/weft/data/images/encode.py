@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 
 from weft import markup
-from weft.data.images.decode import BadImage, open_image
+from weft.data.images.colour import common_range
+from weft.data.images.decode import BadImage, image_values, open_image
 
 THUMBNAIL = 300  # pixels of the longer side
 
@@ -22,11 +23,21 @@ def encoded(image: np.ndarray) -> tuple[str, bytes]:
     return "image/png" if is_small else "image/jpeg", buffer.getvalue()
 
 
+def image_to_show(path: Path) -> Image.Image:
+    """Open an image for a person; more than 8 bits per channel are scaled by the values of the image.
+
+    Raises:
+        BadImage: as `open_image`.
+    """
+    values = image_values(path)
+    return open_image(path, value_range=None if values is None else common_range([values]))
+
+
 def image_card(path: str, lines: Sequence[str]) -> markup.Card:
     """Return an image file with a caption, for a gallery; without the image if the file cannot be read."""
     name = str(Path(*Path(path).parts[-2:]))
     try:
-        image = open_image(Path(path))
+        image = image_to_show(Path(path))
     except BadImage as error:
         return markup.Card([], [*lines, str(error)], name)
     image.thumbnail((THUMBNAIL, THUMBNAIL))

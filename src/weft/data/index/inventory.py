@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from weft.data.images.colour import ValueRange, Values, common_range
 from weft.data.images.decode import (
     HEAD_BYTES,
     MAX_PIXELS,
@@ -61,6 +62,8 @@ class Inventory:
         ignored: number of files that are no images by name and content, by extension.
         skipped: number of skipped entries, by key of `weft.data.index.tree.SKIPPED`.
         notes: number of conversions of usable images, by key of `weft.data.images.colour.NOTES`.
+        sizes: (height, width) of usable images in pixels; empty before decoding.
+        values: of usable images of more than 8 bits per channel.
         copies: groups of two or more keys whose files are byte-identical; empty before decoding.
         classes_outside: class or split folders that are links to outside the root, not followed.
         unread: top-level folders that are not read because `train/` exists.
@@ -74,9 +77,16 @@ class Inventory:
     ignored: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    values: list[Values] = field(default_factory=list)
     copies: list[list[str]] = field(default_factory=list)
     classes_outside: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+
+    @property
+    def value_range(self) -> ValueRange | None:
+        """Black and white of the images of more than 8 bits per channel; None without such images."""
+        return common_range(self.values)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON; `json.dumps` escapes names that are not UTF-8."""
@@ -92,6 +102,7 @@ class Inventory:
             "ignored": dict(sorted(self.ignored.items())),
             "skipped": dict(sorted(self.skipped.items())),
             "notes": dict(sorted(self.notes.items())),
+            "value_range": self.value_range,
             "copies": self.copies,
             "classes_outside": self.classes_outside,
             "unread": self.unread,
@@ -181,6 +192,8 @@ def decode_entries(
             info, digest = verdict
             inventory.good.append(entry)
             inventory.notes.update(info.notes)
+            inventory.sizes.append(info.size)
+            inventory.values += [] if info.values is None else [info.values]
             same[digest].append(entry.key)
             if EXTENSIONS.get(extension(entry.key), info.format) != info.format:
                 inventory.notes["extension"] += 1

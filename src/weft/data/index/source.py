@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
+from weft.data.images.colour import ValueRange, Values, common_range
 from weft.data.images.decode import BadImage, image_size
 from weft.errors import DataError
 from weft.text import printable
@@ -76,6 +77,8 @@ class Splits:
         bad: excluded files of both splits, which cannot be used.
         is_given: whether the dataset defines the split itself.
         groups, val_groups: group of every training and of every validation image; None if the images are not grouped.
+        sizes: (height, width) of the images in pixels.
+        values: of the images of more than 8 bits per channel.
     """
 
     train: Source
@@ -86,6 +89,13 @@ class Splits:
     is_given: bool = False
     groups: list[str] | None = None
     val_groups: list[str] | None = None
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    values: list[Values] = field(default_factory=list)
+
+    @property
+    def value_range(self) -> ValueRange | None:
+        """Black and white of the images of more than 8 bits per channel; None without such images."""
+        return common_range(self.values)
 
 
 def lost_error(key: str, err: BadImage) -> DataError:

@@ -34,7 +34,7 @@ class ImageDataset(Dataset):
         source: images to read.
         transform: function from an upright RGB image to a tensor; may use `random`, `numpy.random` and `torch`.
         seed: seed of the random numbers of every sample.
-        at_least: as in `open_image`.
+        at_least, value_range: as in `open_image`.
         on_lost: for an image that can no longer be read since the data was opened: `stop` raises DataError, `exclude`
             returns a blank image with the label `LOST`, which the caller removes from the batch.
     """
@@ -46,10 +46,11 @@ class ImageDataset(Dataset):
         seed: int = 0,
         *,
         at_least: int | None = None,
+        value_range: tuple[int, int] | None = None,
         on_lost: Literal["stop", "exclude"] = "stop",
     ):
         self.source, self.transform, self.seed = source, transform, seed
-        self.at_least, self.on_lost = at_least, on_lost
+        self.at_least, self.value_range, self.on_lost = at_least, value_range, on_lost
         self.epoch = 0
         self.reading: Tensor | None = None  # index that each worker is reading, for the timeout message
 
@@ -86,6 +87,7 @@ class ImageDataset(Dataset):
     def _open(self, index: int) -> tuple[Image.Image, int]:
         sample = self.source.read(index)
         try:
-            return open_image(sample.data, at_least=self.at_least), sample.label
+            image = open_image(sample.data, at_least=self.at_least, value_range=self.value_range)
+            return image, sample.label
         except BadImage as err:
             raise lost_error(sample.key, err) from err

@@ -29,6 +29,11 @@ class EvalTransform:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def value_range(self) -> tuple[int, int] | None:
+        """Black and white of images of more than 8 bits per channel; for `open_image`."""
+        return self.crop.value_range
+
     def __call__(self, image: Image.Image) -> Float[Tensor, "c h w"]:
         """Transform an upright image."""
         import torch
@@ -42,7 +47,8 @@ def eval_transform(cfg: Mapping[str, Any] | Any) -> EvalTransform:
     Args:
         cfg: a model's `pretrained_cfg`, or a mapping with some of its keys: `input_size` (c, h, w), `interpolation`,
             `mean`, `std`, `crop_pct` (fraction of the resized side) and `crop_mode`: `center` resizes the short
-            side and crops the centre, `squash` resizes both sides, `border` resizes the long side and pads.
+            side and crops the centre, `squash` resizes both sides, `border` resizes the long side and pads. Its
+            `value_range` is for `open_image`.
 
     Returns:
         A transform from a PIL image to a float32 tensor of `input_size`.

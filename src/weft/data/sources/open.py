@@ -211,7 +211,17 @@ def open_data(
     notes += [] if listing is None else listing.notes
     train_source, val_source = (_source(reader, part, names) for part in (train, val))
     groups = [None if group_of is None else [group_of[entry.key] for entry in part] for part in (train, val)]
-    return Splits(train_source, val_source, names, notes, _with_split(inventory.bad, parts), is_given, *groups)
+    return Splits(
+        train_source,
+        val_source,
+        names,
+        notes,
+        _with_split(inventory.bad, parts),
+        is_given,
+        *groups,
+        sizes=inventory.sizes,
+        values=inventory.values,
+    )
 
 
 def class_names(data: str | Path, *, follow_links: bool = False) -> list[str]:
@@ -278,6 +288,7 @@ def _adopt(inventory: Inventory, entries: list[ImageEntry], checked: Inventory) 
     inventory.bad += [bad[entry.key] for entry in entries if entry.key in bad]
     inventory.bad.sort()
     inventory.copies, inventory.notes = checked.copies, checked.notes
+    inventory.sizes, inventory.values = checked.sizes, checked.values
 
 
 def check_exists(data: str | Path) -> None:

@@ -1,0 +1,126 @@
+"""Find classes that are mirror images of each other, such as left and right shoes.
+
+Training mirrors half of the images (`augment.hflip`), so that a network cannot learn such classes, and its predictions
+for them are those of chance. A classifier that is fitted to held-out images as they are, by the features of the network
+or by small versions of the images, assigns their mirror images to the other class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import binomtest
+from torch import nn
+from torch.nn.functional import adaptive_avg_pool2d
+
+from weft.data.loading.dataset import LOST
+from weft.data.loading.loader import ImageLoader
+from weft.inference.features import FeatureReader
+from weft.runtime import Runtime
+from weft.text import first_few
+
+FOLDS = 5
+MAX_IMAGES = 2_000  # held-out images that are compared with their mirror images
+SMALL = 8  # pixels of a side of the small versions
+MIN_SHARE = 0.5  # of the images of a class, that change to the other one
+MAX_P = 1e-3  # of the sign test
+
+
+class MirroredPair(NamedTuple):
+    """Two classes whose mirror images are taken for each other: changed images, and all images of both."""
+
+    first: int
+    second: int
+    changed: int
+    images: int
+
+
+def find_mirrored(network: nn.Module, batches: ImageLoader, runtime: Runtime) -> list[MirroredPair]:
+    """Return the pairs of classes that are mirror images of each other.
+
+    Args:
+        network: on its device.
+        batches: held-out images, with the preprocessing of the network.
+        runtime: device and precision.
+
+    Raises:
+        UsageError: the network has no linear classifier.
+    """
+    features, small, labels = [], [], list[int]()
+    with FeatureReader(network, runtime, is_cached=False) as reader:
+        for images, targets in batches:
+            views = (images, images.flip(-1))
+            features.append(np.stack([reader(view) for view in views]))
+            small.append(np.stack([adaptive_avg_pool2d(view, SMALL).flatten(1).numpy() for view in views]))
+            labels += targets.tolist()
+    own, pairs = np.array(labels), dict[tuple[int, int], MirroredPair]()
+    for parts in (small, features):
+        points = np.concatenate(parts, axis=1)
+        is_used = (own != LOST) & np.isfinite(points).all(axis=(0, 2))
+        for pair in mirrored_pairs(points[:, is_used], own[is_used]):
+            pairs[pair[:2]] = max(pair, pairs.get(pair[:2], pair), key=lambda one: one.changed)
+    return [pairs[key] for key in sorted(pairs)]
+
+
+def mirrored_pairs(views: np.ndarray, labels: np.ndarray) -> list[MirroredPair]:
+    """Return the pairs of classes whose mirror images are taken for each other, by features.
+
+    For two classes, images that only their mirror image moves to the other class are compared with those that only
+    their mirror image moves back: by chance, there are as many.
+
+    Args:
+        views: (2 images features): of each image, and of its mirror image.
+        labels: (images) class indices.
+    """
+    if len(labels) < FOLDS:
+        return []
+    plain, mirrored = _predicted(views, labels)
+    num_classes = int(labels.max()) + 1
+    images = np.bincount(labels, minlength=num_classes)
+    away, back = np.zeros((2, num_classes, num_classes), int)
+    is_away, is_back = (plain == labels) & (mirrored != labels), (plain != labels) & (mirrored == labels)
+    np.add.at(away, (labels[is_away], mirrored[is_away]), 1)
+    np.add.at(back, (labels[is_back], plain[is_back]), 1)
+    is_most = (away > 0) & (away >= MIN_SHARE * images[:, None])
+    pairs = []
+    for first, second in np.argwhere(np.triu(is_most & is_most.T)).tolist():
+        changed, returned = (int(matrix[first, second] + matrix[second, first]) for matrix in (away, back))
+        if binomtest(changed, changed + returned, alternative="greater").pvalue <= MAX_P:
+            pairs.append(MirroredPair(first, second, changed, int(images[[first, second]].sum())))
+    return pairs
+
+
+def _predicted(views: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the class of each image and of its mirror image, by ridge regression on the other folds."""
+    # each view by its own mean and deviation: mirroring shifts the features of all classes
+    points = views - views.mean(axis=1, keepdims=True, dtype=np.float64)
+    deviation = points.std(axis=1, keepdims=True)
+    points /= np.where(deviation > 1e-6 * max(deviation.max(), 1e-12), deviation, np.inf)
+    classes, own = np.unique(labels, return_inverse=True)
+    fold_of = np.empty(len(labels), int)
+    for number in range(len(classes)):
+        places = np.flatnonzero(own == number)
+        fold_of[places] = np.arange(len(places)) % FOLDS
+    targets = np.eye(len(classes))[own]
+    result = np.empty((2, len(labels)), int)
+    for fold in range(FOLDS):
+        train, held_out = fold_of != fold, fold_of == fold
+        centre = targets[train].mean(axis=0)
+        gram = points[0, train] @ points[0, train].T  # of images: their number is bounded, that of features is not
+        weights = points[0, train].T @ np.linalg.solve(gram + len(gram) * np.eye(len(gram)), targets[train] - centre)
+        result[:, held_out] = classes[(points[:, held_out] @ weights + centre).argmax(axis=2)]
+    return result[0], result[1]
+
+
+def mirrored_text(pairs: Sequence[MirroredPair], classes: Sequence[str]) -> str:
+    """Return the sentence that names the pairs and the setting; an empty text without pairs."""
+    if not pairs:
+        return ""
+    named = first_few(f"{classes[pair.first]} and {classes[pair.second]}" for pair in pairs)
+    changed, images = sum(pair.changed for pair in pairs), sum(pair.images for pair in pairs)
+    return (
+        f"Classes look like mirror images of each other: {named} ({changed:,} of {images:,} held-out images change"
+        " class when mirrored). Training mirrors half of the images; switch this off: --set augment.hflip=false."
+    )

@@ -1,0 +1,151 @@
+"""What a run says and keeps where top-1 misleads: rare classes, and classes that are mirror images of each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.train.conftest import SHORT
+from weft.cli import main
+from weft.errors import UsageError
+from weft.inference.metrics import Evaluation, measure
+from weft.train import run_loop, train
+from weft.train.linear_probe import UNBALANCED, Balance, _cross_validate
+from weft.train.mirrored_classes import mirrored_pairs, mirrored_text
+
+SCRIPT = [(90.0, 50.0, 0.4), (80.0, 70.0, 0.5), (85.0, 60.0, 0.3), (70.0, 55.0, 0.6), (60.0, 50.0, 0.7)]
+
+
+class Scripted(Evaluation):
+    """Evaluations with the top-1, balanced accuracy and loss of a script."""
+
+    balanced_accuracy = 0.0  # replaces the property
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = iter(SCRIPT)
+
+    def evaluate(*args: Any, **kwargs: Any) -> Evaluation:
+        result = measure(*args, **kwargs)
+        top1, balanced, loss = next(numbers)
+        own = Scripted(**{**vars(result), "top1": top1, "loss": loss})
+        object.__setattr__(own, "balanced_accuracy", balanced)
+        return own
+
+    monkeypatch.setattr(run_loop, "measure", evaluate)
+
+
+@pytest.mark.parametrize(("best", "epoch", "stopped_after"), [("top1", 1, 3), ("balanced", 2, 4), ("loss", 3, 5)])
+def test_the_measure_chooses_the_best_model_and_ends_the_run(
+    best: str, epoch: int, stopped_after: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch)
+    settings = {"best": best, "patience": 2}
+    result = train(photos, out=tmp_path / "run", settings=settings, **{**SHORT, "epochs": 5})
+    assert (result.best_epoch, result.epochs) == (epoch, stopped_after)
+    assert result.top1 == SCRIPT[epoch - 1][0]
+
+
+def test_the_measure_does_not_change_on_resume(photos: Path, tmp_path: Path) -> None:
+    train(photos, out=tmp_path / "run", **{**SHORT, "epochs": 1})
+    with pytest.raises(UsageError, match="best"):
+        train(resume=tmp_path / "run", settings={"best": "loss"}, override=True, quiet=True)
+
+
+def test_the_penalty_of_a_probe_is_chosen_by_classes_that_count_the_same() -> None:
+    random = np.random.default_rng(0)
+    labels = np.array([0] * 36 + [1] * 4)
+    points = random.normal(0, 1, (40, 1, 3)) + labels[:, None, None]
+    splits = [(np.flatnonzero(np.arange(40) % 2 != fold), np.flatnonzero(np.arange(40) % 2 == fold)) for fold in (0, 1)]
+    losses = {}
+    for number in (0, 1):  # the loss of one class: the other has no held-out image
+        parts = [(train_part, held_out[labels[held_out] == number]) for train_part, held_out in splits]
+        losses[number] = _cross_validate(points, labels, 2, parts, 1.0, UNBALANCED)[0]
+    by_class = _cross_validate(points, labels, 2, splits, 1.0, Balance(is_chosen_by_class=True))[0]
+    by_image = _cross_validate(points, labels, 2, splits, 1.0, UNBALANCED)[0]
+    assert by_class == pytest.approx((losses[0] + losses[1]) / 2)
+    assert by_image == pytest.approx((36 * losses[0] + 4 * losses[1]) / 40)
+
+
+def features(mirror: dict[int, int], per_class: int = 20, noise: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+    """Features of four classes; the mirror images of a class look like those of the class that `mirror` names."""
+    random = np.random.default_rng(0)
+    centres, labels = 3 * random.normal(0, 1, (4, 8)), np.repeat(np.arange(4), per_class)
+    seen = [labels, np.array([mirror.get(label, label) for label in labels.tolist()])]
+    return np.stack([centres[one] + random.normal(0, noise, (len(labels), 8)) for one in seen]), labels
+
+
+def test_classes_that_are_mirror_images_are_found() -> None:
+    pairs = mirrored_pairs(*features({1: 3, 3: 1}))
+    assert [(pair.first, pair.second) for pair in pairs] == [(1, 3)]
+    assert pairs[0].changed > 0.9 * pairs[0].images == 36
+    text = mirrored_text(pairs, ["cup", "left", "pot", "right"])
+    assert "left and right" in text
+    assert "--set augment.hflip=false" in text
+
+
+@pytest.mark.parametrize("mirror", [{}, {1: 3}, {0: 1, 1: 2, 2: 0}], ids=["none", "one-way", "cycle"])
+def test_other_classes_are_not(mirror: dict[int, int]) -> None:
+    assert mirrored_pairs(*features(mirror)) == []
+
+
+def test_chance_is_not_taken_for_mirror_images() -> None:
+    for seed in range(50):
+        random = np.random.default_rng(seed)
+        labels = random.integers(0, 2, 30)
+        assert mirrored_pairs(random.normal(0, 1, (2, 30, 8)), labels) == []
+    assert mirrored_pairs(np.zeros((2, 4, 8)), np.array([0, 1, 0, 1])) == []
+    assert mirrored_text([], []) == ""
+
+
+def draw(folder: Path) -> Path:
+    """Images of a blue square, at the left or at the right."""
+    random = np.random.default_rng(0)
+    for name, left in (("left", 2), ("right", 22)):
+        (folder / name).mkdir(parents=True)
+        for number in range(50):
+            pixels, top = random.integers(90, 160, (32, 32, 3), dtype=np.uint8), int(random.integers(2, 20))
+            pixels[top : top + 9, left : left + 9] = (30, 60, 230)
+            Image.fromarray(pixels).save(folder / name / f"{number:02}.png")
+    return folder
+
+
+def test_a_run_on_mirrored_classes_names_the_setting_that_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = draw(tmp_path / "data")
+    probe = ["--model", "levit_nano_32", "--epochs", "0", "--set", "head_init=probe", "--quiet"]
+    assert main(["train", str(data), "--out", str(tmp_path / "one"), *probe]) == 0
+    assert "--set augment.hflip=false" in capsys.readouterr().out
+    report = (tmp_path / "one" / "report" / "report.html").read_text(encoding="utf-8")
+    assert "left and right" in report
+    assert (
+        main(["train", str(data), "--out", str(tmp_path / "two"), *probe, "--set", "augment.hflip=false", "--json"])
+        == 0
+    )
+    result = json.loads(capsys.readouterr().out)
+    assert result["top1"] == 100
+    assert result["notes"] == []
+
+
+def test_the_last_lines_of_a_run_on_rare_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(0)
+    for name, number in (("normal", 76), ("rare", 4)):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(number):
+            Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(
+                tmp_path / "data" / name / f"{i}.png"
+            )
+    out = tmp_path / "run"
+    assert main(["train", str(tmp_path / "data"), "--out", str(out), "--model", "levit_nano_32", "--epochs", "2"]) == 0
+    printed = capsys.readouterr()
+    assert "balanced accuracy: 50.00 % (mean recall of the classes)" in printed.out
+    assert "1 class is never predicted: rare (1 image)." in printed.out
+    assert "balanced 50.00 %" in printed.err
+    assert main(["evaluate", str(out), str(tmp_path / "data"), "--quiet"]) == 0
+    assert "1 class is never predicted: rare (1 image)." in capsys.readouterr().out

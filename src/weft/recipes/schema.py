@@ -360,7 +360,7 @@ class Recipe:
     for networks that do not fit otherwise."""
 
     sync_bn: bool = False
-    """With several processes: compute BatchNorm statistics over all of them."""
+    """With several processes on GPUs: compute BatchNorm statistics over all of them. On a CPU it is refused."""
 
     workers: Annotated[int, Within(0, 1024)] = option(0)
     """Data loader processes per device; 0 loads in the main process. Results do not depend on it."""

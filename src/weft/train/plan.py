@@ -31,11 +31,10 @@ from weft.train.batch_size_finder import find_batch_size
 from weft.train.batches import training_batches, training_images
 from weft.train.distillation import open_teacher
 from weft.train.loop import Learner
-from weft.train.network import build_model, with_start_network
+from weft.train.network import build_model, check_sync_bn, synchronized, with_start_network
 from weft.train.objective import check_balance
 from weft.train.precision_finder import find_precision
 from weft.train.refusals import refusing
-from weft.train.sync_batchnorm import sync_batchnorm
 
 IMAGES_SEEN = 400_000  # training images, repetitions included, that a small problem needs from scratch
 EPOCHS = (10, 100)  # smallest and largest default
@@ -67,7 +66,7 @@ class Plan:
         with refusing(f"{recipe.model} must support these images and settings"):
             network = build_model(recipe, len(self.splits.classes)).to(self.runtime.device)
         if recipe.sync_bn and self.runtime.world > 1:
-            network = sync_batchnorm(network, self.runtime.device)
+            network = synchronized(network)
         return network
 
     @cached_property
@@ -153,6 +152,7 @@ def make_plan(
     """
     if recipe.extend is not None:
         raise UsageError("extend is for weft train alone, without --find-lr and --preview; omit it.")
+    check_sync_bn(recipe, runtime)
     splits = open_splits(recipe, quiet)
     size, reasons = image_size_hint(splits.train), []
     if reload is not None:

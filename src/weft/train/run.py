@@ -21,6 +21,7 @@ from weft.train.arguments import check_resume, checked_recipe, load_plan_recipe
 from weft.train.extend import extend as extend_run
 from weft.train.extend import extended_recipe
 from weft.train.few_images import with_available_weights
+from weft.train.network import check_sync_bn
 from weft.train.plan import Plan, default_name, leaves_batch_size, make_plan, open_splits
 from weft.train.results import RunResult
 from weft.train.resume import open_run
@@ -257,6 +258,7 @@ def _resume(
     run = open_run(out, overrides, override=override)
     runtime = Runtime.of(run.recipe.device, run.recipe.precision, deterministic=run.recipe.deterministic)
     quiet = quiet or not runtime.is_main
+    check_sync_bn(run.recipe, runtime)
     with locked(out) if runtime.is_main else contextlib.nullcontext():
         recipe = dataclasses.replace(run.recipe, precision=runtime.precision)  # that of an override may be `auto`
         plan = Plan(recipe, open_splits(recipe, quiet), runtime, is_resumed=True)

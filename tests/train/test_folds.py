@@ -94,9 +94,7 @@ def test_a_stopped_cross_validation_goes_on(
     assert again.cross_validation.evaluation.top1 == whole.cross_validation.evaluation.top1
 
 
-def test_more_epochs_train_in_every_fold(
-    whole, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_epochs_train_in_every_fold(whole, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the second fold is stopped within them, and resumed without the number of epochs."""
     out = tmp_path / "run"
     shutil.copytree(whole.out, out)

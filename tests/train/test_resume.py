@@ -460,6 +460,21 @@ def test_synchronized_batchnorm_is_refused_on_a_cpu(stopped: Path) -> None:
         train(resume=stopped, settings={"sync_bn": True}, override=True, quiet=True)
 
 
+def test_torn_tables_are_written_again(stopped: Path, whole_here: Path) -> None:
+    for name in ("steps.csv", "metrics.csv"):
+        with (stopped / name).open("ab") as file:
+            file.write(b"\0\xff,1,,,")
+    train(resume=stopped, quiet=True)
+    tiny.assert_same_run(whole_here, stopped)
+
+
+def test_torn_metrics_of_a_finished_run_are_written_again(whole_here: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole_here, tmp_path / "run")
+    (tmp_path / "run" / "metrics.csv").write_bytes(b"\xff")
+    train(resume=tmp_path / "run", quiet=True)
+    tiny.assert_same_run(whole_here, tmp_path / "run")
+
+
 def test_the_number_of_threads_comes_back(stopped: Path) -> None:
     before = torch.get_num_threads()
     recorded = load_state(stopped / "state")[0].metadata["machine"]["threads"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, distributed
 
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data.loading.order import Key, epochs_of
@@ -354,7 +354,8 @@ class Session:
         the weights changed: a run that resumed from such a state would silently end with different weights.
         """
         text = str(error)
-        if self.stop.reason:  # a signal to a process group may end another process before this one has stopped
+        # a signal to a process group may end another process before this one has stopped
+        if self.stop.requested is not None and _is_lost_process(error):
             reason = Stop.REASONS[self.stop.reason]
             message = f"Stopped: {reason}; the step in progress was discarded. {self._newest_state_text()}"
             self._exit(self.stop.reason, message)
@@ -373,6 +374,12 @@ class Session:
         if newest is None:
             return "No state was saved yet: start the run again."
         return f"The newest saved state is of step {newest}; resume with: weft train --resume {self.resumed_by}"
+
+
+def _is_lost_process(error: BaseException) -> bool:
+    """Return whether an error comes from the end of another process: a data loader worker, or one of the same run."""
+    text = str(error)
+    return isinstance(error, distributed.DistError) or "DataLoader worker" in text or "gloo" in text.lower()
 
 
 def learner_state(learner: Learner) -> tuple[dict[str, Tensor], dict[str, Any]]:

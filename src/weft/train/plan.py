@@ -280,7 +280,7 @@ def open_splits(recipe: Recipe, quiet: bool) -> Splits:
             folds=recipe.data.folds,
             fold=recipe.data.fold or 1,
             group=recipe.data.group,
-            seed=recipe.seed,
+            seed=recipe.split_seed,
             max_bad=recipe.data.max_bad,
             limit=recipe.data.limit,
             follow_links=recipe.data.follow_links,

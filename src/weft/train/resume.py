@@ -28,6 +28,7 @@ FREE = ("workers", "device", "data.source", "save.every_minutes", "save.every_st
 FIXED = (
     *("model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
     *(
+        "data.seed",
         "data.limit",
         "data.val_fraction",
         "data.train_fraction",

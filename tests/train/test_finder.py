@@ -28,6 +28,7 @@ from weft.train.batch_size_finder import find_batch_size
 from weft.train.distillation import Teacher
 from weft.train.loop import Learner
 from weft.train.lr_finder import LrPoint, _steepest
+from weft.train.precision_finder import find_precision
 
 CPU = Runtime.of("cpu")
 
@@ -196,3 +197,12 @@ def test_on_the_command_line(photos: Path, capsys: pytest.CaptureFixture[str]) -
     assert "suggested: --set optim.lr=" in capsys.readouterr().out
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["points"]
+
+
+def test_the_precision_of_a_recipe_in_steps_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "weft.train.precision_finder.seconds_of_step",
+        lambda recipe, size, classes, runtime: {"fp32": 1.0, "bf16": 2.0}[runtime.precision],
+    )
+    recipe = load_recipe(overrides=[("steps", 5), ("batch_size", 8)])
+    assert find_precision(recipe, 3, Runtime(CPU.accelerator, "bf16"))[0].precision == "fp32"

@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import os
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,11 +37,13 @@ class Runtime:
     Attributes:
         accelerator: of Hugging Face Accelerate.
         precision: 'fp32', or 'bf16' for autocast of matrix multiplications and convolutions.
+        is_alone: this process computes without the others (see `alone`).
         device: of this process.
     """
 
     accelerator: Accelerator
     precision: str
+    is_alone: bool = False
     device: torch.device = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +88,11 @@ class Runtime:
     @property
     def world(self) -> int:
         """Number of processes."""
-        return self.accelerator.num_processes
+        return 1 if self.is_alone else self.accelerator.num_processes
+
+    def alone(self) -> Runtime:
+        """Return a runtime of this process only, for what may fail in one process while the others go on."""
+        return replace(self, is_alone=True)
 
     @property
     def is_main(self) -> bool:

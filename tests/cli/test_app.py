@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from weft import errors
 from weft.cli import app
-from weft.cli.app import VERBS, main, verb_module, verb_parser
+from weft.cli.app import VERBS, _signals_as_exit, main, verb_module, verb_parser
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -184,3 +187,32 @@ def test_every_verb_limits_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.cli.app.limit_threads", lambda: calls.append(1))
     assert main(["recipes"]) == 0
     assert calls == [1]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_waits_until_an_import_is_done(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception within it could abort the process; the signal comes once the import is done."""
+    if not hasattr(signal, name):
+        pytest.skip(f"this system has no {name}")
+    body = f"import signal, time\nsignal.raise_signal(signal.{name})\ntime.sleep(0.2)\nis_done = True\n"
+    (tmp_path / "slow_library.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    @_signals_as_exit()
+    def import_and_work() -> None:
+        importlib.import_module("slow_library")
+        time.sleep(5)
+
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
+            import_and_work()
+        assert sys.modules["slow_library"].is_done
+    finally:
+        sys.modules.pop("slow_library", None)
+    codes = {"SIGINT": None, "SIGTERM": 143, "SIGHUP": 129}
+    assert getattr(caught.value, "code", None) == codes[name]
+
+
+def test_a_signal_outside_of_imports_acts_immediately() -> None:
+    with pytest.raises(KeyboardInterrupt), _signals_as_exit():
+        signal.raise_signal(signal.SIGINT)

@@ -48,7 +48,7 @@ def test_folded_is_equal(name: str, dtype: torch.dtype, device: str) -> None:
 def test_gradients_are_those_of_the_cpu(name: str, device: str) -> None:
     """In float64: in float32, rounding alone changes some gradients of LeViT by more than a percent.
 
-    The CUDA kernel of hardswish has the constants 1/6 and 1/3 in float32 also for float64; LeViT's depth amplifies that.
+    The CUDA kernel of hardswish has the constants 1/6 and 1/3 in float32 for float64 as well; LeViT amplifies that.
     """
     ours = lively(name, drop_path_rate=0.0).double().train()
     other = copy.deepcopy(ours).to(device)

@@ -16,8 +16,10 @@ from weft.data import open_data
 from weft.data.index.fingerprint import Fingerprint, fingerprint
 from weft.errors import CheckpointError, DataError
 from weft.inference import evaluate
-from weft.inference.inputs import images_of
+from weft.inference.inputs import images_of, open_as_trained
+from weft.recipes import load_recipe
 from weft.train import RunResult, train
+from weft.train.plan import open_splits
 
 Capture = pytest.CaptureFixture[str]
 NAMES = ("cat", "dog")
@@ -182,3 +184,21 @@ def test_a_copy_on_both_sides_is_held_out(tmp_path: Path) -> None:
     renamed = open_data(data)
     sides = [*recorded.sides_of(renamed.train), *recorded.sides_of(renamed.val)]
     assert sides.count("val") == len(splits.val) + 1
+
+
+def test_training_and_evaluation_split_by_the_seed_of_the_data(tmp_path: Path) -> None:
+    """`data.seed` decides the split where it is set, so that runs with other seeds hold out the same images."""
+    data = paint(tmp_path / "photos", 20, 0)
+
+    def held_out(**settings: object) -> tuple[list[str], list[str]]:
+        overrides = [("data.source", str(data)), *((key.replace("__", "."), value) for key, value in settings.items())]
+        recipe = load_recipe(None, overrides)
+        trained = open_splits(recipe, quiet=True)
+        evaluated = open_as_trained(data, load_recipe(), recipe, quiet=True)
+        return list(trained.val.keys), list(evaluated.val.keys)
+
+    expected = {seed: list(open_data(data, seed=seed).val.keys) for seed in (1, 2, 3)}
+    assert expected[1] != expected[3] != expected[2]
+    for seed in (1, 2):
+        assert held_out(seed=seed) == (expected[seed], expected[seed])
+        assert held_out(seed=seed, data__seed=3) == (expected[3], expected[3])

@@ -24,9 +24,9 @@ from weft.errors import DataError, UsageError
 from weft.intervals import Estimate
 from weft.models.families import VARIANTS, candidates
 from weft.progress import working
-from weft.recipes import load_recipe
+from weft.recipes import Recipe, load_recipe
 from weft.runtime import Runtime
-from weft.study import compare, comparison_plan, speeds
+from weft.study import compare, comparison_plan, protocol, speeds
 from weft.study import comparison as comparing
 from weft.study import probe as probing
 from weft.study.budget import Price, Stopwatch, epochs_within, seconds, stages_of
@@ -35,6 +35,7 @@ from weft.study.outcome import Comparison, Entry, Limits, advise, pareto, traine
 from weft.study.runner import Job, Measured, Result, run_jobs
 from weft.study.speeds import Form, measure_forms
 from weft.train import evaluate
+from weft.train.plan import open_splits
 
 pytestmark = pytest.mark.figures
 
@@ -255,6 +256,7 @@ class Machine:
         self.probed: list[str] = []
         self.asked: list[tuple[str, int | None]] = []
         self.epochs: dict[Path, int] = {}
+        self.jobs: list[Job] = []
         monkeypatch.setattr(comparing, "Stopwatch", lambda before=0.0: Stopwatch(before, lambda: self.now))
         monkeypatch.setattr(comparison_plan, "probe", self.probe)
         monkeypatch.setattr(comparison_plan, "run_jobs", self.run_jobs)
@@ -268,7 +270,9 @@ class Machine:
     def run_jobs(self, jobs, *, on_done=lambda job, result: None, **more):
         results = {}
         for job in jobs:
-            model, epochs = job.settings["model"], job.until or int(job.settings["epochs"])
+            self.jobs.append(job)
+            recipe = load_recipe(job.recipe, list(job.settings.items()))
+            model, epochs = job.settings["model"], job.until or recipe.epochs or 0
             new, self.epochs[job.folder] = epochs - self.epochs.get(job.folder, 0), epochs
             train = min(job.settings.get("data.limit", 1438), 1438)
             evaluated = comparison_plan.EVALUATION * min(train, 359)
@@ -323,6 +327,81 @@ def test_the_whole_comparison_stays_within_its_budget(budget, seeds, slowdown, t
     assert spent <= budget * (1.0 if slowdown <= 1 else 1.3)
     if slowdown == 1:
         assert spent > 0.4 * budget  # and it is used
+
+
+def recipes_of(machine: Machine) -> list[Recipe]:
+    return [load_recipe(job.recipe, [*job.settings.items(), ("data.source", job.data)]) for job in machine.jobs]
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_candidates_of_a_recipe_in_steps_train_these_steps(is_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
+    machine = Machine(monkeypatch, PACES)
+    (tmp_path / "mine.yaml").write_text("steps: 700\nbatch_size: 16\n")
+    words = {"recipe": str(tmp_path / "mine.yaml")} if is_file else {"settings": {"steps": 700, "batch_size": 16}}
+    done = compare("digits", models=FIELD, out=tmp_path / "out", quiet=True, **words)
+    assert [(recipe.steps, recipe.epochs) for recipe in recipes_of(machine)] == [(700, None)] * len(FIELD)
+    assert [job.until for job in machine.jobs] == [None] * len(FIELD)
+    assert ", 700 steps, " in done.protocol
+    compare("digits", models=FIELD, out=tmp_path / "out", quiet=True, **words)  # resumes: it is the same comparison
+
+
+def test_candidates_of_a_linear_probe_train_no_epoch(tmp_path, monkeypatch, capfd):
+    """One that has no public weights would be a probe of random features: it is left out."""
+    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
+    monkeypatch.setattr(
+        comparison_plan, "public_weights", lambda model: ("", "none") if "ceit" in model else ("x/y", "")
+    )
+    machine = Machine(monkeypatch, PACES)
+    done = compare("digits", models=FIELD, recipe="probe", out=tmp_path / "out")
+    assert [(recipe.epochs, recipe.head_init) for recipe in recipes_of(machine)] == [(0, "probe")] * 3
+    assert done.epochs == 0
+    assert "Left out, since a linear probe needs public weights: ceit_nano_32." in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "got"), [({"settings": {"steps": 9}}, "steps=9"), ({"recipe": "probe"}, "recipe probe with epochs 0")]
+)
+def test_a_budget_and_a_recipe_with_a_length_of_its_own_exclude_each_other(words, got, tmp_path):
+    with pytest.raises(UsageError, match=rf"A budget decides the number of epochs; got {got}\. Omit it, or omit --b"):
+        compare("digits", budget=100, out=tmp_path / "out", quiet=True, **words)
+
+
+def test_seeds_begin_with_the_given_one_and_share_the_split(tmp_path, monkeypatch):
+    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
+    machine = Machine(monkeypatch, PACES)
+    splits = []
+    summary = comparing._summary
+    monkeypatch.setattr(comparing, "_summary", lambda plan, *more: splits.append(plan.splits) or summary(plan, *more))
+    settings = {"seed": 5, "data.limit": 200}
+    compare("digits", models=FIELD[:2], seeds=2, settings=settings, out=tmp_path / "out", quiet=True)
+    recipes = recipes_of(machine)
+    assert sorted(recipe.seed for recipe in recipes) == [5, 5, 6, 6]
+    assert {job.folder.name for job in machine.jobs} == {
+        f"{name}-nano-32-seed{seed}" for name in ("levit", "ceit") for seed in (5, 6)
+    }
+    held_out = [list(open_splits(recipe, quiet=True).val.keys) for recipe in recipes]
+    assert all(keys == list(splits[0].val.keys) for keys in held_out)
+
+
+def test_all_candidates_have_one_precision_and_one_batch_size(tmp_path, monkeypatch):
+    """bf16 is faster for one of them only; the sizes that suit them differ."""
+    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
+    machine, measured = Machine(monkeypatch, PACES), []
+    precisions, sizes = dict(zip(FIELD, ("bf16", "fp32"), strict=False)), dict(zip(FIELD, (64, 32), strict=False))
+
+    def find_precision(recipe, num_classes, runtime):
+        measured.append(recipe.model)
+        return dataclasses.replace(runtime, precision=precisions[recipe.model]), ""
+
+    monkeypatch.setattr(protocol, "find_precision", find_precision)
+    monkeypatch.setattr(protocol, "find_batch_size", lambda recipe, *more: (sizes[recipe.model], ""))
+    words = dict(models=FIELD[:2], recipe="small_images", settings={"batch_size": "auto", "epochs": 2}, quiet=True)
+    done = compare("digits", out=tmp_path / "out", **words)
+    assert {(recipe.precision, recipe.batch_size) for recipe in recipes_of(machine)} == {("fp32", 32)}
+    assert "with batch_size=32, precision=fp32" in done.protocol
+    compare("digits", out=tmp_path / "out", **words)
+    assert len(measured) == 2  # once per comparison
 
 
 def test_a_budget_that_is_much_too_small_is_refused_after_one_probe(tmp_path, capfd, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 from weft.cli import main
 from weft.errors import UsageError
-from weft.study import load_study, run_study
+from weft.study import load_study, protocol, run_study
 from weft.study import run as running
 from weft.study.run_table import read_runs
 from weft.study.runner import Job, Measured, Result
@@ -368,3 +368,41 @@ def test_emulated_bf16_is_noted_once(tmp_path, trainer, monkeypatch, capsys):
     assert capsys.readouterr().err.count("bf16 is slow.") == 1
     run_study(study_file(tmp_path), out=tmp_path / "fp32", settings={"precision": "fp32"})
     assert "bf16 is slow." not in capsys.readouterr().err
+
+
+def test_seeds_begin_with_the_given_one_and_share_the_split(tmp_path, trainer):
+    text = STUDY.replace("set: {model: levit_nano_32,", "teacher: {epochs: 1}, set: {seed: 3, model: levit_nano_32,")
+    run_study(study_file(tmp_path, text), settings={"seed": 5}, out=tmp_path / "out", quiet=True)
+    jobs = {name: (job.settings["seed"], job.settings["data.seed"]) for name, job in trainer.jobs.items()}
+    assert jobs == {
+        "teacher": (5, 5),
+        **{f"{variant}-seed{seed}": (seed, 5) for variant in ("with", "without") for seed in (5, 6)},
+    }
+    assert {run.seed for run in read_runs(tmp_path / "out" / "runs.csv")} == {5, 6}
+
+
+def test_a_variant_has_no_seed_of_its_own(tmp_path, trainer):
+    text = STUDY.replace("paper: 71.9}", "paper: 71.9, set: {seed: 4}}")
+    with pytest.raises(UsageError, match=r"'with' \(small\): The variants of a study share their seeds .* got seed=4"):
+        run_study(study_file(tmp_path, text), out=tmp_path / "out", quiet=True)
+
+
+def test_variants_have_one_precision(tmp_path, trainer, monkeypatch):
+    """Decided once, and kept in study.json; a variant may name its own."""
+    measured = []
+
+    def find_precision(recipe, num_classes, runtime):
+        measured.append(recipe)
+        is_first = len(measured) == 1
+        return dataclasses.replace(runtime, precision="bf16" if is_first else "fp32"), ""
+
+    monkeypatch.setattr(protocol, "find_precision", find_precision)
+    text = STUDY.replace("recipe: digits", "recipe: small_images").replace("seeds: 2", "seeds: 1")
+    file = study_file(tmp_path, text + "- {name: named, set: {precision: bf16}}\n")
+    run_study(file, out=tmp_path / "out", quiet=True)
+    precisions = {name: job.settings["precision"] for name, job in trainer.jobs.items()}
+    assert precisions == {"with-seed0": "fp32", "without-seed0": "fp32", "named-seed0": "bf16"}
+    count = len(measured)
+    run_study(file, seeds=2, out=tmp_path / "out", quiet=True)
+    assert trainer.jobs["with-seed1"].settings["precision"] == "fp32"
+    assert len(measured) == count

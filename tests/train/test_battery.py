@@ -90,6 +90,20 @@ def test_a_reader_that_dies_in_a_step_leaves_no_half_step_behind(
     tiny.assert_same_run(whole, out)
 
 
+@pytest.mark.parametrize("cause", ["a deadline", "a signal"])
+def test_an_error_after_a_request_to_stop_is_reported_as_itself(
+    cause: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: loop.Learner, *more: object) -> loop.StepResult:
+        if cause == "a signal":
+            signal.raise_signal(signal.SIGTERM)
+        raise RuntimeError("The size of tensor a must match the size of tensor b")
+
+    monkeypatch.setattr(loop.Learner, "train_step", failing)
+    with pytest.raises(RuntimeError, match=r"^The size of tensor a must match"):
+        train(photos, settings=settings(), out=tmp_path / "run", max_time=0.001, **HERE)
+
+
 def test_a_reader_that_is_killed_is_told(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(self: loop.Learner, *more: object) -> loop.StepResult:
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")

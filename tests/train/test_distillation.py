@@ -139,3 +139,9 @@ def test_a_teacher_is_refused_before_anything_is_written(trained: RunResult, tmp
         train("digits", out=tmp_path / "run", settings=settings, quiet=True)
     assert not (tmp_path / "run").exists()
     assert open_data("digits").classes[0] == "0"
+
+
+def test_two_classes_of_a_teacher_without_names_are_refused_by_name(tmp_path: Path) -> None:
+    teacher = save_model_dir(student(classes=2), tmp_path / "teacher")
+    with pytest.raises(UsageError, match=r"are sorted alphabetically \('10', '9'\), not by number"):
+        refused(str(teacher), ["10", "9"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +26,9 @@ from weft.train import batch_size_finder as finder
 from weft.train import find_lr, train
 from weft.train.batch_size_finder import find_batch_size
 from weft.train.distillation import Teacher
+from weft.train.loop import Learner
 from weft.train.lr_finder import LrPoint, _steepest
+from weft.train.precision_finder import find_precision
 
 CPU = Runtime.of("cpu")
 
@@ -50,6 +54,46 @@ def found(speeds: dict[int, float], monkeypatch: pytest.MonkeyPatch, device: str
 
 def test_a_cpu_takes_the_smallest_that_is_about_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found({8: 50, 16: 90, 32: 98, 64: 100, 128: 99, 256: 90, 512: 80}, monkeypatch) == 32
+
+
+class OneOfTwo(Runtime):
+    """A process of two, of which the other never comes."""
+
+    @property
+    def world(self) -> int:
+        return 1 if self.is_alone else 2
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        assert self.is_alone, "waits for the other process in every backward pass"
+        return model
+
+    def sum(self, values: list[float]) -> list[float]:
+        assert self.is_alone, "waits for the other process"
+        return values
+
+    max = sum
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_a_process_without_memory_leaves_no_other_waiting(has_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that fails in the middle of a step takes no further part in it, so no process may wait for another."""
+    learn, steps = Learner.train_step, []
+
+    def step(self: Learner, *arguments: Any) -> Any:
+        steps.append(1)
+        if not has_memory and len(steps) == 2:
+            raise MemoryError
+        return learn(self, *arguments)
+
+    monkeypatch.setattr(Learner, "train_step", step)
+    recipe = load_recipe(overrides=[("model", "levit_nano_32"), ("model_args.depth", [1, 1, 1])])
+    seconds = finder.seconds_of_step(recipe, 4, 3, OneOfTwo(CPU.accelerator, "fp32"))
+    assert math.isfinite(seconds) == has_memory
+
+
+def test_shards_of_several_processes_need_a_given_batch_size() -> None:
+    with pytest.raises(UsageError, match=r"parallel fsdp shards it over several; got both\. Pass --batch-size N"):
+        find_batch_size(load_recipe(overrides=[("parallel", "fsdp")]), 3, 100, OneOfTwo(CPU.accelerator, "fp32"))
 
 
 def test_a_gpu_takes_the_largest_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,3 +197,12 @@ def test_on_the_command_line(photos: Path, capsys: pytest.CaptureFixture[str]) -
     assert "suggested: --set optim.lr=" in capsys.readouterr().out
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["points"]
+
+
+def test_the_precision_of_a_recipe_in_steps_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "weft.train.precision_finder.seconds_of_step",
+        lambda recipe, size, classes, runtime: {"fp32": 1.0, "bf16": 2.0}[runtime.precision],
+    )
+    recipe = load_recipe(overrides=[("steps", 5), ("batch_size", 8)])
+    assert find_precision(recipe, 3, Runtime(CPU.accelerator, "bf16"))[0].precision == "fp32"

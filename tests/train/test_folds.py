@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.train import tiny
 from weft.cli import main
 from weft.data import open_data
 from weft.errors import StoppedError, UsageError
+from weft.recipes import load_recipe
 from weft.train import evaluate, train
 
 SETTINGS = {"data.folds": 3, "data.group": r"(\d)\.png", "batch_size": 6, "save.every_steps": 1}
@@ -90,6 +92,29 @@ def test_a_stopped_cross_validation_goes_on(
     assert result.cross_validation.evaluation.top1 == whole.cross_validation.evaluation.top1
     again = train(resume=out, quiet=True)  # nothing is left to do
     assert again.cross_validation.evaluation.top1 == whole.cross_validation.evaluation.top1
+
+
+def test_more_epochs_train_in_every_fold(whole, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the second fold is stopped within them, and resumed without the number of epochs."""
+    out = tmp_path / "run"
+    shutil.copytree(whole.out, out)
+    from weft.train.run_loop import Session
+
+    after_step = Session._after_step
+
+    def stop_in_second_fold(self: Session, meter: object, result: object) -> None:
+        if self.out.name == "2" and self.learner.step == 4:
+            self.stop.deadline = 0.0
+        after_step(self, meter, result)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_after_step", stop_in_second_fold)
+        with pytest.raises(StoppedError):
+            train(resume=out, epochs=2, override=True, quiet=True)
+    result = train(resume=out, quiet=True)
+    assert [len(table.splitlines()) for table in tables(out)] == [1 + 6, 1 + 6, 1 + 6]
+    assert list(result.cross_validation.by_epoch) == [1, 2]
+    assert load_recipe(out / "folds" / "3" / "recipe.yaml").epochs == 2
 
 
 def test_the_command_line_prints_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from tests.train import tiny
 from weft.errors import UsageError
 from weft.recipes import load_recipe
 from weft.train.batches import batch_arithmetic
-from weft.train.sync_batchnorm import CpuSyncBatchNorm, sync_batchnorm
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
-SHARED = {"sync_bn": True, "accumulate": 1}
+SHARED = {"train_mode": "eval", "accumulate": 1}  # statistics of BatchNorm are those of a process: fixed
 STILL = {"model_args.drop_path_rate": 0}  # chance inside the network is drawn by each process for itself
 
 
@@ -35,7 +33,7 @@ def losses(out: Path) -> list[float]:
 
 @pytest.mark.parametrize("model", ["ceit_nano_32", pytest.param("levit_nano_32", marks=pytest.mark.slow)])
 def test_two_processes_compute_what_one_does(model: str, photos: Path, tmp_path: Path) -> None:
-    """With mixup, cutmix, repeated augmentation and averaging; statistics of BatchNorm shared."""
+    """With mixup, cutmix, repeated augmentation and averaging; statistics of BatchNorm fixed."""
     one, two = tmp_path / "one", tmp_path / "two"
     done = tiny.finish(tiny.command(photos, one, model, **SHARED, **STILL))
     assert done.returncode == 0, done.stderr
@@ -88,7 +86,7 @@ def test_two_then_one_then_two(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_spread_model_computes_what_a_whole_one_does(photos: Path, tmp_path: Path) -> None:
     """FSDP2, with accumulation and averaging; then it goes on where it was stopped, and then in one process."""
-    arguments = {"sync_bn": True, "parallel": "fsdp", "batch_size": 8, **STILL}
+    arguments = {"train_mode": "eval", "parallel": "fsdp", "batch_size": 8, **STILL}
     one, two, three = tmp_path / "one", tmp_path / "two", tmp_path / "three"
     assert tiny.finish([*TORCHRUN, *tiny.command(photos, one, **arguments | {"parallel": "ddp"})]).returncode == 0
     done = tiny.finish([*TORCHRUN, *tiny.command(photos, two, **arguments)])
@@ -196,47 +194,6 @@ def test_steps_that_do_not_divide(photos: Path, tmp_path: Path) -> None:
 def test_the_arithmetic_of_a_batch_is_stated() -> None:
     recipe = load_recipe(overrides=[("batch_size", 1024), ("accumulate", 2)])
     assert batch_arithmetic(recipe, 4) == "1024 images per step = 128 per device x 4 devices x 2 accumulated"
-
-
-def test_alone_it_is_batchnorm() -> None:
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.BatchNorm1d(5 * 36))
-    shared = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.BatchNorm1d(5 * 36))
-    shared.load_state_dict(plain.state_dict())
-    sync_batchnorm(shared, torch.device("cpu"))
-    assert [type(layer) for layer in shared][1::2] == [CpuSyncBatchNorm, CpuSyncBatchNorm]
-    assert shared.state_dict().keys() == plain.state_dict().keys()
-    images = torch.randn(4, 3, 8, 8)
-    torch.testing.assert_close(shared(images), plain(images))
-    torch.testing.assert_close(shared[1].running_var, plain[1].running_var)
-
-
-def test_of_one_process_it_is_still_batchnorm(tmp_path: Path) -> None:
-    """Through its own arithmetic, forward and backward, against torch's."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    try:
-        torch.manual_seed(0)
-        plain, images = nn.BatchNorm2d(5).double(), torch.randn(4, 5, 3, 3, dtype=torch.float64)
-        nn.init.normal_(plain.weight)
-        shared = sync_batchnorm(nn.Sequential(nn.BatchNorm2d(5).double()), torch.device("cpu"))[0]
-        shared.load_state_dict(plain.state_dict())
-        results = []
-        for layer in (plain, shared):
-            inputs = images.clone().requires_grad_()
-            output = layer(inputs)
-            (output * torch.arange(180.0).view_as(output).sin()).sum().backward()
-            results.append(
-                (output, inputs.grad, layer.weight.grad, layer.bias.grad, layer.running_mean, layer.running_var)
-            )
-        for ours, theirs in zip(results[1], results[0], strict=True):
-            torch.testing.assert_close(
-                ours,
-                theirs,
-            )
-        with pytest.raises(ValueError, match=r"of shape \(b, c, \.\.\.\); got 1 dimensions"):
-            shared(torch.zeros(3))
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_odd_parts_cannot_be_mixed(photos: Path, tmp_path: Path) -> None:

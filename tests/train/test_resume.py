@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import shutil
 import signal
@@ -19,6 +20,7 @@ from tests import forked
 from tests.train import tiny
 from weft.errors import CheckpointError, DataError, StoppedError, UsageError
 from weft.recipes import Recipe, load_recipe
+from weft.runs.directory import read_metrics
 from weft.runtime import Runtime
 from weft.train import loop, resume, train
 from weft.train import run_loop as session
@@ -91,8 +93,16 @@ def run_here(photos: Path, out: Path, model: str = "levit_nano_32", **more: obje
     train(photos, model, settings=settings, out=out, quiet=True)
 
 
-def killed_at(step: int, photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **more: object) -> None:
-    """A run that ends after so many steps, as if the process had vanished."""
+def killed_at(
+    step: int,
+    photos: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    resume: dict[str, object] | None = None,
+    **more: object,
+) -> None:
+    """A run, new or resumed, that ends after so many steps, as if the process had vanished."""
     learn = loop.Learner.train_step
 
     def fatal(self: loop.Learner, *args: object) -> loop.StepResult:
@@ -103,7 +113,7 @@ def killed_at(step: int, photos: Path, out: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(loop.Learner, "train_step", fatal)
         with pytest.raises(Killed):
-            run_here(photos, out, **more)
+            run_here(photos, out, **more) if resume is None else train(resume=out, **resume)
 
 
 @pytest.fixture(scope="session")
@@ -250,6 +260,85 @@ def test_a_finished_run_is_finished(whole_here: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "report" / "report.html").is_file()
 
 
+def steps_of(out: Path) -> list[list[float]]:
+    return [[float(cell) for cell in line.split(",")] for line in (out / "steps.csv").read_text().splitlines()[1:]]
+
+
+def assert_extended(before: Path, out: Path, steps: int) -> None:
+    """Every step up to the new end is trained once, the schedule ends at its minimum, and the weights have changed."""
+    rows = steps_of(out)
+    assert [int(row[0]) for row in rows] == list(range(1, steps + 1))
+    assert all(math.isfinite(value) for row in rows for value in row)
+    assert rows[-1][2] == pytest.approx(load_recipe(out / "recipe.yaml").schedule.min_lr)
+    history = [row for row in read_metrics(out / "metrics.csv") if row.epoch]  # without the one before training
+    assert [row.epoch for row in history] == list(range(1, len(history) + 1))
+    assert [row.step for row in history] == sorted({row.step for row in history})
+    assert history[-1].step == steps
+    assert all(math.isfinite(row.train_loss) for row in history)
+    assert math.isfinite(history[-1].val_loss)
+    first, second = tiny.state_of(before), tiny.state_of(out)
+    assert all(not torch.equal(first[name], second[name]) for name in first if name.endswith("head.linear.weight"))
+
+
+@pytest.mark.parametrize(
+    ("length", "longer", "steps", "epochs"),
+    [
+        ({"epochs": 2}, {"epochs": 3}, 9, 3),
+        ({"epochs": None, "steps": 4}, {"steps": 8}, 8, 4),  # the second epoch had one step of three
+        ({"epochs": 0, "head_init": "probe"}, {"epochs": 2}, 6, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ({"epochs": 2}, {"epochs": 5}, 15, 5),
+                ({"epochs": 2, "evaluate_every": 2}, {"epochs": 3}, 9, 3),
+                ({"epochs": 2}, {"steps": 8}, 8, 3),
+                ({"epochs": None, "steps": 4}, {"steps": 5}, 5, 3),
+                ({"epochs": None, "steps": 4}, {"epochs": 3}, 9, 4),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_finished_run_trains_every_added_step(
+    length: dict[str, object], longer: dict[str, object], steps: int, epochs: int, photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run_here(photos, out, **length)
+    shutil.copytree(out, tmp_path / "before")
+    result = train(resume=out, settings=longer, override=True, quiet=True)
+    assert result.epochs == epochs
+    assert_extended(tmp_path / "before", out, steps)
+
+
+def test_an_extended_run_resumes_bit_exactly(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after an epoch that the shorter run had ended early."""
+    run_here(photos, tmp_path / "whole", epochs=None, steps=4)
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    longer = {"settings": {"steps": 9}, "override": True, "quiet": True}
+    train(resume=tmp_path / "whole", **longer)
+    for step in (5, 7):
+        killed_at(step, photos, tmp_path / "run", monkeypatch, resume=longer)
+        longer = {"quiet": True}
+    train(resume=tmp_path / "run", **longer)
+    tiny.assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_run_that_early_stopping_ended_trains_on(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run_here(photos, out, **{"epochs": 4, "patience": 1, "optim.lr": 1e-9, "train_mode": "eval"})
+    done = steps_of(out)[-1][0]
+    assert done < 12
+    train(resume=out, settings={"epochs": 8}, override=True, quiet=True)
+    assert steps_of(out)[-1][0] > done
+
+
+def test_fewer_steps_than_trained_are_refused(whole_here: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole_here, tmp_path / "run")
+    with pytest.raises(UsageError, match=r"has trained 6, got epochs 1, which is 3 steps\. Raise epochs or steps"):
+        train(resume=tmp_path / "run", epochs=1, override=True, quiet=True)
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").epochs == 2
+
+
 def test_time_runs_out(photos: Path, whole_here: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from weft.cli import main
 
@@ -349,7 +438,7 @@ def test_another_version_is_told(stopped: Path, monkeypatch: pytest.MonkeyPatch,
     ("was", "now", "arguments"),
     [
         (1, 2, "now has 0.5 times as many images per step. The result differs by more than rounding"),
-        (1, 2, "Use 1 process or set sync_bn (--override --set sync_bn=true) to get the same result up to rounding."),
+        (1, 2, "Use 1 process to get the same result up to rounding."),
         (2, 1, "now has 2 times as many images per step"),
         (2, 1, "Use 2 processes to get the same result up to rounding."),
     ],
@@ -364,6 +453,26 @@ def test_another_number_of_processes_changes_batchnorm(
     assert arguments in " ".join(run.notes(runtime))
     synced = run._replace(recipe=dataclasses.replace(run.recipe, sync_bn=True))
     assert f"processes was {was} and is now {now}: the result may differ in the last bits." in synced.notes(runtime)
+
+
+def test_synchronized_batchnorm_is_refused_on_a_cpu(stopped: Path) -> None:
+    with pytest.raises(UsageError, match=r"sync_bn needs GPUs; .* Pass --set sync_bn=false"):
+        train(resume=stopped, settings={"sync_bn": True}, override=True, quiet=True)
+
+
+def test_torn_tables_are_written_again(stopped: Path, whole_here: Path) -> None:
+    for name in ("steps.csv", "metrics.csv"):
+        with (stopped / name).open("ab") as file:
+            file.write(b"\0\xff,1,,,")
+    train(resume=stopped, quiet=True)
+    tiny.assert_same_run(whole_here, stopped)
+
+
+def test_torn_metrics_of_a_finished_run_are_written_again(whole_here: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole_here, tmp_path / "run")
+    (tmp_path / "run" / "metrics.csv").write_bytes(b"\xff")
+    train(resume=tmp_path / "run", quiet=True)
+    tiny.assert_same_run(whole_here, tmp_path / "run")
 
 
 def test_the_number_of_threads_comes_back(stopped: Path) -> None:

@@ -164,7 +164,7 @@ def test_settings_on_which_no_result_depends(key: str, reference: Path, out: Pat
     tiny.assert_same_run(reference, out)
 
 
-@pytest.mark.parametrize("key", ["start_from", "pretrained", "seed", "batch_size", "data.val_fraction"])
+@pytest.mark.parametrize("key", ["start_from", "pretrained", "seed", "data.seed", "batch_size", "data.val_fraction"])
 def test_settings_that_no_run_can_change(key: str, out: Path) -> None:
     value = {"start_from": "elsewhere", "pretrained": True, "data.val_fraction": 0.5}.get(key, 6)
     with pytest.raises(UsageError, match=f"A resumed run cannot change its {key}"):

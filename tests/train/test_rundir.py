@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from weft.data.prepare import prepare_data
-from weft.errors import StorageError, UsageError
+from weft.errors import CheckpointError, StorageError, UsageError
 from weft.files import make_dir, new_directory, write_text, writing
 from weft.runs import directory as rundir
-from weft.runs.directory import CONTENTS, REPLACEABLE, EpochRow, write_metrics
+from weft.runs.directory import CONTENTS, REPLACEABLE, EpochRow, StepLog, read_metrics, write_metrics
 
 ENDED = (1 << 22) - 1  # no process has this number
 ROW = EpochRow(1, 22, 1e-6, 2.2279612, 18.3949, 1.5, 40.39, 84.67, 89.8, 3.1, 16.2)
@@ -151,6 +151,37 @@ def test_metrics(tmp_path: Path) -> None:
     assert [row["epoch"] for row in rows] == ["1", "2"]
     assert float(rows[0]["train_loss"]) == pytest.approx(ROW.train_loss, rel=1e-5)
     assert rows[0]["lr"] == "1e-06"
+
+
+TORN = [
+    b"3",
+    b"3,1,0.1,2.5,",
+    b"3,1,0.1,2.5,0",
+    b"3,1,,,",
+    b",,,,",
+    b"x,1,1,1,1\n",
+    b"\0\0\0\0,,,,\n",
+    b"\xff\xfe,1,1,1,1\n",
+]
+
+
+@pytest.mark.parametrize("torn", TORN, ids=str)
+def test_a_row_of_steps_that_is_not_whole_is_removed(torn: bytes, tmp_path: Path) -> None:
+    """And those of steps that will be repeated; the others stay as they are."""
+    rows = b"step,epoch,lr,loss,grad_norm\n1,1,0.1,2.5,nan\n2,1,0.1,inf,0.5\n"
+    file = tmp_path / "steps.csv"
+    file.write_bytes(rows + b"9,1,0.1,2.5,0.5\n" + torn)
+    StepLog(file, 3).close()
+    assert file.read_bytes() == rows
+
+
+@pytest.mark.parametrize("torn", [b"\xff\xfe", b"2,44", b"2,44," + b"x," * 9, b"\r\0", b'"' + b"a" * 200_000], ids=len)
+def test_damaged_metrics_are_one_sentence(torn: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    write_metrics(file, [ROW])
+    file.write_bytes(file.read_bytes() + torn)
+    with pytest.raises(CheckpointError, match=r"metrics.csv must have the columns and values that the run wrote"):
+        read_metrics(file)
 
 
 def test_a_lock_that_is_a_link_opens_nothing(tmp_path: Path) -> None:

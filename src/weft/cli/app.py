@@ -43,6 +43,7 @@ example:
   weft predict runs/digits photo.png"""
 
 _INTERRUPTED = 128 + signal.SIGINT
+RETRY_S = 0.05  # after which a signal that came during an import is sent again
 
 
 class Parser(argparse.ArgumentParser):
@@ -181,19 +182,50 @@ def _complain(message: str, code: int) -> int:
 
 @contextlib.contextmanager
 def _signals_as_exit() -> Iterator[None]:
-    """Let SIGTERM, SIGHUP and Ctrl-Break unwind the stack as Ctrl-C does, so that temporary files are removed."""
+    """Let SIGTERM, SIGHUP and Ctrl-Break unwind the stack as Ctrl-C does, so that temporary files are removed.
 
-    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+    While a library is imported, signals wait: an exception in the middle of its C++ code can abort the process.
+    """
+    waiting: list[threading.Timer] = []
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        if _is_importing(frame):
+            waiting.append(threading.Timer(RETRY_S, _send, (signum,)))
+            waiting[-1].daemon = True
+            waiting[-1].start()
+            return
+        if signum == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(128 + (signum if signum == getattr(signal, "SIGHUP", None) else signal.SIGTERM))
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
     before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     finally:
+        for timer in waiting:
+            timer.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a frame is part of an import that the command line began."""
+    while frame is not None and frame.f_code is not main.__code__:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _send(signum: int) -> None:
+    """Send a signal to this process again."""
+    if IS_WINDOWS:  # where `os.kill` ends a process
+        signal.raise_signal(signum)
+    else:
+        os.kill(os.getpid(), signum)

@@ -131,7 +131,7 @@ def open_as_trained(
             folds=as_trained.data.folds if is_same else None,
             fold=(as_trained.data.fold or 1) if is_same else 1,
             group=as_trained.data.group if is_same else None,
-            seed=as_trained.seed,
+            seed=as_trained.split_seed,
             max_bad=(as_trained if is_same else settings).data.max_bad,
             limit=settings.data.limit,
             follow_links=as_trained.data.follow_links or settings.data.follow_links,

@@ -92,6 +92,10 @@ class Data:
     """Folder of images that show none of the classes. They set the threshold below which an image is unknown; without
     them, at most 5 % of the held-out images are below it."""
 
+    seed: Annotated[int, Within(0, 2**31 - 1)] | None = None
+    """Random seed of the split and of `limit`. None: that of the run, `seed`. The runs of a comparison or study share
+    it, so that all seeds hold out the same images."""
+
     train_fraction: Annotated[float, Within(0, 1, above=True)] = 1.0
     """Fraction of the training images of each class that are used; the validation set stays complete."""
 
@@ -345,7 +349,7 @@ class Recipe:
     """Gradient accumulation: number of micro-batches per step and device, to need less memory."""
 
     seed: Annotated[int, Within(0, 2**31 - 1)] = option(0)
-    """Random seed of split, initialisation, order and augmentation."""
+    """Random seed of split (unless `data.seed` is set), initialisation, order and augmentation."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto")
     """Device; auto uses a CUDA GPU if there is one. mps is the GPU of a Mac, on which weft has not been tested yet."""
@@ -365,7 +369,7 @@ class Recipe:
     for networks that do not fit otherwise."""
 
     sync_bn: bool = False
-    """With several processes: compute BatchNorm statistics over all of them."""
+    """With several processes on GPUs: compute BatchNorm statistics over all of them. On a CPU it is refused."""
 
     workers: Annotated[int, Within(0, 1024)] = option(0)
     """Data loader processes per device; 0 loads in the main process. Results do not depend on it."""
@@ -397,6 +401,11 @@ class Recipe:
 
     environment: dict[str, Plain] = field(default_factory=dict)
     """Record of the software and machine of the run that wrote the file; it is not read as a setting."""
+
+    @property
+    def split_seed(self) -> int:
+        """Seed of the split."""
+        return self.seed if self.data.seed is None else self.data.seed
 
 
 EXCLUSIVE = (("epochs", "steps"), ("optim.lr", "optim.lr_per_512"))

@@ -350,22 +350,31 @@ def read_metrics(path: Path) -> list[EpochRow]:
         CheckpointError: the file has been edited and is not valid.
     """
     types = get_type_hints(EpochRow)
-    with path.open(newline="", encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines))
     try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            rows = list(csv.DictReader(lines))
         return [EpochRow(**{name: types[name](value) for name, value in row.items()}) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path} must have the columns and values that the run wrote; it was edited ({reason_of(error)})."
-            " Restore it."
+            f" weft train --resume {path.parent} writes it again."
         ) from error
+
+
+def _step_of(line: str) -> int:
+    """Return the step of a row of `steps.csv`; 0 for a row that is not whole."""
+    try:
+        step, epoch, *values = line.split(",")
+        return int(step) if int(epoch) and len([float(value) for value in values]) == 3 else 0
+    except ValueError:
+        return 0
 
 
 class StepLog:
     """Writer of `steps.csv`: one row per step, each step once, also if the run is resumed.
 
     Args:
-        path: the file.
+        path: the file. Rows that are not whole, as after a power failure, are removed.
         step: number of completed steps; rows of later steps are removed, since these steps will be repeated.
     """
 
@@ -373,8 +382,8 @@ class StepLog:
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if step and path.exists() else []
-        kept = [line for line in lines[1:] if line.count(",") == 4 and int(line.split(",", 1)[0]) <= step]
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[1:-1] if step and path.exists() else []
+        kept = [line for line in lines if 1 <= _step_of(line) <= step]
         write_text(path, "\n".join([",".join(self.FIELDS), *kept]) + "\n")
         with writing(path):
             self.file = path.open("a", encoding="utf-8", newline="\n")

@@ -1,6 +1,7 @@
 """`compare`: compare models by accuracy and speed on the user's images and machine.
 
-All candidates are trained under one protocol: the same recipe, images, split, epochs and seeds. For large images they
+All candidates are trained under one protocol: the same recipe, images, split, length, seeds, batch size and precision.
+All seeds hold out the same images. For large images they
 start from public weights if these can be downloaded; a candidate without any is trained from scratch, with a recipe for
 that, and marked. Within a time budget they run in stages, and after each stage the worse half stops (successive
 halving, arXiv 1502.07943). All runs follow the schedule of a complete run, so nothing is trained twice.
@@ -83,9 +84,12 @@ def compare(
     if seeds < 1:
         raise UsageError(f"seeds must be at least 1; got {seeds}.")
     data, more = str(data), dict(settings or {})
+    given = load_recipe(recipe, list(more.items()))
     if budget is not None and "epochs" in more:
         raise UsageError("A budget decides the number of epochs; pass --budget or --epochs, not both.")
-    given = load_recipe(recipe, list(more.items()))
+    if budget is not None and ("steps" in more or given.epochs == 0):
+        length = f"steps={given.steps}" if "steps" in more else f"recipe {recipe} with epochs 0"
+        raise UsageError(f"A budget decides the number of epochs; got {length}. Omit it, or omit --budget.")
     source = given.data
     check_one_fold(source)
     with reading(quiet=quiet) as progress:
@@ -99,6 +103,7 @@ def compare(
             folds=source.folds,
             fold=source.fold or 1,
             group=source.group,
+            seed=given.split_seed,
             progress=progress,
         )
     _check_val_size(splits)
@@ -109,7 +114,7 @@ def compare(
         _check(candidate, base, more)
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
     record = {"data": data, "models": [c.model for c in chosen], "recipe": base, "settings": more, "budget": budget}
-    record["epochs"] = None  # until they are decided
+    record["stages"] = None  # until they are decided
     known = open_directory(folder, "compare.json", record, (*CONTENTS, *FIGURES), force=force, same=_same_comparison)
     known["budget"] = budget
     threads = threads or threads_of(jobs)
@@ -126,7 +131,10 @@ def compare(
         known["weights"] = plan.find_weights()
         plan.save()
     plan.start_from(known["weights"])
-    if known.get("epochs") is None:
+    if "shared" not in known:
+        known["shared"] = plan.decide_shared()
+        plan.save()
+    if known["stages"] is None:
         known |= plan.decide(budget, seeds)
         plan.save()
     try:
@@ -144,8 +152,8 @@ def compare(
 
 def _same_comparison(before: dict[str, Any], record: dict[str, Any]) -> bool:
     """Return whether a directory holds this comparison; a budget may change until the number of epochs is decided."""
-    is_open = before["epochs"] is None
-    return before | {"epochs": None, "budget": record["budget"] if is_open else before["budget"]} == record
+    is_open = before["stages"] is None
+    return before | {"stages": None, "budget": record["budget"] if is_open else before["budget"]} == record
 
 
 def _plain(value: Any) -> Any:
@@ -230,7 +238,7 @@ def _summary(plan: ComparisonPlan, results: Trained, seeds: int, limits: Limits)
     return Comparison(
         plan.folder,
         plan.data,
-        epochs,
+        max((epoch for entry in entries for epoch, _ in entry.curve), default=0) if epochs is None else epochs,
         seeds,
         limits,
         _protocol(plan, seeds),
@@ -279,9 +287,11 @@ def _protocol(plan: ComparisonPlan, seeds: int) -> str:
     def name(recipe: str | None) -> str:
         return "the defaults of weft train" if recipe is None else f"recipe {recipe}"
 
-    epochs, stages = plan.known["epochs"], plan.known["stages"]
+    stages = plan.known["stages"]
     counts = f"{len(plan.splits.train):,} training images and {len(plan.splits.val):,} held-out images"
-    text = f"{name(plan.recipe)}, {epochs} epochs, {counts}, the same for all models"
+    text = f"{name(plan.recipe)}, {plan.length}, {counts}, the same for all models"
+    if shared := plan.known["shared"]:
+        text += f", with {', '.join(f'{key}={value}' for key, value in shared.items())}"
     if len(stages) > 1:
         text += f"; halving after epochs {', '.join(map(str, stages[:-1]))}"
     scratch = [candidate.name for candidate in plan.candidates if not candidate.weights]

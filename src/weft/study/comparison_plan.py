@@ -19,6 +19,7 @@ from weft.recipes import Recipe, load_recipe
 from weft.study.budget import Price, Stopwatch, epochs_within, seconds, stages_of, staying
 from weft.study.plan import slug
 from weft.study.probe import Probe, macs_of, probe
+from weft.study.protocol import AUTO, open_keys, shared_settings
 from weft.study.runner import Job, Result, call, run_jobs
 from weft.study.speeds import form_seconds
 from weft.study.watch import watching
@@ -104,8 +105,23 @@ class ComparisonPlan:
         return sources
 
     def start_from(self, weights: Mapping[str, str]) -> None:
-        """Set the public weights of each candidate."""
+        """Set the public weights of each candidate. A linear probe leaves out candidates that have none.
+
+        Raises:
+            UsageError: fewer than two candidates are left.
+        """
         self.candidates = [replace(candidate, weights=weights.get(candidate.name, "")) for candidate in self.candidates]
+        if load_recipe(self.base, list(self.settings.items())).epochs != 0:
+            return
+        if missing := [candidate.name for candidate in self.candidates if not candidate.weights]:
+            self.tell(f"Left out, since a linear probe needs public weights: {', '.join(missing)}.")
+        self.candidates = [candidate for candidate in self.candidates if candidate.weights]
+        if len(self.candidates) < 2:
+            named = ", ".join(candidate.model for candidate in self.candidates) or "none"
+            raise UsageError(
+                f"A comparison of linear probes (epochs 0) needs at least two models with public weights; got {named}."
+                " Name other --models, or pass --epochs N."
+            )
 
     @property
     def recipe(self) -> str | None:
@@ -118,20 +134,38 @@ class ComparisonPlan:
 
     def recipe_of(self, candidate: Candidate) -> Recipe:
         """Return the complete recipe of a candidate."""
-        recipe = load_recipe(self._recipe_of(candidate), list(self._settings(candidate, 0).items()))
+        recipe = load_recipe(self._recipe_of(candidate), list(self._settings(candidate).items()))
         return fill_in(recipe, image_size_hint(self.splits.train), len(self.splits.train))[0]
+
+    def decide_shared(self) -> dict[str, Any]:
+        """Decide the settings that the recipes leave to the machine, once for all candidates."""
+        recipes = [self.recipe_of(candidate) for candidate in self.candidates]
+        if all(AUTO not in (recipe.batch_size, recipe.precision) for recipe in recipes):
+            return {}
+        with working("choosing batch size and precision", unit="", quiet=self.quiet):
+            arguments = (recipes, len(self.splits.classes), len(self.splits.train), self.threads)
+            return call(shared_settings, *arguments, engine=self.engine, threads=self.threads)
+
+    @property
+    def length(self) -> str:
+        """Length of a run, as text."""
+        epochs = self.known["epochs"]
+        if epochs is not None:
+            return f"{epochs} epochs"
+        return f"{load_recipe(self.recipe, list(self.settings.items())).steps} steps"
 
     def decide(self, budget: float | None, seeds: int) -> dict[str, Any]:
         """Decide epochs and stages: those of the recipe, or the most that the budget allows.
+
+        Epochs are None for a recipe that counts steps; a stage is None if it is the whole run.
 
         Raises:
             UsageError: the budget does not suffice for one epoch of each candidate.
         """
         recipe = load_recipe(self.recipe, list(self.settings.items()))
         recipe, _ = fill_in(recipe, image_size_hint(self.splits.train), len(self.splits.train))
-        wanted = recipe.epochs or 1
         if budget is None:
-            return {"epochs": wanted, "stages": [wanted]}
+            return {"epochs": recipe.epochs, "stages": [recipe.epochs]}
         probes = self._probes(budget, seeds)
         if not probes:
             raise UsageError("None of the candidates could be trained.")
@@ -204,7 +238,7 @@ class ComparisonPlan:
         for name, cost in probes.items():
             candidate = next(candidate for candidate in self.candidates if candidate.name == name)
             few = max(2 * cost.batch_size, len(self.splits.classes))
-            settings = {**self._settings(candidate, 0), "epochs": 1, "data.limit": few}
+            settings = {**self._settings(candidate), "epochs": 1, "data.limit": few}
             job = Job(self.folder / "probes" / slug(name), self._recipe_of(candidate), self.data, settings)
             with working("estimating the time to start a run", unit="", quiet=self.quiet):
                 (result,) = run_jobs([job], engine=self.engine, threads=self.threads).values()
@@ -225,23 +259,28 @@ class ComparisonPlan:
         full = sum(form_seconds(pace, num_val, is_full=True) for pace in paces.values())
         return max(quick, min(full, MEASURING * budget))
 
-    def _settings(self, candidate: Candidate, seed: int) -> dict[str, Any]:
-        settings = {**self.settings, "model": candidate.model, **candidate.settings, "seed": seed}
-        if not candidate.weights and load_recipe(self.base, list(self.settings.items())).pretrained:
+    def _settings(self, candidate: Candidate, number: int = 0) -> dict[str, Any]:
+        """Return the settings of a candidate in a run, the first of which has number 0 and the seed of the recipe."""
+        base = load_recipe(self.base, list(self.settings.items()))
+        settings = {**self.settings, "model": candidate.model, **candidate.settings}
+        settings |= {"seed": base.seed + number, "data.seed": base.split_seed}
+        if not candidate.weights and base.pretrained:
             settings["pretrained"] = False
-        return settings
+        recipe = load_recipe(self._recipe_of(candidate), list(settings.items()))
+        return settings | open_keys(recipe, self.known.get("shared", {}))
 
-    def job(self, candidate: Candidate, seed: int, epochs: int, until: int | None) -> Job:
-        """Return the job of a candidate and seed, up to an epoch."""
+    def job(self, candidate: Candidate, number: int, epochs: int | None, until: int | None) -> Job:
+        """Return the job of a candidate up to an epoch; epochs None for the steps of the recipe."""
+        settings = self._settings(candidate, number)
         return Job(
-            self.folder / "runs" / f"{slug(candidate.name)}-seed{seed}",
+            self.folder / "runs" / f"{slug(candidate.name)}-seed{settings['seed']}",
             self._recipe_of(candidate),
             self.data,
-            {**self._settings(candidate, seed), "epochs": epochs},
+            settings if epochs is None else {**settings, "epochs": epochs},
             until=until,
         )
 
-    def train(self, epochs: int, stages: Sequence[int], seeds: int) -> Trained:
+    def train(self, epochs: int | None, stages: Sequence[int | None], seeds: int) -> Trained:
         """Train in stages; the worse half of the candidates stops after each."""
         alive = list(self.candidates)
         macs = {candidate.name: macs_of(self.recipe_of(candidate), len(self.splits.classes)) for candidate in alive}
@@ -261,7 +300,7 @@ class ComparisonPlan:
                     engine=self.engine,
                     at_once=self.at_once,
                     threads=self.threads,
-                    on_done=self._announce(stage, epochs),
+                    on_done=self._announce(None if is_last else stage, epochs),
                     on_wait=on_wait,
                 )
             for candidate in alive:
@@ -269,7 +308,7 @@ class ComparisonPlan:
                 results_of[candidate.name] = (mine, None if is_last else stage)
             self.save()
             healthy = [candidate for candidate in alive if results_of[candidate.name][0][0].error is None]
-            if not is_last:
+            if not is_last and stage is not None and epochs is not None:
                 firsts = {candidate.name: results_of[candidate.name][0][0] for candidate in healthy}
                 ranked = sorted(healthy, key=lambda candidate: -firsts[candidate.name].top1)
                 kept = ranked[: self._number_to_keep([firsts[c.name] for c in ranked], stage, epochs, seeds)]
@@ -293,10 +332,12 @@ class ComparisonPlan:
             self.tell(f"Training takes longer than estimated: the budget suffices for {count} of {most} models.")
         return count
 
-    def _announce(self, stage: int, epochs: int) -> Any:
+    def _announce(self, stage: int | None, epochs: int | None) -> Any:
+        at = self.length if stage is None else f"epoch {stage} of {epochs}"
+
         def on_done(job: Job, result: Result) -> None:
             text = f"failed: {result.error}" if result.error else f"{result.top1:.2f} %"
-            self.tell(f"{job.folder.name}, epoch {stage} of {epochs}: {text}")
+            self.tell(f"{job.folder.name}, {at}: {text}")
 
         return on_done
 

@@ -196,6 +196,7 @@ def recipe_of(study: Study, variant: StudyVariant, scale: str, overrides: Sequen
         UsageError: an unknown setting or invalid value, with the name of the variant.
     """
     try:
+        check_no_seed({**variant.set, **variant.small})
         recipe = load_recipe(study.recipe(variant, scale), [*study.settings(variant, scale).items(), *overrides])
         check_one_fold(recipe.data)
         return recipe
@@ -210,6 +211,16 @@ def check_one_fold(data: Data) -> None:
             "A study or comparison holds out the same images in all runs; with data.folds, choose the fold: --set"
             " data.fold=1."
         )
+
+
+def check_no_seed(settings: Settings) -> None:
+    """Raise UsageError for a seed in the settings of a variant: variants are compared seed by seed, on one split."""
+    for key in ("seed", "data.seed"):
+        if key in settings:
+            raise UsageError(
+                f"The variants of a study share their seeds and split; got {key}={settings[key]}. Set it for all"
+                f" variants: in `set` of the scale, or --set {key}={settings[key]}."
+            )
 
 
 def check_variant(

@@ -16,12 +16,23 @@ from weft.errors import UsageError, unknown
 from weft.files import write_whole
 from weft.processor import busy_note
 from weft.progress import reading, say
-from weft.recipes import Recipe
+from weft.recipes import Recipe, load_recipe
 from weft.runtime import Runtime
 from weft.study.plan import Study, StudyVariant, check_variant, load_study, recipe_of, size_to_test, slug
+from weft.study.protocol import open_keys, shared_settings
 from weft.study.result import Row, StudyResult
 from weft.study.run_table import Key, Run, fingerprint, read_runs, write_runs
-from weft.study.runner import Job, Result, check_engine, kept_in, open_directory, read_result, run_jobs, threads_of
+from weft.study.runner import (
+    Job,
+    Result,
+    call,
+    check_engine,
+    kept_in,
+    open_directory,
+    read_result,
+    run_jobs,
+    threads_of,
+)
 from weft.study.statistics import MAX_SEEDS, Estimate, mean_of_runs, paired_difference, seeds_to_show
 from weft.study.watch import watching
 from weft.text import csv_cell
@@ -29,6 +40,7 @@ from weft.text import csv_cell
 CONTENTS = ("study.json", "runs", "runs.csv", "results.json", "report.md", "report.html")
 FIGURES = ("effects.png", "curves.png", "lines.png")
 DIGITS = 6  # of accuracies in percent, so that a run is the same from its folder and from the table
+MANY = 1 << 30  # training images, where a batch size is chosen before they are counted
 TEACHER = "teacher"  # folder of the run that is the teacher of the others
 
 
@@ -84,8 +96,15 @@ def run_study(
     names = [variant.name for variant in plan.variants if variant in chosen or csv_cell(variant.name) in finished]
     classes |= _classes(plan, scale, sources, _chosen(plan, names), known=classes, quiet=quiet)
 
-    state = _State(plan, scale, folder, sources, classes)
-    wanted = [(variant.name, seed) for seed in range(count) for variant in chosen]
+    if not known.get("shared"):
+        recipes = [recipe_of(plan, variant, scale) for variant in plan.variants]
+        arguments = (recipes, max(map(len, classes.values())), MANY, threads or threads_of(jobs))
+        known["shared"] = call(shared_settings, *arguments, engine=engine, threads=threads or threads_of(jobs))
+        if known["shared"]:
+            write_whole(folder / "study.json", json.dumps(known, indent=2).encode())
+    state = _State(plan, scale, folder, sources, classes, known["shared"])
+    first = state.base.seed
+    wanted = [(variant.name, seed) for seed in range(first, first + count) for variant in chosen]
     state.take_up(wanted)
     if not quiet:
         say(f"{plan.title}: {len(chosen)} variants, {count} seeds in {folder}. {state.progress(wanted)}")
@@ -218,8 +237,11 @@ class _State:
         folder: Path,
         sources: Mapping[str, str],
         classes: Mapping[str, Sequence[str]],
+        shared: Mapping[str, Any],
     ) -> None:
         self.plan, self.scale, self.folder, self.sources, self.classes = plan, scale, folder, sources, classes
+        self.shared, size = shared, plan.scales[scale]
+        self.base = load_recipe(size.recipe, list(size.set.items()))  # has the first seed, and that of the split
         self.variants = {variant.name: variant for variant in plan.variants}
         self.table = folder / "runs.csv"
         self.runs: dict[Key, Run] = {}  # finished and failed
@@ -304,7 +326,7 @@ class _State:
                     self.folder / "runs" / f"{slug(first.name)}-seed{seed}",
                     self.plan.recipe(first, self.scale),
                     self.sources[self.plan.data(first, self.scale)],
-                    {**self._settings(first, seed), "seed": seed},
+                    {**self._settings(first, seed), "seed": seed, "data.seed": self.base.split_seed},
                     tuple(dict.fromkeys(sizes)),
                 )
                 self.jobs.update({(variant.name, seed): job for variant in variants})
@@ -317,10 +339,11 @@ class _State:
             {
                 "recipe": self.plan.recipe(variant, self.scale),
                 "settings": _values(recipe_of(self.plan, variant, self.scale), self.plan.settings(variant, self.scale)),
+                "shared": open_keys(recipe_of(self.plan, variant, self.scale), self.shared),
                 "teacher": self.plan.scales[self.scale].teacher,
                 "start": None if start is None else self.fingerprint(start, seed),
                 "data": [Path(self.sources[data]).name, list(self.classes[data])],
-                "seed": seed,
+                "seed": [seed, self.base.split_seed],
             }
         )
 
@@ -333,6 +356,7 @@ class _State:
 
     def _settings(self, variant: StudyVariant, seed: int) -> dict[str, Any]:
         settings = self.plan.settings(variant, self.scale)
+        settings |= open_keys(recipe_of(self.plan, variant, self.scale), self.shared)
         if self.plan.scales[self.scale].teacher:
             settings.setdefault("distill.teacher", str((self.folder / "runs" / TEACHER / "run" / "best").resolve()))
         if (start := self.plan.start(variant)) is not None:
@@ -343,7 +367,8 @@ class _State:
         size = self.plan.scales[self.scale]
         if not size.teacher:
             return None
-        settings = {**size.set, **size.teacher, "seed": 0}
+        settings = {**size.set, **size.teacher, "seed": self.base.seed, "data.seed": self.base.split_seed}
+        settings |= open_keys(load_recipe(size.recipe, list(settings.items())), self.shared)
         return Job(self.folder / "runs" / TEACHER, size.recipe, self.sources[size.data], settings)
 
     def _run(self, key: Key, result: Result) -> Run:

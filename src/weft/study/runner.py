@@ -30,6 +30,7 @@ from weft.files import make_dir, no_follow, write_whole
 from weft.models.plugins import VARIABLE as PLUGINS
 from weft.processor import available_cores
 from weft.reading import read_json
+from weft.runs.directory import EpochRow, read_metrics
 from weft.system import hide_wandb, is_alive, peak_mib
 
 ENGINES = ("local", "ray")
@@ -408,18 +409,18 @@ def _run_job(folder: Path, file: str) -> None:
     started = time.perf_counter()
     from weft.bench.cost import cost
     from weft.checkpoints import load_model_dir
-    from weft.runs.directory import read_metrics
     from weft.train import evaluate, train
 
     record = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     run = folder / "run"
     known = folder / "begun.json"  # settings that run/ was started with
-    begun = json.loads(known.read_text(encoding="utf-8")) if known.exists() else None
-    before = 0.0  # seconds of epochs that an earlier process trained
+    begun = None
+    with contextlib.suppress(CheckpointError):  # missing or damaged: the run starts again
+        begun = read_json(known, dict[str, Any])
+    history = _saved_history(run) if begun == record["settings"] else None
+    before = sum(row.seconds for row in history or ())  # of epochs that an earlier process trained
     with contextlib.suppress(StoppedError):
-        if begun == record["settings"] and _can_resume(run):
-            if (run / "metrics.csv").exists():  # not in the first epoch
-                before = sum(row.seconds for row in read_metrics(run / "metrics.csv"))
+        if history is not None:
             train(resume=run, stop_after=record["until"], quiet=True)
         else:
             write_whole(known, json.dumps(record["settings"]).encode())
@@ -463,15 +464,15 @@ def last_speed(speeds: Sequence[float]) -> float:
     return next((speed for speed in reversed(speeds) if speed > 0), 0.0)
 
 
-def _can_resume(run: Path) -> bool:
-    """Return whether a run has saved a valid state."""
-    from weft.train.state import load_state
+def _saved_history(run: Path) -> list[EpochRow] | None:
+    """Return the finished epochs of a run that can be resumed; None if it has saved no valid state."""
+    from weft.train.state import RunMetadata, load_state
 
     try:
-        load_state(run / "state")
+        state, _ = load_state(run / "state", RunMetadata)
     except CheckpointError:
-        return False
-    return True
+        return None
+    return [EpochRow(*row) for row in state.metadata["history"]]
 
 
 def _end_with_parent(parent: int) -> None:

@@ -8,6 +8,7 @@ import time
 
 import torch
 
+from weft.errors import UsageError
 from weft.memory import is_out_of_memory
 from weft.models.contract import preprocessing
 from weft.recipes import Recipe
@@ -30,6 +31,11 @@ def find_batch_size(recipe: Recipe, num_classes: int, num_images: int, runtime: 
     Returns:
         The batch size, and a sentence that gives the reason.
     """
+    if recipe.parallel == "fsdp" and runtime.world > 1:
+        raise UsageError(
+            "batch_size auto measures a step on one device, and parallel fsdp shards it over several; got both. Pass"
+            " --batch-size N."
+        )
     parts = runtime.world * recipe.accumulate
     pairs = 2 if recipe.augment.mixup or recipe.augment.cutmix else 1
     smallest = max(num_images // parts // pairs, 1) * pairs
@@ -57,7 +63,9 @@ def find_batch_size(recipe: Recipe, num_classes: int, num_images: int, runtime: 
 def seconds_of_step(
     recipe: Recipe, size: int, num_classes: int, runtime: Runtime, *, with_teacher: bool = False
 ) -> float:
-    """Measure a step on random images, in seconds; infinite if memory does not suffice.
+    """Measure a step of this process on random images, in seconds; infinite if memory does not suffice.
+
+    Processes do not wait for each other in the step: memory may suffice in some of them only.
 
     Args:
         recipe: what to train; its weights are not loaded.
@@ -69,6 +77,9 @@ def seconds_of_step(
     try:
         trial = dataclasses.replace(recipe, batch_size=size * runtime.world * recipe.accumulate, pretrained=False)
         model = build_model(trial, num_classes).to(runtime.device)
+        # memory for the copies of the gradients that DDP exchanges
+        buckets = [torch.empty_like(weight) for weight in model.parameters()] if runtime.world > 1 else []
+        runtime = runtime.alone()
         teacher = untrained_teacher(recipe, model, num_classes, runtime) if with_teacher else None
         trial = dataclasses.replace(trial, compile=False)
         learner = Learner(model, trial, runtime, 10, 10, num_classes, teacher=teacher)
@@ -83,8 +94,9 @@ def seconds_of_step(
             start = time.perf_counter()
             learner.train_step([batch] * recipe.accumulate)
             times.append((time.perf_counter() - start) / recipe.accumulate)
-            if runtime.max([times[-1]])[0] > MAX_STEP_S:  # the same decision in every process
+            if times[-1] > MAX_STEP_S:
                 break
+        del buckets
         return min(times)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):  # an illegal memory access is not

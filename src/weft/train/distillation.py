@@ -26,6 +26,7 @@ from weft.inference.inputs import evaluation_batches
 from weft.models.contract import mean_logits, preprocessing
 from weft.recipes import Recipe
 from weft.runtime import Runtime
+from weft.text import first_few
 
 
 class Teacher:
@@ -139,7 +140,7 @@ def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], run
     if names is None and is_numbered and list(classes) != sort_class_names(set(classes)):
         raise UsageError(
             f"The teacher must have the classes of the dataset in the same order; {name} has no class names, and those"
-            f" of the dataset are sorted alphabetically ('{classes[0]}', '{classes[1]}', '{classes[2]}' ...), not by"
+            f" of the dataset are sorted alphabetically ({first_few((repr(name) for name in classes), 3)}), not by"
             " number. Rename the class folders with leading zeros."
         )
     if has_two_heads:

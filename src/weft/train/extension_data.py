@@ -129,7 +129,7 @@ def open_new(
             train_fraction=data.train_fraction,
             group=data.group,
             group_sides=group_sides,
-            seed=recipe.seed,
+            seed=recipe.split_seed,
             max_bad=data.max_bad,
             limit=data.limit,
             follow_links=data.follow_links,

@@ -109,8 +109,8 @@ class Meter:
             self.hits += result.hits
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields that a saved state needs: all except times and throughput."""
-        return {key: value for key, value in asdict(self).items() if key not in ("seconds", "waiting", "seen")}
+        """Return the fields that a saved state needs: all except `steps`, which the recipe decides, and times."""
+        return {key: value for key, value in asdict(self).items() if key not in ("steps", "seconds", "waiting", "seen")}
 
 
 class Learner:

@@ -13,12 +13,16 @@ from torch import nn
 from weft.checkpoints import load_checkpoint
 from weft.checkpoints.hub import PREFIX, create_model
 from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir, read_config
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, UsageError
+from weft.lazy import LazyModule
 from weft.models.building import build_described
 from weft.models.contract import resized
 from weft.models.families import VARIANTS
 from weft.recipes import Recipe
+from weft.runtime import Runtime
 from weft.train.request import start_file
+
+timm_layers: Any = LazyModule("timm.layers")
 
 
 def build_model(recipe: Recipe, num_classes: int) -> nn.Module:
@@ -36,6 +40,20 @@ def build_model(recipe: Recipe, num_classes: int) -> nn.Module:
         network: Any = model  # torch types every attribute of a module as tensor or module
         network.set_grad_checkpointing(True)
     return model
+
+
+def check_sync_bn(recipe: Recipe, runtime: Runtime) -> None:
+    """Raise UsageError for `sync_bn` without a GPU, where torch has no synchronized BatchNorm."""
+    if recipe.sync_bn and runtime.device.type != "cuda":
+        raise UsageError(
+            f"sync_bn needs GPUs; got sync_bn true on device {runtime.device.type}. Pass --set sync_bn=false (to resume"
+            " a run, with --override), or train with fixed statistics: --set train_mode=eval."
+        )
+
+
+def synchronized(network: nn.Module) -> nn.Module:
+    """Replace every BatchNorm of a network, timm's with an activation also, by a synchronized one of the same names."""
+    return timm_layers.convert_sync_batchnorm(network)
 
 
 def with_start_network(recipe: Recipe) -> tuple[Recipe, str]:

@@ -31,11 +31,10 @@ from weft.train.batches import training_batches, training_images
 from weft.train.distillation import open_teacher
 from weft.train.linear_probe import balance_of, fit_heads
 from weft.train.loop import Learner
-from weft.train.network import build_model, load_start_weights, with_start_network
+from weft.train.network import build_model, check_sync_bn, load_start_weights, synchronized, with_start_network
 from weft.train.precision_finder import find_precision
 from weft.train.refusals import refusing
 from weft.train.request import Request
-from weft.train.sync_batchnorm import sync_batchnorm
 
 IMAGES_SEEN = 400_000  # training images, repetitions included, that a small problem needs from scratch
 EPOCHS = (10, 100)  # smallest and largest default
@@ -71,7 +70,7 @@ class Plan:
         with refusing(f"{recipe.model} must support these images and settings"):
             network = build_model(recipe, len(self.splits.classes)).to(self.runtime.device)
         if recipe.sync_bn and self.runtime.world > 1:
-            network = sync_batchnorm(network, self.runtime.device)
+            network = synchronized(network)
         return network
 
     @cached_property
@@ -196,6 +195,7 @@ def make_plan(request: Request, *, quiet: bool) -> Plan:
     recipe, note = few_images.with_available_weights(request)
     if note and not quiet:
         say(note)
+    check_sync_bn(recipe, runtime)
     splits = open_splits(recipe, quiet)
     size, count = image_size_hint(splits.train), len(splits.train)
     recipe, on_weights = few_images.with_start_weights(request, recipe, size, count)
@@ -303,7 +303,7 @@ def open_splits(recipe: Recipe, quiet: bool) -> Splits:
             folds=recipe.data.folds,
             fold=recipe.data.fold or 1,
             group=recipe.data.group,
-            seed=recipe.seed,
+            seed=recipe.split_seed,
             max_bad=recipe.data.max_bad,
             limit=recipe.data.limit,
             follow_links=recipe.data.follow_links,

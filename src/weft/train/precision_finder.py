@@ -27,7 +27,7 @@ def find_precision(recipe: Recipe, num_classes: int, runtime: Runtime) -> tuple[
         The runtime with the chosen precision, and a sentence that gives the reason.
     """
     text = "chosen for this machine"
-    if runtime.precision == "fp32" or runtime.device.type != "cpu" or not recipe.epochs:
+    if runtime.precision == "fp32" or runtime.device.type != "cpu" or recipe.epochs == 0:
         return runtime, f"Precision: {runtime.precision}, {text}."
     assert isinstance(recipe.batch_size, int)
     size = min(max(recipe.batch_size // (runtime.world * recipe.accumulate), 1), LARGEST)

@@ -46,7 +46,7 @@ class Reporter:
         )
         self._task = self._bar.add_task("starting", total=None, state="")
         self._printed_at = time.monotonic()
-        self._cell = _Cell(epochs) if console is None and not quiet and notebook.in_notebook() else None
+        self._cell = _Cell() if console is None and not quiet and notebook.in_notebook() else None
 
     def __enter__(self) -> Reporter:
         self._bar.start()
@@ -68,7 +68,7 @@ class Reporter:
     def step(self, epoch: int, meter: Meter) -> None:
         """Update after a step."""
         if self._cell is not None:
-            self._cell.step(epoch, meter)
+            self._cell.step(epoch, self.epochs, meter)
             return
         state = f"loss {meter.loss:.3f}  top-1 {meter.top1:.1f} %{_speed(meter.images_per_second)}"
         self._bar.update(
@@ -99,14 +99,9 @@ class Reporter:
 
 
 class _Cell:
-    """Progress of a run in one output of a notebook: notes, the table of epochs, and a bar.
+    """Progress of a run in one output of a notebook: notes, the table of epochs, and a bar."""
 
-    Args:
-        epochs: number of epochs of the run.
-    """
-
-    def __init__(self, epochs: int) -> None:
-        self.epochs = epochs
+    def __init__(self) -> None:
         self._output = notebook.LiveOutput()
         self._notes: deque[str] = deque(maxlen=MAX_NOTES)
         self._rows: list[tuple[EpochRow, bool]] = []
@@ -119,14 +114,14 @@ class _Cell:
         self._notes.append(text)
         self._show()
 
-    def step(self, epoch: int, meter: Meter) -> None:
+    def step(self, epoch: int, epochs: int, meter: Meter) -> None:
         """Update the bar after a step."""
         done = (epoch - 1) * meter.steps + meter.step
         if self._work is None:
-            self._work = Work("training", self.epochs * meter.steps, unit="steps", quiet=True)
+            self._work = Work("training", epochs * meter.steps, unit="steps", quiet=True)
             self._work.begin_at(done - 1)
         self._work.update(done)
-        self._state = f"epoch {epoch}/{self.epochs}: loss {meter.loss:.3f}, top-1 {meter.top1:.1f} %"
+        self._state = f"epoch {epoch}/{epochs}: loss {meter.loss:.3f}, top-1 {meter.top1:.1f} %"
         if time.monotonic() - self._shown_at >= notebook.UPDATE_SECONDS:
             self._show()
 

@@ -19,6 +19,7 @@ from weft.data import Source
 from weft.data.index.split import proportional_subset
 from weft.data.loading.loader import ImageLoader
 from weft.errors import CheckpointError, DataError, UsageError
+from weft.files import remove
 from weft.inference.calibration import MAX_IMAGES, calibrate, calibration_lines, held_out_logits
 from weft.inference.conclusions import Training
 from weft.inference.error_gallery import explained_errors
@@ -228,6 +229,8 @@ def write_run_report(
     if stored is not None:
         size = stored.write(out / FEATURES)
         summary.append(("features of all images", f"{FEATURES}, {size / 1e6:.1f} MB, for weft train --extend"))
+    else:
+        remove(out / FEATURES)  # of the weights before the run was resumed for more epochs
     counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
     write_report(
         out / "report",

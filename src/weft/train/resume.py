@@ -30,6 +30,7 @@ FIXED = (
     *("best", "model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
     "optim.freeze",  # the optimizer has no moments for frozen weights
     *(
+        "data.seed",
         "data.limit",
         "data.val_fraction",
         "data.train_fraction",
@@ -80,7 +81,7 @@ class ResumedRun(NamedTuple):
         old, new = self.state.metadata["machine"], machine(runtime)
         for key in sorted(old):
             if key == "processes" and old[key] != new[key] and self._has_process_statistics:
-                notes.append(_batchnorm_note(old[key], new[key]))
+                notes.append(_batchnorm_note(old[key], new[key], runtime.device.type))
             elif key != "threads" and old[key] != new.get(key):
                 notes.append(f"{key} was {old[key]} and is now {new.get(key)}: the result may differ in the last bits.")
         return notes
@@ -132,9 +133,11 @@ class ResumedRun(NamedTuple):
             write_text(self.out / "recipe.yaml", dump(dataclasses.replace(recipe, environment=environment)))
 
 
-def _batchnorm_note(old: int, new: int) -> str:
+def _batchnorm_note(old: int, new: int, device: str) -> str:
     """Return the note on BatchNorm statistics after a change of the number of processes."""
-    advice = f"Use {old} processes" if old > 1 else "Use 1 process or set sync_bn (--override --set sync_bn=true)"
+    advice = f"Use {old} processes" if old > 1 else "Use 1 process"
+    if old == 1 and device == "cuda":
+        advice += " or set sync_bn (--override --set sync_bn=true)"
     return (
         f"processes was {old} and is now {new}: BatchNorm computes its statistics over the images of one process, and"
         f" each process now has {old / new:g} times as many images per step. The result differs by more than rounding,"
@@ -158,11 +161,40 @@ def open_run(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool)
     _check_plugins(file)
     recipe = load_recipe(file, overrides)
     check_rules(recipe)
-    old, new = _settings_as_json(load_recipe(file)), _settings_as_json(recipe)
+    return _opened(out, recipe, override=override)
+
+
+def open_fold(out: Path, recipe: Recipe) -> ResumedRun:
+    """Load the newest valid state of the run of a fold. Its settings are those of the whole run, also changed ones.
+
+    Args:
+        out: the run directory of the fold.
+        recipe: of the whole run, for this fold.
+
+    Raises:
+        CheckpointError: no valid state.
+    """
+    return _opened(out, recipe, override=True)
+
+
+def _opened(out: Path, recipe: Recipe, *, override: bool) -> ResumedRun:
+    """Load the newest valid state of a run that resumes with a recipe."""
+    old, new = _settings_as_json(load_recipe(recipe_file(out))), _settings_as_json(recipe)
     _changed_settings(out, old, new, override=override)
     state, skipped = load_state(out / "state", RunMetadata)
     old |= {key: value for key, value in state.metadata.get("recipe", {}).items() if key in old}
     return ResumedRun(out, recipe, state, skipped, _changed_settings(out, old, new, override=override))
+
+
+def check_length(run: ResumedRun, steps: int) -> None:
+    """Raise UsageError if a run has trained more steps than it shall have in all, as with a lower `epochs`."""
+    done = run.state.metadata["step"]
+    if done > steps:
+        length = f"steps {steps}" if run.recipe.steps else f"epochs {run.recipe.epochs}, which is {steps} steps"
+        raise UsageError(
+            f"A resumed run needs at least the steps that it has trained; {run.out} has trained {done}, got {length}."
+            " Raise epochs or steps, or start a new run."
+        )
 
 
 def _check_plugins(recipe: Path) -> None:

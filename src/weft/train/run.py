@@ -359,6 +359,7 @@ def _resume(
     check_device(load_recipe(recipe_file(out), overrides).device)
     with loading(quiet=quiet):
         from weft.runtime import Runtime
+        from weft.train.network import check_sync_bn
         from weft.train.plan import Plan, open_splits
         from weft.train.resume import open_run
         from weft.train.single_run import TrainingRun
@@ -366,6 +367,7 @@ def _resume(
     run = open_run(out, overrides, override=override)
     runtime = Runtime.of(run.recipe.device, run.recipe.precision, deterministic=run.recipe.deterministic)
     quiet = quiet or not runtime.is_main
+    check_sync_bn(run.recipe, runtime)
     with locked(out) if runtime.is_main else contextlib.nullcontext():
         recipe = dataclasses.replace(run.recipe, precision=runtime.precision)  # that of an override may be `auto`
         plan = Plan(recipe, open_splits(recipe, quiet), runtime, loads_weights=False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, distributed
 
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data.loading.order import Key, epochs_of
@@ -82,10 +82,9 @@ class Session:
         self.resumed_by = resumed_by or out
         self.train_batches, self.val_batches, self.runtime = plan.batches, plan.val_batches, plan.runtime
         self.reporter, self.stop, self.tracker = reporter, stop, tracker
-        self.epochs = epochs_of(learner.steps, learner.steps_per_epoch)
         self.epoch = 0
-        self.meter = Meter(steps=self._steps_of(0))
         self.history: list[EpochRow] = []
+        self.meter = Meter(steps=self._steps_of_epoch)
         self.best: Best | None = None
         self.best_result: Evaluation | None = None
         self.evaluations_since_best = 0
@@ -96,7 +95,7 @@ class Session:
         self._lost: set[int] = set()
 
     def restore(self, state: State) -> None:
-        """Restore model, optimizer and metrics from a state.
+        """Restore model, optimizer and metrics from a state, and metrics.csv from the latter.
 
         Raises:
             CheckpointError: the state does not fit the model or the optimizer.
@@ -104,16 +103,39 @@ class Session:
         metadata = state.metadata
         restore_learner(self.learner, state)
         self.epoch, self.evaluations_since_best = metadata["epoch"], metadata["without_better"]
-        self.meter = Meter(**metadata["meter"])
         self.history = [EpochRow(*row) for row in metadata["history"]]
+        self.meter = Meter(**metadata["meter"], steps=self._steps_of_epoch)
         self.best = Best(**metadata["best"]) if metadata["best"] else None
         self.seconds = metadata["seconds"]
+        self.reporter.epochs = self.epochs
+        if self.runtime.is_main:
+            write_metrics(self.out / "metrics.csv", self.history)
 
     @property
     def is_finished(self) -> bool:
-        """Whether all epochs are done, or early stopping applies."""
+        """Whether all steps are trained and evaluated, or early stopping applies."""
         patience = self.recipe.patience
-        return self.epoch == self.epochs or (patience is not None and self.evaluations_since_best >= patience)
+        is_stopped = patience is not None and self.evaluations_since_best >= patience
+        return self._first_step >= self.learner.steps or is_stopped
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs of the whole run."""
+        return self.epoch + epochs_of(self.learner.steps - self._first_step, self.learner.steps_per_epoch)
+
+    @property
+    def _first_step(self) -> int:
+        """Step at which the epoch in progress begins.
+
+        It follows from the history, since earlier epochs may be shorter: the last one of a run that was finished, and
+        then resumed for more steps.
+        """
+        return self.history[-1].step if self.history else 0
+
+    @property
+    def _steps_of_epoch(self) -> int:
+        """Number of steps of the epoch in progress; the last epoch may be shorter."""
+        return min(self.learner.steps_per_epoch, self.learner.steps - self._first_step)
 
     def run(self) -> None:
         """Run all remaining epochs. After every step, check for signals, the time limit and non-finite losses.
@@ -151,7 +173,7 @@ class Session:
         result = self._evaluate(self.learner.eval_model)
         self._add_row(start, 0.0, result)
         self._save_models(result)
-        self.meter = Meter(steps=self._steps_of(0))
+        self.meter = Meter(steps=self._steps_of_epoch)
         self.seconds = time.perf_counter() - start
         self.save()
 
@@ -165,19 +187,19 @@ class Session:
 
     def _epoch(self) -> None:
         start = time.perf_counter()
-        first = self.meter.step
-        lr = self.learner.lr_at(self.epoch * self.learner.steps_per_epoch)
+        first, is_last = self.meter.step, self._first_step + self.meter.steps == self.learner.steps
+        lr = self.learner.lr_at(self._first_step)
         self.train_batches.start_at(self.epoch, first)
         train_epoch(self.learner, self._steps(first), self.meter, self._after_step)
         self.epoch += 1
         self.learner.gather()
         result = None
-        if self._is_evaluated_after(self.epoch):
+        if is_last or self.epoch % self.recipe.evaluate_every == 0:
             self.runtime.share_buffers(self.learner.eval_model)
             result = self._evaluate(self.learner.eval_model, self._check_stop_in_evaluation)
         self._add_row(start, lr, result)
         self._save_models(result)
-        self.meter = Meter(steps=self._steps_of(self.epoch))
+        self.meter = Meter(steps=self._steps_of_epoch)
 
     def _steps(self, first: int) -> Iterator[tuple[list[Batch], list[Any]]]:
         """Yield the remaining steps of the epoch."""
@@ -191,13 +213,6 @@ class Session:
             self._note_lost,
         )
         return itertools.islice(steps, self.meter.steps - first)
-
-    def _steps_of(self, epoch: int) -> int:
-        """Return the number of steps of an epoch; the last epoch may be shorter."""
-        return min(self.learner.steps_per_epoch, self.learner.steps - epoch * self.learner.steps_per_epoch)
-
-    def _is_evaluated_after(self, epoch: int) -> bool:
-        return epoch == self.epochs or epoch % self.recipe.evaluate_every == 0
 
     def _after_step(self, meter: Meter, result: StepResult) -> None:
         """Log a step, save the state if it is due, and stop if requested."""
@@ -340,7 +355,8 @@ class Session:
         the weights changed: a run that resumed from such a state would silently end with different weights.
         """
         text = str(error)
-        if self.stop.reason:  # a signal to a process group may end another process before this one has stopped
+        # a signal to a process group may end another process before this one has stopped
+        if self.stop.requested is not None and _is_lost_process(error):
             reason = Stop.REASONS[self.stop.reason]
             message = f"Stopped: {reason}; the step in progress was discarded. {self._newest_state_text()}"
             self._exit(self.stop.reason, message)
@@ -359,6 +375,12 @@ class Session:
         if newest is None:
             return "No state was saved yet: start the run again."
         return f"The newest saved state is of step {newest}; resume with: weft train --resume {self.resumed_by}"
+
+
+def _is_lost_process(error: BaseException) -> bool:
+    """Return whether an error comes from the end of another process: a data loader worker, or one of the same run."""
+    text = str(error)
+    return isinstance(error, distributed.DistError) or "DataLoader worker" in text or "gloo" in text.lower()
 
 
 def learner_state(learner: Learner) -> tuple[dict[str, Tensor], dict[str, Any]]:

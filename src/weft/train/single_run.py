@@ -33,7 +33,7 @@ from weft.train.plan import Plan, open_splits
 from weft.train.refusals import memory_error, refusing
 from weft.train.reporter import Reporter
 from weft.train.results import RunResult, calibrated, mirrored_note, write_run_report
-from weft.train.resume import ResumedRun, check_data, open_run, record_data
+from weft.train.resume import ResumedRun, check_data, check_length, open_fold, record_data
 from weft.train.run_loop import Session
 from weft.train.state import State, newest_step
 from weft.train.stop import Stop
@@ -104,6 +104,7 @@ class TrainingRun:
         if self.runtime.device.type == "cpu":
             # the number of threads determines the order of sums, and so their last bits
             torch.set_num_threads(run.state.metadata["machine"]["threads"])
+        check_length(run, self.plan.steps)
         learner = self.plan.learner()
         for text in (*run.notes(self.runtime), *run.check_teacher(getattr(learner.teacher, "record", None))):
             self.note(text)
@@ -135,7 +136,7 @@ class TrainingRun:
     def _run_fold(self, recipe: Recipe, folder: Path) -> Evaluation:
         """Start or resume the run of a fold."""
         is_started = self.runtime.max([float(newest_step(folder / "state") is not None)])[0]
-        saved = open_run(folder, (), override=False) if is_started else None
+        saved = open_fold(folder, recipe) if is_started else None
         plan = Plan(recipe, open_splits(recipe, quiet=True), self.runtime, loads_weights=saved is None)
         run = TrainingRun(plan, folder, self.stop, (), self.quiet, self.resumed_by or self.out)
         if saved is not None:
@@ -195,7 +196,8 @@ class TrainingRun:
         session = Session(self.plan, self.out, learner, self.reporter, self.stop, tracker, self.resumed_by)
         if state is not None:
             session.restore(state)
-            if is_changed:  # later states have the new settings
+            if is_changed:  # later states have the new settings, and early stopping counts from here on
+                session.evaluations_since_best = 0
                 session.save()
         on_start()
         if state is None and self.recipe.head_init == "probe":

@@ -45,16 +45,12 @@ class StateMetadata(TypedDict):
 
 
 class MeterMetadata(TypedDict):
-    """Fields of `weft.train.loop.Meter`."""
+    """Fields of `weft.train.loop.Meter.as_dict`."""
 
     step: Count
-    steps: Count
     count: Count
     loss_sum: float
     hits: float
-    seconds: NotRequired[float]
-    waiting: NotRequired[float]
-    seen: NotRequired[Count]
 
 
 class BestMetadata(TypedDict):

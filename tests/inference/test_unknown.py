@@ -181,6 +181,15 @@ def test_evaluate_measures_other_images(run: Path, noise: Path, capsys: pytest.C
         evaluate(run, data, other=run.parent / "empty", quiet=True)
 
 
+def test_other_images_without_a_detector_are_refused_before_the_evaluation(
+    noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model_dir(lively("levit_nano_32", num_classes=3), tmp_path / "net", label_names=["a", "b", "c"])
+    monkeypatch.setattr("weft.inference.evaluation.open_labelled", lambda *args: pytest.fail("the data were read"))
+    with pytest.raises(UsageError, match="Unknown images are detected by a model"):
+        evaluate(tmp_path / "net", noise, other=noise, quiet=True)
+
+
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 def test_exports_detect_the_same_images(run: Path, noise: Path, format: str, tmp_path: Path) -> None:
     model, names = load_model_dir(run / "best")
@@ -198,10 +207,11 @@ def test_the_detector_stays_with_a_saved_model(run: Path, noise: Path, tmp_path:
     save_model_dir(model, tmp_path / "copy", label_names=names)
     rows = [row.as_dict() for row in predict(tmp_path / "copy", noise, quiet=True)]
     assert rows == [row.as_dict() for row in predict(run, noise, quiet=True)]
-    (tmp_path / "copy" / FILE).unlink()  # as in a repository of the hub
-    assert all(row.unknown is None for row in predict(tmp_path / "copy", noise, quiet=True))
-    with pytest.raises(UsageError, match="Unknown images are detected by a model"):
-        evaluate(tmp_path / "copy", run.parent / "data", other=noise, quiet=True)
+    (tmp_path / "copy" / FILE).unlink()
+    with pytest.raises(
+        CheckpointError, match=r"unknown\.safetensors must exist: .* the file is missing. Copy it again"
+    ):
+        predict(tmp_path / "copy", noise, quiet=True)
     (tmp_path / "copy" / FILE).write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="sha256"):
         predict(tmp_path / "copy", noise, quiet=True)

@@ -11,9 +11,11 @@ from typing_extensions import TypedDict
 from weft.checkpoints.finding import CONFIG, PREFIX, WEIGHTS, local_model_dir, without_model
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.errors import CheckpointError, UsageError
+from weft.models.imagenet import imagenet_classes
 from weft.reading import read_json
 from weft.text import has_control_characters
 
+TIMM_ON_HUB = "models--timm--"  # start of the folder of a repository of timm in the cache of the hub
 PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
 
 
@@ -110,12 +112,18 @@ def model_dir(run: str | Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return config.json after validation, with all optional keys."""
+    """Return config.json after validation, with all optional keys.
+
+    A repository of timm on the hub names no classes: if its outputs are ImageNet's classes, it gets their names.
+    """
     file = path / CONFIG
     if not file.is_file():
         raise CheckpointError(f"A model directory must hold {CONFIG} and {WEIGHTS}; {path} has no {CONFIG}.")
     config: dict[str, Any] = {"pretrained_cfg": {}, "model_args": {}, **read_json(file, ModelConfig)}
     config["label_names"] = config.get("label_names") or config["pretrained_cfg"].get("label_names")
+    if config["label_names"] is None and path.resolve().parent.parent.name.startswith(TIMM_ON_HUB):
+        classes = imagenet_classes(config["num_classes"])
+        config["label_names"] = classes.names if classes else None
     try:
         checked_names(config["label_names"], config["num_classes"])
     except UsageError as err:

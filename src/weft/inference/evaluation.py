@@ -135,6 +135,8 @@ def evaluate(
         mirror=tta,
         quiet=quiet,
     )
+    if other is not None and detector_of(predictor.source_model) is None:
+        raise UsageError(NO_DETECTOR)
     rejection = None if reject_at_error is None else predictor.reject_at(reject_at_error)
     trained_with = recipe_with(Path(run), data)
     num_classes = len(predictor.classes)
@@ -271,8 +273,6 @@ def _write(
 
 def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: Recipe, quiet: bool) -> UnknownResult:
     """Compare the scores of the evaluated images with those of images that show none of the classes."""
-    if detector_of(predictor.source_model) is None:
-        raise UsageError(NO_DETECTOR)
     folded = Predictor(predictor.source_model, runtime=predictor.runtime)
     detector = folded.detector
     assert detector is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import shutil
@@ -95,6 +96,24 @@ def test_features_as_parquet(model: Path, colours: Path, tmp_path: Path) -> None
     assert table["image"] == result.images
     np.testing.assert_array_equal(np.array(table["features"], np.float32), result.features)
     assert [path.name for path in tmp_path.iterdir()] == ["features.parquet"]
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_files_of_features_keep_every_path_as_it_is(suffix: str, model: Path, colours: Path, tmp_path: Path) -> None:
+    """Other programs open these paths; `weft predict --csv` changes those that a spreadsheet would run."""
+    (tmp_path / "in").mkdir()
+    image = next(colours.rglob("*.png"))
+    names = ["-a.png", "=b.png", "@c.png", "+d.png", "tab\t.png", 'quote",.png', "line\n.png", "\u202e.png", "'.png"]
+    for name in names:
+        shutil.copyfile(image, tmp_path / "in" / name)
+    with contextlib.chdir(tmp_path / "in"):
+        embed(model, names, out=tmp_path / f"f{suffix}", quiet=True)
+    if suffix == ".npy":
+        with (tmp_path / "f.csv").open(newline="", encoding="utf-8") as file:
+            assert [row["image"] for row in csv.DictReader(file)] == names
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        assert parquet.read_table(tmp_path / "f.parquet").to_pydict()["image"] == names
 
 
 def test_unreadable_images_have_no_row(

@@ -23,7 +23,7 @@ from weft.data import eval_transform, open_image
 from weft.errors import DataError, UsageError
 from weft.inference import Predictor, embed, evaluate, similar
 from weft.inference import feature_map as maps
-from weft.inference.features import FeatureReader, classifiers, fingerprint, logits_of
+from weft.inference.features import FeatureReader, classifiers, logits_of
 from weft.inference.knn import KNNClassifier
 from weft.models.contract import preprocessing
 from weft.pages import Lead, Section, write_page
@@ -252,14 +252,6 @@ def test_votes_are_not_scaled_by_the_temperature_of_the_classifier(model: Path, 
 def test_refused_arguments_of_nearest_neighbours(arguments: dict, message: str, model: Path, colours: Path) -> None:
     with pytest.raises(UsageError, match=message):
         evaluate(model, colours, quiet=True, **arguments)
-
-
-def test_a_switch_without_a_weight_gives_other_features() -> None:
-    """Networks with equal weights and another activation must not share a cache."""
-    first, second = (weft.create_model("cvt_nano_32", num_classes=3, act_layer=name) for name in ("quick_gelu", "gelu"))
-    second.load_state_dict(first.state_dict())
-    runtime = Runtime.of("cpu", "fp32")
-    assert fingerprint(first, runtime) == fingerprint(first, runtime) != fingerprint(second, runtime)
 
 
 def test_an_image_of_two_folders_is_found_once(model: Path, colours: Path) -> None:

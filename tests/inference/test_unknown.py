@@ -10,19 +10,17 @@ import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from tests.helpers import NANO, images, lively
+from tests.helpers import lively
 from tests.train.conftest import paint
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.unknown import FILE, OriginalClassifier, UnknownDetector, read_detector, unit_length
 from weft.cli import main
-from weft.deploy import export, fold
+from weft.deploy import export
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.inference import Predictor, evaluate, predict
 from weft.inference.calibration import calibration_lines
-from weft.inference.features import FeatureReader, folded_inputs
 from weft.inference.unknown import compare_scores, scores_of_files, set_threshold
 from weft.recipes import load_recipe
-from weft.runtime import Runtime
 from weft.train import train
 from weft.train.linear_probe import fit
 
@@ -215,14 +213,3 @@ def test_the_detector_stays_with_a_saved_model(run: Path, noise: Path, tmp_path:
     (tmp_path / "copy" / FILE).write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="sha256"):
         predict(tmp_path / "copy", noise, quiet=True)
-
-
-@pytest.mark.parametrize("name", NANO)
-def test_inputs_of_the_folded_classifier_follow_from_those_of_the_network(name: str) -> None:
-    network, runtime = lively(name), Runtime.of("cpu")
-    batch = images(network, 4)
-    with (
-        FeatureReader(network, runtime, is_cached=False) as own,
-        FeatureReader(fold(network), runtime, is_cached=False) as folded,
-    ):
-        np.testing.assert_allclose(folded_inputs(network, own(batch)), folded(batch), atol=2e-5)

@@ -174,8 +174,7 @@ def load_plan_recipe(
         CheckpointError: there are no such weights to start from.
     """
     overrides = overrides_of(data, settings or {}, given)
-    is_extended = any(key == "extend" for key, _ in overrides)  # the recipe is that of the run
-    loaded = load_recipe(recipe or (None if is_extended else default_recipe(data)), overrides)
+    loaded = load_recipe(recipe or default_recipe(data), overrides)
     if loaded.data.source is None:
         raise UsageError(
             f"Training needs images; got none. Name a folder or `digits`: weft train DATA {option}".rstrip() + "."

@@ -151,8 +151,6 @@ def make_plan(
     Raises:
         UsageError, DataError: settings or data that cannot be used.
     """
-    if recipe.extend is not None:
-        raise UsageError("extend is for weft train alone, without --find-lr and --preview; omit it.")
     splits = open_splits(recipe, quiet)
     size, reasons = image_size_hint(splits.train), []
     if reload is not None:
@@ -293,7 +291,6 @@ def sources_of(recipe: Recipe) -> list[str]:
     sources = {
         "data.source": recipe.data.source,
         "start_from": recipe.start_from,
-        "extend": recipe.extend,
         "data.other": recipe.data.other,
         "distill.teacher": recipe.distill.teacher,
         "pretrained": f"the public weights of {recipe.model or 'the chosen model'}" if recipe.pretrained else None,

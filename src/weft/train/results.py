@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from weft.checkpoints.model_dir import write_confidence
 from weft.data import Source
 from weft.data.index.split import proportional_subset
 from weft.data.loading.loader import ImageLoader
-from weft.errors import CheckpointError, DataError
 from weft.inference.calibration import MAX_IMAGES, calibrate, calibration_lines, held_out_logits
 from weft.inference.conclusions import Training
 from weft.inference.error_gallery import explained_errors
@@ -29,13 +27,10 @@ from weft.inference.report import write_report
 from weft.intervals import Estimate, accuracy_text, grouped_text, interval_of
 from weft.notebook import described
 from weft.progress import clock, counting
-from weft.runs.directory import FEATURES
 from weft.train.curves import curve_figures
-from weft.train.extend import Extension
 from weft.train.folds import CrossValidation
 from weft.train.plan import Plan
 from weft.train.run_loop import Session
-from weft.train.stored_features import collect
 from weft.train.unknown import fit_detector
 
 
@@ -56,7 +51,6 @@ class RunResult:
         count: number of validation images.
         seconds: duration of training and evaluation.
         cross_validation: result over all folds; None without `folds`.
-        extension: comparison with the extended run; None without `extend`.
     """
 
     out: Path
@@ -72,7 +66,6 @@ class RunResult:
     count: int
     seconds: float
     cross_validation: CrossValidation | None = None
-    extension: Extension | None = None
 
     @property
     def interval(self) -> Estimate:
@@ -84,9 +77,7 @@ class RunResult:
         more: dict[str, Any] = {"top1_interval": list(self.interval[1:]), "too_few_images": self.interval.is_wide}
         if self.cross_validation is not None:
             more["cross_validation"] = self.cross_validation.as_dict()
-        if self.extension is not None:
-            more["extension"] = dataclasses.asdict(self.extension)
-        own = {name: value for name, value in vars(self).items() if name not in ("cross_validation", "extension")}
+        own = {name: value for name, value in vars(self).items() if name != "cross_validation"}
         own["loss"] = self.loss if math.isfinite(self.loss) else None  # JSON has no nan
         return {**own, "out": str(self.out), **more}
 
@@ -107,8 +98,6 @@ class RunResult:
         ]
         if self.cross_validation is not None:
             rows.append(("cross-validation", str(self.cross_validation)))
-        if self.extension is not None:
-            rows += self.extension.lines()
         rows += [("best model", str(self.out / "best")), ("report", str(self.out / "report" / "report.html"))]
         return markup.fragment(markup.table(("training run", ""), rows))
 
@@ -192,14 +181,6 @@ def write_run_report(
         ("training and evaluation", f"{clock(result.seconds)} on {runtime.device.type}"),
         ("repeat with", f"weft train --config {out / 'recipe.yaml'} --out DIR"),
     ]
-    stored = None
-    if recipe.head_init == "probe" and result.best_epoch == 0 and session.resumed_by == out:  # not for a fold
-        # an image can no longer be read, or its features are not finite: the run is complete without the features
-        with contextlib.suppress(DataError, CheckpointError):
-            stored = collect(model.to(runtime.device), splits, runtime, recipe.workers)
-    if stored is not None:
-        size = stored.write(out / FEATURES)
-        summary.append(("features of all images", f"{FEATURES}, {size / 1e6:.1f} MB, for weft train --extend"))
     counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
     write_report(
         out / "report",

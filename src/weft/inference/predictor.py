@@ -199,7 +199,7 @@ class Predictor:
             UsageError: an unsupported device, precision or image size.
             CheckpointError: the model is missing or cannot be read.
         """
-        model_source = find_model(run, quiet=quiet)  # once: a repository on the hub is asked for its newest commit
+        model_source = find_model(run, quiet=quiet)  # once: the newest commit of a repository on the hub
         if (export := _export(model_source, is_fixed=is_fixed, quiet=quiet)) is not None:
             _check_export_device(device)
             if precision == "bf16" != (own := export.config["artefact"]["precision"]):

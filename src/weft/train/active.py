@@ -37,7 +37,6 @@ MAX_LABELLED = 2_000  # training images, and held-out images, of the run whose f
 MAX_SIMILARITIES = 10_000_000  # in memory, of images without labels to labelled ones
 NEXT, PROPOSED = "next.csv", "proposed.csv"
 CONTENTS = (NEXT, PROPOSED, "report.md", "report.html", "next.png")
-SIDES = ("train", "val")
 SHOWN = 50  # images in the report
 HEADER = ("path", "label", "probability", "action")
 
@@ -277,14 +276,15 @@ def _images_of_run(run: Path, classes: Sequence[str], quiet: bool) -> _RunImages
         if not quiet:
             say(f"The images of the run are not used: {error}")
         return _RunImages()
-    parts = (SourcePart(everything, [place for place, side in enumerate(sides) if side == name]) for name in SIDES)
+    train, held_out = (
+        SourcePart(everything, [place for place, side in enumerate(sides) if side == name]) for name in ("train", "val")
+    )
     try:
         paths = [*paths_of(splits.train), *paths_of(splits.val)]
     except UsageError:  # they are not files
-        return _RunImages(*parts)
+        return _RunImages(train, held_out)
     names = [splits.classes[label] for label in everything.labels]
-    rows = [row for row in zip(paths, names, sides, strict=True) if row[2]]
-    return _RunImages(*parts, rows)
+    return _RunImages(train, held_out, [row for row in zip(paths, names, sides, strict=True) if row[2]])
 
 
 def _features(

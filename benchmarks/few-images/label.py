@@ -1,8 +1,8 @@
-"""Measure nearest neighbours, active labelling and the extension of runs on a folder of photos with few images.
+"""Measure nearest neighbours and active labelling on a folder of photos with few images.
 
-    python benchmarks/few-images/label.py PHOTOS --tables knn,label,extend
+    python benchmarks/few-images/label.py PHOTOS --tables knn,label
 
-Writes knn.csv, label.csv and extend.csv next to this file. The features are those of tf_efficientnet_lite0 (extra
+Writes knn.csv and label.csv next to this file. The features are those of tf_efficientnet_lite0 (extra
 `offline`). All measurements have five seeds.
 """
 
@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from shutil import copytree
 
 import numpy as np
 import torch
@@ -27,7 +25,7 @@ from weft.inference.features import read_features, unit_length
 from weft.inference.inputs import evaluation_batches
 from weft.inference.knn import KNNClassifier
 from weft.runtime import Runtime
-from weft.train import active, train
+from weft.train import active
 from weft.train.linear_probe import fit
 
 HERE = Path(__file__).parent
@@ -35,7 +33,6 @@ MODEL = "tf_efficientnet_lite0"
 SEEDS, FOLDS = range(5), 5
 NEIGHBOURS = (1, 5, 10, 20)
 START, STEP, END = 9, 9, 81  # labelled images: one per class, then 9 more in each round
-FIRST, LAST = 6, 3  # classes of the first run, and of the extension
 
 
 def features_of(photos: Path) -> tuple[np.ndarray, np.ndarray, int]:
@@ -117,44 +114,18 @@ def label(views: np.ndarray, labels: np.ndarray, classes: int) -> None:
 METHODS = ("label", "random", "margin", "distance")
 
 
-def extend(photos: Path) -> None:
-    """Write the accuracy of a run on six classes, extended by three, and of a run on all nine classes."""
-    names, rows = sorted(path.name for path in photos.iterdir() if path.is_dir()), []
-    for seed in SEEDS:
-        order = np.random.default_rng(seed).permutation(names)
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            for part, classes in (("first", order[:FIRST]), ("last", order[FIRST : FIRST + LAST])):
-                for name in classes:
-                    copytree(photos / name, folder / part / name)
-            common = {"recipe": "probe", "model": MODEL, "seed": seed, "quiet": True}
-            train(folder / "first", out=folder / "run", **common)
-            result = train(folder / "last", extend=folder / "run", out=folder / "extended", quiet=True)
-            complete = train(photos, out=folder / "complete", **common)
-        assert result.extension is not None
-        added, seconds = result.extension, f"{result.seconds:.1f}"
-        rows.append((seed, *(f"{v:.2f}" for v in (added.before or 0, added.after or 0, added.new or 0, result.top1)),
-                     f"{complete.top1:.2f}", result.count, complete.count, seconds))  # fmt: skip
-        print(rows[-1], flush=True)
-    header = ("seed", "old_before", "old_after", "new", "all_extended", "all_at_once", "images", "images_at_once")
-    write("extend.csv", (*header, "seconds_extended"), rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("photos", type=Path)
-    parser.add_argument("--tables", default="knn,label,extend")
+    parser.add_argument("--tables", default="knn,label")
     args = parser.parse_args()
     tables = args.tables.split(",")
     with threadpool_limits(1):
-        if {"knn", "label"} & set(tables):
-            views, labels, classes = features_of(args.photos)
-            if "knn" in tables:
-                knn(views, labels, classes)
-            if "label" in tables:
-                label(views, labels, classes)
-        if "extend" in tables:
-            extend(args.photos)
+        views, labels, classes = features_of(args.photos)
+        if "knn" in tables:
+            knn(views, labels, classes)
+        if "label" in tables:
+            label(views, labels, classes)
 
 
 if __name__ == "__main__":

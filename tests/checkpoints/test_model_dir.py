@@ -3,6 +3,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -10,7 +11,12 @@ import torch
 import weft
 import weft.models.registry  # registers weft's models with timm
 from tests.helpers import NANO, images, lively
+from tests.killpoints import killpoints
 from weft.checkpoints import load_model_dir, save_model_dir
+from weft.checkpoints.confidence import Confidence, parse_confidence
+from weft.checkpoints.config import read_config
+from weft.checkpoints.model_dir import write_confidence
+from weft.checkpoints.unknown import Threshold, UnknownDetector, read_detector
 from weft.errors import CheckpointError, StorageError, UsageError
 
 CONFIDENCE = dict(temperature=1e-320, count=1, ece_before=1.0, ece_after=1.0, curve=[])
@@ -250,3 +256,49 @@ def test_no_config_at_all(tmp_path, content):
 def test_missing_directory(tmp_path):
     with pytest.raises(CheckpointError, match=r"A model directory must hold config.json and model.safetensors"):
         load_model_dir(tmp_path / "nothing")
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def detector(seed):
+    mean, features = np.split(np.random.default_rng(seed).normal(size=(5, 8)).astype(np.float32), [1])
+    return UnknownDetector(mean[0], features, threshold=Threshold(0.5, 10, 1))
+
+
+def is_killed_at(number, work):
+    """Run `work` up to its kill point `number`; return False where it has ended before."""
+    passed = []
+
+    def fatal(name):
+        passed.append(name)
+        if len(passed) > number:  # also later calls: a dead process cleans nothing up
+            raise Killed
+
+    try:
+        with killpoints(fatal):
+            work()
+    except Killed:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("after", ["another detector", "none"])
+def test_a_kill_at_every_point_of_a_new_calibration_leaves_a_model_that_loads(tmp_path, after):
+    """Its calibration and its detector belong to each other, or it has no detector yet."""
+    old, new = (Confidence(temperature, 10, 5.0, 4.0) for temperature in (1.0, 2.0))
+    was, wanted = detector(1), detector(2) if after == "another detector" else None
+    allowed = [(old, was.serialized()), (new, None), (new, wanted and wanted.serialized())]
+    _, path = saved(tmp_path)
+    number, is_killed = 0, True
+    while is_killed:
+        write_confidence(path, old, was)
+        is_killed = is_killed_at(number, lambda: write_confidence(path, new, wanted))
+        config = read_config(path)
+        found = read_detector(path, config.get("unknown"))
+        assert (parse_confidence(config["confidence"]), found and found.serialized()) in allowed, number
+        number += 1
+    assert number > 10
+    assert (found and found.serialized()) == (wanted and wanted.serialized())
+    load_model_dir(path)

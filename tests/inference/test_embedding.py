@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import shutil
@@ -22,7 +23,7 @@ from weft.data import eval_transform, open_image
 from weft.errors import DataError, UsageError
 from weft.inference import Predictor, embed, evaluate, similar
 from weft.inference import feature_map as maps
-from weft.inference.features import FeatureReader, classifiers, fingerprint, logits_of
+from weft.inference.features import FeatureReader, classifiers, logits_of
 from weft.inference.knn import KNNClassifier
 from weft.models.contract import preprocessing
 from weft.pages import Lead, Section, write_page
@@ -95,6 +96,24 @@ def test_features_as_parquet(model: Path, colours: Path, tmp_path: Path) -> None
     assert table["image"] == result.images
     np.testing.assert_array_equal(np.array(table["features"], np.float32), result.features)
     assert [path.name for path in tmp_path.iterdir()] == ["features.parquet"]
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_files_of_features_keep_every_path_as_it_is(suffix: str, model: Path, colours: Path, tmp_path: Path) -> None:
+    """Other programs open these paths; `weft predict --csv` changes those that a spreadsheet would run."""
+    (tmp_path / "in").mkdir()
+    image = next(colours.rglob("*.png"))
+    names = ["-a.png", "=b.png", "@c.png", "+d.png", "tab\t.png", 'quote",.png', "line\n.png", "\u202e.png", "'.png"]
+    for name in names:
+        shutil.copyfile(image, tmp_path / "in" / name)
+    with contextlib.chdir(tmp_path / "in"):
+        embed(model, names, out=tmp_path / f"f{suffix}", quiet=True)
+    if suffix == ".npy":
+        with (tmp_path / "f.csv").open(newline="", encoding="utf-8") as file:
+            assert [row["image"] for row in csv.DictReader(file)] == names
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        assert parquet.read_table(tmp_path / "f.parquet").to_pydict()["image"] == names
 
 
 def test_unreadable_images_have_no_row(
@@ -233,14 +252,6 @@ def test_votes_are_not_scaled_by_the_temperature_of_the_classifier(model: Path, 
 def test_refused_arguments_of_nearest_neighbours(arguments: dict, message: str, model: Path, colours: Path) -> None:
     with pytest.raises(UsageError, match=message):
         evaluate(model, colours, quiet=True, **arguments)
-
-
-def test_a_switch_without_a_weight_gives_other_features() -> None:
-    """Networks with equal weights and another activation must not share a cache."""
-    first, second = (weft.create_model("cvt_nano_32", num_classes=3, act_layer=name) for name in ("quick_gelu", "gelu"))
-    second.load_state_dict(first.state_dict())
-    runtime = Runtime.of("cpu", "fp32")
-    assert fingerprint(first, runtime) == fingerprint(first, runtime) != fingerprint(second, runtime)
 
 
 def test_an_image_of_two_folders_is_found_once(model: Path, colours: Path) -> None:

@@ -110,16 +110,6 @@ def test_training_images_among_those_that_are_asked_for(run: RunResult, tmp_path
     assert "too high" not in capsys.readouterr().err
 
 
-def test_an_extended_run_knows_the_images_of_both(run: RunResult, tmp_path: Path) -> None:
-    more = paint(tmp_path / "more", 5, 2)
-    extended = train(more, extend=run.out, out=tmp_path / "extended", quiet=True)
-    assert extended.extension is not None
-    both = shutil.copytree(more, shutil.copytree(data_of(run), tmp_path / "both"), dirs_exist_ok=True)
-    assert evaluate(extended.out, both, quiet=True).count == run.count + extended.extension.new_count
-    assert evaluate(extended.out, data_of(run), quiet=True).count == run.count
-    assert evaluate(extended.out, more, quiet=True).count == extended.extension.new_count
-
-
 def test_a_model_without_its_run_says_so(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
     model, names = load_model_dir(run.out / "best")
     evaluate(save_model_dir(model, tmp_path / "model", label_names=names), data_of(run))
@@ -148,18 +138,6 @@ def test_a_damaged_list_of_images(text: str, run: RunResult, tmp_path: Path) -> 
     (tmp_path / "run" / "images.tsv.gz").write_bytes(gzip.compress(text.encode()))
     with pytest.raises(CheckpointError, match=r"images\.tsv\.gz must list the images of the run; .* Restore it\."):
         evaluate(tmp_path / "run", data_of(run), quiet=True)
-
-
-def test_images_with_and_without_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large dataset, extended by a small one."""
-    large, small = (open_data(paint(tmp_path / name, COUNT, seed)) for name, seed in (("large", 0), ("small", 1)))
-    with monkeypatch.context() as patch:
-        patch.setattr("weft.data.index.fingerprint.HASHED_BYTES", 0)
-        recorded = fingerprint(large)
-    recorded = recorded.joined(fingerprint(small))
-    for splits in (large, small):
-        assert recorded.sides_of(splits.train) == ["train"] * len(splits.train)
-        assert recorded.sides_of(splits.val) == ["val"] * len(splits.val)
 
 
 def test_sides_without_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from sklearn.datasets import load_sample_images
 
 import weft
 from tests.helpers import enliven, put_in_cache
-from weft.checkpoints import bundled, save_model_dir
+from weft.checkpoints import bundled, hub, save_model_dir
 from weft.checkpoints.public import PublicModel, find_model
 from weft.cli.app import main
 from weft.data import eval_transform, open_image
@@ -28,6 +29,8 @@ from weft.inference.inputs import class_number, match_imagenet
 from weft.models.base import Backbone
 from weft.models.imagenet import imagenet_classes, recognized
 from weft.runs.hub import model_card, push
+from weft.serve.app import create_app
+from weft.serve.settings import Settings
 
 SMALL = "test_resnet"  # timm's network for tests: 160 pixels, bilinear, 95 % of the image
 REPO = f"timm/{SMALL}.r160_in1k"
@@ -100,6 +103,20 @@ def test_predict_with_imagenets_names_and_the_preprocessing_of_the_weights(name:
     order = expected.argsort(descending=True)[:3].tolist()
     assert [label for label, _ in prediction.top] == [names[place].partition(", ")[0] for place in order]
     assert [share for _, share in prediction.top] == pytest.approx(expected[order].tolist(), rel=1e-3)
+
+
+@pytest.mark.parametrize("load", [Predictor.load, Predictor.open])
+def test_a_repository_of_the_hub_is_asked_once_and_has_its_names_however_it_is_loaded(
+    load: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    fetch = hub.fetch_files
+    monkeypatch.setattr(hub, "fetch_files", lambda name, files: (asked.append(name), fetch(name, files))[1])
+    predictor = load(f"hf-hub:{REPO}")
+    assert asked == [f"hf-hub:{REPO}"]
+    assert predictor.classes[:3] == ["tench", "goldfish", "great white shark"]
+    service = create_app(Settings(f"hf-hub:{REPO}", max_batch=1)).state.service
+    assert service.predictor.metadata["classes"] == predictor.classes
 
 
 def test_the_data_config_is_that_of_the_weights() -> None:
@@ -248,7 +265,8 @@ def test_predictions_of_absent_classes_are_errors_among_all_only(
 
     names = imagenet_classes(1000).names  # type: ignore[union-attr]
     monkeypatch.setattr("weft.inference.predictor._export", lambda run, is_fixed, quiet: None)
-    monkeypatch.setattr("weft.deploy.exported.open_model", lambda run, quiet: (Prefers(), names))
+    monkeypatch.setattr("weft.inference.predictor.find_model", lambda run, quiet: PublicModel(run))
+    monkeypatch.setattr("weft.deploy.exported.open_found", lambda found, quiet: (Prefers(), names))
     (tmp_path / "real.json").write_text(json.dumps({"0": [HEN], "1": [HEN, TENCH], "2": [TENCH]}))
     photos = class_folders(tmp_path / "photos", FOLDERS["id"])
     result = evaluate("any", photos, real_labels=tmp_path / "real.json", quiet=True)

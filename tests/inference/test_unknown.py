@@ -10,19 +10,17 @@ import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from tests.helpers import NANO, images, lively
+from tests.helpers import lively
 from tests.train.conftest import paint
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.unknown import FILE, OriginalClassifier, UnknownDetector, read_detector, unit_length
 from weft.cli import main
-from weft.deploy import export, fold
+from weft.deploy import export
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.inference import Predictor, evaluate, predict
 from weft.inference.calibration import calibration_lines
-from weft.inference.features import FeatureReader, folded_inputs
 from weft.inference.unknown import compare_scores, scores_of_files, set_threshold
 from weft.recipes import load_recipe
-from weft.runtime import Runtime
 from weft.train import train
 from weft.train.linear_probe import fit
 
@@ -181,6 +179,15 @@ def test_evaluate_measures_other_images(run: Path, noise: Path, capsys: pytest.C
         evaluate(run, data, other=run.parent / "empty", quiet=True)
 
 
+def test_other_images_without_a_detector_are_refused_before_the_evaluation(
+    noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model_dir(lively("levit_nano_32", num_classes=3), tmp_path / "net", label_names=["a", "b", "c"])
+    monkeypatch.setattr("weft.inference.evaluation.open_labelled", lambda *args: pytest.fail("the data were read"))
+    with pytest.raises(UsageError, match="Unknown images are detected by a model"):
+        evaluate(tmp_path / "net", noise, other=noise, quiet=True)
+
+
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 def test_exports_detect_the_same_images(run: Path, noise: Path, format: str, tmp_path: Path) -> None:
     model, names = load_model_dir(run / "best")
@@ -198,21 +205,11 @@ def test_the_detector_stays_with_a_saved_model(run: Path, noise: Path, tmp_path:
     save_model_dir(model, tmp_path / "copy", label_names=names)
     rows = [row.as_dict() for row in predict(tmp_path / "copy", noise, quiet=True)]
     assert rows == [row.as_dict() for row in predict(run, noise, quiet=True)]
-    (tmp_path / "copy" / FILE).unlink()  # as in a repository of the hub
-    assert all(row.unknown is None for row in predict(tmp_path / "copy", noise, quiet=True))
-    with pytest.raises(UsageError, match="Unknown images are detected by a model"):
-        evaluate(tmp_path / "copy", run.parent / "data", other=noise, quiet=True)
+    (tmp_path / "copy" / FILE).unlink()
+    with pytest.raises(
+        CheckpointError, match=r"unknown\.safetensors must exist: .* the file is missing. Copy it again"
+    ):
+        predict(tmp_path / "copy", noise, quiet=True)
     (tmp_path / "copy" / FILE).write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="sha256"):
         predict(tmp_path / "copy", noise, quiet=True)
-
-
-@pytest.mark.parametrize("name", NANO)
-def test_inputs_of_the_folded_classifier_follow_from_those_of_the_network(name: str) -> None:
-    network, runtime = lively(name), Runtime.of("cpu")
-    batch = images(network, 4)
-    with (
-        FeatureReader(network, runtime, is_cached=False) as own,
-        FeatureReader(fold(network), runtime, is_cached=False) as folded,
-    ):
-        np.testing.assert_allclose(folded_inputs(network, own(batch)), folded(batch), atol=2e-5)

@@ -21,6 +21,7 @@ from weft.data import open_data
 from weft.deploy import export, open_model
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
+from weft.inference import explain_files, explain_run
 from weft.interpret import explain, gradcam
 from weft.interpret.maps import attention_maps, rollout
 from weft.layers.attention import AttentionLayer, record_attention
@@ -418,3 +419,23 @@ def _without(x: torch.Tensor, places: np.ndarray, side: int) -> torch.Tensor:
         row, column = divmod(int(place), side)
         x[:, row * step : (row + 1) * step, column * step : (column + 1) * step] = 0
     return x
+
+
+@pytest.mark.xfail(strict=True, reason="part 3 of the third house: one output protocol for all but runs")
+def test_an_interrupted_explanation_is_repeated_with_force(tmp_path, monkeypatch):
+    save_model_dir(lively("cvt_nano_32", num_classes=2), tmp_path / "model", label_names=["a", "b"])
+    for number in range(2):
+        Image.new("RGB", (32, 32), (90 * number,) * 3).save(tmp_path / f"{number}.png")
+    arguments = (tmp_path / "model", [tmp_path / "0.png", tmp_path / "1.png"], tmp_path / "out")
+    write, written = explain_files._write, []
+
+    def interrupted(*args):
+        if written:
+            raise KeyboardInterrupt
+        written.append(write(*args))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(explain_files, "_write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            explain_run(*arguments, grad_cam=False, quiet=True)
+    assert len(explain_run(*arguments, grad_cam=False, force=True, quiet=True)) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import hashlib
 import io
 import itertools
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -38,7 +40,7 @@ from tests.serve.running import NAMES, picture, saved
 from weft.checkpoints import save_model_dir
 from weft.data import eval_transform
 from weft.data.loading.preprocessing import eval_crop
-from weft.deploy import export, open_model
+from weft.deploy import export, open_model, runtimes
 from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError
 from weft.inference.predictor import Predictor
@@ -987,3 +989,148 @@ def test_workers_reload_one_after_another(model_dir: Path, tmp_path: Path, monke
         assert 'weft_reloads_total{outcome="done"} 1.0' in text
 
     with_client(body, model_dir, max_batch=1)
+
+
+@pytest.mark.xfail(strict=True, reason="part 3 of the third house: it is a disconnect")
+def test_two_requests_in_one_write_of_a_client_that_leaves_are_no_internal_error(
+    model_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """uvicorn begins the second one after the connection is lost; the event loop of uvloop refuses its response."""
+    uvloop = pytest.importorskip("uvloop")
+    responses: list[int] = []
+
+    async def body() -> None:
+        application = create_app(Settings(run=str(model_dir), max_batch=1))
+        count = application.state.service.on_response
+        # of the middleware, which is built with the first request
+        application.user_middleware[0].kwargs["on_response"] = lambda *args: (responses.append(args[2]), count(*args))
+        config = server._config(application.state.service.settings, application)
+        config.load()
+        own, client = socket.socketpair()
+        async with application.router.lifespan_context(application):
+            own.setblocking(False)
+            protocol = GuardedProtocol(config, ServerState(), {})
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, own)
+            with client:
+                head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(picture(0))}\r\n\r\n"
+                client.sendall(head.encode() + picture(0) + b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await until(lambda: len(responses) == 2)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(body())
+    assert responses[0] == 499
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.xfail(strict=True, reason="part 3 of the third house: the parent keeps no model")
+def test_the_parent_of_the_workers_keeps_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.metadata = {"architecture": "x", "classes": [], "runtime": "torch", "precision": "fp32"}
+
+    models: list[weakref.ref[Model]] = []
+
+    def load(settings: Settings) -> Model:
+        model = Model()
+        models.append(weakref.ref(model))
+        return model
+
+    def work(*_: object) -> None:
+        gc.collect()
+        assert [model() for model in models] == [None]
+
+    monkeypatch.setattr(server, "load_predictor", load)
+    monkeypatch.setattr(server, "_serve_in_processes", work)
+    server.serve(Settings(run="x", port=0, workers=2))
+
+
+@pytest.mark.xfail(strict=True, reason="part 3 of the third house: the first worker that is ready opens the service")
+def test_a_service_with_workers_is_open_when_the_first_one_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[bool] = []
+
+    class Starting(server._Supervisor):
+        def __init__(self, config: object, sockets: object) -> None:
+            self.should_exit, self.sockets = threading.Event(), sockets
+            self.config, self.processes = SimpleNamespace(timeout_worker_healthcheck=1), [Worker(is_ready=False)]
+
+        def run(self) -> None:
+            self.keep_subprocess_alive()
+            assert opened == []
+
+    monkeypatch.setattr(server, "_Supervisor", Starting)
+    monkeypatch.setenv(MULTIPROC_DIR, "")
+    monkeypatch.setenv(server.SETTINGS_VARIABLE, "")
+    server._serve_in_processes(Settings(run="x", workers=2), None, lambda: opened.append(True))
+
+
+LOADING = """
+import time, uvicorn
+from weft.serve import server
+from weft.serve.settings import Settings
+
+def load(settings):
+    print("loading", flush=True)
+    time.sleep(600)
+
+server.create_app = load
+server.os.environ[server.SETTINGS_VARIABLE] = server.json.dumps(server.asdict(Settings(run="x", workers=2)))
+config = server._config(Settings(run="x", port=0, workers=2), "weft.serve.server:from_environment")
+uvicorn.Server(config).run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM that a process can handle")
+@pytest.mark.xfail(strict=True, reason="part 3 of the third house: a worker that loads stops immediately")
+def test_a_worker_that_loads_stops_at_sigterm() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"loading\n"
+        try:
+            worker.terminate()
+            worker.wait(3)
+        finally:
+            worker.kill()
+
+
+@pytest.mark.xfail(strict=True, reason="part 3 of the third house: measure, then compile for the traffic")
+def test_batch_sizes_are_measured_on_graphs_of_the_same_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the warm-up of a service; OpenVINO's graph for any batch size is slower than those for one."""
+    graph = runtimes.OpenVinoGraph.__new__(runtimes.OpenVinoGraph)
+    graph.is_dynamic, graph.fixed, graph.max_fixed = True, {}, runtimes.FIXED
+    used: list[tuple[int, str]] = []
+
+    def of(kind: str) -> Callable[[np.ndarray], list[np.ndarray]]:
+        return lambda images: (used.append((len(images), kind)), [images])[1]
+
+    vars(graph)["dynamic"] = of("any size")
+    graph._fixed_graph = lambda shape: graph.fixed.setdefault(shape[0], of("one size"))
+
+    class Model(Predictor):
+        def __init__(self) -> None:
+            self.crop, self.metadata = SimpleNamespace(pixels=lambda image: np.zeros(3)), {"overlay": False}
+
+        def predict(self, images: Any, *, overlay: bool = False) -> Any:
+            return graph._run(np.stack(images))
+
+    model = Model().warmed_up(app.BATCH_SIZES[-1])
+    used.clear()
+    app._max_batch(Settings(run="x", runtime="openvino"), model)
+    assert {size for size, _ in used} >= {1, 2}
+    assert len({kind for _, kind in used}) == 1
+
+
+@pytest.mark.xfail(strict=True, reason="part 3 of the third house: decoders over multiprocessing.Pipe")
+def test_a_decoder_that_is_killed_after_its_result_was_read_decodes_no_other_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The deadline passes between the read and the end of the timer."""
+    killed = threading.Event()
+    process = SimpleNamespace(stdin=io.BytesIO(), stdout=io.BytesIO(), poll=lambda: None, kill=killed.set, wait=int)
+    decoder = decoding._DecoderProcess(0)
+    decoder.process = process
+    monkeypatch.setattr(decoding, "_receive", lambda pipe: ({"reason": "zero-byte", "detail": ""}, b""))
+    validated = decoding._validated
+    monkeypatch.setattr(decoding, "_validated", lambda *args: (killed.wait(10), validated(*args))[1])
+    assert decoder.decode((b"", None, 1), 0.01).reason == "zero-byte"
+    assert decoder.process is not process

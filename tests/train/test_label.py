@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -14,13 +15,17 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.train.test_extend import COLOURS, PROBE, part
+from weft.checkpoints import load_model_dir
 from weft.cli import main
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.inference import predict
-from weft.runs.directory import FEATURES, FINGERPRINT
+from weft.inference import evaluate, predict
+from weft.recipes import dump, load_recipe
+from weft.runs.directory import FINGERPRINT
 from weft.train import RunResult, active, label, train
 from weft.train.active import UNCERTAIN_SHARE, choose
+
+COLOURS = {"bee": (120, 130, 90), "dog": (110, 120, 130)}
+PROBE = {"head_init": "probe", "epochs": 0, "batch_size": 8}
 
 
 @pytest.fixture(autouse=True)
@@ -108,35 +113,38 @@ def test_labels_are_those_of_predict_and_the_files_stay(run: RunResult, unlabell
     assert "held-out images" in result.check
 
 
-def test_tables_are_data_for_training(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:
+def test_tables_with_the_images_of_the_run_are_data_for_training(
+    run: RunResult, unlabelled: Path, tmp_path: Path, capsys
+) -> None:
     out = tmp_path / "out"
     arguments = ["label", str(run.out), str(unlabelled), "--budget", "4", "--certain", "0.5", "--out", str(out)]
     assert main([*arguments, "--quiet"]) == 0
     assert "proposed labels: 16 images" in capsys.readouterr().out
     header, *rows = csv.reader((out / "proposed.csv").read_text().splitlines())
     assert header == ["path", "label", "probability", "action", "split"]
-    assert {tuple(row[3:]) for row in rows} == {("accept", "train")}
-    extended = train(out / "proposed.csv", extend=run.out, out=tmp_path / "extended", quiet=True)
-    assert extended.extension is not None
-    assert extended.extension.classes == []
-    assert extended.extension.new_count == 0  # no accuracy on labels that the model itself proposed
+    assert {tuple(row[3:]) for row in rows[:16]} == {("accept", "train")}
+    assert sorted(row[0] for row in rows[16:]) == sorted(map(str, Path(run.data).rglob("*.png")))
+    assert all(row[1] == Path(row[0]).parent.name for row in rows[16:])
+    again = train(out / "proposed.csv", model="levit_nano_32", settings=PROBE, out=tmp_path / "again", quiet=True)
+    assert again.count == run.count  # no accuracy on labels that the model itself proposed
+    assert evaluate(again.out, run.data, quiet=True).count == run.count
     # in next.csv the labels are empty: training refuses it until a person has written them
     with pytest.raises(DataError, match=r"must name an image and its class; row 2 .* Fill it in, or delete"):
-        train(out / "next.csv", extend=run.out, out=tmp_path / "refused", quiet=True)
+        train(out / "next.csv", model="levit_nano_32", settings=PROBE, out=tmp_path / "refused", quiet=True)
     header, *rows = csv.reader((out / "next.csv").read_text().splitlines())
-    assert [row[1] for row in rows] == [""] * 4
-    assert {row[3] for row in rows} == {"label"}
-    lines = [header, *([row[0], "wasp", *row[2:]] for row in rows)]
+    assert [row[1] for row in rows[:4]] == [""] * 4
+    assert {row[3] for row in rows[:4]} == {"label"}
+    lines = [header, *([row[0], "wasp", *row[2:]] for row in rows[:4]), *rows[4:]]
     (out / "next.csv").write_text("\n".join(map(",".join, lines)) + "\n")
-    extended = train(out / "next.csv", extend=run.out, out=tmp_path / "wasps", quiet=True)
-    assert extended.extension is not None
-    assert extended.extension.classes == ["wasp"]
+    wasps = train(out / "next.csv", model="levit_nano_32", settings=PROBE, out=tmp_path / "wasps", quiet=True)
+    assert load_model_dir(wasps.out / "best")[1] == ["bee", "dog", "wasp"]
     assert main([*arguments, "--quiet"]) == 2
     assert main([*arguments, "--quiet", "--force"]) == 0
 
 
 def test_images_of_the_run_are_left_out(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:
-    both = part(unlabelled, tmp_path / "both", "bee")
+    both = tmp_path / "both"
+    shutil.copytree(unlabelled / "bee", both / "bee")
     source = Path(run.data)
     shutil.copytree(source / "dog", both / "known")
     assert main(["label", str(run.out), str(both), "--json", "--quiet"]) == 0
@@ -149,38 +157,35 @@ def test_images_of_the_run_are_left_out(run: RunResult, unlabelled: Path, tmp_pa
         assert "held-out images" in label(model, unlabelled, budget=1, quiet=True).check
 
 
-def test_it_works_without_stored_features(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(run.out, copy)
-    (copy / FEATURES).unlink()
-    shutil.copy(next(Path(run.data).rglob("*.png")), unlabelled / "known.png")
-    result = label(copy, unlabelled, budget=3)
+def test_it_works_without_the_images_of_the_run(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:
+    copy, images = shutil.copytree(run.out, tmp_path / "run"), shutil.copytree(unlabelled, tmp_path / "images")
+    recipe = copy / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace(str(run.data), str(tmp_path / "gone")))
+    shutil.copy(next(Path(run.data).rglob("*.png")), images / "known.png")
+    result = label(copy, images, budget=3, out=tmp_path / "out")
     assert (len(result.next), result.check, result.labelled) == (3, "", 1)
-    assert "already labelled is unknown" not in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "already labelled is unknown" not in err
+    assert "The images of the run are not used: " in err
+    assert len((tmp_path / "out" / "next.csv").read_text().splitlines()) == 4
     (copy / FINGERPRINT).unlink()
-    assert label(copy, unlabelled, budget=3).labelled == 0
+    assert label(copy, images, budget=3).labelled == 0
     assert "Which images are already labelled is unknown" in capsys.readouterr().err
-    (unlabelled / "known.png").unlink()
 
 
 def test_the_precision_is_that_of_the_run_unless_it_is_emulated_here(
-    run: RunResult, unlabelled: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = dict(model="levit_nano_32", settings=PROBE, precision="bf16", device="cpu", quiet=True)
-    mixed = train(run.data, out=tmp_path / "run", **more).out
+    mixed = shutil.copytree(run.out, tmp_path / "run")
+    recipe = load_recipe(mixed / "recipe.yaml")
+    (mixed / "recipe.yaml").write_text(dump(dataclasses.replace(recipe, precision="bf16")))
     monkeypatch.setattr(active, "bf16_note", lambda *_: None)
-    assert "held-out images" in label(mixed, unlabelled, budget=1).check
-    assert "not used" not in capsys.readouterr().err
-    monkeypatch.setattr(active, "bf16_note", lambda *_: "This processor emulates bf16.")
-    for precision in (None, "fp32"):
-        assert label(mixed, unlabelled, budget=1, precision=precision).check == ""
-        assert "The features of the run are not used: " in capsys.readouterr().err
-    monkeypatch.setattr(active, "bf16_note", lambda *_: None)
+    assert (active._precision_of(mixed, "cpu"), active._precision_of(run.out, "cpu")) == ("bf16", "fp32")
     with monkeypatch.context() as patch:
         patch.setattr(active.Runtime, "of", lambda device: SimpleNamespace(device=torch.device("mps")))
         assert active._precision_of(mixed, "auto") == "fp32"
-    (mixed / FEATURES).unlink()
-    assert active._precision_of(mixed, "cpu") == "fp32"  # as `weft predict`
+    monkeypatch.setattr(active, "bf16_note", lambda *_: "This processor emulates bf16.")
+    assert active._precision_of(mixed, "cpu") == "fp32"
 
 
 def test_bad_input(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:

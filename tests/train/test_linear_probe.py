@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import sqlite3
+import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from torch import nn
 
 from tests.helpers import without_home
 from tests.train import tiny
+from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import open_data
 from weft.data.loading.loader import ImageLoader
 from weft.deploy import fold
@@ -23,8 +28,9 @@ from weft.errors import CheckpointError, StoppedError, UsageError
 from weft.files import cache_dir
 from weft.inference import features
 from weft.inference.features import classifiers, read_features
-from weft.inference.inputs import evaluation_batches
+from weft.inference.inputs import SourcePart, evaluation_batches
 from weft.models.contract import resized
+from weft.models.own import register_module
 from weft.models.registry import create_model
 from weft.runtime import Runtime
 from weft.train import evaluate, train
@@ -179,29 +185,30 @@ def test_features_come_from_the_cache_only_for_the_same_pixels_and_weights(photo
 
 
 class Scaled(nn.Module):
-    """A module of a user with settings that are no weights."""
+    """A module of a user with a setting that is no weight."""
 
-    def __init__(self, scale: Any = 1.0, offset: float = 0.0, act: Any = None) -> None:
+    def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
         self.pretrained_cfg = {"classifier": "fc"}
-        self.scale, self.act = scale, act
-        self.register_buffer("offset", torch.tensor(offset), persistent=False)
+        self.scale = scale
         self.conv, self.fc = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.fc((self.conv(images) * self.scale + self.offset).relu().mean((2, 3)))
+        return self.fc((self.conv(images) * self.scale).relu().mean((2, 3)))
+
+
+def made(make: Any, name: str, **arguments: Any) -> Any:
+    return make(create_model(name, **arguments))
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
         (lambda: create_model("resnet10t"), lambda: create_model("resnet10t", global_pool="max")),
-        (Scaled, lambda: Scaled(-1.0)),
-        (Scaled, lambda: Scaled(offset=1.0)),
-        (lambda: Scaled({"by": 1}), lambda: Scaled({"by": 2})),
         *[
-            (lambda name=name: fold(create_model(name)), lambda name=name: fold(create_model(name, act_layer="relu")))
+            (partial(made, make, name), partial(made, make, name, act_layer="relu"))
             for name in ("cvt_nano_32", "levit_nano_32")
+            for make in (fold, nn.Module.eval)
         ],
     ],
 )
@@ -209,40 +216,105 @@ def test_networks_with_equal_weights_have_features_of_their_own(first: Any, seco
     one, same, other = first(), first(), second()
     for network in (same, other):
         network.load_state_dict(one.state_dict())
-    assert features._cache_key(one, CPU) == features._cache_key(same, CPU)
-    assert features._cache_key(one, CPU) != features._cache_key(other, CPU)
+    assert features.network_key(one, CPU) == features.network_key(same, CPU) is not None
+    assert features.network_key(one, CPU) != features.network_key(other, CPU)
 
 
-def test_the_number_of_classes_has_no_part_in_the_features() -> None:
+def test_what_does_not_change_the_features_does_not_change_the_key(tmp_path: Path) -> None:
+    """The number of classes, the rates of training, and a way through a model directory."""
     for name in ("ceit_nano_32", "levit_nano_32", "resnet10t"):
-        one, other = create_model(name, num_classes=3), create_model(name, num_classes=5)
+        one, other = create_model(name, num_classes=3), create_model(name, num_classes=5, drop_path_rate=0.2)
         heads = {f"{place}." for place, layer in one.named_modules() if layer in classifiers(one)}
         state = {key: value for key, value in one.state_dict().items() if not key.startswith(tuple(heads))}
         other.load_state_dict(state, strict=False)
-        assert features._cache_key(one, CPU) == features._cache_key(other, CPU)
+        loaded, _ = load_model_dir(save_model_dir(other, tmp_path / name))
+        keys = [features.network_key(network, CPU) for network in (one, other, loaded)]
+        assert keys[0] == keys[1] == keys[2] is not None, name
 
 
-def test_features_of_unknown_code_are_not_cached() -> None:
-    """A function that a setting holds, and a class without a source file."""
-    assert features._cache_key(Scaled(act=lambda images: images), CPU) is None
-    scope: dict[str, Any] = {"nn": nn, "__name__": "no_file"}
-    exec("class Net(nn.Sequential): pretrained_cfg = {'classifier': '1'}", scope)
-    assert features._cache_key(scope["Net"](nn.Flatten(), nn.Linear(12, 3)), CPU) is None
+def test_networks_that_no_name_describes_are_not_cached() -> None:
+    """A module of the user's own, also if it is registered or is one of timm's that was changed."""
+    changed: Any = create_model("resnet10t", num_classes=3)
+    changed.act1 = nn.SiLU()
+    registered = create_model(register_module(changed, name="changed_resnet", img_size=32), num_classes=3)
+    composed: Any = create_model("resnet10t", num_classes=3)
+    composed.act1 = type("Act", (nn.Module,), {"__module__": "mine", "forward": lambda self, x: x})()
+    for network in (Scaled(), registered, composed):
+        assert features.network_key(network, CPU) is None
 
 
-def test_the_cache_drops_the_oldest_features(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = create_model("ceit_nano_32", num_classes=3).eval()
-    monkeypatch.setattr(features, "MAX_CACHED", 10 * 4 * classifiers(network)[0].in_features)
-    images = torch.randn(14, 3, 32, 32)
+def test_images_of_another_shape_have_features_of_their_own() -> None:
+    """Black images of 32 x 64 and 64 x 32 pixels have the same bytes."""
+    network = create_model("resnet10t", num_classes=3).eval()
+    wide = torch.zeros(1, 3, 32, 64)
+    wide[..., 16:] = 1
+    tall = wide.reshape(1, 3, 64, 32)
     with features.FeatureReader(network, CPU) as reader:
-        reader(images)
-    (path,) = (cache_dir() / "features").iterdir()
-    assert len(features.read_arrays(path, ["features"])["features"]) == 10
+        reader(wide)
+        np.testing.assert_array_equal(reader(tall), features._features(network, tall, CPU))
+
+
+def rows_of_cache() -> int:
+    with contextlib.closing(sqlite3.connect(cache_dir() / features.FILE)) as table:
+        return table.execute("SELECT count(*) FROM rows").fetchone()[0]
+
+
+def test_the_cache_drops_the_features_that_were_added_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = create_model("ceit_nano_32", num_classes=3).eval()
+    images = torch.randn(400, 3, 32, 32)
+    monkeypatch.setattr(features, "_features", lambda network, images, runtime: images.flatten(1)[:, :160].numpy())
+    network.head = nn.Linear(160, 3)
+    monkeypatch.setattr(features, "MAX_CACHED", 200_000)
+    for part in (images[:200], images[200:]):
+        with features.FeatureReader(network, CPU) as reader:
+            reader(part)
+    assert 100 < rows_of_cache() < 350
+    assert (cache_dir() / features.FILE).stat().st_size < 400_000
     monkeypatch.setattr(features, "_features", None)  # the network cannot run
     with features.FeatureReader(network, CPU) as reader:
-        reader(images[4:])
+        reader(images[-100:])
         with pytest.raises(TypeError):
-            reader(images[:4])
+            reader(images[:50])
+
+
+def test_two_processes_keep_the_features_of_each_other() -> None:
+    network = create_model("ceit_nano_32", num_classes=3).eval()
+    images = torch.randn(6, 3, 32, 32)
+    with features.FeatureReader(network, CPU) as one, features.FeatureReader(network, CPU) as two:
+        one(images[:4])
+        two(images[2:])
+    assert rows_of_cache() == 6
+
+
+def test_a_large_cache_needs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = create_model("ceit_nano_32", num_classes=3).eval()
+    width = classifiers(network)[0].in_features
+    num_rows = 20_000_000 // (4 * width)
+    with features.FeatureCache(str(features.network_key(network, CPU)), width) as cache:
+        for start in range(0, num_rows, 1_000):
+            values = np.zeros((1_000, width), np.float32)
+            cache.put({b"%032d" % (start + place): row for place, row in enumerate(values)})
+    assert (cache_dir() / features.FILE).stat().st_size > 20_000_000
+    tracemalloc.start()
+    try:
+        with features.FeatureReader(network, CPU) as reader:
+            reader(torch.zeros(1, 3, 32, 32))
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_fitting_again_reads_only_new_images(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network computes the features of the images that are added, and of no other."""
+    network, seen = create_model("ceit_nano_32", num_classes=3).eval(), []
+    compute = features._features
+    monkeypatch.setattr(features, "_features", lambda *args: (seen.append(len(args[1])), compute(*args))[1])
+    source = open_data(str(photos)).train
+    few = SourcePart(source, range(len(source) - 3))
+    read_features(network, evaluation_batches(few, network, 4, 0), CPU)
+    seen.clear()
+    read_features(network, evaluation_batches(source, network, 4, 0), CPU)
+    assert sum(seen) == 2 * 3  # as they are and mirrored
 
 
 def test_features_that_are_not_finite_are_refused(photos: Path) -> None:
@@ -253,16 +325,40 @@ def test_features_that_are_not_finite_are_refused(photos: Path) -> None:
         read_features(network, batches(photos, network), CPU)
 
 
-@pytest.mark.parametrize("damage", [b"", b"no zip", "half"])
-def test_a_damaged_cache_is_replaced(damage: bytes | str, photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["empty", "other", "half", "changed", "table"])
+def test_a_damaged_cache_is_replaced(damage: str, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = create_model("ceit_nano_32", num_classes=3).eval()
     first, _ = read_features(network, batches(photos, network), CPU)
-    (path,) = (tmp_path / "cache" / "features").iterdir()
+    path = cache_dir() / features.FILE
     whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2] if isinstance(damage, str) else damage)
+    row = first[0][0, 0].tobytes()
+    assert whole.count(row[:64]) == 1
+    contents = {
+        "empty": b"",
+        "other": b"no table" * 1000,
+        "half": whole[: len(whole) // 2],
+        "changed": whole.replace(row[:64], bytes(64)),
+        "table": whole[:4096] + b"\xff" * (len(whole) - 4096),
+    }
+    path.write_bytes(contents[damage])
     again, _ = read_features(network, batches(photos, network), CPU)
+    np.testing.assert_allclose(first[0], again[0], atol=1e-5)  # other batches
+    if damage != "changed":  # in which the other rows are still good
+        monkeypatch.setattr(features, "_features", None)  # the network cannot run
+    third, _ = read_features(network, batches(photos, network), CPU)
+    np.testing.assert_allclose(first[0], third[0], atol=1e-5)
+
+
+def test_a_cache_that_another_process_locks_costs_only_time(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "LOCKED_SECONDS", 0.1)
+    network = create_model("ceit_nano_32", num_classes=3).eval()
+    first, _ = read_features(network, batches(photos, network), CPU)
+    with contextlib.closing(sqlite3.connect(cache_dir() / features.FILE)) as table:
+        table.execute("BEGIN EXCLUSIVE")
+        again, _ = read_features(network, batches(photos, network), CPU)
+        table.rollback()
     assert np.array_equal(first[0], again[0])
-    assert path.read_bytes() == whole
+    assert rows_of_cache() > 0
 
 
 @pytest.mark.parametrize("has_home", [True, False])
@@ -296,7 +392,6 @@ def test_a_probe_alone_is_a_run(photos: Path, tmp_path: Path) -> None:
     assert [row["epoch"] for row in rows(tmp_path / "run")] == ["0"]
     assert evaluate(tmp_path / "run", photos, quiet=True).top1 == pytest.approx(result.top1)
     assert (tmp_path / "run" / "report" / "report.html").exists()
-    assert len(list((cache_dir() / "features").iterdir())) == 2, "of the network and of its folded form"
     again = train(resume=tmp_path / "run", quiet=True)
     assert again.top1 == result.top1
 

@@ -12,9 +12,11 @@ from weft.checkpoints.finding import CONFIG, PREFIX, WEIGHTS, local_model_dir, w
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.errors import CheckpointError, UsageError
 from weft.models.data_config import VALUE_RANGE
+from weft.models.imagenet import imagenet_classes
 from weft.reading import read_json
 from weft.text import has_control_characters
 
+TIMM_ON_HUB = "models--timm--"  # start of the folder of a repository of timm in the cache of the hub
 PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", VALUE_RANGE)
 
 
@@ -123,6 +125,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
     `value_range` is in `pretrained_cfg`, with the other preprocessing; in the file it is not, since timm refuses
     unknown keys there.
+
+    A repository of timm on the hub names no classes: if its outputs are ImageNet's classes, it gets their names.
     """
     file = path / CONFIG
     if not file.is_file():
@@ -132,6 +136,9 @@ def read_config(path: Path) -> dict[str, Any]:
     if VALUE_RANGE in config:
         config["pretrained_cfg"][VALUE_RANGE] = list(config.pop(VALUE_RANGE))
     config["label_names"] = config.get("label_names") or config["pretrained_cfg"].get("label_names")
+    if config["label_names"] is None and path.resolve().parent.parent.name.startswith(TIMM_ON_HUB):
+        classes = imagenet_classes(config["num_classes"])
+        config["label_names"] = classes.names if classes else None
     try:
         checked_names(config["label_names"], config["num_classes"])
     except UsageError as err:

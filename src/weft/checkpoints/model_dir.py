@@ -146,11 +146,19 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
 
 
 def write_confidence(path: Path, confidence: Confidence, detector: UnknownDetector | None) -> None:
-    """Write the calibration and the detector of unknown images of a model into its model directory."""
+    """Write the calibration and the detector of unknown images of a model into its model directory.
+
+    Killed at any moment, it leaves a model that loads: config.json names a detector only while its file is there.
+    """
     config = {**json.loads((path / CONFIG).read_text(encoding="utf-8")), "confidence": confidence.as_dict()}
-    if detector is not None:
+    before, record = config.pop("unknown", None), None if detector is None else detector.record()
+    if before is not None and (record is None or record["sha256"] != before["sha256"]):
+        write_text(path / CONFIG, json.dumps(config, indent=2) + "\n")
+    if detector is None:
+        (path / DETECTOR).unlink(missing_ok=True)
+    else:
         write_whole(path / DETECTOR, detector.serialized())
-        config["unknown"] = detector.record()
+        config["unknown"] = record
     write_text(path / CONFIG, json.dumps(config, indent=2) + "\n")
 
 

@@ -15,8 +15,6 @@ from weft.progress import say
 
 timm: Any = LazyModule("timm")
 
-TIMM_ON_HUB = f"{PREFIX}timm/"  # repositories whose weights are those of timm's models
-
 
 class PublicModel(NamedTuple):
     """A model with public weights, by the name that `create_model` takes."""
@@ -119,8 +117,7 @@ def load_model(run: str | Path, *, quiet: bool = False) -> tuple[Any, list[str] 
     model_source = find_model(run, quiet=quiet)
     if isinstance(model_source, PublicModel):
         return load_public(model_source, quiet=quiet)
-    model, names = load_model_dir(model_source)
-    return model, names or names_on_hub(run, model.num_classes)
+    return load_model_dir(model_source)
 
 
 def load_public(public: PublicModel, *, quiet: bool = False) -> tuple[Any, list[str]]:
@@ -131,12 +128,6 @@ def load_public(public: PublicModel, *, quiet: bool = False) -> tuple[Any, list[
     if not quiet:
         say(f"Public weights {source_of(public.name)}.")
     return model, names
-
-
-def names_on_hub(run: str | Path, num_classes: int) -> list[str] | None:
-    """Return the class names of a repository of timm on the hub, whose config.json has none; None: not of timm."""
-    classes = imagenet_classes(num_classes) if str(run).startswith(TIMM_ON_HUB) else None
-    return classes.names if classes else None
 
 
 def _public(name: str) -> PublicModel | None:

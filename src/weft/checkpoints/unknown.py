@@ -149,18 +149,23 @@ def class_probabilities(features: np.ndarray, weight: np.ndarray, bias: np.ndarr
 
 
 def read_detector(folder: Path, record: dict[str, Any] | None) -> UnknownDetector | None:
-    """Read the detector of a model directory or an export; None if it has none.
+    """Read the detector of a model directory or an export; None if config.json states none.
 
     Args:
         folder: the directory.
         record: the entry in config.json.
 
     Raises:
-        CheckpointError: the file is damaged.
+        CheckpointError: the file is missing or damaged.
     """
     file = folder / FILE
-    if record is None or not file.is_file():  # a hub repository or a single exported file has no such file
+    if record is None:
         return None
+    if not file.is_file():
+        raise CheckpointError(
+            f"{file} must exist: config.json states a detector of unknown images; the file is missing. Copy it again,"
+            " or delete the entry 'unknown' of config.json to use the model without the detector."
+        )
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != record["sha256"]:
         raise CheckpointError(f"{file} must have the sha256 that config.json states; it is damaged. Copy it again.")

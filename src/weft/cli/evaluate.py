@@ -6,7 +6,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.options import RUN, add_common, example, one_format, percentage, print_csv, print_json, table, use_threads
+from weft.cli.options import (
+    NO_FORMULA,
+    RUN,
+    add_common,
+    example,
+    one_format,
+    percentage,
+    print_csv,
+    print_json,
+    table,
+    use_threads,
+)
 from weft.errors import DataError
 
 if TYPE_CHECKING:
@@ -51,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_common(parser, "--out", out="report.html, report.md, figures, evaluation.json")
     add_common(parser, "--force", "--json")
-    parser.add_argument("--csv", action="store_true", help="print the scores of each class as CSV")
+    parser.add_argument("--csv", action="store_true", help=f"print the scores of each class as CSV; {NO_FORMULA}")
     add_common(parser, "--quiet")
     example(parser, EXAMPLE)
 

@@ -13,11 +13,12 @@ HELP = "choose the images to label next, and propose labels for the certain ones
 
 EXAMPLE = """
 weft label runs/photos unlabelled/ --budget 20 --out to-label
-weft train to-label/next.csv --extend runs/photos          # after writing the labels into next.csv
+weft train to-label/next.csv --recipe probe --out runs/photos-2     # after writing the labels into next.csv
 
 to-label/next.csv lists the images that a label helps most: uncertain and different from each other. Its labels are
 empty, for you to write. proposed.csv lists images with a probability of at least 0.95 and their labels. Both are tables
-that weft train reads: path, label, probability, action. report.html has the images. Your files are only read.
+that weft train reads. They also list the labelled images of the run, so that training uses all images; features are
+cached. report.html has the images to label. Your files are only read.
 Unreadable images are listed on stderr with the reason, and the exit code is then 3.
 """
 
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.95,
         help="smallest probability of a proposed label (default: 0.95)",
     )
-    default = "default: that of the stored features of the run, else fp32"
+    default = "default: that of the run; fp32 on a processor that emulates bf16"
     add_common(parser, "--batch-size", "--device", "--precision", "--threads", precision=default)
     parser.add_argument("--limit", metavar="N", help="use at most N images")
     add_common(parser, "--out", out="next.csv, proposed.csv, report.html")

@@ -44,6 +44,7 @@ COMMON: dict[str, dict[str, Any]] = {
 }
 MODEL = "run directory (its best model is used), model directory, hf-hub:OWNER/NAME, or name of a public model"
 RUN = "run directory (its best model is used), model directory, export, hf-hub:OWNER/NAME, or name of a public model"
+NO_FORMULA = "a text that a spreadsheet would run as a formula (first character = + - @) gets a leading apostrophe"
 RUN_OPTIONS = (
     *("--set", "--epochs", "--batch-size", "--device", "--precision", "--workers", "--limit", "--follow-links"),
 )
@@ -138,7 +139,7 @@ def print_json(value: Any) -> None:
 
 
 def print_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a result as CSV."""
+    """Print a result as CSV; `NO_FORMULA` says how its texts differ from those of the files that weft writes."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerows([csv_cell(cell) for cell in row] for row in (header, *rows))
 

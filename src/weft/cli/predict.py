@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from weft.cli.options import (
+    NO_FORMULA,
     RUN,
     add_common,
     example,
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads", "--json")
     parser.add_argument("--limit", metavar="N", help="use at most N images")
     add_common(parser, "--tta", "--reject-at-error")
-    parser.add_argument("--csv", action="store_true", help="print CSV, one line per image and class")
+    parser.add_argument("--csv", action="store_true", help=f"print CSV, one line per image and class; {NO_FORMULA}")
     add_common(parser, "--quiet")
     example(parser, EXAMPLE)
 

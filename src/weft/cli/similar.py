@@ -6,7 +6,17 @@ import argparse
 from pathlib import Path
 
 from weft.cli.embed import note_unreadable
-from weft.cli.options import MODEL, add_common, example, one_format, print_csv, print_json, table, use_threads
+from weft.cli.options import (
+    MODEL,
+    NO_FORMULA,
+    add_common,
+    example,
+    one_format,
+    print_csv,
+    print_json,
+    table,
+    use_threads,
+)
 from weft.text import printable
 
 HELP = "find the images that are most similar to one image"
@@ -32,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", help="search at most N images")
     add_common(parser, "--out", out="report with the images")
     add_common(parser, "--force", "--json")
-    parser.add_argument("--csv", action="store_true", help="print CSV")
+    parser.add_argument("--csv", action="store_true", help=f"print CSV; {NO_FORMULA}")
     add_common(parser, "--quiet")
     example(parser, EXAMPLE)
 

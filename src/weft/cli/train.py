@@ -20,7 +20,6 @@ Writes to runs/photos: best/ and last/ (model directories), metrics.csv, recipe.
 Resume after a stop or kill, with the same result: weft train --resume runs/photos
 Choose the network and settings: weft train photos/ --model levit_128s --epochs 30 --set optim.lr=5e-4
 Fine-tune on other classes: weft train birds/ --from runs/photos
-Add classes or images to a run, without its images: weft train more_photos/ --extend runs/photos
 Repeat a run: weft train --config runs/photos/recipe.yaml --out runs/again
 Two processes: torchrun --nproc-per-node 2 -m weft train photos/
 """
@@ -96,8 +95,6 @@ def run(args: argparse.Namespace) -> int:
         for line in result.notes:
             print(line)
         print(f"model:  {result.out / 'best'}\nreport: {result.out / 'report' / 'report.html'}")
-        for name, value in result.extension.lines() if result.extension is not None else ():
-            print(f"{name}: {value}")
         folds = result.cross_validation
         if folds is not None:
             print("\n".join((str(folds), *class_lines(folds.evaluation))))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.checkpoints.model_dir import load_model_dir, more_arguments, read_config
-from weft.checkpoints.public import PublicModel, find_model, load_public, names_on_hub
+from weft.checkpoints.public import PublicModel, find_model, load_public
 from weft.deploy.opening import Export, open_export
 from weft.models.building import build_described
 
@@ -80,12 +80,17 @@ def open_model(run: str | Path, threads: int | None = None, *, quiet: bool = Fal
         CheckpointError: there is no such model, or a file is missing, damaged, or of another version of weft.
         UsageError: the runtime of the export is not installed.
     """
-    model_source = find_model(run, quiet=quiet)
+    return open_found(find_model(run, quiet=quiet), threads, quiet=quiet)
+
+
+def open_found(
+    model_source: Path | PublicModel, threads: int | None = None, *, quiet: bool = False
+) -> tuple[Any, list[str] | None]:
+    """Load the model that `weft.checkpoints.public.find_model` has found, as `open_model` does."""
     if isinstance(model_source, PublicModel):
         return load_public(model_source, quiet=quiet)
     config = read_config(model_source)
     if "artefact" not in config:
-        model, names = load_model_dir(model_source)
-        return model, names or names_on_hub(run, model.num_classes)
+        return load_model_dir(model_source)
     export = open_export(model_source, config, threads, quiet=quiet)
     return ExportedModel(export).eval(), export.label_names

@@ -16,7 +16,6 @@ import numpy as np
 from weft import processor
 from weft.checkpoints.confidence import parse_confidence
 from weft.checkpoints.config import PREPROCESSING, read_config
-from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.checkpoints.unknown import UnknownDetector, read_detector
 from weft.deploy import choosing
 from weft.deploy.runtimes import FILES, RUNTIMES, LoadedGraph, run_file
@@ -248,11 +247,6 @@ def _opened(path: Path, config: dict[str, Any], threads: int | None) -> Export:
     need(artefact["format"], RUNTIMES[artefact["format"]])
     file = path / FILES[artefact["format"]][0]
     detector = read_detector(path, config.get("unknown"))
-    if detector is None and config.get("unknown") is not None:
-        raise CheckpointError(
-            f"{path / DETECTOR} must exist, as config.json states; it is missing. Copy it again, or export the model"
-            " again."
-        )
     try:
         graph = run_file(file, artefact["format"], artefact["precision"], threads, features=detector is not None)
         shape = graph(np.zeros((1, *artefact["input"]), np.float32)).shape

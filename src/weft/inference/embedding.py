@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import numpy as np
 
 from weft.data import BadImage
 from weft.errors import DataError, UsageError
-from weft.files import check_writable, refuse_file_name, refuse_taken, write_text, write_whole, writing
+from weft.files import check_writable, refuse_file_name, refuse_taken, write_table, write_whole, writing
 from weft.inference.arguments import feature_files, value_note
 from weft.inference.features import FeatureReader, classifiers, unit_length
 from weft.inference.inputs import image_files, settings_of
@@ -23,7 +22,7 @@ from weft.inference.predictor import NonFiniteError, Predictor
 from weft.notebook import described
 from weft.progress import counting, say
 from weft.recipes import Recipe
-from weft.text import csv_cell, printable
+from weft.text import printable
 
 
 @dataclass(frozen=True)
@@ -263,17 +262,14 @@ def _write(files: Sequence[Path], result: Embedding) -> None:
     buffer = io.BytesIO()
     if files[0].suffix == ".npy":
         np.save(buffer, result.features)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([["image"], *([csv_cell(path)] for path in result.images)])
-        write_text(files[1], text.getvalue())
+        write_table(files[1], ["image"], ([path] for path in result.images))  # exact: other programs open these paths
     else:
         import pyarrow as pa
         from pyarrow import parquet
 
         width = result.features.shape[1]
         columns = {
-            "image": pa.array([printable(path) for path in result.images]),
+            "image": pa.array([path.encode("utf-8", "backslashreplace").decode() for path in result.images]),
             "features": pa.FixedSizeListArray.from_arrays(pa.array(result.features.ravel()), width),
         }
         parquet.write_table(pa.table(columns), buffer)

@@ -27,7 +27,7 @@ from weft.inference.inputs import (
     name_of,
     open_as_trained,
     open_labelled,
-    recipe_with,
+    recipe_of,
     select_split,
     settings_of,
 )
@@ -136,8 +136,10 @@ def evaluate(
         mirror=tta,
         quiet=quiet,
     )
+    if other is not None and detector_of(predictor.source_model) is None:
+        raise UsageError(NO_DETECTOR)
     rejection = None if reject_at_error is None else predictor.reject_at(reject_at_error)
-    trained_with = recipe_with(Path(run), data)
+    trained_with = recipe_of(Path(run))
     num_classes = len(predictor.classes)
     labels = None if real_labels is None else read_real_labels(real_labels, num_classes)
     if knn is None:
@@ -276,8 +278,6 @@ def _write(
 
 def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: Recipe, quiet: bool) -> UnknownResult:
     """Compare the scores of the evaluated images with those of images that show none of the classes."""
-    if detector_of(predictor.source_model) is None:
-        raise UsageError(NO_DETECTOR)
     folded = Predictor(predictor.source_model, runtime=predictor.runtime)
     detector = folded.detector
     assert detector is not None

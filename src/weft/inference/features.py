@@ -1,7 +1,7 @@
 """Features of images: the inputs of a network's classifier, cached on disk.
 
-A cached feature is found by the pixels that the network would receive, and by its weights, settings and code, so a
-changed file, crop, normalisation or network never meets an old feature.
+A cached feature is found by the pixels that the network would receive, and by its name, arguments, weights and
+precision, so a changed file, crop, normalisation or network never meets an old feature.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import inspect
-import io
+import itertools
 import json
 import re
-import sys
+import sqlite3
+import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,27 +24,21 @@ from weft.checkpoints.unknown import unit_length as unit_length
 from weft.data.loading.loader import ImageLoader
 from weft.deploy import ExportedModel
 from weft.errors import CheckpointError, UsageError
-from weft.files import cache_file, write_whole
-from weft.layers.norm import NormLinear, affine_of
+from weft.files import cache_file
 from weft.models.contract import evaluation_mode
-from weft.models.families import family_of
-from weft.models.family import resolve
+from weft.models.families import plugin_of
+from weft.models.own import is_registered
 from weft.runtime import Runtime
 from weft.text import printable
 from weft.version import __version__
 
-MAX_CACHED = 2_000_000_000  # bytes of features in the file of a network
-KNOWN_CODE = {"torch", "timm", "weft", "builtins", "abc", "typing"}
-NOT_SETTINGS = {  # attributes of a module that do not change its features, or that are hashed separately
-    *vars(nn.Module()),
-    *("num_classes", "grad_checkpointing", "confidence", "unknown", "drop_rate"),
-    *("pretrained_cfg", "default_cfg", "pretrained_model_args", "model_args", "_model_args", "_traits"),
-}
-NO_EFFECT = {  # modules that do nothing in evaluation mode
-    *("torch.nn.modules.linear.Identity", "torch.nn.modules.dropout.Dropout"),
-    *("weft.layers.mlp.DropPath", "timm.layers.drop.DropPath"),
-}
-ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+MAX_CACHED = 2_000_000_000  # bytes of the file of the cache
+FILE = "features.sqlite3"  # in the cache directory
+LOCKED_SECONDS = 30.0  # to wait for another process that writes
+PENDING = 1_000  # new features in memory, which are written in one transaction
+SHOWN = ("num_classes", "in_chans", "img_size", "global_pool")  # arguments that weights, `input_size` or the pool show
+NO_EFFECT = re.compile(r"drop(_\w+)?_rate$")  # of dropout and drop path, which are off in evaluation mode
+CODE = {"torch", "timm", "weft"}  # packages whose code their versions identify
 
 
 def classifiers(network: nn.Module) -> list[nn.Linear]:
@@ -77,14 +69,14 @@ def _heads(network: nn.Module) -> list[nn.Module]:
 
 
 class FeatureReader:
-    """Reader of the features of a network, with their cache; a context manager, which saves the cache at its end.
+    """Reader of the features of a network, with their cache; a context manager, which saves new features at its end.
 
     Inside, the network is in evaluation mode.
 
     Args:
         network: on its device.
         runtime: device and precision.
-        is_cached: use the cache on disk, if the code of the network is known.
+        is_cached: use the cache on disk, if `network_key` knows the network.
 
     Attributes:
         widths: number of features of each classifier.
@@ -96,32 +88,31 @@ class FeatureReader:
     def __init__(self, network: nn.Module, runtime: Runtime, *, is_cached: bool = True) -> None:
         self.network, self.runtime = network, runtime
         self.widths = [layer.in_features for layer in classifiers(network)]
-        key = _cache_key(network, runtime) if is_cached else None
-        path = None if key is None else cache_file("features", f"{key}.npz")
-        self._cache = None if path is None else _Cache(path, sum(self.widths))
-        self._mode = contextlib.ExitStack()
+        key = network_key(network, runtime) if is_cached else None
+        self._cache = None if key is None else FeatureCache(key, sum(self.widths))
+        self._inside = contextlib.ExitStack()
 
     def __enter__(self) -> FeatureReader:
-        self._mode.enter_context(evaluation_mode(self.network))
+        self._inside.enter_context(evaluation_mode(self.network))
+        if self._cache is not None:
+            self._inside.enter_context(self._cache)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._mode.close()
-        if self._cache is not None:
-            self._cache.save()
+        self._inside.close()
 
     def __call__(self, images: Tensor) -> np.ndarray:
         """Return the features of images (b c h w) as (b features) in float32; of several classifiers side by side."""
         if self._cache is None:
             return _features(self.network, images, self.runtime)
-        rows = self._cache.rows
-        keys = [hashlib.sha256(image.numpy().tobytes()).digest() for image in images]
+        keys = [self._cache.key_of(image.numpy()) for image in images]
+        rows = self._cache.get(keys)
         missing = [place for place, key in enumerate(keys) if key not in rows]
         if missing:
             computed = _features(self.network, images[missing], self.runtime)
-            rows.update({keys[place]: row for place, row in zip(missing, computed, strict=True)})
-        for key in dict.fromkeys(keys):  # to the end: the first rows are dropped first
-            rows[key] = rows.pop(key)
+            new = {keys[place]: row for place, row in zip(missing, computed, strict=True)}
+            self._cache.put(new)
+            rows |= new
         return np.stack([rows[key] for key in keys])
 
 
@@ -169,22 +160,6 @@ def split_heads(network: nn.Module, features: np.ndarray) -> list[np.ndarray]:
     return np.split(features, ends[:-1], axis=-1)
 
 
-def folded_inputs(network: nn.Module, features: np.ndarray) -> np.ndarray:
-    """Return the inputs (images features) of the classifier of the folded network.
-
-    Args:
-        network: not folded.
-        features: (images features), the inputs of its classifiers, side by side.
-    """
-    head = _heads(network)[0]
-    if not isinstance(head, NormLinear):
-        return features
-    factor, term = (tensor.detach().cpu().numpy() for tensor in affine_of(head.bn))
-    own = split_heads(network, features)[0]
-    is_constant = np.abs(factor) < 1e-8  # such a channel does not depend on the input
-    return ((own - term) / np.where(is_constant, 1, factor) * ~is_constant).astype(np.float32)
-
-
 def logits_of(network: nn.Module, features: np.ndarray) -> np.ndarray:
     """Return the logits (images classes) of a network for features (images features); of several heads their mean."""
     logits = []
@@ -213,108 +188,139 @@ def _features(network: nn.Module, images: Tensor, runtime: Runtime) -> np.ndarra
     return torch.cat(inputs, dim=1).numpy()
 
 
-def fingerprint(network: nn.Module, runtime: Runtime) -> str:
-    """Return a hash of the weights except those of the classifiers, of weft's switches and of the precision.
+def network_key(network: nn.Module, runtime: Runtime) -> str | None:
+    """Return a hash of all that determines the features of given pixels: name, arguments, weights without those of the
+    classifiers, input size, device, precision and versions.
 
-    It identifies the weights of one network. The key of the cache also distinguishes networks with equal weights.
+    None for a network that these do not identify: it was not built by its name, or has code of the user.
     """
-    heads = {id(tensor) for layer in classifiers(network) for tensor in layer.parameters()}
-    switches = json.dumps(_switches(network), sort_keys=True)
-    digest = hashlib.sha256(f"{type(network).__qualname__} {switches} {runtime.precision} one view per row".encode())
-    for name, tensor in network.state_dict(keep_vars=True).items():
-        if id(tensor) not in heads:
-            digest.update(name.encode())
-            digest.update(_bytes(tensor))
-    return digest.hexdigest()[:32]
-
-
-def _cache_key(network: nn.Module, runtime: Runtime) -> str | None:
-    """Return a hash of all that determines the features of given pixels; None if this cannot be known.
-
-    The code of torch, timm and weft is known by versions, that of other classes by the source of their modules.
-    """
-    versions = f"weft {__version__}, timm {importlib.metadata.version('timm')}"
-    digest = hashlib.sha256(f"{fingerprint(network, runtime)} {versions}".encode())
-    heads, sources = {id(layer) for layer in classifiers(network)}, set[str]()
-    for name, module in network.named_modules():
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        if id(module) in heads or kind in NO_EFFECT:
-            continue
-        settings = repr(sorted((key, repr(value)) for key, value in vars(module).items() if key not in NOT_SETTINGS))
-        homes = {parent.__module__ for parent in type(module).__mro__}
-        own = {home for home in homes if home.partition(".")[0] not in KNOWN_CODE}
-        if own and ADDRESS.search(settings):  # an object or a function whose content is unknown
-            return None
-        sources |= own
-        digest.update(f"{name} {kind} {ADDRESS.sub('', settings)}".encode(errors="backslashreplace"))
-    for name, buffer in network.named_buffers():  # the state dict lacks those that are not persistent
-        digest.update(name.encode())
-        digest.update(_bytes(buffer))
-    try:
-        for home in sorted(sources):
-            digest.update(inspect.getsource(sys.modules[home]).encode(errors="backslashreplace"))
-    except (OSError, TypeError, KeyError):  # code of a notebook or a command line
+    cfg, arguments = getattr(network, "pretrained_cfg", None) or {}, getattr(network, "_model_args", None)
+    name = cfg.get("architecture")
+    code = {type(module).__module__.partition(".")[0] for module in network.modules()}
+    has_own_code = not code <= CODE or plugin_of(network) is not None
+    if name is None or arguments is None or is_registered(name) or has_own_code:
         return None
-    return digest.hexdigest()[:32]
+    kept = {key: value for key, value in arguments.items() if key not in SHOWN and not NO_EFFECT.search(key)}
+    versions = [__version__, importlib.metadata.version("timm"), torch.__version__]
+    pool = repr(getattr(network, "global_pool", None))
+    parts = [name, kept, pool, cfg.get("input_size"), runtime.device.type, runtime.precision, versions]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode())
+    heads = {id(tensor) for layer in classifiers(network) for tensor in layer.parameters()}
+    for name, tensor in itertools.chain(network.named_parameters(), network.named_buffers()):
+        if id(tensor) not in heads:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+class FeatureCache:
+    """Features of one network in the cache on disk: a table that all networks and processes share.
 
+    Rows are only added, so processes cannot overwrite each other's; those that were added first are dropped above
+    MAX_CACHED bytes. A damaged file is replaced; one that cannot be read or written costs only time. The journal is
+    SQLite's default: the write-ahead log does not work on network disks, where home directories may be.
 
-def _switches(network: nn.Module) -> dict[str, Any]:
-    """Return the constructor arguments that no weight shows, of a network of weft that is not folded."""
-    family = family_of(network)
-    built_values = resolve(family.built_values) if family else None
-    if built_values is None:
-        return {}
-    try:
-        return built_values(network)
-    except AttributeError:  # folding has replaced the layers that show them
-        return {}
-
-
-class DamagedFileError(Exception):
-    """A file of arrays that is missing, damaged or lacks an array."""
-
-
-def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return arrays of an .npz file by name.
-
-    Raises:
-        DamagedFileError: there is no such file, or it is damaged.
-    """
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {name: file[name] for name in names}
-    except Exception as error:  # what a damaged file raises depends on the damaged byte: a dozen kinds are known
-        raise DamagedFileError(str(path)) from error
-
-
-class _Cache:
-    """Features by the hash of the pixels, in one file per network, which keeps those that were used last.
-
-    A file that cannot be read is replaced.
+    Args:
+        network: result of `network_key`.
+        width: number of features of an image.
     """
 
-    def __init__(self, path: Path, width: int) -> None:
-        self.path, self.rows = path, dict[bytes, np.ndarray]()
-        with contextlib.suppress(DamagedFileError):
-            arrays = read_arrays(path, ("keys", "features"))
-            keys, features = arrays["keys"], arrays["features"]
-            if features.shape[1:] == (width,) and keys.shape == (len(features), 32):
-                self.rows = {key.tobytes(): row for key, row in zip(keys, features, strict=True)}
-        self.known = len(self.rows)
+    def __init__(self, network: str, width: int) -> None:
+        self.network, self.num_bytes = network, 4 * width
+        self._pending: dict[bytes, np.ndarray] = {}  # rows that are not written yet
+        self._table: sqlite3.Connection | None = None
 
-    def save(self) -> None:
-        if len(self.rows) == self.known:
+    def __enter__(self) -> FeatureCache:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._save()
+        self._close()
+
+    def key_of(self, pixels: np.ndarray) -> bytes:
+        """Return the key of the features of an image (c h w)."""
+        return hashlib.sha256(f"{self.network} {pixels.shape}".encode() + pixels.tobytes()).digest()
+
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, np.ndarray]:
+        """Return the features of those keys that have any."""
+        rows = {key: self._pending[key] for key in keys if key in self._pending}
+
+        def read(table: sqlite3.Connection) -> None:
+            for key in keys:
+                row = table.execute("SELECT features, crc FROM rows WHERE key = ?", (key,)).fetchone()
+                if row is not None and len(row[0]) == self.num_bytes and zlib.crc32(row[0]) == row[1]:
+                    rows[key] = np.frombuffer(row[0], np.float32)
+
+        self._try(read)
+        return rows
+
+    def put(self, rows: dict[bytes, np.ndarray]) -> None:
+        """Add features; they are written when there are PENDING, and at the end."""
+        self._pending |= rows
+        if len(self._pending) >= PENDING:
+            self._save()
+
+    def _save(self) -> None:
+        rows = [(key, row.tobytes()) for key, row in self._pending.items()]
+        self._pending = {}
+
+        def write(table: sqlite3.Connection) -> None:
+            values = ((key, row, zlib.crc32(row)) for key, row in rows)
+            table.executemany("INSERT OR IGNORE INTO rows (key, features, crc) VALUES (?, ?, ?)", values)
+            oldest = "SELECT rowid FROM rows ORDER BY rowid LIMIT 100"
+            while _size(table) > MAX_CACHED and table.execute(f"DELETE FROM rows WHERE rowid IN ({oldest})").rowcount:
+                pass
+
+        if rows:
+            self._try(write)
+
+    def _try(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        """Call `work` in a transaction; where the cache cannot be used, nothing happens, from then on."""
+        if self._table is None:
             return
-        limit = MAX_CACHED // next(iter(self.rows.values())).nbytes
-        kept = dict(list(self.rows.items())[-limit:])
-        buffer = io.BytesIO()
-        keys = np.frombuffer(b"".join(kept), np.uint8).reshape(-1, 32)
-        content: dict[str, Any] = {"keys": keys, "features": np.stack(list(kept.values()))}
-        np.savez(buffer, **content)
-        with contextlib.suppress(OSError):  # a full or read-only disk costs only the cache
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, buffer.getvalue())
+        try:
+            with self._table:
+                work(self._table)
+        except sqlite3.OperationalError:  # a full or read-only disk, or a lock that is not released
+            self._close()
+        except sqlite3.DatabaseError:
+            self._replace()
+
+    def _open(self) -> None:
+        path = cache_file(FILE)
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._table = sqlite3.connect(path, timeout=LOCKED_SECONDS)
+            self._table.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, features BLOB, crc INTEGER)")
+        except (OSError, sqlite3.OperationalError):
+            self._close()
+        except sqlite3.DatabaseError:
+            self._replace()
+
+    def _replace(self) -> None:
+        """Replace a damaged file by an empty one."""
+        self._close()
+        if (path := cache_file(FILE)) is None:
+            return
+        try:
+            for file in (path.with_name(f"{FILE}-journal"), path):  # SQLite would apply the journal to the new file
+                file.unlink(missing_ok=True)
+        except OSError:
+            return
+        self._open()
+
+    def _close(self) -> None:
+        if self._table is not None:
+            self._table.close()
+        self._table = None
+
+
+def _size(table: sqlite3.Connection) -> int:
+    """Return the bytes in use of the file of a table."""
+    pages, free, size = (
+        table.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size

@@ -58,19 +58,6 @@ def recipe_of(run: Path) -> Recipe | None:
     return load_recipe(folder / "recipe.yaml") if (folder / "recipe.yaml").is_file() else None
 
 
-def recipe_with(run: Path, data: str | Path) -> Recipe | None:
-    """Return the recipe of the training run of a model that used a dataset: that of a run which it extends, if the
-    dataset is that of the other run; else its own. None if its run directory no longer exists."""
-    own = recipe = recipe_of(run)
-    seen: set[str] = set()
-    while recipe is not None and not _is_same(data, recipe.data.source):
-        if recipe.extend is None or recipe.extend in seen:
-            return own
-        seen.add(recipe.extend)
-        recipe = recipe_of(Path(recipe.extend))
-    return recipe or own
-
-
 def open_labelled(
     data: str | Path,
     classes: list[str] | None,

@@ -15,7 +15,7 @@ from PIL import Image
 from weft.checkpoints.confidence import Rejection, confidence_of
 from weft.checkpoints.config import read_config
 from weft.checkpoints.finding import CONFIG
-from weft.checkpoints.public import find_model
+from weft.checkpoints.public import PublicModel, find_model
 from weft.data.images.crop import Pixels
 from weft.data.images.decode import open_image
 from weft.data.images.limits import MAX_PIXELS
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 NO_DETECTOR = (
     "Unknown images are detected by a model that stored features of its training images; this one has none, or no"
-    " linear classifier. Train it again with this version of weft, and omit --tta."
+    " linear classifier. Train it again with this version of weft."
 )
 
 
@@ -199,7 +199,8 @@ class Predictor:
             UsageError: an unsupported device, precision or image size.
             CheckpointError: the model is missing or cannot be read.
         """
-        if (export := _export(run, is_fixed=is_fixed, quiet=quiet)) is not None:
+        model_source = find_model(run, quiet=quiet)  # once: the newest commit of a repository on the hub
+        if (export := _export(model_source, is_fixed=is_fixed, quiet=quiet)) is not None:
             _check_export_device(device)
             if precision == "bf16" != (own := export.config["artefact"]["precision"]):
                 raise UsageError(
@@ -212,13 +213,13 @@ class Predictor:
         need_torch(f"{run} is not an export, and its network runs in torch.{_exports_text(run)}")
         with loading(quiet=quiet):
             from weft.capabilities import bf16_note
-            from weft.deploy.exported import open_model
+            from weft.deploy.exported import open_found
             from weft.models.contract import resized
             from weft.runtime import Runtime
         runtime = Runtime.of(device, precision)
         if not quiet and (emulated := bf16_note(runtime.device.type, runtime.precision)) is not None:
             say(emulated)
-        model, classes = open_model(run, quiet=quiet)
+        model, classes = open_found(model_source, quiet=quiet)
         if img_size is not None:
             model = resized(model, img_size)
         return cls(model, classes, runtime=runtime, fold=fold, mirror=mirror)
@@ -410,9 +411,8 @@ class Predictor:
         return Overlay((saliency - low) / max(high - low, 1e-12), self.crop.region(*size))
 
 
-def _export(run: str | Path, *, is_fixed: bool, quiet: bool) -> Export | None:
-    """Load the export that a name means; None if it means another model."""
-    model_source = find_model(run, quiet=quiet)
+def _export(model_source: Path | PublicModel, *, is_fixed: bool, quiet: bool) -> Export | None:
+    """Load an export; None if it is another model."""
     if not isinstance(model_source, Path) or "artefact" not in (config := read_config(model_source)):
         return None
     return open_export(model_source, config, is_fixed=is_fixed, quiet=quiet)

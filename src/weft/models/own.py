@@ -91,6 +91,11 @@ def register_module(
     return name
 
 
+def is_registered(name: str) -> bool:
+    """Return whether a name is that of a registered module."""
+    return name in _modules
+
+
 def _count_outputs(module: nn.Module, name: str, input_size: tuple[int, ...]) -> int:
     """Return the number of logits of a module in evaluation mode, whose modes are restored."""
     size = "x".join(map(str, input_size))

@@ -322,10 +322,6 @@ class Recipe:
     """Start from the weights of a run, model directory or checkpoint file. Positions are resized; a head for other
     classes is initialised at random."""
 
-    extend: str | None = option(None, "RUN")
-    """Add the classes and images of the dataset to those of a run. Its layers stay frozen, and its settings apply; the
-    classifier is fitted again on the features of old and new images."""
-
     head_init: Literal["random", "probe"] = "random"
     """probe: before the first epoch, fit the classifier to the features of the initial weights, by logistic regression
     with cross-validation. With `epochs: 0`, this is the whole training."""

@@ -8,8 +8,6 @@ state/         training states, from which an interrupted run resumes
 images.tsv.gz  fingerprint of the dataset: class, split, size and hash of every image
 report/        figures and tables
 public_classifier.safetensors  of the public weights that the run started from, for the detector of unknown images
-features.npz   features of all images, if the kept model is a linear classifier on frozen features
-extension.json of a run that extends another: accuracies before and after
 folds/         with a cross-validation: a run directory for each fold but the first, and a report over all folds
 """
 
@@ -47,15 +45,11 @@ from weft.text import reason_of
 
 CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", "images.tsv.gz", "report")
 FINGERPRINT = "images.tsv.gz"
-FEATURES = "features.npz"
 PUBLIC_CLASSIFIER = "public_classifier.safetensors"
-EXTENSION = "extension.json"
 FOLDS, CROSS_VALIDATION = "folds", "cross_validation.json"
 REPLACEABLE = (
     *CONTENTS,
-    FEATURES,
     PUBLIC_CLASSIFIER,
-    EXTENSION,
     FOLDS,
     CROSS_VALIDATION,
     "tensorboard",

@@ -164,7 +164,6 @@ def _without_paths(recipe: Recipe, data: str) -> Recipe:
     return dataclasses.replace(
         recipe,
         start_from=name_of(recipe.start_from),
-        extend=name_of(recipe.extend),
         data=dataclasses.replace(recipe.data, source=data, other=name_of(recipe.data.other)),
         distill=dataclasses.replace(recipe.distill, teacher=name_of(recipe.distill.teacher)),
     )

@@ -35,7 +35,6 @@ from weft.study.runner import (
 )
 from weft.study.statistics import MAX_SEEDS, Estimate, mean_of_runs, paired_difference, seeds_to_show
 from weft.study.watch import watching
-from weft.text import csv_cell
 
 CONTENTS = ("study.json", "runs", "runs.csv", "results.json", "report.md", "report.html")
 FIGURES = ("effects.png", "curves.png", "lines.png")
@@ -93,7 +92,7 @@ def run_study(
     record = {"study": plan.name, "scale": scale, "data": shown, "settings": dict(settings or {})}
     known = open_directory(folder, "study.json", record, (*CONTENTS, *FIGURES), force=force, same=_same_study)
     finished = {run.variant for run in read_runs(folder / "runs.csv")}
-    names = [variant.name for variant in plan.variants if variant in chosen or csv_cell(variant.name) in finished]
+    names = [variant.name for variant in plan.variants if variant in chosen or variant.name in finished]
     classes |= _classes(plan, scale, sources, _chosen(plan, names), known=classes, quiet=quiet)
 
     if not known.get("shared"):
@@ -255,13 +254,13 @@ class _State:
             for variant in self.plan.variants:
                 if not self._datasets(variant) <= set(self.classes):
                     continue  # data of no wanted and no finished variant
-                key, name = (variant.name, seed), str(csv_cell(variant.name))
-                line = known.pop((name, seed, self.fingerprint(variant, seed)), None)
+                key = (variant.name, seed)
+                line = known.pop((*key, self.fingerprint(variant, seed)), None)
                 if line is not None and line.top1 is not None:
-                    self.runs[key] = dataclasses.replace(line, variant=variant.name)
+                    self.runs[key] = line
                 if (result := read_result(self.job(key))) is not None:
                     self.runs[key] = self._run(key, result)
-                    known.pop((name, seed, ""), None)  # the same run, of a version that wrote no fingerprint
+                    known.pop((*key, ""), None)  # the same run, of a version that wrote no fingerprint
         self.others = list(known.values())
         self._write()
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.errors import UsageError
 from weft.files import write_whole
-from weft.text import csv_cell, reason_of
+from weft.text import reason_of
 
 COLUMNS = ("variant", "seed", "img_size", "top1", "params", "macs", "seconds", "error", "curve", "settings")
 Key = tuple[str, int]
@@ -62,7 +62,7 @@ def fingerprint(content: Mapping[str, Any]) -> str:
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Read runs.csv; no runs if the file is missing. Names of variants are as in the file, where `csv_cell` marks some.
+    """Read runs.csv; no runs if the file is missing.
 
     Raises:
         UsageError: the file cannot be read as a table of runs, has an accuracy that is none, or the same run twice.
@@ -108,7 +108,7 @@ def write_runs(path: Path, runs: Iterable[Run]) -> None:
         numbers = (str(run.top1), run.params, run.macs, f"{run.seconds:.0f}") if is_finished else ("", "", "", "")
         curve = " ".join(f"{epoch}:{top1}" for epoch, top1 in run.curve)
         cells = (run.variant, run.seed, run.img_size or "", *numbers, run.error or "", curve, run.settings)
-        writer.writerow([csv_cell(cell) for cell in cells])
+        writer.writerow(cells)
     write_whole(path, buffer.getvalue().encode())
 
 

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import softmax
 
 from weft.capabilities import bf16_note
+from weft.data import Source
 from weft.data.images.decode import BadImage, read_regular
-from weft.data.index.fingerprint import Fingerprint, hash_of
+from weft.data.index.fingerprint import hash_of
+from weft.data.index.split import stratified_subset
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_table
 from weft.inference.arguments import image_files, settings_of
 from weft.inference.embedding import feature_predictor, read_files
-from weft.inference.features import fingerprint, logits_of, unit_length
-from weft.inference.inputs import recipe_of, run_folder
+from weft.inference.features import FeatureReader, logits_of, unit_length
+from weft.inference.inputs import JoinedSource, SourcePart, evaluation_batches, images_of, recipe_of
+from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
 from weft.intervals import accuracy_text
-from weft.progress import say
-from weft.runs.directory import FEATURES, FINGERPRINT
+from weft.progress import counting, say
 from weft.runtime import Runtime
 from weft.text import printable
-from weft.train.stored_features import StoredFeatures
+from weft.train.corrections import paths_of
+from weft.train.plan import open_splits
 
 BUDGET = 20
 CERTAIN = 0.95
 UNCERTAIN_SHARE = 0.5  # of the images, by margin: the candidates (benchmarks/few-images/label.csv)
+MAX_LABELLED = 2_000  # training images, and held-out images, of the run whose features are computed
 MAX_SIMILARITIES = 10_000_000  # in memory, of images without labels to labelled ones
 NEXT, PROPOSED = "next.csv", "proposed.csv"
 CONTENTS = (NEXT, PROPOSED, "report.md", "report.html", "next.png")
@@ -68,10 +71,10 @@ class Labelling:
         proposed: images that the model is certain of, most certain first.
         rest: all other images.
         errors: (path, message) of each file that cannot be read.
-        check: accuracy on the held-out images that the model is as certain of, as a sentence; empty if the run stored
-            no features.
-        labelled: number of images that are left out, because their files are among the labelled images of the run: by
-            its `features.npz` or `images.tsv.gz`.
+        check: accuracy on the held-out images that the model is as certain of, as a sentence; empty if the images of
+            the run cannot be read.
+        labelled: number of images that are left out, because their files are among the labelled images of the run, by
+            its `images.tsv.gz`.
     """
 
     next: list[LabelProposal]
@@ -109,8 +112,8 @@ def label(
 
     Next are images that the model is uncertain of and that differ from each other and from the labelled images: of the
     half with the smallest margin between the two most probable classes, each time the one with the least cosine
-    similarity to all labelled and chosen images (greedy k-center, arXiv 1708.00489), if the run stored the features of
-    the labelled images. Labelled images themselves are left out.
+    similarity to all labelled and chosen images (greedy k-center, arXiv 1708.00489), if the labelled images of the run
+    still exist. Labelled images themselves are left out.
 
     Args:
         run: a run directory, or a model directory with class names.
@@ -118,9 +121,10 @@ def label(
         budget: number of images to label next.
         certain: smallest probability of a proposed label, above 0 and at most 1.
         out: directory for `next.csv`, `proposed.csv` and a report with the images; None to write no files. Both tables
-            are data for `weft train`; in `next.csv` the labels are empty, for a person to write.
-        batch_size, device, precision, limit: as in `train`. If None, the precision is that of
-            the features that the run stored; fp32 without any, and on a processor that emulates it.
+            are data for `weft train`: they also list the labelled images of the run, if these are files. In `next.csv`
+            the labels of the other images are empty, for a person to write.
+        batch_size, device, precision, limit: as in `train`. If None, the precision is that of the run; fp32 on a
+            processor that emulates it.
         force: replace existing files in `out`.
         quiet: print no progress.
 
@@ -144,15 +148,12 @@ def label(
     if predictor.label_names is None:
         raise CheckpointError(f"Labels are class names; the model {printable(str(run))} has none. Pass a run.")
     network = predictor.source_model
-    folder = run_folder(Path(run))
-    stored = _stored(folder, fingerprint(network, predictor.runtime))
-    if stored is None and (folder / FEATURES).is_file() and not quiet:
-        say(f"The features of the run are not used: {folder / FEATURES} is of other weights or another precision.")
     files = list(dict.fromkeys(str(Path(path).absolute()) for path in image_files(images)))
-    labelled = _labelled(folder, stored)
+    images_of_run = images_of(Path(run))
+    labelled = set() if images_of_run is None else images_of_run.hashes
     is_labelled = [_is_among(path, labelled) for path in files]
     if not labelled and not quiet:
-        say("Which images are already labelled is unknown: the run has no features.npz and no hashes in images.tsv.gz.")
+        say("Which images are already labelled is unknown: the run has no hashes in images.tsv.gz.")
     if files and all(is_labelled):
         raise DataError(
             f"An image without a label is needed; all {len(files):,} are among the images of the run. Pass others."
@@ -167,7 +168,8 @@ def label(
         )
     logits = logits_of(network, read_images.features).astype(np.float64)
     probabilities = softmax(logits / predictor.temperature, axis=1)
-    known = np.empty((0, read_images.features.shape[1])) if stored is None else stored.features[~stored.is_held_out, 0]
+    known_images = _images_of_run(Path(run), predictor.classes, quiet)
+    known, _ = _features(predictor, known_images.train, int(settings.batch_size), quiet)
     chosen = choose(read_images.features, probabilities, known, budget)
     order = ranked(probabilities)[:, 0]
     highest = probabilities.max(axis=1)
@@ -188,11 +190,11 @@ def label(
         rows(by_certainty(np.flatnonzero(is_certain)), "accept"),
         rows(by_certainty(np.flatnonzero(others)), ""),
         read_images.errors,
-        "" if stored is None else _check(network, stored, predictor.temperature, certain),
+        _check(predictor, known_images.held_out, certain, int(settings.batch_size), quiet),
         sum(is_labelled),
     )
     if out is not None:
-        _write(Path(out), str(run), result, certain, force=force)
+        _write(Path(out), str(run), result, certain, known_images.rows, force=force)
     return result
 
 
@@ -226,13 +228,6 @@ def choose(features: np.ndarray, probabilities: np.ndarray, known: np.ndarray, b
     return chosen
 
 
-def _labelled(run: Path, stored: StoredFeatures | None) -> set[str]:
-    """Return the hashes of the labelled images of a run, as sha256 or as in its fingerprint of the dataset."""
-    hashes = set() if stored is None else {bytes(row).hex() for row in stored.hashes}
-    file = run / FINGERPRINT
-    return hashes | (Fingerprint.read(file).hashes if file.is_file() else set())
-
-
 def _is_among(path: str, hashes: set[str]) -> bool:
     """Return whether a file is among hashes; False for a file that cannot be read."""
     if not hashes:
@@ -241,46 +236,106 @@ def _is_among(path: str, hashes: set[str]) -> bool:
         data = read_regular(path)
     except (BadImage, OSError):
         return False
-    return hash_of(data) in hashes or hashlib.sha256(data).hexdigest() in hashes
+    return hash_of(data) in hashes
 
 
 def _precision_of(run: Path, device: str) -> str:
-    """Return bf16 if a run stored its features in bf16, and this device does not emulate it; else fp32."""
-    recipe = recipe_of(run) if (run_folder(run) / FEATURES).is_file() else None
+    """Return bf16 if a run was trained in bf16, and this device does not emulate it; else fp32."""
+    recipe = recipe_of(run)
     if recipe is None or recipe.precision != "bf16":
         return "fp32"
     kind = Runtime.of(device).device.type
     return "bf16" if kind != "mps" and bf16_note(kind, "bf16") is None else "fp32"
 
 
-def _stored(run: Path, network: str) -> StoredFeatures | None:
-    """Return the features that a run stored for its kept model; None if there are none."""
-    if not (run / FEATURES).is_file():
-        return None
-    stored = StoredFeatures.read(run / FEATURES)
-    return stored if stored.network == network else None
+class _RunImages(NamedTuple):
+    """Labelled images of a run.
+
+    Attributes:
+        train, held_out: the images; None if they cannot be read any more.
+        rows: (path, label, split) of each; none if they are not files.
+    """
+
+    train: Source | None = None
+    held_out: Source | None = None
+    rows: Sequence[tuple[str, str, str]] = ()
 
 
-def _check(network: Any, stored: StoredFeatures, temperature: float, certain: float) -> str:
+def _images_of_run(run: Path, classes: Sequence[str], quiet: bool) -> _RunImages:
+    """Return the labelled images of a run, with a note if they cannot be used."""
+    recipe, images = recipe_of(run), images_of(run)
+    if recipe is None or images is None:
+        return _RunImages()
+    try:
+        splits = open_splits(recipe, quiet=True)
+        if list(splits.classes) != list(classes):
+            raise DataError(f"The classes of {printable(str(recipe.data.source))} have changed.")
+        everything = JoinedSource(splits.train, splits.val)
+        sides = images.sides_of(everything)
+    except DataError as error:
+        if not quiet:
+            say(f"The images of the run are not used: {error}")
+        return _RunImages()
+    train, held_out = (
+        SourcePart(everything, [place for place, side in enumerate(sides) if side == name]) for name in ("train", "val")
+    )
+    try:
+        paths = [*paths_of(splits.train), *paths_of(splits.val)]
+    except UsageError:  # they are not files
+        return _RunImages(train, held_out)
+    names = [splits.classes[label] for label in everything.labels]
+    return _RunImages(train, held_out, [row for row in zip(paths, names, sides, strict=True) if row[2]])
+
+
+def _features(
+    predictor: Predictor, source: Source | None, batch_size: int, quiet: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features (images features) and the labels of at most MAX_LABELLED images, with the cache."""
+    with FeatureReader(predictor.model, predictor.runtime) as reader:
+        if source is None or not len(source):
+            return np.empty((0, sum(reader.widths)), np.float32), np.empty(0, int)
+        places = stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0)
+        part, rows, labels = SourcePart(source, places), [], list[int]()
+        with counting(len(part), quiet=quiet, task_name="features of labelled images") as advance:
+            for batch, targets in evaluation_batches(part, predictor.source_model, batch_size, 0):
+                rows.append(reader(batch))
+                labels += targets.tolist()
+                advance(len(targets))
+    return np.concatenate(rows), np.array(labels)
+
+
+def _check(predictor: Predictor, held_out: Source | None, certain: float, batch_size: int, quiet: bool) -> str:
     """Return the accuracy of the labels that would be proposed for the held-out images, as a sentence."""
-    held_out = stored.chosen(stored.is_held_out)
-    probabilities = softmax(logits_of(network, held_out.features[:, 0]) / temperature, axis=1)
+    features, labels = _features(predictor, held_out, batch_size, quiet)
+    if not len(labels):
+        return ""
+    probabilities = softmax(logits_of(predictor.source_model, features) / predictor.temperature, axis=1)
     is_certain = probabilities.max(axis=1) >= certain
     if not is_certain.any():
-        return f"None of {len(held_out.labels):,} held-out images has a probability of at least {certain:g}."
-    right = probabilities.argmax(axis=1)[is_certain] == held_out.labels[is_certain]
-    accuracy = accuracy_text(100 * float(right.mean()), len(right), f"of {len(held_out.labels):,} held-out images")
+        return f"None of {len(labels):,} held-out images has a probability of at least {certain:g}."
+    right = probabilities.argmax(axis=1)[is_certain] == labels[is_certain]
+    accuracy = accuracy_text(100 * float(right.mean()), len(right), f"of {len(labels):,} held-out images")
     return f"Labels with a probability of at least {certain:g} are right for {accuracy}."
 
 
-def _write(folder: Path, run: str, result: Labelling, certain: float, *, force: bool) -> None:
+def _write(
+    folder: Path,
+    run: str,
+    result: Labelling,
+    certain: float,
+    labelled: Sequence[tuple[str, str, str]],
+    *,
+    force: bool,
+) -> None:
     from weft.inference.image_grid import image_grid  # matplotlib
     from weft.pages import Lead, Section, write_page
 
     make_dir(folder, CONTENTS, force=force)
     guesses = [(row.image, "", f"{row.probability:.4f}", row.action, row.label) for row in result.next]
-    # split: images with proposed labels train an extended run, and do not count as held-out images
+    guesses += [(path, name, "", "", "") for path, name, _ in labelled]
+    # split: images with proposed labels are for training only, since an accuracy on them would mean nothing
     proposed = [(row.image, row.label, f"{row.probability:.4f}", row.action, "train") for row in result.proposed]
+    proposed += [(path, name, "", "", split) for path, name, split in labelled]
     write_table(folder / NEXT, (*HEADER, "guess"), guesses)
     write_table(folder / PROPOSED, (*HEADER, "split"), proposed)
     shown = result.next[:SHOWN]

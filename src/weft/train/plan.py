@@ -316,7 +316,6 @@ def sources_of(recipe: Recipe) -> list[str]:
     sources = {
         "data.source": recipe.data.source,
         "start_from": recipe.start_from,
-        "extend": recipe.extend,
         "data.other": recipe.data.other,
         "distill.teacher": recipe.distill.teacher,
         "pretrained": f"the public weights of {recipe.model or 'the chosen model'}" if recipe.pretrained else None,

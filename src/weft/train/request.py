@@ -67,9 +67,7 @@ class Request:
     @property
     def base(self) -> str | Path | None:
         """The recipe that the settings are applied to: the named one, or that of a dataset with one of its own."""
-        if self.recipe or self.says("extend"):  # the recipe of an extension is that of the run
-            return self.recipe
-        return default_recipe(self.data)
+        return self.recipe or default_recipe(self.data)
 
     @property
     def leaves_batch_size(self) -> bool:
@@ -119,8 +117,6 @@ class Request:
             CheckpointError: there are no such weights to start from.
         """
         recipe = self.load(self.base)
-        if recipe.extend is not None and self.option:
-            raise UsageError(f"extend is for weft train alone, without {self.option}; omit it.")
         if recipe.data.other is not None:
             check_other(recipe.data.other)
         if self.from_scratch:
@@ -132,7 +128,7 @@ class Request:
             start_file(recipe.start_from)
         check_exists(str(recipe.data.source))
         is_open = recipe.model is None and self.leaves_weights(recipe)  # the images may choose another recipe
-        if recipe.extend is None and not is_open:
+        if not is_open:
             check_rules(recipe)
         return recipe
 

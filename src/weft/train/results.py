@@ -18,8 +18,7 @@ from weft.checkpoints.model_dir import write_confidence
 from weft.data import Source
 from weft.data.index.split import proportional_subset
 from weft.data.loading.loader import ImageLoader
-from weft.errors import CheckpointError, DataError, UsageError
-from weft.files import remove
+from weft.errors import UsageError
 from weft.inference.calibration import MAX_IMAGES, calibrate, calibration_lines, held_out_logits
 from weft.inference.conclusions import Training
 from weft.inference.error_gallery import explained_errors
@@ -30,15 +29,12 @@ from weft.inference.report import write_report
 from weft.intervals import Estimate, accuracy_text, grouped_text, interval_of
 from weft.notebook import described
 from weft.progress import clock, counting
-from weft.runs.directory import FEATURES
 from weft.train.curves import curve_figures
-from weft.train.extend import Extension
 from weft.train.folds import CrossValidation
 from weft.train.mirrored_classes import MAX_IMAGES as MOST_MIRRORED
 from weft.train.mirrored_classes import find_mirrored, mirrored_text
 from weft.train.plan import Plan
 from weft.train.run_loop import Session
-from weft.train.stored_features import collect
 from weft.train.unknown import fit_detector
 
 MEASURES = {"top1": "top-1", "balanced": "balanced accuracy", "loss": "loss"}  # values of the setting `best`
@@ -61,7 +57,6 @@ class RunResult:
         count: number of validation images.
         seconds: duration of training and evaluation.
         cross_validation: result over all folds; None without `folds`.
-        extension: comparison with the extended run; None without `extend`.
         notes: what top-1 hides: balanced accuracy where classes differ in size, classes that are never predicted, and
             classes that are mirror images of each other.
     """
@@ -79,7 +74,6 @@ class RunResult:
     count: int
     seconds: float
     cross_validation: CrossValidation | None = None
-    extension: Extension | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -92,9 +86,7 @@ class RunResult:
         more: dict[str, Any] = {"top1_interval": list(self.interval[1:]), "too_few_images": self.interval.is_wide}
         if self.cross_validation is not None:
             more["cross_validation"] = self.cross_validation.as_dict()
-        if self.extension is not None:
-            more["extension"] = dataclasses.asdict(self.extension)
-        own = {name: value for name, value in vars(self).items() if name not in ("cross_validation", "extension")}
+        own = {name: value for name, value in vars(self).items() if name != "cross_validation"}
         own["loss"] = self.loss if math.isfinite(self.loss) else None  # JSON has no nan
         return {**own, "out": str(self.out), **more}
 
@@ -115,8 +107,6 @@ class RunResult:
         ]
         if self.cross_validation is not None:
             rows.append(("cross-validation", str(self.cross_validation)))
-        if self.extension is not None:
-            rows += self.extension.lines()
         rows += [("note", text) for text in self.notes]
         rows += [("best model", str(self.out / "best")), ("report", str(self.out / "report" / "report.html"))]
         return markup.fragment(markup.table(("training run", ""), rows))
@@ -221,16 +211,6 @@ def write_run_report(
         ("training and evaluation", f"{clock(result.seconds)} on {runtime.device.type}"),
         ("repeat with", f"weft train --config {out / 'recipe.yaml'} --out DIR"),
     ]
-    stored = None
-    if recipe.head_init == "probe" and result.best_epoch == 0 and session.resumed_by == out:  # not for a fold
-        # an image can no longer be read, or its features are not finite: the run is complete without the features
-        with contextlib.suppress(DataError, CheckpointError):
-            stored = collect(model.to(runtime.device), splits, runtime, recipe.workers)
-    if stored is not None:
-        size = stored.write(out / FEATURES)
-        summary.append(("features of all images", f"{FEATURES}, {size / 1e6:.1f} MB, for weft train --extend"))
-    else:
-        remove(out / FEATURES)  # of the weights before the run was resumed for more epochs
     counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
     write_report(
         out / "report",

@@ -40,7 +40,6 @@ def train(
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     start_from: str | Path | None = None,
-    extend: str | Path | None = None,
     from_scratch: bool = False,
     resume: str | Path | None = None,
     override: bool = False,
@@ -74,8 +73,6 @@ def train(
         recipe: name of a recipe of weft, or a YAML file.
         settings: dotted keys of the recipe and their values, such as `{"optim.lr": 3e-4}`.
         start_from: a run, a model directory or a checkpoint file with the weights to start from.
-        extend: a run whose classes are extended by those of `data`. Its layers stay frozen, and its settings apply; the
-            classifier is fitted again, to the features of its images, which it stored, and of the new ones.
         from_scratch: start from random weights also where weft would choose public ones, because the images are few.
         resume: run directory of an interrupted run. The resumed run ends with the same bits as an uninterrupted one.
             Its settings are those of the run.
@@ -111,8 +108,6 @@ def train(
         raise UsageError(f"stop_after must be an epoch, from 1; got {stop_after}.")
     stop = Stop(None if max_time is None else seconds_of(max_time), stop_after)
     if resume is not None:
-        if extend is not None:
-            raise UsageError("--extend starts a new run, and --resume continues one. Omit one of them.")
         check_resume(resume, recipe, out, force=force, from_scratch=from_scratch)
         overrides = overrides_of(data, settings or {}, given)
         return _resume(Path(resume), overrides, override, stop, trackers, quiet)
@@ -120,15 +115,9 @@ def train(
         raise UsageError("--override changes settings of a run that is resumed; got no --resume. Omit it.")
     request = Request.of(data, recipe, settings, given, from_scratch=from_scratch)
     asked = request.resolved
-    if asked.extend is not None:
-        more = {"from_scratch": from_scratch, "stop_after": stop_after, "max_time": max_time, "track": trackers}
-        if names := [name for name, value in more.items() if value]:
-            raise UsageError(f"--extend trains no epochs, so {names[0]} does not apply. Omit it.")
     if out is not None:
         check_run_dir(Path(out), str(asked.data.source))
         refuse_taken(Path(out), REPLACEABLE, force=force)
-    if asked.extend is not None:
-        return _extend(request, out, force=force, quiet=quiet)
     return _start(request, out, stop, trackers, force=force, quiet=quiet)
 
 
@@ -297,41 +286,6 @@ def _folder_of(recipe: Recipe, out: str | Path | None) -> Path:
     folder = Path(out) if out is not None else Path("runs") / (recipe.name or default)
     check_run_dir(folder, str(recipe.data.source))
     return folder
-
-
-def _extend(request: Request, out: str | Path | None, *, force: bool, quiet: bool) -> RunResult:
-    """Extend a run."""
-    with loading(quiet=quiet):
-        from weft.runtime import Runtime
-        from weft.train.extend import extend, extended_recipe
-        from weft.train.results import RunResult
-
-    recipe = extended_recipe(request)
-    runtime = Runtime.of(recipe.device, recipe.precision, deterministic=recipe.deterministic)
-    quiet = quiet or not runtime.is_main
-    if runtime.world > 1:
-        raise UsageError(f"--extend runs in one process; got {runtime.world}. Start it without torchrun.")
-    recipe = dataclasses.replace(recipe, precision=runtime.precision)
-    folder = _folder_of(recipe, out)
-    if folder.resolve() == Path(str(recipe.extend)).resolve():
-        raise UsageError(f"The run that is extended stays as it is; got {folder} also as --out. Choose another --out.")
-    with reserved(folder, force=force) if out is not None or force else reserved_numbered(folder) as reservation:
-        result = extend(recipe, reservation, runtime, quiet=quiet)
-    return RunResult(
-        out=reservation.path,
-        model=str(recipe.model),
-        data=str(recipe.data.source),
-        epochs=0,
-        best_epoch=0,
-        top1=result.evaluation.top1,
-        top5=result.evaluation.top5,
-        balanced_accuracy=result.evaluation.balanced_accuracy,
-        macro_f1=result.evaluation.macro_f1,
-        loss=result.evaluation.loss,
-        count=result.evaluation.count,
-        seconds=result.seconds,
-        extension=result.extension,
-    )
 
 
 def _registered(module: Any, img_size: int | tuple[int, int] | str | None, resume: str | Path | None) -> str:

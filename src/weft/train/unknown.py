@@ -21,17 +21,15 @@ from weft.data.loading.dataset import LOST
 from weft.deploy import fold
 from weft.errors import CheckpointError, WeftError
 from weft.files import write_whole
-from weft.inference.features import FeatureReader, classifiers, folded_inputs, logits_of
+from weft.inference.features import FeatureReader, classifiers
 from weft.inference.inputs import SourcePart, evaluation_batches
 from weft.inference.predictor import Predictor
-from weft.inference.probabilities import softmax
 from weft.inference.unknown import scores_of_batches, scores_of_files, set_threshold
 from weft.models.base import Backbone
 from weft.models.building import build_described
 from weft.recipes import Recipe
 from weft.runs.directory import PUBLIC_CLASSIFIER
 from weft.runtime import Runtime
-from weft.train.stored_features import BATCH_SIZE, StoredFeatures
 
 MAX_IMAGES = 2_000  # training images that the detector keeps, and held-out images that set its threshold
 MIN_CLASSES = 100  # of the public weights, so that some of them resemble no training image
@@ -86,36 +84,6 @@ def fit_detector(
     predictor = Predictor(model, runtime=runtime)
     known = scores_of_batches(predictor, batches(held_out, scored))
     return _with_threshold(detector, known, predictor, recipe, batch_size)
-
-
-def fit_detector_on_features(
-    network: Any, stored: StoredFeatures, recipe: Recipe, confidence: Confidence, runtime: Runtime, run: Path
-) -> UnknownDetector | None:
-    """Return the detector of a linear classifier on frozen features, whose images need not exist.
-
-    Args:
-        network: the network, on its device, not folded.
-        stored: features of the training and the held-out images.
-        recipe: of the training; `data.other` names images that show none of the classes.
-        confidence: calibration of the network.
-        runtime: device and precision.
-        run: a run directory, which may have the classifier of the public weights.
-
-    Raises:
-        DataError: none of the images of `data.other` can be read.
-    """
-    train, held_out = stored.chosen(~stored.is_held_out), stored.chosen(stored.is_held_out)
-    fitted = stratified_subset(train.keys.tolist(), train.labels.tolist(), MAX_IMAGES, recipe.seed)
-    scored = proportional_subset(held_out.keys.tolist(), MAX_IMAGES, recipe.seed)
-    train, held_out = train.chosen(np.array(fitted, int)), held_out.chosen(np.array(scored, int))
-    detector = _without_threshold(folded_inputs(network, train.features[:, 0]), run)
-    if detector is None:
-        return None
-    network.unknown, network.confidence = detector, confidence
-    features = held_out.features[:, 0]
-    probabilities = softmax(logits_of(network, features), confidence.temperature)
-    known = detector.scores(folded_inputs(network, features), probabilities)
-    return _with_threshold(detector, known, Predictor(network, runtime=runtime), recipe, BATCH_SIZE)
 
 
 def _without_threshold(features: np.ndarray, run: Path) -> UnknownDetector | None:

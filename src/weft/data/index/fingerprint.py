@@ -66,12 +66,6 @@ class Fingerprint:
             sides.append(exact.get(names[0]) or exact.get(names[1]) or by_content.get(digest, ""))
         return sides
 
-    def joined(self, other: Fingerprint) -> Fingerprint:
-        """Return these images, and those of another fingerprint whose content is not among them."""
-        hashes = self.hashes
-        new = [line for line in other.lines if line.rpartition("\t")[2] not in hashes]
-        return Fingerprint(list(dict.fromkeys([*self.classes, *other.classes])), [*self.lines, *new])
-
     @classmethod
     def read(cls, path: Path) -> Fingerprint:
         """Read a fingerprint.

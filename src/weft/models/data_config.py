@@ -13,11 +13,12 @@ VALUE_RANGE = "value_range"  # key of weft's own: black and white of images of m
 
 
 def preprocessing(model: Any) -> dict[str, Any]:
-    """Return how images are prepared for a model, under timm's keys (`input_size`, `mean`, `std`, `crop_pct`, ...) and
-    `value_range`."""
+    """Return how images are prepared for a model, under timm's keys (`input_size`, `mean`, `std`, `crop_pct`, ...), and
+    its `value_range` if it has one."""
     return data_config(getattr(model, "pretrained_cfg", {}))
 
 
 def data_config(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Return the preprocessing that a `pretrained_cfg` describes, with timm's defaults for what it leaves out."""
-    return {key: cfg.get(key) or default for key, default in (*DEFAULTS.items(), (VALUE_RANGE, None))}
+    resolved = {key: cfg.get(key) or default for key, default in DEFAULTS.items()}
+    return resolved | ({VALUE_RANGE: cfg[VALUE_RANGE]} if cfg.get(VALUE_RANGE) else {})

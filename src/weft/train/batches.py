@@ -42,7 +42,7 @@ def training_images(recipe: Recipe, source: Source, model: nn.Module) -> ImageDa
         transform,
         recipe.seed,
         at_least=at_least,
-        value_range=cfg["value_range"],
+        value_range=cfg.get("value_range"),
         on_lost=recipe.data.on_lost,
     )
 

@@ -86,7 +86,7 @@ class RunMetadata(StateMetadata):
     epoch: Annotated[int, Field(ge=0, le=1_000_000)]
     skipped: Count
     meter: MeterMetadata
-    history: list[tuple[Count, Count, float, float, float, float, float, float, float, float, float]]
+    history: list[tuple[Count, Count, float, float, float, float, float, float, float, float, float, float]]
     best: BestMetadata | None
     without_better: Count
     seconds: Annotated[float, Field(ge=0)]

@@ -193,7 +193,9 @@ def test_percentages_that_make_no_sense(
 def test_a_model_without_calibration_says_so(run: Path, photos: Path, tmp_path: Path) -> None:
     config = json.loads((run / "best" / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes((run / "best" / "model.safetensors").read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "confidence"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k not in ("confidence", "unknown")})
+    )
     assert Predictor.load(tmp_path).temperature == 1
     with pytest.raises(UsageError, match="needs a model that was calibrated on held-out images"):
         predict(tmp_path, [photos / "class0" / "000.png"], reject_at_error=0.01, quiet=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
+from torch import nn
 
 from tests.helpers import lively
 from tests.train.conftest import paint
@@ -177,6 +178,16 @@ def test_evaluate_measures_other_images(run: Path, noise: Path, capsys: pytest.C
     (run.parent / "empty").mkdir(exist_ok=True)
     with pytest.raises(DataError, match="--other must name images"):
         evaluate(run, data, other=run.parent / "empty", quiet=True)
+
+
+def test_training_says_that_other_images_are_not_used(
+    noise: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A network without a linear classifier has no detector."""
+    network = nn.Sequential(nn.Conv2d(3, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    paint(tmp_path / "data", 4)
+    train(tmp_path / "data", network, img_size=32, epochs=1, batch_size=8, other=str(noise), out=tmp_path / "run")
+    assert f"Unknown images are not detected, and {noise} is not used: Sequential" in capsys.readouterr().err
 
 
 def test_other_images_without_a_detector_are_refused_before_the_evaluation(

@@ -194,6 +194,8 @@ def label(
         sum(is_labelled),
     )
     if out is not None:
+        if known_images.train is not None and not known_images.rows and not quiet:
+            say(f"{NEXT} and {PROPOSED} list no image of the run, since these are not files. Add them before training.")
         _write(Path(out), str(run), result, certain, known_images.rows, force=force)
     return result
 

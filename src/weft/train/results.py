@@ -28,7 +28,8 @@ from weft.inference.metrics import Evaluation, accuracy_lines
 from weft.inference.report import write_report
 from weft.intervals import Estimate, accuracy_text, grouped_text, interval_of
 from weft.notebook import described
-from weft.progress import clock, counting
+from weft.progress import clock, counting, say
+from weft.text import printable
 from weft.train.curves import curve_figures
 from weft.train.folds import CrossValidation
 from weft.train.mirrored_classes import MAX_IMAGES as MOST_MIRRORED
@@ -141,6 +142,11 @@ def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple
         return best, False
     confidence = calibrate(logits, labels)
     detector = fit_detector(model, plan.splits.train, source, recipe, size, confidence, runtime, out)
+    if detector is None and recipe.data.other is not None and not quiet:
+        say(
+            f"Unknown images are not detected, and {printable(recipe.data.other)} is not used: {type(model).__name__}"
+            " has no linear classifier, or features that are not finite."
+        )
     write_confidence(out / "best", confidence, detector)
     sure = _confidences(logits, confidence.temperature)
     if source is not held_out:

@@ -272,7 +272,7 @@ def _pixels(text: str) -> int:
 def _report(inventory: Inventory) -> str:
     from weft.data.images.colour import NOTES
     from weft.data.images.decode import REASONS
-    from weft.data.index.checks import extensions, same_bytes, tally
+    from weft.data.index.checks import extensions, same_bytes, tally, unread_note
     from weft.data.index.tree import SKIPPED
     from weft.text import first_few, printable
 
@@ -299,7 +299,7 @@ def _report(inventory: Inventory) -> str:
     width = max(len(f"{number:,}") for number, _ in rows)
     lines += [f"{number:>{width},} {text}" for number, text in rows]
     if inventory.unread:
-        lines.append(f"Not read, because train/ exists: {first_few(f'{name}/' for name in inventory.unread)}.")
+        lines.append(unread_note(inventory))
     if inventory.classes_outside:
         lines.append(
             f"Not followed, links to folders outside: {first_few(inventory.classes_outside)}. To read them, also in"

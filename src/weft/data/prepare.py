@@ -15,7 +15,6 @@ from PIL import Image
 from weft.data.images.decode import open_image
 from weft.data.index.source import Source
 from weft.data.sources.open import open_data
-from weft.data.sources.shards import is_folder_name
 from weft.errors import UsageError
 from weft.files import flush_file, refuse_nameless, remove, swap, sweep, writing
 from weft.progress import counting, reading
@@ -109,12 +108,8 @@ def _pack(folder: Path, side: str, source: Source, size: int) -> Iterator[int]:
                 _finish(archive)
             archive = tarfile.open(folder / f"{side}-{number:06}.tar", "w", format=tarfile.PAX_FORMAT)
             number += 1
-        name = source.classes[sample.label]
-        if is_folder_name(name):
-            add(archive, f"{name}/{i:08}.jpg", data)
-        else:  # such as F-16A/B
-            add(archive, f"{sample.label:05}/{i:08}.jpg", data)
-            add(archive, f"{sample.label:05}/{i:08}.cls", name.encode())
+        add(archive, f"{i:08}.jpg", data)
+        add(archive, f"{i:08}.cls", source.classes[sample.label].encode())
         yield len(sample.data)
     if archive is not None:
         _finish(archive)

@@ -63,7 +63,7 @@ class Inventory:
         notes: number of conversions of usable images, by key of `weft.data.images.colour.NOTES`.
         copies: groups of two or more keys whose files are byte-identical; empty before decoding.
         classes_outside: class or split folders that are links to outside the root, not followed.
-        unread: top-level folders that are not read because `train/` exists.
+        unread: top-level folders, or shards, that are not read because others are for training.
     """
 
     root: Path

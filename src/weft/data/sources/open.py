@@ -94,7 +94,7 @@ def open_data(
     Args:
         data: a folder of class folders, or one with `train/` and optionally `val/` (`valid/`, `validation/`, `test/`:
             the first that exists) that contain class folders; a table (`x.csv`, `x.tsv`, `x.parquet`); tar
-            shards (`x.tar`, `train-{000..009}.tar`, https URLs, a folder of .tar files); `torchvision:NAME`;
+            shards (`x.tar`, `train-{000..009}.tar`, a folder of .tar files); `torchvision:NAME`;
             `hf:NAME`; a name of `weft.data.sources.catalog`; or `digits`, scikit-learn's handwritten digits (pass a
             folder of that name as `./digits`).
         val_fraction: fraction of each class for validation, between 0 and 1, if the dataset defines no split.

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -239,6 +241,10 @@ def test_devices_that_a_machine_cannot_have(
 REFUSED = {
     "train photos --out full": "must be new or empty",
     "train nowhere": "'nowhere' does not",
+    "train nowhere.csv": "'nowhere.csv' does not",
+    "train part-{0..1}.tar": "'part-0.tar' does not",
+    "train photos.zip": "'photos.zip' is a ZIP archive. Unpack it",
+    "train photos.tar.gz": "'photos.tar.gz' is a gzip archive. Unpack it",
     "train": "Training needs images",
     "train photos --model levit_999": "Unknown model 'levit_999'. Nearest: levit_192",
     "train photos --model resnet500": "Nearest: resnet50",
@@ -254,6 +260,8 @@ REFUSED = {
     "train photos --from model --from-scratch": "exclude each other",
     "evaluate nowhere photos": "no directory nowhere",
     "evaluate model nowhere": "'nowhere' does not",
+    "evaluate model nowhere.parquet": "'nowhere.parquet' does not",
+    "evaluate model photos.zip": "is a ZIP archive. Unpack it",
     "evaluate model photos --out full": "must be new or empty",
     "evaluate model photos --workers x": "workers must be",
     "evaluate model photos --real-labels nope.json": "there is none",
@@ -266,6 +274,7 @@ REFUSED = {
     "predict model x.jpg --limit -1": "data.limit must be",
     "predict model x.jpg --json --csv": "exclude each other",
     "compare nowhere": "'nowhere' does not",
+    "compare nowhere.tsv": "'nowhere.tsv' does not",
     "compare photos --models levit_999 levit_256": "Unknown model 'levit_999'",
     "compare photos --budget soon": "--budget must be a duration",
     "compare photos --recipe nope": "Unknown recipe",
@@ -316,7 +325,10 @@ REFUSED = {
     "data review photos --run nowhere": "no directory nowhere",
     "data review photos --out full": "must be new or empty",
     "data review photos --apply c.csv": "--apply needs",
+    "data review nowhere.csv": "'nowhere.csv' does not",
     "data check nowhere": "'nowhere' does not",
+    "data check photos.zip": "is a ZIP archive. Unpack it",
+    "data check gzip.tar": "gzip.tar' cannot be read (it is a gzip archive). Unpack it",
     "data prepare photos full": "needs a new folder",
     "models nope": "Unknown model",
 }
@@ -338,6 +350,11 @@ def test_what_can_be_refused_is_refused_without_torch(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
     (tmp_path / "w.pth").touch()
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.writestr("cat/a.png", b"")
+    for name in ("photos.tar.gz", "gzip.tar"):
+        with tarfile.open(tmp_path / name, "w:gz") as archive:
+            archive.add(tmp_path / "photos", "photos")
     refused = REFUSED | {f"{line} --device mps": "device mps needs" for line in DEVICES}
     before = sorted(tmp_path.rglob("*"))
     code = f"""

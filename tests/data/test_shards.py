@@ -309,3 +309,11 @@ def test_what_is_no_file_is_no_shard(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.tar")
     with pytest.raises(DataError, match=r"pipe\.tar' cannot be read \(it is not a file\)"):
         open_data(tmp_path / "pipe.tar")
+
+
+@pytest.mark.parametrize("name", ["photos.zip", "inside/photos.tar", "photos.tar.gz"])
+def test_a_folder_of_archives_is_to_be_unpacked(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"contains none \(but 1 \..+\)\. Unpack the archives, and pass the folder\."):
+        open_data(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.data.images.decode import BadImage, open_image
-from weft.data.index.tree import EXTENSIONS, extension, walk
+from weft.data.index.inventory import images_below
 from weft.devices import check_device
 from weft.errors import DataError, UsageError, need
 from weft.files import check_writable
@@ -40,19 +40,34 @@ def image_files(images: str | Path | Sequence[str | Path]) -> list[str]:
     that they are reported.
 
     Args:
-        images: files, folders (with all images below them) or patterns such as 'x/*.png'.
+        images: files, folders (with all images below them, by name or content) or patterns such as 'x/*.png'.
     """
     files: list[str] = []
     for image in [images] if isinstance(images, (str, Path)) else images:
         path = Path(image)
         if path.is_dir():
-            inside = [str(path / name) for name in walk(str(path)).files if extension(name) in EXTENSIONS]
+            inside = [str(path / name) for name in images_below(path)]
         elif path.exists():
             inside = [str(path)]
         else:
-            inside = sorted(name for name in glob.glob(str(image), recursive=True) if Path(name).is_file())
+            inside = _matches(path)
         files += inside or [str(image)]
     return files
+
+
+def _matches(pattern: Path) -> list[str]:
+    """Return the files that a pattern matches, sorted.
+
+    Folders at its beginning that exist are no patterns, and brackets that match nothing are part of a name.
+    """
+    parts = pattern.parts
+    known = next(number for number in range(len(parts), -1, -1) if Path(*parts[:number]).is_dir())
+    folder, rest = glob.escape(str(Path(*parts[:known]))), "/".join(parts[known:])
+    for text in (rest, rest.replace("[", "[[]")):
+        inside = (Path(name) for name in glob.glob(f"{folder}/{text}", recursive=True))
+        if files := sorted(str(path) for path in inside if path.is_file()):
+            return files
+    return []
 
 
 def check_images(*images: str | Path | Sequence[str | Path]) -> None:

@@ -36,6 +36,16 @@ with contextlib.suppress(OSError, AttributeError):  # else libtiff prints every 
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "HEIF")
 HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"}
+ARCHIVES = {
+    b"PK\x03\x04": "a ZIP archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ": "an xz archive",
+    b"\x28\xb5\x2f\xfd": "a Zstandard archive",
+    b"Rar!": "a RAR archive",
+    b"7z\xbc\xaf": "a 7z archive",
+}  # first bytes of files that are not read, and often mistaken for data
+TAR_MAGIC = slice(257, 262)
 MAX_BYTES = 1 << 30
 MAX_BOXES = 1_000  # of an AVIF or HEIF file; encoders write 3 or 4
 MAX_ASPECT = 100  # ratio of longer to shorter side; resizing the shorter side to the model's size scales the longer
@@ -183,6 +193,21 @@ def sniff(head: bytes) -> str | None:
     return None
 
 
+def archive_kind(path: str | Path) -> str:
+    """Return `a ZIP archive` or the like by the first bytes of a file; empty for any other file."""
+    try:
+        with open(path, "rb") as file:
+            return _archive_kind(file.read(TAR_MAGIC.stop))
+    except OSError:
+        return ""
+
+
+def _archive_kind(data: bytes) -> str:
+    if data[TAR_MAGIC] == b"ustar":
+        return "a tar archive"
+    return next((kind for start, kind in ARCHIVES.items() if data.startswith(start)), "")
+
+
 def _box_size(head: bytes) -> int:
     return int.from_bytes(head[:4], "big")
 
@@ -236,7 +261,8 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
         head = data[:HEAD_BYTES]
         format = sniff(head)
         if format is None:
-            raise BadImage(name, "not-an-image")
+            kind = _archive_kind(data)
+            raise BadImage(name, "not-an-image", f"it is {kind}; unpack it" if kind else "")
         if format == "HEIF" and not _has_heif():
             raise BadImage(name, "no-decoder")
         try:

@@ -14,6 +14,7 @@ from weft.errors import DataError, UsageError
 from weft.text import NUM_NAMED, count, first_few, has_control_characters, printable
 
 MAX_ADVISED = 20  # folds that an error advises
+ARCHIVES = {"zip", "tar", "gz", "tgz", "bz2", "xz", "zst", "7z", "rar"}  # extensions
 
 
 def check_numbers(
@@ -50,7 +51,11 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
         instead = f" (but {tally(extensions(inventory.ignored))})" if inventory.ignored else ""
         raise DataError(
             f"The data directory must contain images; '{root}' contains none{instead}. "
-            f"Put one folder of images per class in it."
+            + (
+                "Unpack the archives, and pass the folder."
+                if ARCHIVES & inventory.ignored.keys()
+                else "Put one folder of images per class in it."
+            )
         )
     if not own:
         raise DataError(

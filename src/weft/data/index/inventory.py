@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ from weft.data.images.decode import (
     MAX_PIXELS,
     BadImage,
     ImageInfo,
+    archive_kind,
     image_info,
     open_regular,
     read_regular,
@@ -149,7 +151,7 @@ def scan_folder(path: str | Path, *, follow_links: bool = False) -> tuple[Invent
         split, inner = _place(key, places)
         candidates.append(ImageEntry(key, inner[0] if len(inner) > 1 else "", split))
     entries = []
-    for entry, verdict in _in_threads(lambda candidate: _sniff_entry(root, candidate), candidates):
+    for entry, verdict in _in_threads(partial(_sniff_entry, root), candidates):
         if isinstance(verdict, BadFile):
             inventory.bad.append(verdict)
         elif verdict:
@@ -158,6 +160,16 @@ def scan_folder(path: str | Path, *, follow_links: bool = False) -> tuple[Invent
             inventory.ignored[extension(entry.key)] += 1
     inventory.bad.sort()
     return inventory, entries
+
+
+def images_below(folder: Path) -> list[str]:
+    """Return the image files of a folder by name or content, as `inspect` finds them; paths relative to it, sorted."""
+    tree = walk(os.fspath(folder))
+    names = tree.files + [bad.key for bad in tree.bad]
+    images = {name for name in names if extension(name) in EXTENSIONS}
+    others = [ImageEntry(name, "", "") for name in tree.files if name not in images]
+    images |= {entry.key for entry, is_image in _in_threads(partial(_sniff_entry, folder), others) if is_image}
+    return sorted(images)
 
 
 def decode_entries(
@@ -197,6 +209,8 @@ def existing(path: str | Path) -> Path:
     if not os.path.lexists(path):
         raise DataError(f"The data directory must exist; '{name}' does not. {todo}")
     if not os.path.isdir(path):
+        if kind := archive_kind(path):
+            raise DataError(f"The data must be a directory; '{name}' is {kind}. Unpack it, and pass the folder.")
         raise DataError(f"The data must be a directory; '{name}' is not. {todo}")
     try:
         with os.scandir(path):

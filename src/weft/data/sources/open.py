@@ -39,7 +39,7 @@ from weft.data.sources.catalog import CATALOG
 from weft.data.sources.digits import open_digits
 from weft.data.sources.library import open_hf, open_torchvision
 from weft.data.sources.listing import Listing, Reader, sort_class_names
-from weft.data.sources.shards import is_shards, open_shards
+from weft.data.sources.shards import is_shards, open_shards, shard_paths
 from weft.data.sources.table import SUFFIXES, FileReader, open_table
 from weft.errors import DataError
 from weft.text import count, printable
@@ -281,16 +281,19 @@ def _adopt(inventory: Inventory, entries: list[ImageEntry], checked: Inventory) 
 
 
 def check_exists(data: str | Path) -> None:
-    """Refuse a folder or table that does not exist. Shards and datasets by name are not looked up.
+    """Refuse a folder, table or shard that does not exist. Datasets by name are not looked up.
 
     Raises:
         DataError: there is none.
     """
     text = os.fspath(data)
     kind = text.partition(":")[0]
-    if data == "digits" or kind in ("torchvision", "hf") or text in CATALOG or text.endswith(SUFFIXES):
+    if data == "digits" or kind in ("torchvision", "hf") or text in CATALOG:
         return
-    if not is_shards(text):
+    files = shard_paths(text) if is_shards(text) else [Path(text)] if text.endswith(SUFFIXES) else []
+    if missing := [file for file in files if not os.path.lexists(file)]:
+        raise DataError(f"The data must exist; '{printable(str(missing[0]))}' does not. Check the path.")
+    if not files:
         existing(text)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from weft.data.images.decode import HEAD_BYTES, MAX_BYTES, BadImage, sniff
+from weft.data.images.decode import HEAD_BYTES, MAX_BYTES, BadImage, archive_kind, sniff
 from weft.data.index.inventory import VAL_NAMES, ImageEntry
 from weft.data.index.source import BadFile
 from weft.data.index.tree import EXTENSIONS, extension, is_junk
@@ -217,6 +217,8 @@ def _read_shard(path: Path) -> _Shard:
     try:
         if path.exists() and not path.is_file():
             raise DataError(f"{must} (it is not a file).")
+        if (kind := archive_kind(path)) not in ("", "a tar archive"):
+            raise DataError(f"{must} (it is {kind}). Unpack it, and pass the folder.")
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as opened:
             archive: Any = opened  # untyped: `members` below is not in its type stubs
             num_bytes = os.fstat(file.fileno()).st_size

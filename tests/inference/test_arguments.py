@@ -10,8 +10,18 @@ import pytest
 
 from tests.data.pictures import jpeg
 from weft.data import BadImage, open_image
+from weft.data.index.inventory import check_outside
+from weft.data.prepare import prepare_data
 from weft.data.sources.open import inspect_data
-from weft.inference.arguments import image_files
+from weft.errors import UsageError
+from weft.inference import embed, evaluate, similar
+from weft.inference.arguments import check_outside_images, image_files
+from weft.inference.explain_files import explain_run
+from weft.inference.exports import export_run
+from weft.train import label
+from weft.train.augment_preview import preview
+from weft.train.corrections import apply_changes
+from weft.train.data_review import review
 
 
 def images(folder: Path, *names: str) -> Path:
@@ -59,3 +69,52 @@ def test_an_archive_is_to_be_unpacked(form: str, kind: str, tmp_path: Path) -> N
     path = shutil.make_archive(str(tmp_path / "photos"), form, tmp_path / "photos")
     with pytest.raises(BadImage, match=rf"it is an? {kind} archive; unpack it"):
         open_image(path)
+
+
+WRITERS = {
+    "embed": lambda data, out: embed("run", data, out=out / "x.npy"),
+    "similar": lambda data, out: similar("run", data / "cat" / "1.jpg", data, out=out, force=True),
+    "explain": lambda data, out: explain_run("run", data, out, force=True),
+    "label": lambda data, out: label("run", data, out=out),
+    "evaluate": lambda data, out: evaluate("run", data, out=out),
+    "review": lambda data, out: review(data, out=out, force=True),
+    "apply": lambda data, out: apply_changes(data, "changes.csv", out / "new.csv"),
+    "prepare": lambda data, out: prepare_data(data, out, 16),
+    "preview": lambda data, out: preview(data, "levit_nano_32", out=out / "x.png"),
+    "export": lambda data, out: export_run("run", out, data=data),
+}
+
+
+@pytest.mark.parametrize("verb", WRITERS)
+@pytest.mark.parametrize("place", ["", "new", "cat", "cat/new/deeper"])
+def test_no_verb_writes_into_the_images_that_it_reads(verb: str, place: str, tmp_path: Path) -> None:
+    images(tmp_path / "photos", "cat/1.jpg", "dog/1.jpg")
+    before = sorted(tmp_path.rglob("*"))
+    (tmp_path / "link").symlink_to("photos")
+    for data, out in (("photos", "photos"), ("photos", "link"), ("link", "photos")):
+        with pytest.raises(UsageError, match=r"The output must be outside the data folder, .* is in "):
+            WRITERS[verb](tmp_path / data, tmp_path / out / place)
+    (tmp_path / "link").unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_next_to_the_folder_of_the_training_set_nothing_is_read(tmp_path: Path) -> None:
+    data = images(tmp_path / "photos", "train/cat/1.jpg", "train/dog/1.jpg", "test/cat/2.jpg")
+    check_outside(data / "runs" / "one", data)
+    check_outside(tmp_path / "photos-2", data)
+    for place in ("train/x", "test", ""):
+        with pytest.raises(UsageError, match="outside the data folder"):
+            check_outside(data / place, data)
+    with pytest.raises(UsageError, match="outside the data folder"):  # image files are read everywhere
+        check_outside_images(data / "runs", data)
+    other = images(tmp_path / "classes", "train/1.jpg", "cat/1.jpg")  # here, train is a class
+    with pytest.raises(UsageError, match="outside the data folder"):
+        check_outside(other / "runs", other)
+
+
+def test_an_output_next_to_single_files_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(images(tmp_path, "1.jpg", "cat/2.jpg"))
+    check_outside_images("new", "1.jpg", ["cat/2.jpg", "*.jpg", "cat/*.jpg", "missing/3.jpg"])
+    for pattern in ("*/*.jpg", "**/*.jpg", "cat/**"):
+        with pytest.raises(UsageError, match="outside the data folder"):
+            check_outside_images("cat/new", pattern)

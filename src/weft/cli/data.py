@@ -202,6 +202,7 @@ def _review(args: argparse.Namespace) -> int:
 def _check_review(args: argparse.Namespace, data: str) -> None:
     """Check what can be checked before torch is imported."""
     from weft.checkpoints.finding import check_model
+    from weft.data.index.inventory import check_outside
     from weft.data.sources.open import check_exists
     from weft.files import refuse_taken
     from weft.inference.arguments import settings_of
@@ -209,6 +210,8 @@ def _check_review(args: argparse.Namespace, data: str) -> None:
     if args.apply is not None and args.out is None:
         raise UsageError("--apply needs the name of the new table: --out corrected.csv.")
     settings_of(args.batch_size, None, args.device, args.precision, None, None)
+    if args.out is not None:
+        check_outside(args.out, data)
     if args.out is not None and args.apply is None and not args.force:
         refuse_taken(Path(args.out), (), force=False)
     if args.run is not None:

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from weft.progress import loading
 
     settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
-    feature_files(Path(args.out), force=args.force)
+    feature_files(Path(args.out), args.images, force=args.force)
     check_model(args.run)
     check_images(args.images)
     with loading(quiet=args.quiet):

@@ -59,14 +59,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate a model, and print the result as text, JSON or CSV."""
     from weft.checkpoints.finding import check_model
+    from weft.data.index.inventory import check_outside
     from weft.data.sources.open import check_exists
     from weft.files import refuse_taken
-    from weft.inference.arguments import settings_of
+    from weft.inference.arguments import check_outside_images, settings_of
 
     one_format(args)
     settings_of(
         args.batch_size, args.img_size, args.device, args.precision, args.workers, args.limit, args.follow_links
     )
+    if args.out is not None:
+        check_outside(args.out, args.data)
+        check_outside_images(args.out, args.other or ())
     if args.out is not None and not args.force:
         refuse_taken(Path(args.out), (), force=False)
     if args.real_labels is not None and not Path(args.real_labels).exists():

@@ -43,9 +43,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("weft explain needs an output directory; pass --out DIR.")
     from weft.checkpoints.finding import check_model
     from weft.files import refuse_taken
-    from weft.inference.arguments import check_images, settings_of
+    from weft.inference.arguments import check_images, check_outside_images, settings_of
 
     settings_of(None, args.img_size, args.device, None, None, args.limit)
+    check_outside_images(args.out, args.images)
     if not args.force:
         refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)

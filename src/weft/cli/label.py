@@ -50,10 +50,12 @@ def run(args: argparse.Namespace) -> int:
     """Choose images to label, and print them as text or JSON."""
     from weft.checkpoints.finding import check_model
     from weft.files import refuse_taken
-    from weft.inference.arguments import check_images, settings_of
+    from weft.inference.arguments import check_images, check_outside_images, settings_of
     from weft.progress import loading
 
     settings_of(args.batch_size, None, args.device, args.precision, None, args.limit)
+    if args.out is not None:
+        check_outside_images(args.out, args.images)
     if args.out is not None and not args.force:
         refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)

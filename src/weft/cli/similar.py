@@ -41,12 +41,14 @@ def run(args: argparse.Namespace) -> int:
     """Find similar images, and print them as text, JSON or CSV."""
     from weft.checkpoints.finding import check_model
     from weft.files import refuse_taken
-    from weft.inference.arguments import check_images, check_top_k, settings_of
+    from weft.inference.arguments import check_images, check_outside_images, check_top_k, settings_of
     from weft.progress import loading
 
     one_format(args)
     check_top_k(args.top_k)
     settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
+    if args.out is not None:
+        check_outside_images(args.out, args.images)
     if args.out is not None and not args.force:
         refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from weft.data.images.decode import open_image
+from weft.data.index.inventory import check_outside
 from weft.data.index.source import Source
 from weft.data.sources.open import open_data
 from weft.errors import UsageError
@@ -60,6 +61,7 @@ def prepare_data(
     if size < 8:
         raise UsageError(f"size must be at least 8 pixels; got {size}.")
     refuse_nameless(out)
+    check_outside(out, data)
     with writing(out):
         sweep(out.parent, remove, out.name)  # of a process that was killed
     _check_place(out, force)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.data.images.decode import BadImage, open_image
-from weft.data.index.inventory import images_below
+from weft.data.index.inventory import check_outside, images_below
 from weft.devices import check_device
 from weft.errors import DataError, UsageError, need
 from weft.files import check_writable
@@ -60,14 +60,19 @@ def _matches(pattern: Path) -> list[str]:
 
     Folders at its beginning that exist are no patterns, and brackets that match nothing are part of a name.
     """
-    parts = pattern.parts
-    known = next(number for number in range(len(parts), -1, -1) if Path(*parts[:number]).is_dir())
-    folder, rest = glob.escape(str(Path(*parts[:known]))), "/".join(parts[known:])
+    folder, rest = _split_pattern(pattern)
     for text in (rest, rest.replace("[", "[[]")):
-        inside = (Path(name) for name in glob.glob(f"{folder}/{text}", recursive=True))
+        inside = (Path(name) for name in glob.glob(f"{glob.escape(str(folder))}/{text}", recursive=True))
         if files := sorted(str(path) for path in inside if path.is_file()):
             return files
     return []
+
+
+def _split_pattern(pattern: Path) -> tuple[Path, str]:
+    """Return the folders at the beginning of a pattern that exist, and the rest."""
+    parts = pattern.parts
+    known = next(number for number in range(len(parts), -1, -1) if Path(*parts[:number]).is_dir())
+    return Path(*parts[:known]), "/".join(parts[known:])
 
 
 def check_images(*images: str | Path | Sequence[str | Path]) -> None:
@@ -106,6 +111,23 @@ def no_other(images: str | Path) -> DataError:
     )
 
 
+def check_outside_images(out: str | Path, *images: str | Path | Sequence[str | Path]) -> None:
+    """Refuse an output in a folder of images, where a later run would read it as an image.
+
+    Args:
+        out: file or directory to write.
+        images: as in `image_files`.
+
+    Raises:
+        UsageError: `out` is in one of the folders, or in the first folder of a pattern of folders.
+    """
+    for argument in images:
+        for image in [argument] if isinstance(argument, (str, Path)) else argument:
+            folder, pattern = _split_pattern(Path(image))
+            if not pattern or "**" in pattern or ("/" in pattern and glob.has_magic(pattern)):
+                check_outside(out, folder, is_dataset=False)
+
+
 def check_top_k(top_k: int) -> None:
     """Check a number of classes.
 
@@ -116,8 +138,9 @@ def check_top_k(top_k: int) -> None:
         raise UsageError(f"top_k must be at least 1; got {top_k}.")
 
 
-def feature_files(out: Path, *, force: bool) -> list[Path]:
+def feature_files(out: Path, images: str | Path | Sequence[str | Path], *, force: bool) -> list[Path]:
     """Return the files to write, and check that they can be written."""
+    check_outside_images(out, images)
     if out.suffix not in SUFFIXES:
         raise UsageError(f"The file of features must end in {' or '.join(SUFFIXES)}; got '{printable(str(out))}'.")
     files = [out, out.with_suffix(".csv")] if out.suffix == ".npy" else [out]

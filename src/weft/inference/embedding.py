@@ -15,7 +15,7 @@ import numpy as np
 from weft.data import BadImage
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, refuse_file_name, refuse_taken, write_text, write_whole, writing
-from weft.inference.arguments import feature_files
+from weft.inference.arguments import check_outside_images, feature_files
 from weft.inference.features import FeatureReader, classifiers, unit_length
 from weft.inference.inputs import image_files, settings_of
 from weft.inference.prediction import prepared_file
@@ -99,7 +99,7 @@ def embed(
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
     settings = settings_of(batch_size, img_size, device, precision, None, limit)
-    files = [] if out is None else feature_files(Path(out), force=force)
+    files = [] if out is None else feature_files(Path(out), images, force=force)
     predictor = feature_predictor(run, settings, quiet)
     result = read_files(predictor, image_files(images)[: settings.data.limit], int(settings.batch_size), quiet=quiet)
     if not result.images:
@@ -149,6 +149,7 @@ def similar(
         raise UsageError(f"top_k must be at least 1; got {top_k}.")
     settings = settings_of(batch_size, img_size, device, precision, None, limit)
     if out is not None:
+        check_outside_images(out, images)
         refuse_file_name(Path(out))
         refuse_taken(Path(out), REPORT, force=force)
         check_writable(Path(out))

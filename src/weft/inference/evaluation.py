@@ -13,10 +13,11 @@ import numpy as np
 
 from weft.checkpoints.unknown import detector_of
 from weft.data import Source, Splits
+from weft.data.index.inventory import check_outside
 from weft.data.loading.loader import ImageLoader
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_text
-from weft.inference.arguments import check_other, image_files
+from weft.inference.arguments import check_other, check_outside_images, image_files
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import feature_map
 from weft.inference.features import FeatureReader
@@ -123,6 +124,8 @@ def evaluate(
         check_other(other)
     settings = settings_of(batch_size, img_size, device, precision, workers, limit, follow_links)
     if out is not None:
+        check_outside(out, data)
+        check_outside_images(out, other or ())
         refuse_file_name(Path(out))
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))

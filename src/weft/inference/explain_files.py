@@ -15,6 +15,7 @@ from weft import markup
 from weft.data import BadImage
 from weft.data.images.encode import encoded
 from weft.files import make_dir, write_text, writing
+from weft.inference.arguments import check_outside_images
 from weft.inference.inputs import class_number, image_files, settings_of
 from weft.inference.predictor import Predictor
 from weft.interpret import Explanation, explain
@@ -104,6 +105,7 @@ def explain_run(
         CheckpointError: the model is missing or cannot be read.
     """
     settings = settings_of(None, img_size, device, None, None, limit)
+    check_outside_images(out, images)
     predictor = Predictor.load(run, img_size=settings.img_size, device=settings.device, fold=False, quiet=quiet)
     model, names = predictor.source_model, predictor.classes
     check_explainable(model, grad_cam)  # before anything is written

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.checkpoints.public import load_model
+from weft.data.index.inventory import check_outside
 from weft.deploy import ExportReport, export
 from weft.errors import DataError
 from weft.inference.inputs import open_labelled, recipe_of, settings_of
@@ -38,6 +39,8 @@ def export_run(
         UsageError, DataError, CheckpointError, VerificationError: as `weft.export` and `evaluate`.
     """
     settings = settings_of(None, None, "cpu", None, None, limit, follow_links)
+    if data is not None:
+        check_outside(out, data)
     model, classes = load_model(run, quiet=quiet)
     splits = None
     if data is not None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits, image_size_hint, open_data
+from weft.data.index.inventory import check_outside
 from weft.errors import DataError, UsageError
 from weft.files import write_whole
 from weft.models.families import SMALL_SIDE, candidates
@@ -105,6 +106,7 @@ def compare(
     for candidate in chosen:
         _check(candidate, base, more)
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
+    check_outside(folder, data)
     record = {"data": data, "models": [c.model for c in chosen], "recipe": base, "settings": more, "budget": budget}
     record["epochs"] = None  # until they are decided
     known = open_directory(folder, "compare.json", record, (*CONTENTS, *FIGURES), force=force, same=_same_comparison)

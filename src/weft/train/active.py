@@ -16,7 +16,7 @@ from weft.data.images.decode import BadImage, read_regular
 from weft.data.index.fingerprint import Fingerprint, hash_of
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_table
-from weft.inference.arguments import image_files, settings_of
+from weft.inference.arguments import check_outside_images, image_files, settings_of
 from weft.inference.embedding import feature_predictor, read_files
 from weft.inference.features import fingerprint, logits_of, unit_length
 from weft.inference.inputs import recipe_of, run_folder
@@ -137,6 +137,7 @@ def label(
     if precision is None:
         settings = replace(settings, precision=_precision_of(Path(run), str(settings.device)))
     if out is not None:
+        check_outside_images(out, images)
         refuse_file_name(Path(out))
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.data import Splits, open_image
+from weft.data.index.inventory import check_outside
 from weft.data.index.split import stratified_subset
 from weft.data.loading.preprocessing import visible
 from weft.errors import UsageError
@@ -66,8 +67,9 @@ def preview(
 
     if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
         raise UsageError(f"--preview must name an image file, such as preview.png; got {path.name}.")
-    check_writable(path.parent)
     loaded = load_plan_recipe(data, recipe, settings, {"model": model, **given}, "--preview FILE")
+    check_outside(path, str(loaded.data.source))
+    check_writable(path.parent)
     loaded = dataclasses.replace(loaded, pretrained=False)  # the weights are not used
     plan = make_plan(loaded, Runtime.of(loaded.device, loaded.precision), quiet=quiet, tune_batch_size=False)
     figure = augmented_figure(plan.recipe, plan.splits, plan.network)

@@ -13,6 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from weft.data import Source, Splits, open_data
+from weft.data.index.inventory import check_outside
 from weft.data.sources.open import KeyedSource
 from weft.data.sources.table import SUFFIXES, FileReader, other_columns, read_rows
 from weft.errors import DataError, UsageError
@@ -56,6 +57,7 @@ def apply_changes(
             have, or were made for another label.
     """
     out = Path(out)
+    check_outside(out, data)
     _check_table(out, (Path(data), Path(changes)), force)
     rows = _read_changes(Path(changes))
     splits = open_files(data, follow_links, quiet)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits, open_image
+from weft.data.index.inventory import check_outside
 from weft.errors import DataError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, sha256_of, write_table
 from weft.inference.embedding import Embedding, feature_predictor, read_files
@@ -156,6 +157,7 @@ def review(
     """
     settings = settings_of(batch_size, None, device, precision, None, None)
     if out is not None:
+        check_outside(out, data)
         refuse_file_name(Path(out))
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))

@@ -25,7 +25,7 @@ from weft.data.images.decode import (
 )
 from weft.data.index.source import BadFile
 from weft.data.index.tree import EXTENSIONS, extension, is_folder, is_junk, walk
-from weft.errors import DataError
+from weft.errors import DataError, UsageError
 from weft.processor import available_cores
 from weft.text import printable
 
@@ -160,6 +160,30 @@ def scan_folder(path: str | Path, *, follow_links: bool = False) -> tuple[Invent
             inventory.ignored[extension(entry.key)] += 1
     inventory.bad.sort()
     return inventory, entries
+
+
+def check_outside(out: str | Path, *data: str | Path, is_dataset: bool = True) -> None:
+    """Refuse an output in a folder of images, where a later run would read it as a class or an image.
+
+    Args:
+        out: file or directory to write.
+        data: folders of images; any other source is not looked at.
+        is_dataset: next to `train/`, where nothing is read, an output is allowed.
+
+    Raises:
+        UsageError: `out` is in one of the folders.
+    """
+    for folder in data:
+        root, resolved = Path(folder).resolve(), Path(out).resolve()
+        if not root.is_dir() or not resolved.is_relative_to(root):
+            continue
+        places = _layout(root)[1] if is_dataset else {}
+        first = next(iter(resolved.relative_to(root).parts), "train")
+        if not places or first in ("train", *VAL_NAMES):
+            raise UsageError(
+                f"The output must be outside the data folder, where it would be read as a class or an image;"
+                f" {printable(str(out))} is in {printable(os.fspath(folder))}. Choose another path."
+            )
 
 
 def images_below(folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import hashlib
 import importlib
 import io
 import os
@@ -19,15 +20,15 @@ import re
 import stat
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 
 from weft.data.images.colour import Header, NoValueRange, describe, read_header, to_rgb, upright_size
 from weft.data.images.limits import MAX_PIXELS
-from weft.data.images.structure import StructureError, check_structure
+from weft.data.images.structure import StructureError, check_structure, scans_of
 from weft.errors import DataError
 from weft.text import one_line, printable
 
@@ -51,7 +52,11 @@ MAX_BOXES = 1_000  # of an AVIF or HEIF file; encoders write 3 or 4
 MAX_ASPECT = 100  # ratio of longer to shorter side; resizing the shorter side to the model's size scales the longer
 HEAD_BYTES = 32  # enough for `sniff`
 WHITE = (255, 255, 255)
+END_MARKER = b"\xff\xd9"  # of a JPEG
+RESTART = re.compile(rb"\xff[\xd0-\xd7]")
+MIN_PADDING = 4  # zero bytes at the end of a JPEG that are no pixels
 
+Result = TypeVar("Result")
 NO_RANGE = "it declares no range (TIFF tags SMinSampleValue, SMaxSampleValue)"
 REASONS = {
     "missing": "the file does not exist",
@@ -133,8 +138,23 @@ def open_image(
     Raises:
         BadImage: the image cannot be used; its `reason` is a key of `REASONS`.
     """
-    with _opened(source, max_pixels) as image:
-        return _decoded(image, at_least, background)[0]
+    return _with_image(source, max_pixels, lambda image: _decoded(image, at_least, background)[0])[0]
+
+
+def _with_image(
+    source: str | Path | bytes, max_pixels: int, use: Callable[[Image.Image], Result]
+) -> tuple[Result, bool]:
+    """Return the result of a function of the opened image, and whether the file has its end marker."""
+    name, data = _content(source)
+    if sniff(data) != "JPEG" or data.endswith(END_MARKER) or scans_of(data)[1]:
+        with _opened(name, data, max_pixels) as image:
+            return use(image), True
+    whole = _with_end_marker(data, max_pixels)
+    with _opened(name, whole or data, max_pixels) as image:
+        result = use(image)
+        if whole is None:  # Pillow accepts some, such as those that are filled up with zeros
+            raise BadImage(name, "truncated")
+    return result, False
 
 
 def _decoded(image: Image.Image, at_least: int | None, background: tuple[int, int, int]) -> tuple[Image.Image, Header]:
@@ -146,6 +166,30 @@ def _decoded(image: Image.Image, at_least: int | None, background: tuple[int, in
     return to_rgb(image, background), header
 
 
+def _with_end_marker(data: bytes, max_pixels: int) -> bytes | None:
+    """Return a JPEG that lacks its end marker with one; None if pixels are missing too.
+
+    A decoder reads no further than the last block. If no block is missing, the pixels are the same whatever follows;
+    else the bits that follow become pixels.
+    """
+    cut = data.rstrip(b"\0")
+    data = (cut if len(data) - len(cut) >= MIN_PADDING else data).rstrip(b"\xff")
+    if not scans_of(data)[0]:
+        return None
+    restarts = RESTART.findall(data, data.rfind(b"\xff\xda"))  # the decoder looks for the next one, and skips the rest
+    restart = bytes((0xFF, 0xD0 + (restarts[-1][1] + 1) % 8 if restarts else 0xD0))
+    contents = set()
+    try:
+        for bits in (b"", b"\x00", b"\x55", b"\xfe"):
+            following = 64 * bits + restart + 64 * bits if bits else b""
+            with _opened("", data + following + END_MARKER, max_pixels) as image:
+                image.load()
+                contents.add(hashlib.sha256(image.tobytes()).digest())
+    except BadImage:
+        return None
+    return data + END_MARKER if len(contents) == 1 else None
+
+
 def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
     """Check that `open_image` accepts an image, and return its properties.
 
@@ -154,10 +198,14 @@ def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
     Raises:
         BadImage: as `open_image`, for the same reasons.
     """
-    with _opened(source, max_pixels) as image:
+
+    def info(image: Image.Image) -> ImageInfo:
         _, header = _decoded(image, max(min(image.size) // 8, 1), WHITE)
         format = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a phone's JPEG with a second image
         return ImageInfo(upright_size(image, header), format, describe(image, header))
+
+    result, is_ended = _with_image(source, max_pixels, info)
+    return result if is_ended else result._replace(notes=(*result.notes, "no-end-marker"))
 
 
 def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -166,7 +214,7 @@ def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> t
     Raises:
         BadImage: the header cannot be read, or a limit is exceeded.
     """
-    with _opened(source, max_pixels) as image:
+    with _opened(*_content(source), max_pixels) as image:
         return upright_size(image, read_header(image))
 
 
@@ -250,13 +298,8 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 @contextlib.contextmanager
-def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image]:
+def _opened(name: str, data: bytes, max_pixels: int) -> Iterator[Image.Image]:
     """Open an image with its header read and its size checked; convert every exception raised inside to `BadImage`."""
-    name = "The image" if isinstance(source, bytes) else printable(os.fspath(source))
-    if source == b"":
-        raise BadImage(name, "zero-byte")
-    # always from bytes: a decoder may treat a file on disk differently
-    data = source if isinstance(source, bytes) else _read(source, name)
     with io.BytesIO(data) as file, _pillow_limits(max_pixels):
         head = data[:HEAD_BYTES]
         format = sniff(head)
@@ -294,9 +337,15 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
             raise BadImage(name, _reason(err, head, file), printable(str(err))) from err
 
 
-def _read(path: str | Path, name: str) -> bytes:
+def _content(source: str | Path | bytes) -> tuple[str, bytes]:
+    """Return the name of an image in messages, and its bytes: a decoder may treat a file on disk differently."""
+    if isinstance(source, bytes):
+        if not source:
+            raise BadImage("The image", "zero-byte")
+        return "The image", source
+    name = printable(os.fspath(source))
     try:
-        return read_regular(path)
+        return name, read_regular(source)
     except MemoryError as err:
         raise BadImage(name, "out-of-memory") from err
     except OSError as err:  # of the disk or the network

@@ -45,7 +45,8 @@ COMMON: dict[str, dict[str, Any]] = {
 MODEL = "run directory (its best model is used), model directory, hf-hub:OWNER/NAME, or name of a public model"
 RUN = "run directory (its best model is used), model directory, export, hf-hub:OWNER/NAME, or name of a public model"
 RUN_OPTIONS = (
-    *("--set", "--epochs", "--batch-size", "--device", "--precision", "--workers", "--limit", "--follow-links"),
+    *("--set", "--epochs", "--batch-size", "--device", "--precision", "--workers", "--limit", "--max-pixels"),
+    "--follow-links",
 )
 
 

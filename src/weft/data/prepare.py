@@ -14,7 +14,7 @@ from PIL import Image
 
 from weft.data.images.decode import open_image
 from weft.data.index.inventory import check_outside
-from weft.data.index.source import Source
+from weft.data.index.source import Source, pixel_limit
 from weft.data.sources.open import open_data
 from weft.errors import UsageError
 from weft.files import flush_file, refuse_nameless, remove, swap, sweep, writing
@@ -39,6 +39,7 @@ def prepare_data(
     out: str | Path,
     size: int,
     *,
+    max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
 ) -> Prepared:
@@ -49,6 +50,7 @@ def prepare_data(
         out: folder to write, atomically.
         size: length of the short side in pixels; smaller images keep their size. 256 is enough to evaluate at 224;
             training benefits from more, since its random crops zoom in.
+        max_pixels: as in `open_data`.
         force: replace a folder of shards.
         quiet: print no progress.
 
@@ -66,7 +68,7 @@ def prepare_data(
         sweep(out.parent, remove, out.name)  # of a process that was killed
     _check_place(out, force)
     with reading(quiet=quiet) as progress:
-        splits = open_data(data, progress=progress)
+        splits = open_data(data, max_pixels=max_pixels, progress=progress)
     partial = out.with_name(f".{out.name}.{os.getpid()}.part")
     before = 0
     total = len(splits.train) + len(splits.val)
@@ -104,7 +106,7 @@ def _pack(folder: Path, side: str, source: Source, size: int) -> Iterator[int]:
 
     for i in range(len(source)):
         sample = source.read(i)
-        data = _smaller(sample.data, size)
+        data = _smaller(sample.data, size, pixel_limit(source))
         if archive is None or archive.offset > SHARD_BYTES:
             if archive is not None:
                 _finish(archive)
@@ -122,8 +124,8 @@ def _finish(archive: tarfile.TarFile) -> None:
     flush_file(Path(str(archive.name)))
 
 
-def _smaller(data: bytes, size: int) -> bytes:
-    image = open_image(data)
+def _smaller(data: bytes, size: int, max_pixels: int) -> bytes:
+    image = open_image(data, max_pixels=max_pixels)
     short = min(image.size)
     if short > size:
         width, height = (max(round(side * size / short), size) for side in image.size)

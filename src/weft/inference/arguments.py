@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.data.images.decode import BadImage, open_image
+from weft.data.images.limits import MAX_PIXELS
 from weft.data.index.inventory import check_outside, images_below
 from weft.devices import check_device
 from weft.errors import DataError, UsageError, need
@@ -21,7 +22,14 @@ SUFFIXES = (".npy", ".parquet")  # of files of features
 
 
 def settings_of(
-    batch_size: Any, img_size: Any, device: Any, precision: Any, workers: Any, limit: Any, follow_links: Any = None
+    batch_size: Any,
+    img_size: Any,
+    device: Any,
+    precision: Any,
+    workers: Any,
+    limit: Any,
+    follow_links: Any = None,
+    max_pixels: Any = None,
 ) -> Recipe:
     """Validate the settings that training and inference share, and return them as a recipe.
 
@@ -33,6 +41,17 @@ def settings_of(
         raise UsageError("batch_size auto is for training; pass a number of images, or leave it out.")
     check_device(settings.device)
     return settings
+
+
+def run_folder(run: Path) -> Path:
+    """Return the run directory of a run, or of its best or last model."""
+    return run.resolve().parent if run.resolve().name in ("best", "last") else run
+
+
+def recipe_of(run: Path) -> Recipe | None:
+    """Return the recipe that a model was trained with, if its run directory still exists."""
+    folder = run_folder(run)
+    return load_recipe(folder / "recipe.yaml") if (folder / "recipe.yaml").is_file() else None
 
 
 def image_files(images: str | Path | Sequence[str | Path]) -> list[str]:
@@ -90,15 +109,15 @@ def check_images(*images: str | Path | Sequence[str | Path]) -> None:
             raise BadImage(printable(paths[0]), "missing")
 
 
-def check_other(images: str | Path) -> None:
-    """Check that an image of `--other` can be read.
+def check_other(images: str | Path, max_pixels: int | None = None) -> None:
+    """Check that an image of `--other` can be read, with at most `max_pixels`.
 
     Raises:
         DataError: none can.
     """
     for path in image_files(images):
         with contextlib.suppress(BadImage, OSError):
-            open_image(path)
+            open_image(path, max_pixels=max_pixels or MAX_PIXELS)
             return
     raise no_other(images)
 

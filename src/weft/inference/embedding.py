@@ -77,6 +77,7 @@ def embed(
     device: str | None = None,
     precision: str | None = None,
     limit: int | None = None,
+    max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
 ) -> Embedding:
@@ -88,7 +89,7 @@ def embed(
         out: file for the features. `x.npy` has (images features) in float32, and the paths are in `x.csv`, one row per
             row of features. `x.parquet` has the columns `image` and `features`. None to write no files.
         normalize: scale the features of each image to unit L2 norm.
-        batch_size, img_size, device, precision, limit: as in `train`.
+        batch_size, img_size, device, precision, limit, max_pixels: as in `train`.
         force: replace existing files.
         quiet: print no progress.
 
@@ -98,7 +99,7 @@ def embed(
         DataError: no image can be read.
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
-    settings = settings_of(batch_size, img_size, device, precision, None, limit)
+    settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
     files = [] if out is None else feature_files(Path(out), images, force=force)
     predictor = feature_predictor(run, settings, quiet)
     result = read_files(predictor, image_files(images)[: settings.data.limit], int(settings.batch_size), quiet=quiet)
@@ -125,14 +126,15 @@ def similar(
     device: str | None = None,
     precision: str | None = None,
     limit: int | None = None,
+    max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
 ) -> tuple[list[SimilarImage], list[tuple[str, str]]]:
     """Find the images whose features have the highest cosine similarity to those of a query image.
 
     Args:
-        run, images, batch_size, img_size, device, precision, limit, quiet: as in `embed`. The query itself is left out
-            of `images`.
+        run, images, batch_size, img_size, device, precision, limit, max_pixels, quiet: as in `embed`. The query itself
+            is left out of `images`.
         query: an image file.
         top_k: number of images to return.
         out: directory for a report with the images; None to write no files.
@@ -147,7 +149,7 @@ def similar(
     """
     if top_k < 1:
         raise UsageError(f"top_k must be at least 1; got {top_k}.")
-    settings = settings_of(batch_size, img_size, device, precision, None, limit)
+    settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
     if out is not None:
         check_outside_images(out, images)
         refuse_file_name(Path(out))
@@ -189,6 +191,7 @@ def feature_predictor(run: str | Path, settings: Recipe, quiet: bool) -> Predict
         device=settings.device,
         precision=settings.precision,
         fold=False,
+        max_pixels=settings.data.max_pixels,
         quiet=quiet,
     )
     classifiers(predictor.source_model)

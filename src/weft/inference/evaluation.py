@@ -64,6 +64,7 @@ def evaluate(
     precision: str | None = None,
     workers: int | None = None,
     limit: int | None = None,
+    max_pixels: int | None = None,
     follow_links: bool | None = None,
     tta: bool = False,
     knn: int | None = None,
@@ -85,7 +86,7 @@ def evaluate(
         data: a folder of images, any other source that `weft.data.open_data` reads, or 'digits'.
         split: `train`, `val`, `all` or `auto`: the validation set if the dataset defines one, else the images that the
             model was not trained on, which its run directory lists.
-        batch_size, img_size, device, precision, workers, limit, follow_links: as in `train`.
+        batch_size, img_size, device, precision, workers, limit, max_pixels, follow_links: as in `train`.
         tta: test-time augmentation: average the logits of each image and of its mirror image.
         knn: classify by this number of nearest neighbours among the training images of `data`, by cosine similarity of
             the features, instead of by the classifier of the model (see `weft.inference.knn`). The evaluated images
@@ -120,9 +121,9 @@ def evaluate(
                 "other": other is not None,
             },
         )
+    settings = settings_of(batch_size, img_size, device, precision, workers, limit, follow_links, max_pixels)
     if other is not None:
-        check_other(other)
-    settings = settings_of(batch_size, img_size, device, precision, workers, limit, follow_links)
+        check_other(other, settings.data.max_pixels)
     if out is not None:
         check_outside(out, data)
         check_outside_images(out, other or ())
@@ -136,6 +137,7 @@ def evaluate(
         precision=settings.precision,
         fold=False,
         mirror=tta,
+        max_pixels=settings.data.max_pixels,
         quiet=quiet,
     )
     rejection = None if reject_at_error is None else predictor.reject_at(reject_at_error)
@@ -276,7 +278,7 @@ def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: 
     """Compare the scores of the evaluated images with those of images that show none of the classes."""
     if detector_of(predictor.source_model) is None:
         raise UsageError(NO_DETECTOR)
-    folded = Predictor(predictor.source_model, runtime=predictor.runtime)
+    folded = Predictor(predictor.source_model, runtime=predictor.runtime, max_pixels=predictor.max_pixels)
     detector = folded.detector
     assert detector is not None
     assert detector.threshold is not None

@@ -83,6 +83,7 @@ def explain_run(
     device: str | None = None,
     grad_cam: bool = True,
     limit: int | None = None,
+    max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
 ) -> list[FileExplanation]:
@@ -95,7 +96,7 @@ def explain_run(
         out: directory for the files, and for explanations.json, which lists them.
         label: name of the class to explain, for a public model also its WordNet id; None for the predicted class of
             each image.
-        img_size, device, limit: as in `predict`.
+        img_size, device, limit, max_pixels: as in `predict`.
         grad_cam: compute Grad-CAM, with captum.
         force: replace existing explanations.
         quiet: print no progress.
@@ -104,9 +105,16 @@ def explain_run(
         UsageError: Grad-CAM of an export, an unknown class, a directory that is taken, captum is not installed.
         CheckpointError: the model is missing or cannot be read.
     """
-    settings = settings_of(None, img_size, device, None, None, limit)
+    settings = settings_of(None, img_size, device, None, None, limit, max_pixels=max_pixels)
     check_outside_images(out, images)
-    predictor = Predictor.load(run, img_size=settings.img_size, device=settings.device, fold=False, quiet=quiet)
+    predictor = Predictor.load(
+        run,
+        img_size=settings.img_size,
+        device=settings.device,
+        fold=False,
+        max_pixels=settings.data.max_pixels,
+        quiet=quiet,
+    )
     model, names = predictor.source_model, predictor.classes
     check_explainable(model, grad_cam)  # before anything is written
     number = None if label is None else class_number(label, names)

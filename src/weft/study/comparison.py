@@ -91,6 +91,7 @@ def compare(
             data,
             limit=source.limit,
             max_bad=source.max_bad,
+            max_pixels=source.max_pixels,
             follow_links=source.follow_links,
             val_fraction=source.val_fraction,
             train_fraction=source.train_fraction,

@@ -203,7 +203,12 @@ def _classes(
     with reading(quiet=quiet) as progress:
         return {
             name: open_data(
-                sources[name], limit=64, max_bad=data.max_bad, follow_links=data.follow_links, progress=progress
+                sources[name],
+                limit=64,
+                max_bad=data.max_bad,
+                max_pixels=data.max_pixels,
+                follow_links=data.follow_links,
+                progress=progress,
             ).classes
             for name, data in sorted(settings.items())
             if name not in known

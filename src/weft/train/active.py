@@ -102,6 +102,7 @@ def label(
     device: str | None = None,
     precision: str | None = None,
     limit: int | None = None,
+    max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
 ) -> Labelling:
@@ -119,7 +120,7 @@ def label(
         certain: smallest probability of a proposed label, above 0 and at most 1.
         out: directory for `next.csv`, `proposed.csv` and a report with the images; None to write no files. Both tables
             are data for `weft train`; in `next.csv` the labels are empty, for a person to write.
-        batch_size, device, precision, limit: as in `train`. If None, the precision is that of
+        batch_size, device, precision, limit, max_pixels: as in `train`. If None, the precision is that of
             the features that the run stored; fp32 without any, and on a processor that emulates it.
         force: replace existing files in `out`.
         quiet: print no progress.
@@ -133,7 +134,7 @@ def label(
         raise UsageError(f"budget must be at least 1; got {budget}.")
     if not 0 < certain <= 1:
         raise UsageError(f"certain must be above 0 and at most 1; got {certain:g}.")
-    settings = settings_of(batch_size, None, device, precision, None, limit)
+    settings = settings_of(batch_size, None, device, precision, None, limit, max_pixels=max_pixels)
     if precision is None:
         settings = replace(settings, precision=_precision_of(Path(run), str(settings.device)))
     if out is not None:

@@ -140,7 +140,7 @@ def checked_recipe(
     """
     loaded = load_plan_recipe(data, recipe, settings, given)
     if loaded.data.other is not None:
-        check_other(loaded.data.other)
+        check_other(loaded.data.other, loaded.data.max_pixels)
     if not from_scratch:
         return loaded
     if loaded.start_from is not None:

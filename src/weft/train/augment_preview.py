@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weft.data import Splits, open_image
 from weft.data.index.inventory import check_outside
+from weft.data.index.source import pixel_limit
 from weft.data.index.split import stratified_subset
 from weft.data.loading.preprocessing import visible
 from weft.errors import UsageError
@@ -95,7 +96,7 @@ def augmented_figure(recipe: Recipe, splits: Splits, model: nn.Module) -> Figure
     figure = new_figure(SIDE * (EPOCHS + 1), (SIDE + 0.25) * len(indices))
     grid = figure.subplots(len(indices), EPOCHS + 1, squeeze=False)
     for axes, index in zip(grid[:, 0], indices, strict=True):
-        axes.imshow(open_image(source.read(index).data))
+        axes.imshow(open_image(source.read(index).data, max_pixels=pixel_limit(source)))
         axes.set_xlabel(shown(splits.classes[source.labels[index]], WIDTH), fontsize="x-small")
     images, mixing = training_images(recipe, source, model), Mixing(recipe, len(splits.classes))
     for epoch in range(EPOCHS):

@@ -131,6 +131,7 @@ def open_new(
             group_sides=group_sides,
             seed=recipe.seed,
             max_bad=data.max_bad,
+            max_pixels=data.max_pixels,
             limit=data.limit,
             follow_links=data.follow_links,
             classes=classes,

@@ -49,6 +49,7 @@ def train(
     precision: str | None = None,
     workers: int | None = None,
     limit: int | None = None,
+    max_pixels: int | None = None,
     folds: int | None = None,
     group: str | None = None,
     other: str | Path | None = None,
@@ -78,8 +79,8 @@ def train(
         override: with `resume`, replace settings of the run by those that are given.
         epochs, batch_size, img_size, seed, device, precision, workers, skip_nonfinite: settings with an argument of
             their own.
-        limit, folds, group, other, follow_links: settings of the dataset (`data.limit`, ...) with an argument of their
-            own.
+        limit, max_pixels, folds, group, other, follow_links: settings of the dataset (`data.limit`, ...) with an
+            argument of their own.
         out: the run directory; None for runs/MODEL-DATA, or runs/MODEL-DATA-2 and so on if that exists.
         max_time: stop after this time and save the state: seconds, or '90s', '45m', '2h', '1h30m'.
         stop_after: stop at the end of this epoch, counted from 1, and save the state.

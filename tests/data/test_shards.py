@@ -166,6 +166,14 @@ def test_hidden_and_system_files_are_skipped_and_counted_as_in_folders(tmp_path:
     ]
 
 
+def test_hidden_files_next_to_shards_are_skipped_and_counted(tmp_path: Path) -> None:
+    write(tmp_path / "train-0.tar", images())
+    (tmp_path / "._train-0.tar").write_bytes(b"\0\5\26\7")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    inventory = inspect_data(tmp_path)
+    assert (len(inventory.good), inventory.bad, inventory.skipped) == (12, [], Counter(hidden=2))
+
+
 def test_a_shard_has_the_images_that_its_files_have_unpacked(tmp_path: Path) -> None:
     """By content, as in folders: with and without extension, linked, and what is none."""
     folder = tmp_path / "photos"

@@ -103,7 +103,7 @@ def is_shards(data: str) -> bool:
     if data.endswith(".tar"):
         return True
     try:
-        entries = list(Path(data).iterdir())
+        entries = [entry for entry in Path(data).iterdir() if not is_junk(entry.name)]
         return any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries)
     except OSError:  # no folder, or one that may not be read, which is reported when it is opened
         return False
@@ -129,6 +129,8 @@ def open_shards(data: str) -> Listing:
     root = os.path.commonpath([path.absolute().parent for path in paths])
     names = {path: path.absolute().relative_to(root).as_posix() for path in paths}
     listing = Listing(printable(data), [], ShardReader(places := {}), [], unread=[names[path] for path in unread])
+    if Path(data).is_dir():
+        listing.skipped["hidden"] += sum(is_junk(entry.name) for entry in Path(data).iterdir())
     unlabelled: list[ImageEntry] = []
     for path, split in splits.items():
         split = split if is_given else ""
@@ -146,7 +148,7 @@ def open_shards(data: str) -> Listing:
             name = names[path]
             message = f"{printable(name)} has no end marker: its last images may be missing. Copy it again."
             listing.bad.append(BadFile(name, "truncated", message, split))
-        listing.skipped += shard.skipped
+        listing.skipped += shard.skipped  # without zeros
         listing.ignored += shard.ignored
     if listing.entries:  # a folder of labelled images is no class
         unlabelled = [entry._replace(class_name="") for entry in unlabelled]
@@ -170,7 +172,7 @@ def shard_paths(data: str) -> list[Path]:
         UsageError: an invalid range, or a URL.
     """
     if Path(data).is_dir():
-        return sorted(Path(data).glob("*.tar"))
+        return sorted(path for path in Path(data).glob("*.tar") if not is_junk(path.name))
     if "://" in data:
         raise UsageError(f"Data must be a local path; got '{printable(data)}'. Download the shards first.")
     return [Path(name) for name in _expanded(data)]

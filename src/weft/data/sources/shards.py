@@ -239,7 +239,7 @@ def _read_shard(path: Path) -> _Shard:
             if any(any(piece) for piece in iter(lambda: file.read(_PIECE), b"")):
                 raise DataError(
                     f"{must} (it has more content after its end marker, as joined archives have). Unpack it with"
-                    " `tar --ignore-zeros`, and pass the folder."
+                    " `tar -i -xf`, and pass the folder."
                 )
     except DataError:
         raise
@@ -268,7 +268,7 @@ def _add_member(shard: _Shard, member: tarfile.TarInfo, file: BinaryIO, path: st
         return
     ending = extension(name)
     if member.issparse():
-        shard.bad.append((name, "damaged", "it is stored as a sparse file; pack it without --sparse"))
+        shard.bad.append((name, "damaged", "it is stored as a sparse file; pack it with tar -cf"))
     elif ending in LABELS:
         label = _label(file, place, ending)
         stem, rank = name[: -len(ending) - 1], LABELS.index(ending)

@@ -167,9 +167,9 @@ def _decoded(image: Image.Image, at_least: int | None, background: tuple[int, in
 
 
 def _with_end_marker(data: bytes, max_pixels: int) -> bytes | None:
-    """Return a JPEG that lacks its end marker with one; None if pixels are missing too.
+    """Return a JPEG that lacks its end marker with one; None if pixels are also missing.
 
-    A decoder reads no further than the last block. If no block is missing, the pixels are the same whatever follows;
+    A decoder reads no further than the last block. If no block is missing, the pixels do not depend on what follows;
     else the bits that follow become pixels.
     """
     cut = data.rstrip(b"\0")

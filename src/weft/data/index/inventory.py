@@ -167,7 +167,7 @@ def check_outside(out: str | Path, *data: str | Path, is_dataset: bool = True) -
 
     Args:
         out: file or directory to write.
-        data: folders of images; any other source is not looked at.
+        data: folders of images; other sources are ignored.
         is_dataset: next to `train/`, where nothing is read, an output is allowed.
 
     Raises:

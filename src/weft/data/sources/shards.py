@@ -27,7 +27,7 @@ from weft.text import first_few, printable, reason_of
 LABELS = ("cls", "json", "txt")  # where a sample has several, the first of these decides
 MAX_LABEL_BYTES = 1 << 16
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_PIECE = 1 << 20  # bytes read at once
+_PIECE = 1 << 20  # bytes of one read
 
 
 class TarMember(NamedTuple):

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -239,6 +241,12 @@ def test_devices_that_a_machine_cannot_have(
 REFUSED = {
     "train photos --out full": "must be new or empty",
     "train nowhere": "'nowhere' does not",
+    "train nowhere.csv": "'nowhere.csv' does not",
+    "train part-{0..1}.tar": "'part-0.tar' does not",
+    "train photos --out photos/x": "must be outside the data folder",
+    "train photos --out photos/x --force": "must be outside the data folder",
+    "train photos.zip": "'photos.zip' is a ZIP archive. Unpack it",
+    "train photos.tar.gz": "'photos.tar.gz' is a gzip archive. Unpack it",
     "train": "Training needs images",
     "train photos --model levit_999": "Unknown model 'levit_999'. Nearest: levit_192",
     "train photos --model resnet500": "Nearest: resnet50",
@@ -254,7 +262,11 @@ REFUSED = {
     "train photos --from model --from-scratch": "exclude each other",
     "evaluate nowhere photos": "no directory nowhere",
     "evaluate model nowhere": "'nowhere' does not",
+    "evaluate model nowhere.parquet": "'nowhere.parquet' does not",
+    "evaluate model photos.zip": "is a ZIP archive. Unpack it",
     "evaluate model photos --out full": "must be new or empty",
+    "evaluate model photos --out photos/x": "must be outside the data folder",
+    "evaluate model photos --out new --other full --out full/x": "must be outside the data folder",
     "evaluate model photos --workers x": "workers must be",
     "evaluate model photos --real-labels nope.json": "there is none",
     "evaluate model photos --json --csv": "exclude each other",
@@ -266,14 +278,17 @@ REFUSED = {
     "predict model x.jpg --limit -1": "data.limit must be",
     "predict model x.jpg --json --csv": "exclude each other",
     "compare nowhere": "'nowhere' does not",
+    "compare nowhere.tsv": "'nowhere.tsv' does not",
     "compare photos --models levit_999 levit_256": "Unknown model 'levit_999'",
     "compare photos --budget soon": "--budget must be a duration",
     "compare photos --recipe nope": "Unknown recipe",
     "compare photos --out full": "must be new or empty",
+    "compare photos --out photos/x": "must be outside the data folder",
     "compare photos --jobs 0": "--jobs must be",
     "study nope": "Unknown study",
     "study ceit-leff nowhere": "'nowhere' does not",
     "study ceit-leff photos --out full": "must be new or empty",
+    "study ceit-leff photos --out photos/x": "must be outside the data folder",
     "study ceit-leff --seeds 0": "--seeds must be",
     "convert nope.pth new": "nope.pth does not exist",
     "convert w.pth full": "must be new",
@@ -285,6 +300,7 @@ REFUSED = {
     "export model new --format onnx --precision bf16": "precision must be",
     "export model new --precision int8": "must be calibrated",
     "export model new --data nowhere": "'nowhere' does not",
+    "export model photos/x --data photos": "must be outside the data folder",
     "bench levit_999": "Unknown model",
     "bench ./nowhere": "does not exist",
     "bench levit_256 --ways nope": "ways must be",
@@ -292,6 +308,8 @@ REFUSED = {
     "explain nowhere x.jpg --out new": "no directory nowhere",
     "explain model x.jpg --out full": "must be new or empty",
     "explain model x.jpg --out new": "x.jpg cannot be used: the file does not exist",
+    "explain model photos --out photos/x": "must be outside the data folder",
+    "explain model photos/cat photos/*/*.png --out photos/x": "must be outside the data folder",
     "serve nowhere": "no directory nowhere",
     "serve model --port 99999999": "port must be",
     "push nowhere me/model": "no directory nowhere",
@@ -302,21 +320,30 @@ REFUSED = {
     "embed nowhere photos --out x.npy": "no directory nowhere",
     "embed model photos --out x.txt": "must end in",
     "embed model photos --out full/a.png": "must end in",
+    "embed model photos --out photos/cat/x.npy": "must be outside the data folder",
     "embed model photos --out x.npy --batch-size 0": "batch_size must be",
     "similar model x.png photos": "x.png cannot be used",
     "similar model photos/cat/a.png nowhere": "nowhere cannot be used",
     "similar nowhere x.png photos": "no directory nowhere",
     "similar model x.png photos --out full": "must be new or empty",
+    "similar model x.png photos --out photos": "must be outside the data folder",
     "similar model x.png photos --top-k 0": "top_k must be",
     "similar model x.png photos --json --csv": "exclude each other",
     "label model nowhere": "nowhere cannot be used",
     "label nowhere photos": "no directory nowhere",
     "label model photos --out full": "must be new or empty",
+    "label model photos --out photos/cat/new": "must be outside the data folder",
+    "data review photos --out photos/x": "must be outside the data folder",
+    "data review photos --apply c.csv --out photos/x.csv": "must be outside the data folder",
+    "data prepare photos photos/x": "must be outside the data folder",
     "data review nowhere": "'nowhere' does not",
     "data review photos --run nowhere": "no directory nowhere",
     "data review photos --out full": "must be new or empty",
     "data review photos --apply c.csv": "--apply needs",
+    "data review nowhere.csv": "'nowhere.csv' does not",
     "data check nowhere": "'nowhere' does not",
+    "data check photos.zip": "is a ZIP archive. Unpack it",
+    "data check gzip.tar": "gzip.tar' cannot be read (it is a gzip archive). Unpack it",
     "data prepare photos full": "needs a new folder",
     "models nope": "Unknown model",
 }
@@ -338,6 +365,11 @@ def test_what_can_be_refused_is_refused_without_torch(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
     (tmp_path / "w.pth").touch()
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.writestr("cat/a.png", b"")
+    for name in ("photos.tar.gz", "gzip.tar"):
+        with tarfile.open(tmp_path / name, "w:gz") as archive:
+            archive.add(tmp_path / "photos", "photos")
     refused = REFUSED | {f"{line} --device mps": "device mps needs" for line in DEVICES}
     before = sorted(tmp_path.rglob("*"))
     code = f"""

@@ -149,4 +149,4 @@ def test_outputs_must_be_finite(bad: float, photos: Path, tmp_path: Path, capsys
 def test_all_verbs_have_one_pixel_limit() -> None:
     assert Settings(run="").max_pixels == MAX_PIXELS
     assert (open_image.__kwdefaults__ or {})["max_pixels"] == MAX_PIXELS
-    assert (Predictor.prepare.__kwdefaults__ or {})["max_pixels"] == MAX_PIXELS
+    assert (Predictor.__init__.__kwdefaults__ or {})["max_pixels"] == MAX_PIXELS

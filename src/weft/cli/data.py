@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", metavar="N", default="320", help="prepare: length of the shorter side in pixels (default: 320)"
     )
-    parser.add_argument("--max-pixels", metavar="N", help="maximum pixels per image (default: 100 million)")
+    add_common(parser, "--max-pixels")
     parser.add_argument(
         "--no-decode", action="store_true", help="check only the headers of images: faster, but finds fewer errors"
     )
@@ -89,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"The command must have the form: weft data {args.action}{usage}. Number of paths given: {len(args.paths)}."
         )
+    if args.max_pixels is not None:
+        args.max_pixels = _pixels(args.max_pixels)
     if args.action == "list":
         return _list(args.json)
     if args.action == "inaturalist":
@@ -137,7 +139,9 @@ def _prepare(args: argparse.Namespace) -> int:
 
     if not args.size.isdecimal():
         raise UsageError(f"--size must be a whole number of pixels; got '{args.size}'.")
-    summary = prepare_data(args.data, args.out, int(args.size), force=args.force, quiet=args.quiet)
+    summary = prepare_data(
+        args.data, args.out, int(args.size), max_pixels=args.max_pixels, force=args.force, quiet=args.quiet
+    )
     if args.json:
         print_json(summary._asdict())
     else:
@@ -163,6 +167,7 @@ def _review(args: argparse.Namespace) -> int:
         from weft.train.data_review import review
     if args.apply is not None:
         options = {"follow_links": args.follow_links, "force": args.force, "quiet": args.quiet}
+        options["max_pixels"] = args.max_pixels
         counts = apply_changes(data, args.apply, args.out, **options)
         if args.json:
             print_json({**counts, "out": args.out})
@@ -176,6 +181,7 @@ def _review(args: argparse.Namespace) -> int:
         batch_size=args.batch_size,
         device=args.device or "auto",
         precision=args.precision or "fp32",
+        max_pixels=args.max_pixels,
         follow_links=args.follow_links,
         force=args.force,
         quiet=args.quiet,
@@ -202,6 +208,7 @@ def _review(args: argparse.Namespace) -> int:
 def _check_review(args: argparse.Namespace, data: str) -> None:
     """Check what can be checked before torch is imported."""
     from weft.checkpoints.finding import check_model
+    from weft.data.index.inventory import check_outside
     from weft.data.sources.open import check_exists
     from weft.files import refuse_taken
     from weft.inference.arguments import settings_of
@@ -209,6 +216,8 @@ def _check_review(args: argparse.Namespace, data: str) -> None:
     if args.apply is not None and args.out is None:
         raise UsageError("--apply needs the name of the new table: --out corrected.csv.")
     settings_of(args.batch_size, None, args.device, args.precision, None, None)
+    if args.out is not None:
+        check_outside(args.out, data)
     if args.out is not None and args.apply is None and not args.force:
         refuse_taken(Path(args.out), (), force=False)
     if args.run is not None:
@@ -226,12 +235,11 @@ def _check(args: argparse.Namespace) -> int:
         raise UsageError(
             "DATA must be a directory; got digits, which is part of scikit-learn and has no files to check."
         )
-    max_pixels = MAX_PIXELS if args.max_pixels is None else _pixels(args.max_pixels)
     with reading(quiet=args.quiet, task_name="checking") as progress:
         inventory = inspect_data(
             args.data,
             decode=not args.no_decode,
-            max_pixels=max_pixels,
+            max_pixels=args.max_pixels or MAX_PIXELS,
             follow_links=args.follow_links,
             progress=progress,
         )
@@ -251,7 +259,8 @@ def _verdict(inventory: Inventory, problem: str, args: argparse.Namespace) -> st
 
     if problem:
         return one_line(f"Trainable: no. {problem}")
-    options = " --follow-links" if args.follow_links else ""
+    options = f" --max-pixels {args.max_pixels}" if args.max_pixels else ""
+    options += " --follow-links" if args.follow_links else ""
     without = ", without the bad files" if inventory.bad else ""
     by = ", by the headers of the files" if args.no_decode else ""
     return one_line(f"Trainable: yes{without}{by}: weft train {args.data}{options}")
@@ -272,7 +281,7 @@ def _pixels(text: str) -> int:
 def _report(inventory: Inventory) -> str:
     from weft.data.images.colour import NOTES, value_notes
     from weft.data.images.decode import REASONS
-    from weft.data.index.checks import extensions, same_bytes, tally
+    from weft.data.index.checks import extensions, same_bytes, tally, unread_note
     from weft.data.index.tree import SKIPPED
     from weft.data.loading.preprocessing import eval_crop
     from weft.text import first_few, printable
@@ -302,7 +311,7 @@ def _report(inventory: Inventory) -> str:
     lines += value_notes(inventory.values, inventory.value_range) if inventory.value_range else []
     lines += filter(None, [eval_crop({}).note(inventory.sizes)])
     if inventory.unread:
-        lines.append(f"Not read, because train/ exists: {first_few(f'{name}/' for name in inventory.unread)}.")
+        lines.append(unread_note(inventory))
     if inventory.classes_outside:
         lines.append(
             f"Not followed, links to folders outside: {first_few(inventory.classes_outside)}. To read them, also in"

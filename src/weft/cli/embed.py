@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", required=True, help="file to write: .npy, or .parquet with pyarrow")
     parser.add_argument("--normalize", action="store_true", help="scale the features of each image to unit L2 norm")
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
+    add_common(parser, "--max-pixels")
     parser.add_argument("--limit", metavar="N", help="use at most N images")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
@@ -41,8 +42,9 @@ def run(args: argparse.Namespace) -> int:
     from weft.inference.arguments import check_images, feature_files, settings_of
     from weft.progress import loading
 
-    settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
-    feature_files(Path(args.out), force=args.force)
+    settings = args.batch_size, args.img_size, args.device, args.precision, None, args.limit
+    settings_of(*settings, max_pixels=args.max_pixels)
+    feature_files(Path(args.out), args.images, force=args.force)
     check_model(args.run)
     check_images(args.images)
     with loading(quiet=args.quiet):
@@ -58,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device or "auto",
         precision=args.precision or "fp32",
         limit=args.limit,
+        max_pixels=args.max_pixels,
         force=args.force,
         quiet=args.quiet,
     )

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--split", choices=("auto", "train", "val", "all"), default="auto", help="images of DATA to use"
     )
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
-    add_common(parser, "--workers", "--limit", "--follow-links", "--tta", "--reject-at-error")
+    add_common(parser, "--workers", "--limit", "--max-pixels", "--follow-links", "--tta", "--reject-at-error")
     parser.add_argument(
         "--knn",
         metavar="K",
@@ -70,14 +70,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate a model, and print the result as text, JSON or CSV."""
     from weft.checkpoints.finding import check_model
+    from weft.data.index.inventory import check_outside
     from weft.data.sources.open import check_exists
     from weft.files import refuse_taken
-    from weft.inference.arguments import settings_of
+    from weft.inference.arguments import check_outside_images, settings_of
 
     one_format(args)
-    settings_of(
-        args.batch_size, args.img_size, args.device, args.precision, args.workers, args.limit, args.follow_links
-    )
+    settings = args.batch_size, args.img_size, args.device, args.precision, args.workers, args.limit
+    settings_of(*settings, args.follow_links, args.max_pixels)
+    if args.out is not None:
+        check_outside(args.out, args.data)
+        check_outside_images(args.out, args.other or ())
     if args.out is not None and not args.force:
         refuse_taken(Path(args.out), (), force=False)
     if args.real_labels is not None and not Path(args.real_labels).exists():
@@ -100,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision or "fp32",
         workers=args.workers,
         limit=args.limit,
+        max_pixels=args.max_pixels,
         follow_links=args.follow_links,
         tta=args.tta,
         reject_at_error=percentage("--reject-at-error", args.reject_at_error),

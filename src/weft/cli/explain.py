@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-grad-cam", action="store_true", help="attention maps only; faster")
     add_common(parser, "--out", out="required")
     add_common(parser, "--img-size", "--device", "--threads")
+    add_common(parser, "--max-pixels")
     parser.add_argument("--limit", metavar="N", help="use at most N images")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
@@ -43,9 +44,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("weft explain needs an output directory; pass --out DIR.")
     from weft.checkpoints.finding import check_model
     from weft.files import refuse_taken
-    from weft.inference.arguments import check_images, settings_of
+    from weft.inference.arguments import check_images, check_outside_images, settings_of
 
-    settings_of(None, args.img_size, args.device, None, None, args.limit)
+    settings_of(None, args.img_size, args.device, None, None, args.limit, max_pixels=args.max_pixels)
+    check_outside_images(args.out, args.images)
     if not args.force:
         refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)
@@ -65,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device or "auto",
         grad_cam=not args.no_grad_cam,
         limit=args.limit,
+        max_pixels=args.max_pixels,
         force=args.force,
         quiet=args.quiet,
     )

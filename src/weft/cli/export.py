@@ -55,13 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="images per batch at which --format auto times the exports (default: 1 16)",
     )
-    add_common(parser, "--limit", "--follow-links", "--force", "--json", "--quiet")
+    add_common(parser, "--limit", "--max-pixels", "--follow-links", "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
 
 
 def run(args: argparse.Namespace) -> int:
     """Export a model, and print the differences from the model."""
     from weft.checkpoints.finding import check_model
+    from weft.data.index.inventory import check_outside
     from weft.data.sources.open import check_exists
     from weft.deploy.formats import AUTO, SUFFIXES, checked_format
     from weft.files import refuse_existing
@@ -71,12 +72,13 @@ def run(args: argparse.Namespace) -> int:
     if args.batch_size is not None and args.format != AUTO:
         raise UsageError("--batch-size belongs to --format auto, which times the exports. Omit it.")
     batch_sizes = [whole("--batch-size", text, 4096) for text in args.batch_size or ("1", "16")]
-    settings_of(None, None, "cpu", None, None, args.limit, args.follow_links)
+    settings_of(None, None, "cpu", None, None, args.limit, args.follow_links, args.max_pixels)
     if not args.force and Path(args.out).suffix not in SUFFIXES:
         refuse_existing(Path(args.out), force=False)
     check_model(args.run)
     if args.data is not None:
         check_exists(args.data)
+        check_outside(args.out, args.data)
     from weft.progress import loading
 
     with loading(quiet=args.quiet):
@@ -91,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         max_drop=args.max_drop,
         batch_sizes=batch_sizes,
         limit=args.limit,
+        max_pixels=args.max_pixels,
         follow_links=args.follow_links,
         force=args.force,
         quiet=args.quiet,

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     default = "default: that of the run; fp32 on a processor that emulates bf16"
     add_common(parser, "--batch-size", "--device", "--precision", "--threads", precision=default)
+    add_common(parser, "--max-pixels")
     parser.add_argument("--limit", metavar="N", help="use at most N images")
     add_common(parser, "--out", out="next.csv, proposed.csv, report.html")
     add_common(parser, "--force", "--json", "--quiet")
@@ -51,10 +52,12 @@ def run(args: argparse.Namespace) -> int:
     """Choose images to label, and print them as text or JSON."""
     from weft.checkpoints.finding import check_model
     from weft.files import refuse_taken
-    from weft.inference.arguments import check_images, settings_of
+    from weft.inference.arguments import check_images, check_outside_images, settings_of
     from weft.progress import loading
 
-    settings_of(args.batch_size, None, args.device, args.precision, None, args.limit)
+    settings_of(args.batch_size, None, args.device, args.precision, None, args.limit, max_pixels=args.max_pixels)
+    if args.out is not None:
+        check_outside_images(args.out, args.images)
     if args.out is not None and not args.force:
         refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)
@@ -72,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device or "auto",
         precision=args.precision,
         limit=args.limit,
+        max_pixels=args.max_pixels,
         force=args.force,
         quiet=args.quiet,
     )

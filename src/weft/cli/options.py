@@ -46,7 +46,8 @@ MODEL = "run directory (its best model is used), model directory, hf-hub:OWNER/N
 RUN = "run directory (its best model is used), model directory, export, hf-hub:OWNER/NAME, or name of a public model"
 NO_FORMULA = "a text that a spreadsheet would run as a formula (first character = + - @) gets a leading apostrophe"
 RUN_OPTIONS = (
-    *("--set", "--epochs", "--batch-size", "--device", "--precision", "--workers", "--limit", "--follow-links"),
+    *("--set", "--epochs", "--batch-size", "--device", "--precision", "--workers", "--limit", "--max-pixels"),
+    "--follow-links",
 )
 
 

@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--top-k", metavar="N", type=int, default=5, help="number of classes per image (default: 5)")
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads", "--json")
+    add_common(parser, "--max-pixels")
     parser.add_argument("--limit", metavar="N", help="use at most N images")
     add_common(parser, "--tta", "--reject-at-error")
     parser.add_argument("--csv", action="store_true", help=f"print CSV, one line per image and class; {NO_FORMULA}")
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     one_format(args)
     check_top_k(args.top_k)
-    settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
+    settings = args.batch_size, args.img_size, args.device, args.precision, None, args.limit
+    settings_of(*settings, max_pixels=args.max_pixels)
     reject_at_error = percentage("--reject-at-error", args.reject_at_error)
     check_model(args.run)
     use_threads(args.threads)
@@ -73,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device or "auto",
         precision=args.precision or "fp32",
         limit=args.limit,
+        max_pixels=args.max_pixels,
         tta=args.tta,
         reject_at_error=reject_at_error,
         quiet=args.quiet,

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--top-k", metavar="N", type=int, default=10, help="number of images to find (default: 10)")
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
+    add_common(parser, "--max-pixels")
     parser.add_argument("--limit", metavar="N", help="search at most N images")
     add_common(parser, "--out", out="report with the images")
     add_common(parser, "--force", "--json")
@@ -51,12 +52,15 @@ def run(args: argparse.Namespace) -> int:
     """Find similar images, and print them as text, JSON or CSV."""
     from weft.checkpoints.finding import check_model
     from weft.files import refuse_taken
-    from weft.inference.arguments import check_images, check_top_k, settings_of
+    from weft.inference.arguments import check_images, check_outside_images, check_top_k, settings_of
     from weft.progress import loading
 
     one_format(args)
     check_top_k(args.top_k)
-    settings_of(args.batch_size, args.img_size, args.device, args.precision, None, args.limit)
+    settings = args.batch_size, args.img_size, args.device, args.precision, None, args.limit
+    settings_of(*settings, max_pixels=args.max_pixels)
+    if args.out is not None:
+        check_outside_images(args.out, args.images)
     if args.out is not None and not args.force:
         refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)
@@ -75,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device or "auto",
         precision=args.precision or "fp32",
         limit=args.limit,
+        max_pixels=args.max_pixels,
         force=args.force,
         quiet=args.quiet,
     )

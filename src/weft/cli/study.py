@@ -110,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace, settings: dict[str, Any]) -> None:
     """Check what can be checked before torch is imported: names, settings, data and the output directory."""
+    from weft.data.index.inventory import check_outside
     from weft.data.sources.open import check_exists
     from weft.devices import check_device
     from weft.files import refuse_taken
@@ -123,6 +124,8 @@ def _check(args: argparse.Namespace, settings: dict[str, Any]) -> None:
     data = _data(args.data)
     for place in data.values() if isinstance(data, dict) else [data] if data is not None else []:
         check_exists(place)
+        if args.out is not None:
+            check_outside(args.out, place)
     if args.out is not None and not args.force and not (Path(args.out) / "study.json").exists():
         refuse_taken(Path(args.out), (), force=False)
 

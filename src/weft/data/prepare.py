@@ -14,9 +14,9 @@ from PIL import Image
 
 from weft.data.images.colour import ValueRange, range_comment
 from weft.data.images.decode import image_values, open_image
-from weft.data.index.source import Source
+from weft.data.index.inventory import check_outside
+from weft.data.index.source import Source, pixel_limit
 from weft.data.sources.open import open_data
-from weft.data.sources.shards import is_folder_name
 from weft.errors import UsageError
 from weft.files import flush_file, refuse_nameless, remove, swap, sweep, writing
 from weft.progress import counting, reading
@@ -40,6 +40,7 @@ def prepare_data(
     out: str | Path,
     size: int,
     *,
+    max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
 ) -> Prepared:
@@ -53,6 +54,7 @@ def prepare_data(
         out: folder to write, atomically.
         size: length of the short side in pixels; smaller images keep their size. 256 is enough to evaluate at 224;
             training benefits from more, since its random crops zoom in.
+        max_pixels: as in `open_data`.
         force: replace a folder of shards.
         quiet: print no progress.
 
@@ -65,11 +67,12 @@ def prepare_data(
     if size < 8:
         raise UsageError(f"size must be at least 8 pixels; got {size}.")
     refuse_nameless(out)
+    check_outside(out, data)
     with writing(out):
         sweep(out.parent, remove, out.name)  # of a process that was killed
     _check_place(out, force)
     with reading(quiet=quiet) as progress:
-        splits = open_data(data, progress=progress)
+        splits = open_data(data, max_pixels=max_pixels, progress=progress)
     partial = out.with_name(f".{out.name}.{os.getpid()}.part")
     before = 0
     total = len(splits.train) + len(splits.val)
@@ -107,18 +110,14 @@ def _pack(folder: Path, side: str, source: Source, size: int, value_range: Value
 
     for i in range(len(source)):
         sample = source.read(i)
-        data = _smaller(sample.data, size, value_range)
+        data = _smaller(sample.data, size, pixel_limit(source), value_range)
         if archive is None or archive.offset > SHARD_BYTES:
             if archive is not None:
                 _finish(archive)
             archive = tarfile.open(folder / f"{side}-{number:06}.tar", "w", format=tarfile.PAX_FORMAT)
             number += 1
-        name = source.classes[sample.label]
-        if is_folder_name(name):
-            add(archive, f"{name}/{i:08}.jpg", data)
-        else:  # such as F-16A/B
-            add(archive, f"{sample.label:05}/{i:08}.jpg", data)
-            add(archive, f"{sample.label:05}/{i:08}.cls", name.encode())
+        add(archive, f"{i:08}.jpg", data)
+        add(archive, f"{i:08}.cls", source.classes[sample.label].encode())
         yield len(sample.data)
     if archive is not None:
         _finish(archive)
@@ -129,13 +128,15 @@ def _finish(archive: tarfile.TarFile) -> None:
     flush_file(Path(str(archive.name)))
 
 
-def _smaller(data: bytes, size: int, value_range: ValueRange | None) -> bytes:
-    image = open_image(data, value_range=value_range)
+def _smaller(data: bytes, size: int, max_pixels: int, value_range: ValueRange | None) -> bytes:
+    image = open_image(data, max_pixels=max_pixels, value_range=value_range)
     short = min(image.size)
     if short > size:
         width, height = (max(round(side * size / short), size) for side in image.size)
         image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
     file = io.BytesIO()
-    comment = b"" if value_range is None or image_values(data) is None else range_comment(value_range)
+    comment = b""
+    if value_range is not None and image_values(data, max_pixels=max_pixels) is not None:
+        comment = range_comment(value_range)
     image.save(file, "JPEG", quality=QUALITY, subsampling=0, comment=comment)
     return file.getvalue()

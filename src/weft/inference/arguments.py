@@ -10,7 +10,8 @@ from typing import Any
 
 from weft.data.images.colour import ValueRange, Values, range_note
 from weft.data.images.decode import BadImage, image_info, image_values
-from weft.data.index.tree import EXTENSIONS, extension, walk
+from weft.data.images.limits import MAX_PIXELS
+from weft.data.index.inventory import check_outside, images_below
 from weft.devices import check_device
 from weft.errors import DataError, UsageError, need
 from weft.files import check_writable
@@ -23,7 +24,14 @@ SUFFIXES = (".npy", ".parquet")  # of files of features
 
 
 def settings_of(
-    batch_size: Any, img_size: Any, device: Any, precision: Any, workers: Any, limit: Any, follow_links: Any = None
+    batch_size: Any,
+    img_size: Any,
+    device: Any,
+    precision: Any,
+    workers: Any,
+    limit: Any,
+    follow_links: Any = None,
+    max_pixels: Any = None,
 ) -> Recipe:
     """Validate the settings that training and inference share, and return them as a recipe.
 
@@ -37,24 +45,55 @@ def settings_of(
     return settings
 
 
+def run_folder(run: Path) -> Path:
+    """Return the run directory of a run, or of its best or last model."""
+    return run.resolve().parent if run.resolve().name in ("best", "last") else run
+
+
+def recipe_of(run: Path) -> Recipe | None:
+    """Return the recipe that a model was trained with, if its run directory still exists."""
+    folder = run_folder(run)
+    return load_recipe(folder / "recipe.yaml") if (folder / "recipe.yaml").is_file() else None
+
+
 def image_files(images: str | Path | Sequence[str | Path]) -> list[str]:
     """Expand folders and patterns to image files, sorted. A name without a file, and a folder without images, stay, so
     that they are reported.
 
     Args:
-        images: files, folders (with all images below them) or patterns such as 'x/*.png'.
+        images: files, folders (with all images below them, by name or content) or patterns such as 'x/*.png'.
     """
     files: list[str] = []
     for image in [images] if isinstance(images, (str, Path)) else images:
         path = Path(image)
         if path.is_dir():
-            inside = [str(path / name) for name in walk(str(path)).files if extension(name) in EXTENSIONS]
+            inside = [str(path / name) for name in images_below(path)]
         elif path.exists():
             inside = [str(path)]
         else:
-            inside = sorted(name for name in glob.glob(str(image), recursive=True) if Path(name).is_file())
+            inside = _matches(path)
         files += inside or [str(image)]
     return files
+
+
+def _matches(pattern: Path) -> list[str]:
+    """Return the files that a pattern matches, sorted.
+
+    Folders at its beginning that exist are no patterns, and brackets that match nothing are part of a name.
+    """
+    folder, rest = _split_pattern(pattern)
+    for text in (rest, rest.replace("[", "[[]")):
+        inside = (Path(name) for name in glob.glob(f"{glob.escape(str(folder))}/{text}", recursive=True))
+        if files := sorted(str(path) for path in inside if path.is_file()):
+            return files
+    return []
+
+
+def _split_pattern(pattern: Path) -> tuple[Path, str]:
+    """Return the folders at the beginning of a pattern that exist, and the rest."""
+    parts = pattern.parts
+    known = next(number for number in range(len(parts), -1, -1) if Path(*parts[:number]).is_dir())
+    return Path(*parts[:known]), "/".join(parts[known:])
 
 
 def check_images(*images: str | Path | Sequence[str | Path]) -> None:
@@ -72,17 +111,18 @@ def check_images(*images: str | Path | Sequence[str | Path]) -> None:
             raise BadImage(printable(paths[0]), "missing")
 
 
-def value_note(paths: Sequence[str], value_range: ValueRange | None) -> str:
+def value_note(paths: Sequence[str], value_range: ValueRange | None, max_pixels: int) -> str:
     """Return a note if images of more than 8 bits per channel do not fit the value range of a model.
 
     Args:
         paths: image files, of which NUM_SAMPLED are read.
         value_range: of the model; None if it stores none.
+        max_pixels: images with more pixels are left out.
     """
     values: list[Values] = []
     for path in paths[:: max(len(paths) // NUM_SAMPLED, 1)]:
         with contextlib.suppress(BadImage, OSError):  # each verb reports files that it cannot read
-            values += filter(None, [image_values(Path(path))])
+            values += filter(None, [image_values(Path(path), max_pixels=max_pixels)])
     return range_note(values, value_range, range_advice(value_range))
 
 
@@ -96,15 +136,15 @@ def range_advice(value_range: ValueRange | None) -> str:
     )
 
 
-def check_other(images: str | Path) -> None:
-    """Check that an image of `--other` can be read.
+def check_other(images: str | Path, max_pixels: int | None = None) -> None:
+    """Check that an image of `--other` can be read, with at most `max_pixels`.
 
     Raises:
         DataError: none can.
     """
     for path in image_files(images):
         with contextlib.suppress(BadImage, OSError):
-            image_info(path)
+            image_info(path, max_pixels=max_pixels or MAX_PIXELS)
             return
     raise no_other(images)
 
@@ -117,6 +157,23 @@ def no_other(images: str | Path) -> DataError:
     )
 
 
+def check_outside_images(out: str | Path, *images: str | Path | Sequence[str | Path]) -> None:
+    """Refuse an output in a folder of images, where a later run would read it as an image.
+
+    Args:
+        out: file or directory to write.
+        images: as in `image_files`.
+
+    Raises:
+        UsageError: `out` is in one of the folders, or in the first folder of a pattern of folders.
+    """
+    for argument in images:
+        for image in [argument] if isinstance(argument, (str, Path)) else argument:
+            folder, pattern = _split_pattern(Path(image))
+            if not pattern or "**" in pattern or ("/" in pattern and glob.has_magic(pattern)):
+                check_outside(out, folder, is_dataset=False)
+
+
 def check_top_k(top_k: int) -> None:
     """Check a number of classes.
 
@@ -127,8 +184,9 @@ def check_top_k(top_k: int) -> None:
         raise UsageError(f"top_k must be at least 1; got {top_k}.")
 
 
-def feature_files(out: Path, *, force: bool) -> list[Path]:
+def feature_files(out: Path, images: str | Path | Sequence[str | Path], *, force: bool) -> list[Path]:
     """Return the files to write, and check that they can be written."""
+    check_outside_images(out, images)
     if out.suffix not in SUFFIXES:
         raise UsageError(f"The file of features must end in {' or '.join(SUFFIXES)}; got '{printable(str(out))}'.")
     files = [out, out.with_suffix(".csv")] if out.suffix == ".npy" else [out]

@@ -14,7 +14,7 @@ import numpy as np
 from weft.data import BadImage
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, refuse_file_name, refuse_taken, write_table, write_whole, writing
-from weft.inference.arguments import feature_files, value_note
+from weft.inference.arguments import check_outside_images, feature_files, value_note
 from weft.inference.features import FeatureReader, classifiers, unit_length
 from weft.inference.inputs import image_files, settings_of
 from weft.inference.prediction import prepared_file
@@ -76,6 +76,7 @@ def embed(
     device: str | None = None,
     precision: str | None = None,
     limit: int | None = None,
+    max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
 ) -> Embedding:
@@ -87,7 +88,7 @@ def embed(
         out: file for the features. `x.npy` has (images features) in float32, and the paths are in `x.csv`, one row per
             row of features. `x.parquet` has the columns `image` and `features`. None to write no files.
         normalize: scale the features of each image to unit L2 norm.
-        batch_size, img_size, device, precision, limit: as in `train`.
+        batch_size, img_size, device, precision, limit, max_pixels: as in `train`.
         force: replace existing files.
         quiet: print no progress.
 
@@ -97,8 +98,8 @@ def embed(
         DataError: no image can be read.
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
-    settings = settings_of(batch_size, img_size, device, precision, None, limit)
-    files = [] if out is None else feature_files(Path(out), force=force)
+    settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
+    files = [] if out is None else feature_files(Path(out), images, force=force)
     predictor = feature_predictor(run, settings, quiet)
     result = read_files(predictor, image_files(images)[: settings.data.limit], int(settings.batch_size), quiet=quiet)
     if not result.images:
@@ -124,14 +125,15 @@ def similar(
     device: str | None = None,
     precision: str | None = None,
     limit: int | None = None,
+    max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
 ) -> tuple[list[SimilarImage], list[tuple[str, str]]]:
     """Find the images whose features have the highest cosine similarity to those of a query image.
 
     Args:
-        run, images, batch_size, img_size, device, precision, limit, quiet: as in `embed`. The query itself is left out
-            of `images`.
+        run, images, batch_size, img_size, device, precision, limit, max_pixels, quiet: as in `embed`. The query itself
+            is left out of `images`.
         query: an image file.
         top_k: number of images to return.
         out: directory for a report with the images; None to write no files.
@@ -146,8 +148,9 @@ def similar(
     """
     if top_k < 1:
         raise UsageError(f"top_k must be at least 1; got {top_k}.")
-    settings = settings_of(batch_size, img_size, device, precision, None, limit)
+    settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
     if out is not None:
+        check_outside_images(out, images)
         refuse_file_name(Path(out))
         refuse_taken(Path(out), REPORT, force=force)
         check_writable(Path(out))
@@ -187,6 +190,7 @@ def feature_predictor(run: str | Path, settings: Recipe, quiet: bool) -> Predict
         device=settings.device,
         precision=settings.precision,
         fold=False,
+        max_pixels=settings.data.max_pixels,
         quiet=quiet,
     )
     classifiers(predictor.source_model)
@@ -199,7 +203,7 @@ def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int, *, q
     Raises:
         NonFiniteError: the features are not finite.
     """
-    if not quiet and (note := value_note(paths, predictor.crop.value_range)):
+    if not quiet and (note := value_note(paths, predictor.crop.value_range, predictor.max_pixels)):
         say(note)
     used, errors, rows = [], [], []
     with (

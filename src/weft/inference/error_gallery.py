@@ -11,6 +11,7 @@ from torch import nn
 from weft import markup
 from weft.data import Source, eval_transform, open_image
 from weft.data.images.encode import encoded
+from weft.data.index.source import pixel_limit
 from weft.errors import DataError
 from weft.inference.metrics import Mistake
 from weft.interpret import explain
@@ -46,7 +47,8 @@ def explained_errors(model: nn.Module, source: Source, mistakes: Sequence[Mistak
     errors = []
     for mistake in mistakes[:MAX_ERRORS]:
         try:
-            image = transform(open_image(source.read(mistake.place).data, value_range=transform.value_range))
+            data, limit = source.read(mistake.place).data, pixel_limit(source)
+            image = transform(open_image(data, max_pixels=limit, value_range=transform.value_range))
         except DataError:  # no longer readable
             continue
         explanation = explain(model, image, grad_cam=False)

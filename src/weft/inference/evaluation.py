@@ -14,10 +14,11 @@ import numpy as np
 from weft.checkpoints.unknown import detector_of
 from weft.data import Source, Splits
 from weft.data.images.colour import range_note
+from weft.data.index.inventory import check_outside
 from weft.data.loading.loader import ImageLoader
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_text
-from weft.inference.arguments import check_other, image_files, range_advice
+from weft.inference.arguments import check_other, check_outside_images, image_files, range_advice
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import feature_map
 from weft.inference.features import FeatureReader
@@ -64,6 +65,7 @@ def evaluate(
     precision: str | None = None,
     workers: int | None = None,
     limit: int | None = None,
+    max_pixels: int | None = None,
     follow_links: bool | None = None,
     tta: bool = False,
     knn: int | None = None,
@@ -85,7 +87,7 @@ def evaluate(
         data: a folder of images, any other source that `weft.data.open_data` reads, or 'digits'.
         split: `train`, `val`, `all` or `auto`: the validation set if the dataset defines one, else the images that the
             model was not trained on, which its run directory lists.
-        batch_size, img_size, device, precision, workers, limit, follow_links: as in `train`.
+        batch_size, img_size, device, precision, workers, limit, max_pixels, follow_links: as in `train`.
         tta: test-time augmentation: average the logits of each image and of its mirror image.
         knn: classify by this number of nearest neighbours among the training images of `data`, by cosine similarity of
             the features, instead of by the classifier of the model (see `weft.inference.knn`). The evaluated images
@@ -120,10 +122,12 @@ def evaluate(
                 "other": other is not None,
             },
         )
+    settings = settings_of(batch_size, img_size, device, precision, workers, limit, follow_links, max_pixels)
     if other is not None:
-        check_other(other)
-    settings = settings_of(batch_size, img_size, device, precision, workers, limit, follow_links)
+        check_other(other, settings.data.max_pixels)
     if out is not None:
+        check_outside(out, data)
+        check_outside_images(out, other or ())
         refuse_file_name(Path(out))
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))
@@ -134,6 +138,7 @@ def evaluate(
         precision=settings.precision,
         fold=False,
         mirror=tta,
+        max_pixels=settings.data.max_pixels,
         quiet=quiet,
     )
     if other is not None and detector_of(predictor.source_model) is None:
@@ -278,7 +283,7 @@ def _write(
 
 def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: Recipe, quiet: bool) -> UnknownResult:
     """Compare the scores of the evaluated images with those of images that show none of the classes."""
-    folded = Predictor(predictor.source_model, runtime=predictor.runtime)
+    folded = Predictor(predictor.source_model, runtime=predictor.runtime, max_pixels=predictor.max_pixels)
     detector = folded.detector
     assert detector is not None
     assert detector.threshold is not None

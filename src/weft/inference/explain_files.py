@@ -15,7 +15,7 @@ from weft import markup
 from weft.data import BadImage
 from weft.data.images.encode import encoded
 from weft.files import make_dir, write_text, writing
-from weft.inference.arguments import value_note
+from weft.inference.arguments import check_outside_images, value_note
 from weft.inference.inputs import class_number, image_files, settings_of
 from weft.inference.predictor import Predictor
 from weft.interpret import Explanation, explain
@@ -83,6 +83,7 @@ def explain_run(
     device: str | None = None,
     grad_cam: bool = True,
     limit: int | None = None,
+    max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
 ) -> list[FileExplanation]:
@@ -95,7 +96,7 @@ def explain_run(
         out: directory for the files, and for explanations.json, which lists them.
         label: name of the class to explain, for a public model also its WordNet id; None for the predicted class of
             each image.
-        img_size, device, limit: as in `predict`.
+        img_size, device, limit, max_pixels: as in `predict`.
         grad_cam: compute Grad-CAM, with captum.
         force: replace existing explanations.
         quiet: print no progress.
@@ -104,8 +105,16 @@ def explain_run(
         UsageError: Grad-CAM of an export, an unknown class, a directory that is taken, captum is not installed.
         CheckpointError: the model is missing or cannot be read.
     """
-    settings = settings_of(None, img_size, device, None, None, limit)
-    predictor = Predictor.load(run, img_size=settings.img_size, device=settings.device, fold=False, quiet=quiet)
+    settings = settings_of(None, img_size, device, None, None, limit, max_pixels=max_pixels)
+    check_outside_images(out, images)
+    predictor = Predictor.load(
+        run,
+        img_size=settings.img_size,
+        device=settings.device,
+        fold=False,
+        max_pixels=settings.data.max_pixels,
+        quiet=quiet,
+    )
     model, names = predictor.source_model, predictor.classes
     check_explainable(model, grad_cam)  # before anything is written
     number = None if label is None else class_number(label, names)
@@ -113,7 +122,7 @@ def explain_run(
     folder = Path(out)
     make_dir(folder, [INDEX, *_written_before(folder)], force=force)
 
-    if not quiet and (note := value_note(paths, predictor.crop.value_range)):
+    if not quiet and (note := value_note(paths, predictor.crop.value_range, predictor.max_pixels)):
         say(note)
     results = ImageList[FileExplanation]()
     used: set[str] = set()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.checkpoints.public import load_model
+from weft.data.index.inventory import check_outside
 from weft.deploy import ExportReport, export
 from weft.errors import DataError
 from weft.inference.inputs import open_labelled, recipe_of, settings_of
@@ -21,6 +22,7 @@ def export_run(
     max_drop: float = 0.5,
     batch_sizes: Sequence[int] = (1, 16),
     limit: int | None = None,
+    max_pixels: int | None = None,
     follow_links: bool | None = None,
     force: bool = False,
     quiet: bool = False,
@@ -31,13 +33,15 @@ def export_run(
         run: a run directory, whose best model is exported, a model directory, or the name of a public model.
         out, format, precision, max_drop, batch_sizes, force: as in `weft.export`.
         data: a folder of images, any other source that `weft.data.open_data` reads, or 'digits'; split as in the run.
-        limit, follow_links: as in `train`.
+        limit, max_pixels, follow_links: as in `train`.
         quiet: print no progress and no notes.
 
     Raises:
         UsageError, DataError, CheckpointError, VerificationError: as `weft.export` and `evaluate`.
     """
-    settings = settings_of(None, None, "cpu", None, None, limit, follow_links)
+    settings = settings_of(None, None, "cpu", None, None, limit, follow_links, max_pixels)
+    if data is not None:
+        check_outside(out, data)
     model, classes = load_model(run, quiet=quiet)
     splits = None
     if data is not None:

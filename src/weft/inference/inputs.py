@@ -11,16 +11,19 @@ from torch import nn
 
 from weft.data import ImageDataset, Sample, Source, Splits, eval_transform, make_loader, open_data
 from weft.data.index.fingerprint import Fingerprint
+from weft.data.index.source import pixel_limit
 from weft.data.loading.loader import ImageLoader
 from weft.data.loading.order import WHOLE, Share
 from weft.data.sources.digits import DIGITS
 from weft.errors import DataError, UsageError, unknown
 from weft.inference.arguments import image_files as image_files
+from weft.inference.arguments import recipe_of as recipe_of
+from weft.inference.arguments import run_folder as run_folder
 from weft.inference.arguments import settings_of as settings_of
 from weft.models.contract import preprocessing
 from weft.models.imagenet import ImageNetClasses, recognized
 from weft.progress import reading, say
-from weft.recipes import Recipe, load_recipe
+from weft.recipes import Recipe
 from weft.runs.directory import FINGERPRINT
 from weft.text import first_few, printable
 
@@ -45,17 +48,6 @@ def evaluation_batches(
 def name_of(source: Source, index: int) -> str:
     """Return the printable name of an image, even if its file no longer exists."""
     return printable(source.keys[index])
-
-
-def run_folder(run: Path) -> Path:
-    """Return the run directory of a run, or of its best or last model."""
-    return run.resolve().parent if run.resolve().name in ("best", "last") else run
-
-
-def recipe_of(run: Path) -> Recipe | None:
-    """Return the recipe that a model was trained with, if its run directory still exists."""
-    folder = run_folder(run)
-    return load_recipe(folder / "recipe.yaml") if (folder / "recipe.yaml").is_file() else None
 
 
 def open_labelled(
@@ -120,6 +112,7 @@ def open_as_trained(
             group=as_trained.data.group if is_same else None,
             seed=as_trained.split_seed,
             max_bad=(as_trained if is_same else settings).data.max_bad,
+            max_pixels=settings.data.max_pixels or as_trained.data.max_pixels,
             limit=settings.data.limit,
             follow_links=as_trained.data.follow_links or settings.data.follow_links,
             progress=progress,
@@ -271,6 +264,7 @@ class JoinedSource:
         self.first, self.second = first, second
         self.classes, self.labels = first.classes, [*first.labels, *second.labels]
         self.keys = [*first.keys, *second.keys]
+        self.max_pixels = max(pixel_limit(first), pixel_limit(second))
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
@@ -287,6 +281,7 @@ class SourcePart:
         self.source, self.places, self.classes = source, places, source.classes
         self.labels = [source.labels[place] for place in places]
         self.keys = [source.keys[place] for place in places]
+        self.max_pixels = pixel_limit(source)
 
     def __len__(self) -> int:
         return len(self.places)

@@ -77,6 +77,7 @@ def predict(
     device: str | None = None,
     precision: str | None = None,
     limit: int | None = None,
+    max_pixels: int | None = None,
     tta: bool = False,
     reject_at_error: float | None = None,
     quiet: bool = False,
@@ -87,7 +88,7 @@ def predict(
         run: a run directory, whose best model is loaded, a model directory, an export, or the name of a public model.
         images: files, folders (with all images below them) or patterns such as 'x/*.png'.
         top_k: number of classes per image; at most the number that the model has.
-        batch_size, img_size, device, precision, limit: as in `train`.
+        batch_size, img_size, device, precision, limit, max_pixels: as in `train`.
         tta: test-time augmentation: average the logits of each image and of its mirror image.
         reject_at_error: reject predictions below the confidence at which this share of the held-out images was
             classified wrongly, from 0 to 1; None rejects none.
@@ -102,9 +103,15 @@ def predict(
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
     check_top_k(top_k)
-    settings = settings_of(batch_size, img_size, device, precision, None, limit)
+    settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
     predictor = Predictor.load(
-        run, img_size=settings.img_size, device=settings.device, precision=settings.precision, mirror=tta, quiet=quiet
+        run,
+        img_size=settings.img_size,
+        device=settings.device,
+        precision=settings.precision,
+        mirror=tta,
+        max_pixels=settings.data.max_pixels,
+        quiet=quiet,
     )
     threshold = None
     if reject_at_error is not None:
@@ -114,7 +121,7 @@ def predict(
             say(str(rejection))
     paths = image_files(images)[: settings.data.limit]
     predictions = ImageList[FilePrediction]()
-    if not quiet and (note := value_note(paths, predictor.crop.value_range)):
+    if not quiet and (note := value_note(paths, predictor.crop.value_range, predictor.max_pixels)):
         say(note)
     size = int(settings.batch_size)
     with counting(len(paths), quiet=quiet, task_name="classifying") as advance:

@@ -26,6 +26,7 @@ from weft.deploy.select import candidates
 from weft.devices import gpus
 from weft.errors import CheckpointError, UsageError, WeftError, is_installed, need_torch
 from weft.files import sha256_of
+from weft.inference.arguments import recipe_of
 from weft.inference.backends import Backend, ExportBackend
 from weft.inference.probabilities import ranked, softmax
 from weft.models.data_config import preprocessing
@@ -103,6 +104,7 @@ class Predictor:
         fold: merge BatchNorm into the weights of weft's networks. `predict` and `serve` fold; `evaluate` and `explain`
             do not.
         mirror: average the logits of each image and of its mirror image (test-time augmentation).
+        max_pixels: maximum pixels (height x width) of an image file.
 
     Attributes:
         backend: what runs the model: torch, or the runtime of an export, which needs no torch.
@@ -123,6 +125,7 @@ class Predictor:
         runtime: Runtime | None = None,
         fold: bool = True,
         mirror: bool = False,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         export = model if isinstance(model, Export) else getattr(model, "export", None)
         self.backend: Backend = (
@@ -130,7 +133,7 @@ class Predictor:
             if isinstance(export, Export)
             else _torch_backend(model, runtime, fold, mirror)
         )
-        self.label_names = classes
+        self.label_names, self.max_pixels = classes, max_pixels
         self.classes = classes or [str(number) for number in range(model.num_classes)]
         self.cfg: dict[str, Any] = preprocessing(model)
         self.confidence = confidence_of(model)
@@ -182,6 +185,7 @@ class Predictor:
         fold: bool = True,
         mirror: bool = False,
         is_fixed: bool = False,
+        max_pixels: int | None = None,
         quiet: bool = False,
     ) -> Predictor:
         """Load the best model of a run, a model directory, an export or a public model.
@@ -193,12 +197,14 @@ class Predictor:
             precision: auto, fp32 or bf16.
             fold, mirror: as in the constructor.
             is_fixed: of a directory of format auto, load the export in the directory itself.
+            max_pixels: as in the constructor; None for that of the training run, which is 100 million by default.
             quiet: print no notes.
 
         Raises:
             UsageError: an unsupported device, precision or image size.
             CheckpointError: the model is missing or cannot be read.
         """
+        max_pixels = max_pixels or _pixel_limit(run)
         model_source = find_model(run, quiet=quiet)  # once: the newest commit of a repository on the hub
         if (export := _export(model_source, is_fixed=is_fixed, quiet=quiet)) is not None:
             _check_export_device(device)
@@ -209,7 +215,7 @@ class Predictor:
                 )
             if img_size is not None:
                 export.set_input_size(img_size)
-            return cls(export, export.label_names, mirror=mirror)
+            return cls(export, export.label_names, mirror=mirror, max_pixels=max_pixels)
         need_torch(f"{run} is not an export, and its network runs in torch.{_exports_text(run)}")
         with loading(quiet=quiet):
             from weft.capabilities import bf16_note
@@ -222,7 +228,7 @@ class Predictor:
         model, classes = open_found(model_source, quiet=quiet)
         if img_size is not None:
             model = resized(model, img_size)
-        return cls(model, classes, runtime=runtime, fold=fold, mirror=mirror)
+        return cls(model, classes, runtime=runtime, fold=fold, mirror=mirror, max_pixels=max_pixels)
 
     @classmethod
     def open(
@@ -344,13 +350,13 @@ class Predictor:
             self.predict([blank], overlay=True)
         return self
 
-    def prepare(self, image: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Pixels:
+    def prepare(self, image: bytes | Path) -> Pixels:
         """Decode, resize and crop one image.
 
         Raises:
             BadImage: the file is not an image, or exceeds a limit.
         """
-        return self.crop.pixels(open_image(image, max_pixels=max_pixels, value_range=self.crop.value_range))
+        return self.crop.pixels(open_image(image, max_pixels=self.max_pixels, value_range=self.crop.value_range))
 
     def array(self, images: Sequence[Pixels]) -> Float[np.ndarray, "b c h w"]:
         """Stack and normalise prepared images; equal to `eval_transform` bit by bit."""
@@ -409,6 +415,12 @@ class Predictor:
     def _overlay(self, saliency: Float[np.ndarray, "h w"], size: tuple[int, int]) -> Overlay:
         low, high = float(saliency.min()), float(saliency.max())
         return Overlay((saliency - low) / max(high - low, 1e-12), self.crop.region(*size))
+
+
+def _pixel_limit(run: str | Path) -> int:
+    """Return the largest number of pixels of an image in the training run of a model."""
+    recipe = recipe_of(Path(run))
+    return (recipe and recipe.data.max_pixels) or MAX_PIXELS
 
 
 def _export(model_source: Path | PublicModel, *, is_fixed: bool, quiet: bool) -> Export | None:

@@ -112,6 +112,9 @@ class Data:
     follow_links: bool = option(False)
     """Also read class folders that are links to outside the dataset."""
 
+    max_pixels: Annotated[int, Within(1)] | None = option(None)
+    """Maximum pixels (height x width) of an image; larger ones count as bad files. None: 100 million."""
+
     on_lost: Literal["stop", "exclude"] = "stop"
     """Action if an image becomes unreadable during training: stop, or exclude it and print a note."""
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits, image_size_hint, open_data
+from weft.data.index.inventory import check_outside
 from weft.data.loading.preprocessing import eval_crop
 from weft.errors import DataError, UsageError
 from weft.files import write_whole
@@ -97,6 +98,7 @@ def compare(
             data,
             limit=source.limit,
             max_bad=source.max_bad,
+            max_pixels=source.max_pixels,
             follow_links=source.follow_links,
             val_fraction=source.val_fraction,
             train_fraction=source.train_fraction,
@@ -113,6 +115,7 @@ def compare(
     for candidate in chosen:
         _check(candidate, base, more)
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
+    check_outside(folder, data)
     record = {"data": data, "models": [c.model for c in chosen], "recipe": base, "settings": more, "budget": budget}
     record["stages"] = None  # until they are decided
     known = open_directory(folder, "compare.json", record, (*CONTENTS, *FIGURES), force=force, same=_same_comparison)

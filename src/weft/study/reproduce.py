@@ -21,8 +21,8 @@ from weft.checkpoints import load_checkpoint, save_model_dir
 from weft.checkpoints.config import model_dir, read_config
 from weft.checkpoints.hub import create_model, download_weights, is_downloaded
 from weft.data.sources.catalog import CATALOG
-from weft.data.sources.download import cache_dir
 from weft.errors import CheckpointError, UsageError
+from weft.files import cache_dir
 from weft.inference.evaluation import evaluate
 from weft.models.families import VARIANTS
 from weft.models.family import PublicWeights

@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.capabilities import bf16_note
 from weft.data import open_data
+from weft.data.index.inventory import check_outside
 from weft.errors import UsageError, unknown
 from weft.files import write_whole
 from weft.processor import busy_note
@@ -88,6 +89,7 @@ def run_study(
     # an unusable dataset is refused once, before the first run
     classes = _classes(plan, scale, sources, chosen, quiet=quiet)
     folder = Path(out) if out is not None else Path("runs") / f"study-{slug(plan.name)}-{scale}"
+    check_outside(folder, *sources.values())
     shown = ", ".join(Path(sources[name]).name for name in sources)
     record = {"study": plan.name, "scale": scale, "data": shown, "settings": dict(settings or {})}
     known = open_directory(folder, "study.json", record, (*CONTENTS, *FIGURES), force=force, same=_same_study)
@@ -219,7 +221,12 @@ def _classes(
     with reading(quiet=quiet) as progress:
         return {
             name: open_data(
-                sources[name], limit=64, max_bad=data.max_bad, follow_links=data.follow_links, progress=progress
+                sources[name],
+                limit=64,
+                max_bad=data.max_bad,
+                max_pixels=data.max_pixels,
+                follow_links=data.follow_links,
+                progress=progress,
             ).classes
             for name, data in sorted(settings.items())
             if name not in known

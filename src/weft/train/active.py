@@ -17,7 +17,7 @@ from weft.data.index.fingerprint import hash_of
 from weft.data.index.split import stratified_subset
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_table
-from weft.inference.arguments import image_files, settings_of
+from weft.inference.arguments import check_outside_images, image_files, settings_of
 from weft.inference.embedding import feature_predictor, read_files
 from weft.inference.features import FeatureReader, logits_of, unit_length
 from weft.inference.inputs import JoinedSource, SourcePart, evaluation_batches, images_of, recipe_of
@@ -105,6 +105,7 @@ def label(
     device: str | None = None,
     precision: str | None = None,
     limit: int | None = None,
+    max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
 ) -> Labelling:
@@ -123,8 +124,8 @@ def label(
         out: directory for `next.csv`, `proposed.csv` and a report with the images; None to write no files. Both tables
             are data for `weft train`: they also list the labelled images of the run, if these are files. In `next.csv`
             the labels of the other images are empty, for a person to write.
-        batch_size, device, precision, limit: as in `train`. If None, the precision is that of the run; fp32 on a
-            processor that emulates it.
+        batch_size, device, precision, limit, max_pixels: as in `train`. If None, the precision is that of the run; fp32
+            on a processor that emulates it.
         force: replace existing files in `out`.
         quiet: print no progress.
 
@@ -137,10 +138,11 @@ def label(
         raise UsageError(f"budget must be at least 1; got {budget}.")
     if not 0 < certain <= 1:
         raise UsageError(f"certain must be above 0 and at most 1; got {certain:g}.")
-    settings = settings_of(batch_size, None, device, precision, None, limit)
+    settings = settings_of(batch_size, None, device, precision, None, limit, max_pixels=max_pixels)
     if precision is None:
         settings = replace(settings, precision=_precision_of(Path(run), str(settings.device)))
     if out is not None:
+        check_outside_images(out, images)
         refuse_file_name(Path(out))
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.data import Splits, open_image
+from weft.data.index.source import pixel_limit
 from weft.data.index.split import stratified_subset
 from weft.data.loading.preprocessing import visible
 from weft.models.contract import preprocessing
@@ -45,7 +46,8 @@ def augmented_figure(recipe: Recipe, splits: Splits, model: nn.Module) -> Figure
     figure = new_figure(SIDE * (EPOCHS + 1), (SIDE + 0.25) * len(indices))
     grid = figure.subplots(len(indices), EPOCHS + 1, squeeze=False)
     for axes, index in zip(grid[:, 0], indices, strict=True):
-        axes.imshow(open_image(source.read(index).data, value_range=recipe.data.value_range))
+        data, limit = source.read(index).data, pixel_limit(source)
+        axes.imshow(open_image(data, max_pixels=limit, value_range=recipe.data.value_range))
         axes.set_xlabel(shown(splits.classes[source.labels[index]], WIDTH), fontsize="x-small")
     images, mixing = training_images(recipe, source, model), Mixing(recipe, len(splits.classes))
     for epoch in range(EPOCHS):

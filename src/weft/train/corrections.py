@@ -13,6 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from weft.data import Source, Splits, open_data
+from weft.data.index.inventory import check_outside
 from weft.data.sources.open import KeyedSource
 from weft.data.sources.table import SUFFIXES, FileReader, other_columns, read_rows
 from weft.errors import DataError, UsageError
@@ -31,6 +32,7 @@ def apply_changes(
     changes: str | Path,
     out: str | Path,
     *,
+    max_pixels: int | None = None,
     follow_links: bool = False,
     force: bool = False,
     quiet: bool = False,
@@ -56,9 +58,10 @@ def apply_changes(
             have, or were made for another label.
     """
     out = Path(out)
+    check_outside(out, data)
     _check_table(out, (Path(data), Path(changes)), force)
     rows = _read_changes(Path(changes))
-    splits = open_files(data, follow_links, quiet)
+    splits = open_files(data, follow_links, quiet, max_pixels)
     names, values = _other_columns(data)
     images = [
         (side, path, splits.classes[number])
@@ -123,11 +126,17 @@ def joined_groups(first: Sequence[str], second: Sequence[str]) -> list[str]:
     return [joined(a, b) for a, b in zip(first, second, strict=True)]
 
 
-def open_files(data: str | Path, follow_links: bool, quiet: bool) -> Splits:
+def open_files(data: str | Path, follow_links: bool, quiet: bool, max_pixels: int | None) -> Splits:
     """Open a dataset with all of its readable images, and with classes that have none."""
     with reading(quiet=quiet) as progress:
         return open_data(
-            data, max_bad=1, allow_empty_class=True, evaluate_only=True, follow_links=follow_links, progress=progress
+            data,
+            max_bad=1,
+            max_pixels=max_pixels,
+            allow_empty_class=True,
+            evaluate_only=True,
+            follow_links=follow_links,
+            progress=progress,
         )
 
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from weft.data import Splits
 from weft.data.images.encode import image_to_show
+from weft.data.index.inventory import check_outside
+from weft.data.index.source import pixel_limit
 from weft.errors import DataError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, sha256_of, write_table
 from weft.inference.embedding import Embedding, feature_predictor, read_files
@@ -134,6 +136,7 @@ def review(
     batch_size: int | None = None,
     device: str | None = None,
     precision: str | None = None,
+    max_pixels: int | None = None,
     follow_links: bool = False,
     force: bool = False,
     quiet: bool = False,
@@ -147,7 +150,7 @@ def review(
         run: a run directory, a model directory or the name of a public model, for the features; None for the public
             weights that `train` starts from.
         out: directory for `changes.csv` and a report with the images; None to write no files.
-        batch_size, device, precision, follow_links: as in `train`.
+        batch_size, device, precision, max_pixels, follow_links: as in `train`.
         force: replace existing files in `out`.
         quiet: print no progress.
 
@@ -156,13 +159,14 @@ def review(
         DataError: the data cannot be used.
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
-    settings = settings_of(batch_size, None, device, precision, None, None)
+    settings = settings_of(batch_size, None, device, precision, None, None, max_pixels=max_pixels)
     if out is not None:
+        check_outside(out, data)
         refuse_file_name(Path(out))
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))
     model = str(run or _public_model())
-    splits = open_files(data, follow_links, quiet)
+    splits = open_files(data, follow_links, quiet, settings.data.max_pixels)
     paths = [path for source in (splits.train, splits.val) for path in paths_of(source)]
     labels = np.array([*splits.train.labels, *splits.val.labels], int)
     sides = np.array(["train"] * len(splits.train) + ["val"] * len(splits.val))
@@ -209,7 +213,8 @@ def _review(
             f"A review needs readable images of at least two classes; got {count(num_images, 'image')} of"
             f" {count(len(np.unique(labels)), 'class', 'classes')}. Add a folder of images of another class."
         )
-    duplicates = near_duplicates(features.features, lambda i: image_to_show(Path(features.images[i])))
+    limit = pixel_limit(splits.train)
+    duplicates = near_duplicates(features.features, lambda i: image_to_show(Path(features.images[i]), limit))
     group_of = np.arange(num_images)
     for group in duplicates:
         group_of[group] = group[0]

@@ -305,6 +305,7 @@ def open_splits(recipe: Recipe, quiet: bool) -> Splits:
             group=recipe.data.group,
             seed=recipe.split_seed,
             max_bad=recipe.data.max_bad,
+            max_pixels=recipe.data.max_pixels,
             limit=recipe.data.limit,
             follow_links=recipe.data.follow_links,
             progress=progress,

@@ -118,7 +118,7 @@ class Request:
         """
         recipe = self.load(self.base)
         if recipe.data.other is not None:
-            check_other(recipe.data.other)
+            check_other(recipe.data.other, recipe.data.max_pixels)
         if self.from_scratch:
             recipe = self._without_weights(recipe)
         check_device(recipe.device)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft.data.index.inventory import check_outside
 from weft.devices import check_device
 from weft.errors import UsageError
 from weft.files import check_writable, refuse_taken, writing
@@ -52,6 +53,7 @@ def train(
     precision: str | None = None,
     workers: int | None = None,
     limit: int | None = None,
+    max_pixels: int | None = None,
     folds: int | None = None,
     group: str | None = None,
     other: str | Path | None = None,
@@ -79,8 +81,8 @@ def train(
         override: with `resume`, replace settings of the run by those that are given.
         epochs, batch_size, img_size, seed, device, precision, workers, skip_nonfinite: settings with an argument of
             their own.
-        limit, folds, group, other, follow_links: settings of the dataset (`data.limit`, ...) with an argument of their
-            own.
+        limit, max_pixels, folds, group, other, follow_links: settings of the dataset (`data.limit`, ...) with an
+            argument of their own.
         out: the run directory; None for runs/MODEL-DATA, or runs/MODEL-DATA-2 and so on if that exists.
         max_time: stop after this time and save the state: seconds, or '90s', '45m', '2h', '1h30m'.
         stop_after: stop at the end of this epoch, counted from 1, and save the state.
@@ -184,7 +186,7 @@ def preview(
     path, more = Path(out), {"model": model, **given}
     request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--preview FILE")
     if os.environ.get("RANK", "0") == "0":  # the first of several processes writes the file
-        _check_image_file(path, force=force)
+        _check_image_file(path, str(request.resolved.data.source), force=force)
     plan = _planned(request, quiet=quiet, measure=False)
     if plan.runtime.is_main:
         from weft.train.augment_preview import augmented_figure
@@ -198,11 +200,11 @@ def preview(
     return path
 
 
-def _check_image_file(path: Path, *, force: bool) -> None:
+def _check_image_file(path: Path, source: str, *, force: bool) -> None:
     """Check that a preview can be written.
 
     Raises:
-        UsageError: the file exists, or has an unsupported format.
+        UsageError: the file exists, is in the dataset, or has an unsupported format.
         StorageError: its directory cannot be written to.
     """
     if path.exists() and not (force and path.is_file()):
@@ -211,6 +213,7 @@ def _check_image_file(path: Path, *, force: bool) -> None:
 
     if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
         raise UsageError(f"--preview must name an image file, such as preview.png; got {path.name}.")
+    check_outside(path, source)
     check_writable(path.parent)
 
 

@@ -99,7 +99,7 @@ class TrainingRun:
         """Train from the newest saved state."""
         check_data(self.out, self.splits, str(self.recipe.data.source))
         if self.recipe.data.other is not None:
-            check_other(self.recipe.data.other)
+            check_other(self.recipe.data.other, self.recipe.data.max_pixels)
         read_public_classifier(self.out)  # damage shows now, not after the last epoch
         if self.runtime.device.type == "cpu":
             # the number of threads determines the order of sums, and so their last bits

@@ -16,6 +16,7 @@ from weft.checkpoints.confidence import Confidence
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.unknown import OriginalClassifier, UnknownDetector, class_probabilities, unit_length
 from weft.data import Source
+from weft.data.images.limits import MAX_PIXELS
 from weft.data.index.split import proportional_subset, stratified_subset
 from weft.data.loading.dataset import LOST
 from weft.deploy import fold
@@ -81,7 +82,7 @@ def fit_detector(
     if detector is None:
         return None
     model.unknown, model.confidence = detector, confidence
-    predictor = Predictor(model, runtime=runtime)
+    predictor = Predictor(model, runtime=runtime, max_pixels=recipe.data.max_pixels or MAX_PIXELS)
     known = scores_of_batches(predictor, batches(held_out, scored))
     return _with_threshold(detector, known, predictor, recipe, batch_size)
 

@@ -27,6 +27,7 @@ NOTES = {  # conversions of usable images -> description
     "exif-rotated": "rotated by its EXIF orientation",
     "animated": "animated, first frame used",
     "pages": "several pages, first page used",
+    "no-end-marker": "JPEG without its end marker; no pixel is missing",
     "extension": "extension does not match the content; the content is used",
 }
 ORIENTATION = 0x0112  # EXIF tag

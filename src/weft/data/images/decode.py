@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import hashlib
 import importlib
 import io
 import os
@@ -19,9 +20,9 @@ import re
 import stat
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 
@@ -39,7 +40,7 @@ from weft.data.images.colour import (
     values_of,
 )
 from weft.data.images.limits import MAX_PIXELS
-from weft.data.images.structure import StructureError, check_structure
+from weft.data.images.structure import StructureError, check_structure, scans_of
 from weft.errors import DataError
 from weft.text import one_line, printable
 
@@ -48,12 +49,26 @@ with contextlib.suppress(OSError, AttributeError):  # else libtiff prints every 
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "HEIF")
 HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"}
+ARCHIVES = {
+    b"PK\x03\x04": "a ZIP archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ": "an xz archive",
+    b"\x28\xb5\x2f\xfd": "a Zstandard archive",
+    b"Rar!": "a RAR archive",
+    b"7z\xbc\xaf": "a 7z archive",
+}  # first bytes of files that are not read, and often mistaken for data
+TAR_MAGIC = slice(257, 262)
 MAX_BYTES = 1 << 30
 MAX_BOXES = 1_000  # of an AVIF or HEIF file; encoders write 3 or 4
 MAX_ASPECT = 100  # ratio of longer to shorter side; resizing the shorter side to the model's size scales the longer
 HEAD_BYTES = 32  # enough for `sniff`
 WHITE = (255, 255, 255)
+END_MARKER = b"\xff\xd9"  # of a JPEG
+RESTART = re.compile(rb"\xff[\xd0-\xd7]")
+MIN_PADDING = 4  # zero bytes at the end of a JPEG that are no pixels
 
+Result = TypeVar("Result")
 REASONS = {
     "missing": "the file does not exist",
     "not-a-file": "it must be a regular file, not a folder, pipe, socket or device",
@@ -140,8 +155,23 @@ def open_image(
     Raises:
         BadImage: the image cannot be used; its `reason` is a key of `REASONS`.
     """
-    with _opened(source, max_pixels) as image:
-        return _decoded(image, at_least, background, value_range)[0]
+    return _with_image(source, max_pixels, lambda image: _decoded(image, at_least, background, value_range)[0])[0]
+
+
+def _with_image(
+    source: str | Path | bytes, max_pixels: int, use: Callable[[Image.Image], Result]
+) -> tuple[Result, bool]:
+    """Return the result of a function of the opened image, and whether the file has its end marker."""
+    name, data = _content(source)
+    if sniff(data) != "JPEG" or data.endswith(END_MARKER) or scans_of(data)[1]:
+        with _opened(name, data, max_pixels) as image:
+            return use(image), True
+    whole = _with_end_marker(data, max_pixels)
+    with _opened(name, whole or data, max_pixels) as image:
+        result = use(image)
+        if whole is None:  # Pillow accepts some, such as those that are filled up with zeros
+            raise BadImage(name, "truncated")
+    return result, False
 
 
 def _decoded(
@@ -171,6 +201,30 @@ def _decoded(
     return to_rgb(image, background, value_range, low_bytes), header, values
 
 
+def _with_end_marker(data: bytes, max_pixels: int) -> bytes | None:
+    """Return a JPEG that lacks its end marker with one; None if pixels are also missing.
+
+    A decoder reads no further than the last block. If no block is missing, the pixels do not depend on what follows;
+    else the bits that follow become pixels.
+    """
+    cut = data.rstrip(b"\0")
+    data = (cut if len(data) - len(cut) >= MIN_PADDING else data).rstrip(b"\xff")
+    if not scans_of(data)[0]:
+        return None
+    restarts = RESTART.findall(data, data.rfind(b"\xff\xda"))  # the decoder looks for the next one, and skips the rest
+    restart = bytes((0xFF, 0xD0 + (restarts[-1][1] + 1) % 8 if restarts else 0xD0))
+    contents = set()
+    try:
+        for bits in (b"", b"\x00", b"\x55", b"\xfe"):
+            following = 64 * bits + restart + 64 * bits if bits else b""
+            with _opened("", data + following + END_MARKER, max_pixels) as image:
+                image.load()
+                contents.add(hashlib.sha256(image.tobytes()).digest())
+    except BadImage:
+        return None
+    return data + END_MARKER if len(contents) == 1 else None
+
+
 def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
     """Check that `open_image` accepts an image, and return its properties.
 
@@ -179,10 +233,14 @@ def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
     Raises:
         BadImage: as `open_image`, for the same reasons.
     """
-    with _opened(source, max_pixels) as image:
+
+    def info(image: Image.Image) -> ImageInfo:
         _, header, values = _decoded(image, max(min(image.size) // 8, 1), WHITE, None, is_measured=True)
         format = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a phone's JPEG with a second image
         return ImageInfo(upright_size(image, header), format, describe(image, header), values)
+
+    result, is_ended = _with_image(source, max_pixels, info)
+    return result if is_ended else result._replace(notes=(*result.notes, "no-end-marker"))
 
 
 def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Values | None:
@@ -191,7 +249,7 @@ def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) ->
     Raises:
         BadImage: as `open_image`.
     """
-    with _opened(source, max_pixels) as image:
+    with _opened(*_content(source), max_pixels) as image:
         is_deep = read_header(image).is_deep
     return image_info(source, max_pixels=max_pixels).values if is_deep else None
 
@@ -202,7 +260,7 @@ def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> t
     Raises:
         BadImage: the header cannot be read, or a limit is exceeded.
     """
-    with _opened(source, max_pixels) as image:
+    with _opened(*_content(source), max_pixels) as image:
         return upright_size(image, read_header(image))
 
 
@@ -227,6 +285,21 @@ def sniff(head: bytes) -> str | None:
     if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in (12, 40, 52, 56, 64, 108, 124):
         return "BMP"
     return None
+
+
+def archive_kind(path: str | Path) -> str:
+    """Return `a ZIP archive` or the like by the first bytes of a file; empty for any other file."""
+    try:
+        with open(path, "rb") as file:
+            return _archive_kind(file.read(TAR_MAGIC.stop))
+    except OSError:
+        return ""
+
+
+def _archive_kind(data: bytes) -> str:
+    if data[TAR_MAGIC] == b"ustar":
+        return "a tar archive"
+    return next((kind for start, kind in ARCHIVES.items() if data.startswith(start)), "")
 
 
 def _box_size(head: bytes) -> int:
@@ -271,18 +344,14 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 @contextlib.contextmanager
-def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image]:
+def _opened(name: str, data: bytes, max_pixels: int) -> Iterator[Image.Image]:
     """Open an image with its header read and its size checked; convert every exception raised inside to `BadImage`."""
-    name = "The image" if isinstance(source, bytes) else printable(os.fspath(source))
-    if source == b"":
-        raise BadImage(name, "zero-byte")
-    # always from bytes: a decoder may treat a file on disk differently
-    data = source if isinstance(source, bytes) else _read(source, name)
     with io.BytesIO(data) as file, _pillow_limits(max_pixels):
         head = data[:HEAD_BYTES]
         format = sniff(head)
         if format is None:
-            raise BadImage(name, "not-an-image")
+            kind = _archive_kind(data)
+            raise BadImage(name, "not-an-image", f"it is {kind}; unpack it" if kind else "")
         if format == "HEIF" and not _has_heif():
             raise BadImage(name, "no-decoder")
         try:
@@ -314,9 +383,15 @@ def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image
             raise BadImage(name, _reason(err, head, file), printable(str(err))) from err
 
 
-def _read(path: str | Path, name: str) -> bytes:
+def _content(source: str | Path | bytes) -> tuple[str, bytes]:
+    """Return the name of an image in messages, and its bytes: a decoder may treat a file on disk differently."""
+    if isinstance(source, bytes):
+        if not source:
+            raise BadImage("The image", "zero-byte")
+        return "The image", source
+    name = printable(os.fspath(source))
     try:
-        return read_regular(path)
+        return name, read_regular(source)
     except MemoryError as err:
         raise BadImage(name, "out-of-memory") from err
     except OSError as err:  # of the disk or the network

@@ -12,6 +12,7 @@ from PIL import Image
 from weft import markup
 from weft.data.images.colour import common_range
 from weft.data.images.decode import BadImage, image_values, open_image
+from weft.data.images.limits import MAX_PIXELS
 
 THUMBNAIL = 300  # pixels of the longer side
 
@@ -23,14 +24,14 @@ def encoded(image: np.ndarray) -> tuple[str, bytes]:
     return "image/png" if is_small else "image/jpeg", buffer.getvalue()
 
 
-def image_to_show(path: Path) -> Image.Image:
+def image_to_show(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open an image for a person; more than 8 bits per channel are scaled by the values of the image.
 
     Raises:
         BadImage: as `open_image`.
     """
-    values = image_values(path)
-    return open_image(path, value_range=None if values is None else common_range([values]))
+    values = image_values(path, max_pixels=max_pixels)
+    return open_image(path, max_pixels=max_pixels, value_range=None if values is None else common_range([values]))
 
 
 def image_card(path: str, lines: Sequence[str]) -> markup.Card:

@@ -49,6 +49,27 @@ def check_structure(data: bytes, format: str) -> None:
         check[format](data)
 
 
+def scans_of(data: bytes) -> tuple[bool, bool]:
+    """Return whether the scans of a JPEG have all coefficients of all components to their last bit, and whether its end
+    marker follows them."""
+    place, components, missing = 2, b"", set[tuple[int, int]]()
+    while match := _AFTER_SCAN.search(data, place):  # between segments, only bytes that mean nothing are skipped
+        place, marker = match.start(), data[match.start() + 1]
+        if marker == 0xD9:
+            return bool(components) and not missing, True
+        length = 0 if marker in (0x01, 0xD8) else int.from_bytes(data[place + 2 : place + 4], "big")
+        content = data[place + 4 : place + 2 + length]
+        place += 2 + length
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC) and len(content) > 5:
+            components = content[6 : 6 + 3 * content[5] : 3]
+            missing = {(component, number) for component in components for number in range(64)}
+        if marker == 0xDA and content and len(content) >= (end := 1 + 2 * content[0]) + 3:
+            first, last, bits = content[end : end + 3]
+            if not bits & 15:  # the lowest bit is in this scan
+                missing -= {(component, number) for component in content[1:end:2] for number in range(first, last + 1)}
+    return bool(components) and not missing, False
+
+
 def _bounded(count: int, most: int, what: str) -> None:
     if count > most:
         raise StructureError("too-complex", f"more than {most:,} {what}")

@@ -14,6 +14,7 @@ from weft.errors import DataError, UsageError
 from weft.text import NUM_NAMED, count, first_few, has_control_characters, printable
 
 MAX_ADVISED = 20  # folds that an error advises
+ARCHIVES = {"zip", "tar", "gz", "tgz", "bz2", "xz", "zst", "7z", "rar"}  # extensions
 
 
 def check_numbers(
@@ -50,7 +51,11 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
         instead = f" (but {tally(extensions(inventory.ignored))})" if inventory.ignored else ""
         raise DataError(
             f"The data directory must contain images; '{root}' contains none{instead}. "
-            f"Put one folder of images per class in it."
+            + (
+                "Unpack the archives, and pass the folder."
+                if ARCHIVES & inventory.ignored.keys()
+                else "Put one folder of images per class in it."
+            )
         )
     if not own:
         raise DataError(
@@ -171,7 +176,7 @@ def survey_notes(inventory: Inventory, names: list[str], val: list[ImageEntry]) 
     if missing := [name for name in names if name not in {entry.class_name for entry in val}]:
         notes.append(f"No validation image of {count(len(missing), 'class', 'classes')}: {first_few(missing)}.")
     if inventory.unread:
-        notes.append(f"Not read, because train/ exists: {first_few(f'{name}/' for name in inventory.unread)}.")
+        notes.append(unread_note(inventory))
     if inventory.ignored:
         notes.append(f"Ignored, not images by name or content: {tally(extensions(inventory.ignored))}.")
     if inventory.skipped:
@@ -179,6 +184,13 @@ def survey_notes(inventory: Inventory, names: list[str], val: list[ImageEntry]) 
     if inventory.notes:
         notes.append(f"Converted: {tally(inventory.notes, NOTES)}.")
     return notes
+
+
+def unread_note(inventory: Inventory) -> str:
+    """Return the sentence that names the folders or shards that are not read."""
+    if all(name.endswith(".tar") for name in inventory.unread):
+        return f"Not read, because other shards are for training: {first_few(inventory.unread)}."
+    return f"Not read, because train/ exists: {first_few(f'{name}/' for name in inventory.unread)}."
 
 
 def group_notes(group_of: Mapping[str, str], train: list[ImageEntry], val: list[ImageEntry]) -> list[str]:

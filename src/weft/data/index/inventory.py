@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ from weft.data.images.decode import (
     MAX_PIXELS,
     BadImage,
     ImageInfo,
+    archive_kind,
     image_info,
     open_regular,
     read_regular,
@@ -24,7 +26,7 @@ from weft.data.images.decode import (
 )
 from weft.data.index.source import BadFile
 from weft.data.index.tree import EXTENSIONS, extension, is_folder, is_junk, walk
-from weft.errors import DataError
+from weft.errors import DataError, UsageError
 from weft.processor import available_cores
 from weft.text import printable
 
@@ -66,7 +68,7 @@ class Inventory:
         values: of usable images of more than 8 bits per channel.
         copies: groups of two or more keys whose files are byte-identical; empty before decoding.
         classes_outside: class or split folders that are links to outside the root, not followed.
-        unread: top-level folders that are not read because `train/` exists.
+        unread: top-level folders, or shards, that are not read because others are for training.
     """
 
     root: Path
@@ -160,7 +162,7 @@ def scan_folder(path: str | Path, *, follow_links: bool = False) -> tuple[Invent
         split, inner = _place(key, places)
         candidates.append(ImageEntry(key, inner[0] if len(inner) > 1 else "", split))
     entries = []
-    for entry, verdict in _in_threads(lambda candidate: _sniff_entry(root, candidate), candidates):
+    for entry, verdict in _in_threads(partial(_sniff_entry, root), candidates):
         if isinstance(verdict, BadFile):
             inventory.bad.append(verdict)
         elif verdict:
@@ -169,6 +171,40 @@ def scan_folder(path: str | Path, *, follow_links: bool = False) -> tuple[Invent
             inventory.ignored[extension(entry.key)] += 1
     inventory.bad.sort()
     return inventory, entries
+
+
+def check_outside(out: str | Path, *data: str | Path, is_dataset: bool = True) -> None:
+    """Refuse an output in a folder of images, where a later run would read it as a class or an image.
+
+    Args:
+        out: file or directory to write.
+        data: folders of images; other sources are ignored.
+        is_dataset: next to `train/`, where nothing is read, an output is allowed.
+
+    Raises:
+        UsageError: `out` is in one of the folders.
+    """
+    for folder in data:
+        root, resolved = Path(folder).resolve(), Path(out).resolve()
+        if not root.is_dir() or not resolved.is_relative_to(root):
+            continue
+        places = _layout(root)[1] if is_dataset else {}
+        first = next(iter(resolved.relative_to(root).parts), "train")
+        if not places or first in ("train", *VAL_NAMES):
+            raise UsageError(
+                f"The output must be outside the data folder, where it would be read as a class or an image;"
+                f" {printable(str(out))} is in {printable(os.fspath(folder))}. Choose another path."
+            )
+
+
+def images_below(folder: Path) -> list[str]:
+    """Return the image files of a folder by name or content, as `inspect` finds them; paths relative to it, sorted."""
+    tree = walk(os.fspath(folder))
+    names = tree.files + [bad.key for bad in tree.bad]
+    images = {name for name in names if extension(name) in EXTENSIONS}
+    others = [ImageEntry(name, "", "") for name in tree.files if name not in images]
+    images |= {entry.key for entry, is_image in _in_threads(partial(_sniff_entry, folder), others) if is_image}
+    return sorted(images)
 
 
 def decode_entries(
@@ -210,6 +246,8 @@ def existing(path: str | Path) -> Path:
     if not os.path.lexists(path):
         raise DataError(f"The data directory must exist; '{name}' does not. {todo}")
     if not os.path.isdir(path):
+        if kind := archive_kind(path):
+            raise DataError(f"The data must be a directory; '{name}' is {kind}. Unpack it, and pass the folder.")
         raise DataError(f"The data must be a directory; '{name}' is not. {todo}")
     try:
         with os.scandir(path):

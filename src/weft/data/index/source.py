@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from weft.data.images.colour import ValueRange, Values, common_range
 from weft.data.images.decode import BadImage, image_size
+from weft.data.images.limits import MAX_PIXELS
 from weft.errors import DataError
 from weft.text import printable
 
@@ -47,6 +48,11 @@ class Source(Protocol):
             DataError: the image can no longer be read; the message names it.
         """
         ...
+
+
+def pixel_limit(source: Source) -> int:
+    """Return the largest number of pixels of an image of a source."""
+    return getattr(source, "max_pixels", MAX_PIXELS)
 
 
 class BadFile(NamedTuple):
@@ -115,7 +121,7 @@ def image_size_hint(source: Source) -> tuple[int, int]:
     for i in range(0, len(source), step):
         sample = source.read(i)
         try:
-            sizes.append(image_size(sample.data))
+            sizes.append(image_size(sample.data, max_pixels=pixel_limit(source)))
         except BadImage as err:
             raise lost_error(sample.key, err) from err
     heights, widths = zip(*sizes, strict=True)

@@ -29,6 +29,8 @@ SKIPPED = {  # reasons for skipped entries
     "broken-link": "a broken link",
     "link-to-listed": "a link to a file or folder that is listed already",
     "link-out": "a link to a folder outside, not followed without --follow-links",
+    "replaced": "a file in a tar that a later one of the same name replaces",
+    "same-sample": "a further image with the same label file; the one with the shortest ending is read",
 }
 
 

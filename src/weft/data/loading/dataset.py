@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from weft.data.images.decode import BadImage, open_image
-from weft.data.index.source import Source, lost_error
+from weft.data.index.source import Source, lost_error, pixel_limit
 from weft.data.loading.order import Key
 from weft.data.loading.seeding import seeded_rng
 from weft.errors import DataError
@@ -87,7 +87,12 @@ class ImageDataset(Dataset):
     def _open(self, index: int) -> tuple[Image.Image, int]:
         sample = self.source.read(index)
         try:
-            image = open_image(sample.data, at_least=self.at_least, value_range=self.value_range)
+            image = open_image(
+                sample.data,
+                max_pixels=pixel_limit(self.source),
+                at_least=self.at_least,
+                value_range=self.value_range,
+            )
             return image, sample.label
         except BadImage as err:
             raise lost_error(sample.key, err) from err

@@ -21,9 +21,9 @@ from PIL import Image
 
 from weft.data.images.decode import read_regular
 from weft.data.index.inventory import VAL_NAMES, ImageEntry
-from weft.data.sources.download import cache_dir
 from weft.data.sources.listing import Listing
 from weft.errors import DataError, need, unknown
+from weft.files import cache_dir
 from weft.text import printable, reason_of
 
 # arguments of each torchvision class for its training and its validation set

@@ -6,6 +6,7 @@ rest, the same for all kinds: decoding every image once, splitting, errors, note
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ class Listing:
         bad: images that cannot be used.
         notes: sentences for the user.
         groups: group of every image by key, if a column of the table names it.
+        skipped, ignored, unread: as in `weft.data.index.inventory.Inventory`.
     """
 
     name: str
@@ -49,6 +51,9 @@ class Listing:
     bad: list[BadFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     groups: dict[str, str] | None = None
+    skipped: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+    unread: list[str] = field(default_factory=list)
 
     def inventory(self) -> Inventory:
         """Return the inventory that `weft.data.index.inventory.scan_folder` returns for a folder of the same images."""
@@ -57,7 +62,15 @@ class Listing:
         classes = {split: _present(self.entries, split, self.classes) for split in splits}
         if is_given and "train" in classes:
             classes["train"] = self.classes
-        return Inventory(Path(self.name), "val" if is_given else "", classes, bad=list(self.bad))
+        return Inventory(
+            Path(self.name),
+            "val" if is_given else "",
+            classes,
+            bad=list(self.bad),
+            skipped=self.skipped,
+            ignored=self.ignored,
+            unread=self.unread,
+        )
 
 
 def sort_class_names(names: set[str]) -> list[str]:

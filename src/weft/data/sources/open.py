@@ -39,7 +39,7 @@ from weft.data.sources.catalog import CATALOG
 from weft.data.sources.digits import open_digits
 from weft.data.sources.library import open_hf, open_torchvision
 from weft.data.sources.listing import Listing, Reader, sort_class_names
-from weft.data.sources.shards import is_shards, open_shards
+from weft.data.sources.shards import is_shards, open_shards, shard_paths
 from weft.data.sources.table import SUFFIXES, FileReader, open_table
 from weft.errors import DataError
 from weft.text import count, printable
@@ -48,8 +48,11 @@ from weft.text import count, printable
 class KeyedSource:
     """Images that a `Reader` reads by key."""
 
-    def __init__(self, reader: Reader, classes: list[str], keys: list[str], labels: list[int]):
+    def __init__(
+        self, reader: Reader, classes: list[str], keys: list[str], labels: list[int], max_pixels: int = MAX_PIXELS
+    ):
         self.reader, self.classes, self.keys, self.labels = reader, classes, keys, labels
+        self.max_pixels = max_pixels
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -75,6 +78,7 @@ def open_data(
     val_fraction: float = 0.2,
     seed: int = 0,
     max_bad: float = 0.1,
+    max_pixels: int | None = None,
     limit: int | None = None,
     train_fraction: float = 1.0,
     folds: int | None = None,
@@ -94,12 +98,13 @@ def open_data(
     Args:
         data: a folder of class folders, or one with `train/` and optionally `val/` (`valid/`, `validation/`, `test/`:
             the first that exists) that contain class folders; a table (`x.csv`, `x.tsv`, `x.parquet`); tar
-            shards (`x.tar`, `train-{000..009}.tar`, https URLs, a folder of .tar files); `torchvision:NAME`;
+            shards (`x.tar`, `train-{000..009}.tar`, a folder of .tar files); `torchvision:NAME`;
             `hf:NAME`; a name of `weft.data.sources.catalog`; or `digits`, scikit-learn's handwritten digits (pass a
             folder of that name as `./digits`).
         val_fraction: fraction of each class for validation, between 0 and 1, if the dataset defines no split.
         seed: seed of that split, and of the choice by `limit` and `train_fraction`.
         max_bad: largest accepted fraction of bad files, 0 to 1.
+        max_pixels: images with more pixels (height x width) count as bad; None for 100 million.
         limit: maximum number of training images and of validation images, taken round-robin from the classes.
         train_fraction: fraction of each class to use for training, above 0; validation images are all used.
         folds: number of folds of a cross-validation, at least 2, for a dataset without a split; `fold` is then the
@@ -128,6 +133,7 @@ def open_data(
         UsageError: a number out of its range.
     """
     check_numbers(val_fraction, max_bad, limit, train_fraction, folds, fold)
+    max_pixels = max_pixels or MAX_PIXELS
     listing = _open_listing(data, group)
     if listing is None:
         inventory, entries = scan_folder(data, follow_links=follow_links)
@@ -171,7 +177,7 @@ def open_data(
     bad_before, chosen = len(inventory.bad), parts[0] + parts[1]
     if checked is None:
         read = None if listing is None else listing.read
-        decode_entries(inventory, sorted(chosen), progress=progress, read=read)
+        decode_entries(inventory, sorted(chosen), max_pixels=max_pixels, progress=progress, read=read)
     else:
         _adopt(inventory, chosen, checked)
     # with a limit only some are decoded: extrapolate their rate
@@ -209,7 +215,7 @@ def open_data(
     if len(inside) < len(entries):
         notes.append(f"Not used, because outside all class folders: {count(len(entries) - len(inside), 'image')}.")
     notes += [] if listing is None else listing.notes
-    train_source, val_source = (_source(reader, part, names) for part in (train, val))
+    train_source, val_source = (_source(reader, part, names, max_pixels) for part in (train, val))
     groups = [None if group_of is None else [group_of[entry.key] for entry in part] for part in (train, val)]
     return Splits(
         train_source,
@@ -292,16 +298,19 @@ def _adopt(inventory: Inventory, entries: list[ImageEntry], checked: Inventory) 
 
 
 def check_exists(data: str | Path) -> None:
-    """Refuse a folder or table that does not exist. Shards and datasets by name are not looked up.
+    """Refuse a folder, table or shard that does not exist. Datasets by name are not looked up.
 
     Raises:
         DataError: there is none.
     """
     text = os.fspath(data)
     kind = text.partition(":")[0]
-    if data == "digits" or kind in ("torchvision", "hf") or text in CATALOG or text.endswith(SUFFIXES):
+    if data == "digits" or kind in ("torchvision", "hf") or text in CATALOG:
         return
-    if not is_shards(text):
+    files = shard_paths(text) if is_shards(text) else [Path(text)] if text.endswith(SUFFIXES) else []
+    if missing := [file for file in files if not os.path.lexists(file)]:
+        raise DataError(f"The data must exist; '{printable(str(missing[0]))}' does not. Check the path.")
+    if not files:
         existing(text)
 
 
@@ -428,10 +437,10 @@ def _ensure_train_images(
     return sorted(train + moved), [entry for entry in val if entry.class_name in train_classes]
 
 
-def _source(reader: Reader, entries: list[ImageEntry], names: list[str]) -> KeyedSource:
+def _source(reader: Reader, entries: list[ImageEntry], names: list[str], max_pixels: int) -> KeyedSource:
     number = {name: i for i, name in enumerate(names)}
     keys, labels = [p.key for p in entries], [number[p.class_name] for p in entries]
-    return KeyedSource(reader, names, keys, labels)
+    return KeyedSource(reader, names, keys, labels, max_pixels)
 
 
 def _with_split(bad: list[BadFile], parts: list[list[ImageEntry]]) -> tuple[BadFile, ...]:

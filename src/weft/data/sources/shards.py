@@ -10,22 +10,24 @@ import json
 import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
-from weft.data.images.decode import MAX_BYTES, BadImage
+from weft.data.images.decode import HEAD_BYTES, MAX_BYTES, BadImage, archive_kind, sniff
 from weft.data.index.inventory import VAL_NAMES, ImageEntry
 from weft.data.index.source import BadFile
-from weft.data.index.tree import EXTENSIONS
-from weft.data.sources.download import fetch
+from weft.data.index.tree import EXTENSIONS, extension, is_junk
 from weft.data.sources.listing import Listing, sort_class_names
 from weft.errors import DataError, UsageError
-from weft.text import printable
+from weft.text import first_few, printable, reason_of
 
-LABELS = ("cls", "json", "txt")
+LABELS = ("cls", "json", "txt")  # where a sample has several, the first of these decides
 MAX_LABEL_BYTES = 1 << 16
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_PIECE = 1 << 20  # bytes of one read
 
 
 class TarMember(NamedTuple):
@@ -59,12 +61,49 @@ class ShardReader:
         return self.places[key].size
 
 
+@dataclass
+class _Shard:
+    """Content of one archive.
+
+    Attributes:
+        images: position of every image by name, in order.
+        labels: class of every label file by its name without extension, after the place of its extension in `LABELS`.
+        skipped, ignored: as in `Inventory`.
+        bad: (name, reason, detail) of images that cannot be used.
+        links: targets of symbolic links.
+        is_ended: whether the archive has an end marker.
+    """
+
+    images: dict[str, TarMember] = field(default_factory=dict)
+    labels: dict[str, tuple[int, str]] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+    bad: list[tuple[str, str, str]] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+    is_ended: bool = True
+
+    def samples(self) -> list[tuple[str, str | None]]:
+        """Return (name, class by a label file) of the images to read; of several with the same label file the first
+        with the shortest ending."""
+        stems = {name: _label_stem(name, self.labels) for name in self.images}
+        chosen: dict[str, str] = {}
+        for name in sorted(stems, key=lambda name: name.count(".")):
+            chosen.setdefault(stems[name] or name, name)
+        self.skipped.update("link-to-listed" if link in self.images else "broken-link" for link in self.links)
+        unused = self.labels.keys() - set(stems.values())
+        self.ignored.update(LABELS[self.labels[stem][0]] for stem in unused)
+        samples = [(name, stem) for name, stem in stems.items() if chosen[stem or name] == name]
+        self.skipped["same-sample"] += len(stems) - len(samples)
+        self.skipped += Counter()  # without zeros
+        return [(name, self.labels[stem][1] if stem else None) for name, stem in samples]
+
+
 def is_shards(data: str) -> bool:
     """Return whether `data` is a .tar file (or pattern), or a folder with .tar files and without folders."""
     if data.endswith(".tar"):
         return True
     try:
-        entries = list(Path(data).iterdir())
+        entries = [entry for entry in Path(data).iterdir() if not is_junk(entry.name)]
         return any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries)
     except OSError:  # no folder, or one that may not be read, which is reported when it is opened
         return False
@@ -73,44 +112,70 @@ def is_shards(data: str) -> bool:
 def open_shards(data: str) -> Listing:
     """List the images in tar shards.
 
+    The class of an image is the text of its label file, whose name is that of the image up to a dot. Without any label
+    file, it is the name of the folder of the image.
+
     Args:
-        data: a file, a range such as `train-{000..009}.tar`, https URLs of either, or a folder of .tar files. File
-            names that begin with `train` and with `val` (or test ...) define a split.
+        data: a file, a range such as `train-{000..009}.tar`, or a folder of .tar files. File names that begin with
+            `train` and with `val` (or test ...) define a split; other shards are then not read.
 
     Raises:
-        DataError: a shard cannot be read.
-        UsageError: an invalid range, or a URL that is not https.
+        DataError: a shard cannot be read, or it is not clear whether shards are for training.
+        UsageError: an invalid range, or a URL.
     """
-    paths = _paths(data)
-    splits = {path: _split(path.name) for path in paths}
+    paths = shard_paths(data)
+    splits, unread = _splits(paths)
     is_given = set(splits.values()) == {"train", "val"}
-    places: dict[str, TarMember] = {}
-    entries: list[ImageEntry] = []
-    bad: list[BadFile] = []
-    for path in paths:
-        for key, place, label in _samples(path):
-            name = f"{path.name}/{key}"
-            split = splits[path] if is_given else ""
-            if label is None:
-                bad.append(
-                    BadFile(
-                        name, "no-class", f"{printable(name)} has no label (.cls, .json, .txt or a folder name).", split
-                    )
-                )
-                continue
-            places[name] = place
-            entries.append(ImageEntry(name, label, split))
-    classes = sort_class_names({entry.class_name for entry in entries})
-    listing = Listing(printable(data), entries, ShardReader(places), classes, bad)
-    listing.notes.append(f"{len(entries):,} images in {len(paths)} tar {'file' if len(paths) == 1 else 'files'}.")
+    root = os.path.commonpath([path.absolute().parent for path in paths])
+    names = {path: path.absolute().relative_to(root).as_posix() for path in paths}
+    listing = Listing(printable(data), [], ShardReader(places := {}), [], unread=[names[path] for path in unread])
+    if Path(data).is_dir():
+        listing.skipped["hidden"] += sum(is_junk(entry.name) for entry in Path(data).iterdir())
+    unlabelled: list[ImageEntry] = []
+    for path, split in splits.items():
+        split = split if is_given else ""
+        shard = _read_shard(path)
+        for key, label in shard.samples():
+            name = f"{names[path]}/{key}"
+            places[name] = shard.images[key]
+            (unlabelled if label is None else listing.entries).append(
+                ImageEntry(name, _folder_class(key) if label is None else label, split)
+            )
+        for key, reason, detail in shard.bad:
+            name = f"{names[path]}/{key}"
+            listing.bad.append(BadFile(name, reason, str(BadImage(printable(name), reason, detail)), split))
+        if not shard.is_ended:
+            name = names[path]
+            message = f"{printable(name)} has no end marker: its last images may be missing. Copy it again."
+            listing.bad.append(BadFile(name, "truncated", message, split))
+        listing.skipped += shard.skipped  # without zeros
+        listing.ignored += shard.ignored
+    if listing.entries:  # a folder of labelled images is no class
+        unlabelled = [entry._replace(class_name="") for entry in unlabelled]
+    for entry in unlabelled:
+        if entry.class_name:
+            listing.entries.append(entry)
+        else:
+            text = f"{printable(entry.key)} has no label ({', '.join(f'.{ending}' for ending in LABELS)})"
+            text += "." if listing.entries else ", and is in no folder."
+            listing.bad.append(BadFile(entry.key, "no-class", text, entry.split))
+    listing.classes = sort_class_names({entry.class_name for entry in listing.entries})
+    number = len(splits)
+    listing.notes.append(f"{len(listing.entries):,} images in {number} tar {'file' if number == 1 else 'files'}.")
     return listing
 
 
-def _paths(data: str) -> list[Path]:
+def shard_paths(data: str) -> list[Path]:
+    """Return the files that `data` means; they may be missing.
+
+    Raises:
+        UsageError: an invalid range, or a URL.
+    """
     if Path(data).is_dir():
-        return sorted(Path(data).glob("*.tar"))
-    names = list(_expanded(data))
-    return [fetch(name) if "://" in name else Path(name) for name in names]
+        return sorted(path for path in Path(data).glob("*.tar") if not is_junk(path.name))
+    if "://" in data:
+        raise UsageError(f"Data must be a local path; got '{printable(data)}'. Download the shards first.")
+    return [Path(name) for name in _expanded(data)]
 
 
 def _expanded(text: str) -> Iterator[str]:
@@ -126,64 +191,128 @@ def _expanded(text: str) -> Iterator[str]:
         yield from _expanded(f"{text[: match.start()]}{number:0{len(first)}}{text[match.end() :]}")
 
 
+def _splits(paths: list[Path]) -> tuple[dict[Path, str], list[Path]]:
+    """Return the shards to read with their split, and those that are not read, because others are for training."""
+    splits = {path: _split(path.name) for path in paths}
+    unnamed = [path for path, split in splits.items() if not split]
+    if "train" in splits.values():
+        return {path: split for path, split in splits.items() if split}, unnamed
+    if unnamed and len(unnamed) < len(paths):
+        held_out = first_few(path.name for path in paths if path not in unnamed)
+        raise DataError(
+            f"Next to shards of a validation set ({held_out}), the names of training shards must begin with train; got"
+            f" {first_few(path.name for path in unnamed)}. Rename them, or pass one kind alone."
+        )
+    return splits, []
+
+
 def _split(name: str) -> str:
     if name.startswith("train"):
         return "train"
     return "val" if name.startswith(VAL_NAMES) else ""
 
 
-def _samples(path: Path) -> Iterator[tuple[str, TarMember, str | None]]:
-    """Yield (key, position, class) of every image; files with the same name up to the first dot are one sample."""
-    sample, image, label = "", None, None
-    for key, place in _members(path):
-        folder, _, base = key.rpartition("/")
-        stem, _, ending = base.partition(".")
-        if (name := f"{folder}/{stem}") != sample:
-            if image is not None:
-                yield (*image, label if label is not None else _folder_class(image[0]))
-            sample, image, label = name, None, None
-        ending = ending.lower().rpartition(".")[2]
-        if ending in EXTENSIONS:
-            image = (key, place)
-        elif ending in LABELS and label is None:
-            label = _label(path, place, ending)
-    if image is not None:
-        yield (*image, label if label is not None else _folder_class(image[0]))
-
-
-def _members(path: Path) -> Iterator[tuple[str, TarMember]]:
-    """Yield the regular files of an archive, in order."""
+def _read_shard(path: Path) -> _Shard:
+    """Read the headers of an archive, and its label files."""
+    must = f"A shard must be an uncompressed tar file; '{printable(str(path))}' cannot be read"
+    shard = _Shard()
     try:
-        with tarfile.open(path, "r:") as opened:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{must} (it is not a file).")
+        if (kind := archive_kind(path)) not in ("", "a tar archive"):
+            raise DataError(f"{must} (it is {kind}). Unpack it, and pass the folder.")
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as opened:
             archive: Any = opened  # untyped: `members` below is not in its type stubs
+            num_bytes = os.fstat(file.fileno()).st_size
             while (member := archive.next()) is not None:
-                if member.isreg():
-                    yield member.name, TarMember(os.fspath(path), member.offset_data, member.size)
+                # tarfile accepts a negative size, which leads back to an earlier header, and one beyond the end
+                if not 0 <= member.size <= num_bytes - member.offset_data and not member.issparse():
+                    raise DataError(f"{must} (a file in it must end within its {num_bytes:,} bytes). Copy it again.")
+                _add_member(shard, member, file, os.fspath(path))
                 archive.members = []  # else tarfile caches every header
-    except (tarfile.TarError, OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(
-            f"A shard must be an uncompressed tar file; '{printable(str(path))}' cannot be read ({reason})."
-        ) from error
+            # tarfile also ends at a header that it cannot read
+            file.seek(archive.offset)
+            header = file.read(tarfile.BLOCKSIZE)
+            shard.is_ended = header != b""
+            if any(header):
+                raise DataError(f"{must} (its header at byte {archive.offset:,} is damaged). Copy it again.")
+            if any(any(piece) for piece in iter(lambda: file.read(_PIECE), b"")):
+                raise DataError(
+                    f"{must} (it has more content after its end marker, as joined archives have). Unpack it with"
+                    " `tar -i -xf`, and pass the folder."
+                )
+    except DataError:
+        raise
+    except Exception as error:  # tarfile raises many types for malformed headers: ValueError, OverflowError, ...
+        reason = getattr(error, "strerror", None) or reason_of(error)
+        raise DataError(f"{must} ({reason}).") from error
+    return shard
 
 
-def is_folder_name(name: str) -> bool:
-    """Return whether a class can be named by the folder of its images in a shard."""
-    return _folder_class(f"{name}/0.jpg") == name and name not in (".", "..")
+def _add_member(shard: _Shard, member: tarfile.TarInfo, file: BinaryIO, path: str) -> None:
+    """Add a file of an archive to its images, labels or counts."""
+    name = _normal(member.name)
+    if member.isdir():
+        return
+    if any(is_junk(part) for part in name.split("/") if part != ".."):
+        shard.skipped["hidden"] += 1
+        return
+    place = TarMember(path, member.offset_data, member.size)
+    if member.issym():
+        shard.links.append(os.path.normpath(f"{name.rpartition('/')[0]}/{member.linkname}").lstrip("/"))
+        return
+    if member.islnk() and (linked := shard.images.get(_normal(member.linkname))):
+        place = linked  # a hard link is the file itself
+    elif not member.isreg():
+        shard.skipped["broken-link" if member.islnk() else "special"] += 1
+        return
+    ending = extension(name)
+    if member.issparse():
+        shard.bad.append((name, "damaged", "it is stored as a sparse file; pack it with tar -cf"))
+    elif ending in LABELS:
+        label = _label(file, place, ending)
+        stem, rank = name[: -len(ending) - 1], LABELS.index(ending)
+        if label is None or shard.labels.get(stem, (rank,))[0] < rank:
+            shard.ignored[ending] += 1
+        else:
+            shard.labels[stem] = (rank, label)
+    elif ending in EXTENSIONS or _is_image(file, place):
+        shard.skipped["replaced"] += name in shard.images
+        shard.images[name] = place
+    else:
+        shard.ignored[ending] += 1
 
 
-def _folder_class(key: str) -> str | None:
-    folder = PurePosixPath(key).parent.name
-    return folder or None
+def _normal(name: str) -> str:
+    """Return the name of a file in an archive without `./` and slashes that mean nothing."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
-def _label(path: Path, place: TarMember, ending: str) -> str | None:
+def _is_image(file: BinaryIO, place: TarMember) -> bool:
+    file.seek(place.offset)
+    return sniff(file.read(min(place.size, HEAD_BYTES))) is not None
+
+
+def _label_stem(name: str, labels: dict[str, tuple[int, str]]) -> str:
+    """Return the longest part of an image's name, up to a dot, that names a label file; empty if none does."""
+    end = len(name)
+    while end > name.rfind("/") + 1:
+        if name[:end] in labels:
+            return name[:end]
+        end = name.rfind(".", 0, end)
+    return ""
+
+
+def _folder_class(key: str) -> str:
+    return "" if (folder := key.rpartition("/")[0].rpartition("/")[2]) == ".." else folder
+
+
+def _label(file: BinaryIO, place: TarMember, ending: str) -> str | None:
     """Read the class from a label file; None if it has none."""
     if place.size > MAX_LABEL_BYTES:
         return None
-    with path.open("rb") as file:
-        file.seek(place.offset)
-        text = file.read(place.size).decode("utf-8", "replace").strip()
+    file.seek(place.offset)
+    text = file.read(place.size).decode("utf-8", "replace").strip()
     if ending != "json":
         return text or None
     try:

@@ -1,0 +1,327 @@
+"""Tar shards: no image is lost, replaced or given another class without a sentence that says so."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.data.pictures import jpeg
+from weft.cli.app import main
+from weft.data import open_data
+from weft.data.index.inventory import Inventory
+from weft.data.sources.open import inspect_data
+from weft.errors import DataError
+
+Members = Iterable[tuple[str, bytes]]
+
+
+def write(path: Path, members: Members) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def images(start: int = 0, number: int = 6, form: str = "{name}/{i}.jpg") -> list[tuple[str, bytes]]:
+    return [
+        (form.format(name=name, i=i), jpeg(start + 100 * n + i))
+        for n, name in enumerate(("cat", "dog"))
+        for i in range(number)
+    ]
+
+
+def labelled(start: int = 0, number: int = 6) -> list[tuple[str, bytes]]:
+    members = images(start, number, "{name}{i}.jpg")
+    return [part for name, data in members for part in ((name, data), (f"{name[:-4]}.cls", name[:3].encode()))]
+
+
+def classes_of(data: Path | str) -> dict[str, str]:
+    """Class of every image by its name in the archive."""
+    splits = open_data(data, max_bad=0.99)
+    return {
+        key.partition(".tar/")[2]: splits.classes[label]
+        for side in (splits.train, splits.val)
+        for key, label in zip(side.keys, side.labels, strict=True)
+    }
+
+
+def test_shards_of_one_name_in_two_folders_keep_all_images(tmp_path: Path) -> None:
+    for part in (0, 1):
+        write(tmp_path / f"part-{part}" / "train.tar", images(10 * part))
+    splits = open_data(str(tmp_path / "part-{0..1}" / "train.tar"))
+    sides = (splits.train, splits.val)
+    contents = {side.read(i).data for side in sides for i in range(len(side))}
+    assert contents == {data for part in (0, 1) for _, data in images(10 * part)}
+    assert {key.partition("/")[0] for side in sides for key in side.keys} == {"part-0", "part-1"}
+
+
+def test_a_file_that_a_later_one_replaces_is_counted(tmp_path: Path) -> None:
+    new = jpeg(77)
+    data = write(tmp_path / "a.tar", [*images(), ("cat/0.jpg", new), ("./cat/1.jpg", new)])
+    inventory = inspect_data(data)
+    assert (len(inventory.good), inventory.skipped) == (12, Counter(replaced=2))
+    splits = open_data(data)
+    assert [note for note in splits.notes if "2 replaced (a file in a tar that a later one" in note]
+    contents = {key: side.read(i).data for side in (splits.train, splits.val) for i, key in enumerate(side.keys)}
+    assert contents["a.tar/cat/0.jpg"] == new  # as when the tar is unpacked
+
+
+def test_shards_without_a_split_are_not_mixed_with_those_that_have_one(tmp_path: Path) -> None:
+    write(tmp_path / "train-0.tar", images(0))
+    write(tmp_path / "val-0.tar", images(20, 2))
+    write(tmp_path / "extra.tar", images(40))
+    splits = open_data(tmp_path)
+    assert (len(splits.train), len(splits.val), splits.is_given) == (12, 4, True)
+    assert "Not read, because other shards are for training: extra.tar." in splits.notes
+    (tmp_path / "val-0.tar").unlink()
+    assert {key.partition("/")[0] for key in open_data(tmp_path).train.keys} == {"train-0.tar"}
+    (tmp_path / "train-0.tar").unlink()
+    write(tmp_path / "val-0.tar", images(20, 2))
+    with pytest.raises(
+        DataError, match=r"of a validation set \(val-0\.tar\), .* must begin with train; got extra\.tar"
+    ):
+        open_data(tmp_path)
+
+
+def test_the_check_names_shards_that_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "train-0.tar", images(0))
+    write(tmp_path / "val-0.tar", images(20, 2))
+    write(tmp_path / "extra.tar", [*images(40)])
+    assert main(["data", "check", str(tmp_path)]) == 0
+    assert "Not read, because other shards are for training: extra.tar." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "form", ["{name}/Scan 2024.05.{i:02}.jpg", "./{name}/v1.{i}.tar.gz.JPG", "a.b/{name}/{i}..jpg"]
+)
+def test_names_with_dots_are_images_of_their_own(form: str, tmp_path: Path) -> None:
+    found = classes_of(write(tmp_path / "a.tar", images(form=form)))
+    assert Counter(found.values()) == {"cat": 6, "dog": 6}
+
+
+def test_the_label_is_that_of_the_longest_name(tmp_path: Path) -> None:
+    members = [
+        *labelled(),
+        *(("2024.05.01.jpg", jpeg(50)), ("2024.05.02.jpg", jpeg(51)), ("2024.05.03", jpeg(52))),
+        *(("2024.05.01.cls", b"cat"), ("2024.05.02.json", json.dumps({"label": "dog"}).encode())),
+        *(("2024.05.03.txt", b"dog"), ("2024.05.03.json", b'{"label": "cat"}')),
+    ]
+    found = classes_of(write(tmp_path / "a.tar", members))
+    assert (found["2024.05.01.jpg"], found["2024.05.02.jpg"], found["2024.05.03"]) == ("cat", "dog", "cat")
+    assert len(found) == 15
+
+
+def test_the_order_of_files_in_a_shard_changes_no_class(tmp_path: Path) -> None:
+    members = [*labelled(), ("cat0.json", b'{"width": 24}'), ("cat1.txt", b"a caption"), ("cat1.mask.png", jpeg(99))]
+    expected = classes_of(write(tmp_path / "a.tar", members))
+    assert Counter(expected.values()) == {"cat": 6, "dog": 6}
+    for seed in range(5):
+        random.Random(seed).shuffle(members)
+        assert classes_of(write(tmp_path / "a.tar", members)) == expected
+
+
+def test_masks_next_to_an_image_do_not_replace_it(tmp_path: Path) -> None:
+    masks = [(f"{name}{i}.mask.png", jpeg(200 + i)) for name in ("cat", "dog") for i in range(6)]
+    data = write(tmp_path / "a.tar", sorted([*labelled(), *masks]))
+    splits = open_data(data)
+    keys = [*splits.train.keys, *splits.val.keys]
+    assert sorted(keys) == sorted(f"a.tar/{name}{i}.jpg" for name in ("cat", "dog") for i in range(6))
+    assert any("12 same-sample (a further image with the same label file" in note for note in splits.notes)
+
+
+def test_an_image_without_label_gets_no_class_from_the_folder_of_labelled_ones(tmp_path: Path) -> None:
+    members = [(f"pack/{name}", data) for name, data in labelled()]
+    data = write(tmp_path / "a.tar", [*members, ("pack/lost.jpg", jpeg(9))])
+    splits = open_data(data)
+    assert splits.classes == ["cat", "dog"]
+    assert [(bad.key, bad.reason) for bad in splits.bad] == [("a.tar/pack/lost.jpg", "no-class")]
+
+
+def test_hidden_and_system_files_are_skipped_and_counted_as_in_folders(tmp_path: Path) -> None:
+    apple = b"\0\5\26\7" + b"\0" * 100
+    junk = ["photos/.DS_Store", "__MACOSX/photos/cat/0.jpg", "photos/cat/Thumbs.db", "photos/.cache/cat/1.jpg"]
+    members = [(f"photos/{name}", data) for name, data in images()]
+    hidden = [(f"{name.rpartition('/')[0]}/._{name.rpartition('/')[2]}", apple) for name, _ in members]
+    data = write(tmp_path / "mac.tar", [*hidden, *members, *((name, apple) for name in junk), ("photos/a.txt", b"x")])
+    inventory = inspect_data(data)
+    assert (len(inventory.good), inventory.bad) == (12, [])
+    assert (inventory.skipped, inventory.ignored) == (Counter(hidden=16), Counter(txt=1))
+    with tarfile.open(data) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    unpacked = inspect_data(tmp_path / "unpacked" / "photos")
+    assert [entry.key for entry in unpacked.good] == [
+        entry.key.removeprefix("mac.tar/photos/") for entry in inventory.good
+    ]
+
+
+def test_hidden_files_next_to_shards_are_skipped_and_counted(tmp_path: Path) -> None:
+    write(tmp_path / "train-0.tar", images())
+    (tmp_path / "._train-0.tar").write_bytes(b"\0\5\26\7")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    inventory = inspect_data(tmp_path)
+    assert (len(inventory.good), inventory.bad, inventory.skipped) == (12, [], Counter(hidden=2))
+
+
+def test_a_shard_has_the_images_that_its_files_have_unpacked(tmp_path: Path) -> None:
+    """By content, as in folders: with and without extension, linked, and what is none."""
+    folder = tmp_path / "photos"
+    for name, data in images(form="{name}/{i:08x}"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    (folder / "cat" / "notes.md").write_text("none")
+    (folder / "cat" / "text.jpg").write_text("none")
+    (folder / "cat" / "hard.jpg").hardlink_to(folder / "cat" / "00000000")
+    (folder / "cat" / "soft.jpg").symlink_to("00000001")
+    with tarfile.open(tmp_path / "photos.tar", "w") as archive:
+        archive.add(folder, ".")
+    of_folder, of_shard = inspect_data(folder), inspect_data(tmp_path / "photos.tar")
+    assert {entry.key for entry in of_shard.good} == {f"photos.tar/{entry.key}" for entry in of_folder.good}
+    assert [bad.reason for bad in of_shard.bad] == [bad.reason for bad in of_folder.bad] == ["not-an-image"]
+    assert (of_shard.ignored, of_shard.skipped) == (of_folder.ignored, of_folder.skipped)
+    assert len(of_shard.good) == 13
+
+
+def test_a_shard_without_end_marker_is_reported(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", images())
+    path.write_bytes(path.read_bytes()[: _headers(path)[-1]])  # the last image is gone, and nothing else is torn
+    splits = open_data(path)
+    assert [(bad.key, bad.reason) for bad in splits.bad] == [("a.tar", "truncated")]
+    assert "a.tar has no end marker: its last images may be missing" in splits.bad[0].message
+
+
+def test_joined_archives_are_refused(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.tar", images()), write(tmp_path / "b.tar", images(10))
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    with pytest.raises(DataError, match=r"a\.tar' cannot be read \(it has more content after its end marker"):
+        open_data(first)
+
+
+def test_sparse_files_are_reported(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", images())
+    data = bytearray(path.read_bytes())
+    data[156:157] = b"S"  # type of the first file
+    path.write_bytes(_with_checksum(data, 0))
+    assert [(bad.key, bad.reason) for bad in inspect_data(path).bad] == [("a.tar/cat/0.jpg", "damaged")]
+
+
+FIELDS = {
+    "name": (0, 100), "mode": (100, 8), "uid": (108, 8), "gid": (116, 8), "size": (124, 12), "mtime": (136, 12),
+    "checksum": (148, 8), "type": (156, 1), "link": (157, 100), "magic": (257, 8), "owner": (265, 32),
+    "group": (297, 32), "major": (329, 8), "minor": (337, 8), "prefix": (345, 155), "rest": (500, 12),
+}  # fmt: skip
+TYPES = b"0123456789ASLKDMNVXgx\0\xff"
+
+
+def _with_checksum(data: bytearray, start: int) -> bytearray:
+    header = data[start : start + 512]
+    header[148:156] = b" " * 8
+    data[start + 148 : start + 156] = b"%06o\0 " % sum(header)
+    return data
+
+
+def _headers(path: Path) -> list[int]:
+    with tarfile.open(path) as archive:
+        return [member.offset for member in archive.getmembers()]
+
+
+def _values(length: int) -> list[bytes]:
+    """Values of a field that readers have failed on: large, negative, not numbers."""
+    numbers = (2**64 - 1, 2**63, 2**62, 2**40, -1, -512, -(2**62))
+    binary = [(b"\x80" if n >= 0 else b"\xff") + n.to_bytes(11, "big", signed=True)[-11:] for n in numbers]
+    texts = [b"77777777777", b"-1", b"-0001000", b"9x", b"\0" * 12, b" " * 12, b"\xff" * 12, b"\x80" + b"\xff" * 11]
+    return [value[-length:].ljust(length, b"\0") for value in (*binary, *texts)]
+
+
+def _refusal(path: Path) -> tuple[str, Inventory | None]:
+    """The sentence with which a shard is refused, or what it has; any other exception is a failure."""
+    try:
+        return "", inspect_data(path, decode=False)
+    except DataError as error:
+        return str(error), None
+
+
+def test_whatever_a_header_says_gives_images_or_one_sentence(tmp_path: Path) -> None:
+    """Nothing but `DataError` with the name of the file; where a shard opens, at most the changed file is missing."""
+    path = write(tmp_path / "a.tar", images(number=2))
+    plain, headers = path.read_bytes(), _headers(path)
+    random_bytes = random.Random(0).randbytes
+    refused = 0
+    for start in (headers[0], headers[2]):
+        for name, (offset, length) in FIELDS.items():
+            values = [bytes([kind]) for kind in TYPES] if name == "type" else [*_values(length), random_bytes(length)]
+            for value in values:
+                data = bytearray(plain)
+                data[start + offset : start + offset + length] = value
+                path.write_bytes(data if name == "checksum" else _with_checksum(data, start))
+                message, inventory = _refusal(path)
+                if inventory is None:
+                    assert re.search(r"A shard must be .*a\.tar' cannot be read \(.+\)", message), message
+                    refused += 1
+                else:
+                    counted = len(inventory.good) + len(inventory.bad) + inventory.skipped.total()
+                    assert counted + inventory.ignored.total() >= 3, (name, value)
+    assert refused > 50
+
+
+def test_a_shard_that_is_torn_anywhere_is_reported(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", images(number=2))
+    plain, end = path.read_bytes(), 0
+    with tarfile.open(path) as archive:
+        for member in archive.getmembers():
+            end = member.offset_data + -(-member.size // 512) * 512
+    for place in range(0, end, 256):
+        path.write_bytes(plain[:place])
+        message, inventory = _refusal(path)
+        assert "a.tar" in (message if inventory is None else inventory.bad[0].message), place
+
+
+@pytest.mark.parametrize("verb", [["data", "check"], ["train"]])
+def test_a_hostile_shard_ends_a_verb_with_3(
+    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.tar", images())
+    data = bytearray(path.read_bytes())
+    data[124:136] = b"\x80\0\0\0" + b"\xff" * 8  # a size of 2^64 - 1 bytes
+    path.write_bytes(_with_checksum(data, 0))
+    assert main([*verb, str(path)]) == 3
+    assert "a.tar' cannot be read (" in capsys.readouterr().err
+
+
+def test_extended_headers_with_hostile_values(tmp_path: Path) -> None:
+    sparse = [f"GNU.sparse.{key}" for key in ("map", "size", "major", "realsize")]
+    for key in ("size", "path", "mtime", *sparse):
+        for value in ("-512", "99999999999999999999", "nan", "", "\n", "1e9", "," * 50):
+            path = tmp_path / "a.tar"
+            with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+                for name, data in images(number=2):
+                    member = tarfile.TarInfo(name)
+                    member.size, member.pax_headers = len(data), {key: value}
+                    archive.addfile(member, io.BytesIO(data))
+            message, inventory = _refusal(path)
+            assert "a.tar" in message or inventory is not None
+
+
+def test_what_is_no_file_is_no_shard(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tar")
+    with pytest.raises(DataError, match=r"pipe\.tar' cannot be read \(it is not a file\)"):
+        open_data(tmp_path / "pipe.tar")
+
+
+@pytest.mark.parametrize("name", ["photos.zip", "inside/photos.tar", "photos.tar.gz"])
+def test_a_folder_of_archives_is_to_be_unpacked(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"contains none \(but 1 \..+\)\. Unpack the archives, and pass the folder\."):
+        open_data(tmp_path)

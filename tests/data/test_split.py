@@ -15,7 +15,8 @@ from weft.data import open_data
 from weft.data.index.checks import MAX_ADVISED
 from weft.data.index.split import (
     group_names,
-    grouped_parts,
+    grouped_fold,
+    grouped_share,
     grouped_split,
     proportional_subset,
     stratified_fold,
@@ -51,7 +52,7 @@ def test_folds_hold_every_image_out_once(labels: list[int], folds: int, seed: in
 def test_no_group_is_on_both_sides(labels: list[int], folds: int, per_group: int, seed: int) -> None:
     keys = keys_of(labels)
     groups = [str(hash((seed, i // per_group)) % 7) for i in range(len(labels))]
-    parts = grouped_parts(labels, groups, [1 / folds] * folds, seed)
+    parts = [grouped_fold(labels, groups, folds, fold, seed) for fold in range(1, folds + 1)]
     assert sorted(i for part in parts for i in part) == list(range(len(labels)))
     for part in parts:
         train, val = grouped_split(keys, labels, groups, part)
@@ -64,9 +65,8 @@ def test_no_group_is_on_both_sides(labels: list[int], folds: int, per_group: int
 def test_groups_keep_the_share_of_every_class() -> None:
     labels = [number % 3 for number in range(300)]
     groups = [str(number // 3 // 2) for number in range(300)]  # 50 groups of two images per class
-    train, val = grouped_parts(labels, groups, [0.8, 0.2], 0)
+    val = grouped_share(labels, groups, 0.2, 0)
     assert Counter(labels[i] for i in val) == {0: 20, 1: 20, 2: 20}
-    assert len(train) == 240
 
 
 def test_a_subset_below_the_number_of_classes_does_not_prefer_the_first() -> None:

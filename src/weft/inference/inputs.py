@@ -13,7 +13,6 @@ from weft.data import ImageDataset, Sample, Source, Splits, eval_transform, make
 from weft.data.index.fingerprint import Fingerprint
 from weft.data.loading.loader import ImageLoader
 from weft.data.loading.order import WHOLE, Share
-from weft.data.sources.digits import DIGITS
 from weft.errors import DataError, UsageError, unknown
 from weft.inference.arguments import image_files as image_files
 from weft.inference.arguments import settings_of as settings_of
@@ -77,10 +76,13 @@ def open_labelled(
     settings: Recipe,
     trained_with: Recipe | None,
     quiet: bool,
+    *,
+    test: bool = False,
 ) -> Splits:
     """Open a dataset with the classes of a model, split as the training run split it.
 
-    The classes of a public model also match WordNet ids, and other ImageNet names than those that weft prints.
+    The classes of a public model also match WordNet ids, and other ImageNet names than those that weft prints. `test`
+    holds out the test split in place of the validation split.
 
     Raises:
         DataError: the dataset cannot be read, or has other classes.
@@ -95,6 +97,7 @@ def open_labelled(
         classes=classes,
         match=None if imagenet is None else functools.partial(match_imagenet, imagenet),
         evaluate_only=True,
+        test=test,
     )
     if classes is None and not quiet:
         say(
@@ -130,6 +133,8 @@ def open_as_trained(
             folds=as_trained.data.folds if is_same else None,
             fold=(as_trained.data.fold or 1) if is_same else 1,
             group=as_trained.data.group if is_same else None,
+            image=as_trained.data.image,
+            label=as_trained.data.label,
             seed=as_trained.seed,
             max_bad=(as_trained if is_same else settings).data.max_bad,
             limit=settings.data.limit,
@@ -208,7 +213,8 @@ class Selected(NamedTuple):
     """Images to evaluate.
 
     Attributes:
-        split: `train`, `val`, `all`, or `new`: held-out images of the training, and others that it did not have.
+        split: `train`, `val`, `test`, `all`, or `new`: held-out images of the training, and others that it did not
+            have.
         source: the images.
         excluded: (name, reason) of the unreadable ones.
         trained_on: number of training images of the model among them; None if it is not known.
@@ -246,10 +252,11 @@ def select_split(
             split = "all"
         elif not splits.is_given and (trained_with is None or not _is_same(data, trained_with.data.source)):
             split = "all"
-    source = {"train": splits.train, "val": splits.val, "all": JoinedSource(splits.train, splits.val)}[split]
-    parts = {"train": (), "val": (splits.val,), "all": (splits.train, splits.val)}[split]
+    side = "val" if split == "test" else split  # opened as the held-out one
+    source = {"train": splits.train, "val": splits.val, "all": JoinedSource(splits.train, splits.val)}[side]
+    parts = {"train": (), "val": (splits.val,), "all": (splits.train, splits.val)}[side]
     trained_on = None if images is None else sum(images.sides_of(part).count("train") for part in parts)
-    return Selected(split, source, _bad(splits, split), trained_on)
+    return Selected(split, source, _bad(splits, side), trained_on)
 
 
 def _not_trained_on(splits: Splits, sides: list[str], data: str | Path) -> Selected:
@@ -271,9 +278,7 @@ def _bad(splits: Splits, split: str) -> list[tuple[str, str]]:
 
 
 def _is_same(data: str | Path, source: str | None) -> bool:
-    if source is None or DIGITS in (str(data), source):
-        return str(data) == source
-    return Path(data).resolve() == Path(source).resolve()
+    return source is not None and (str(data) == source or Path(data).resolve() == Path(source).resolve())
 
 
 class JoinedSource:

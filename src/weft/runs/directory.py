@@ -27,7 +27,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO, get_type_hints
 
-from weft.data.index.inventory import VAL_NAMES
+from weft.data.index.inventory import has_split
+from weft.data.index.split_names import split_of
 from weft.errors import CheckpointError, StorageError, UsageError
 from weft.files import (
     LOCK,
@@ -61,7 +62,6 @@ REPLACEABLE = (
     "tensorboard",
     "wandb",
 )  # entries that --force may replace
-SPLITS = ("train", *VAL_NAMES)
 PROBE = LOCK.with_name("step-0000000000.safetensors")  # the longest path in a run directory
 RETRY_S = 0.5  # time to wait for another process that is creating or removing the lock file, or writing to it
 _LOCKED: set[Path] = set()  # run directories that this process has locked
@@ -120,7 +120,7 @@ def check_run_dir(path: Path, source: str) -> None:
 
     Raises:
         UsageError: the path is not UTF-8, or is in the dataset, where a later run would read it as a class. Next to
-            folders `train` and `val` it is allowed.
+            the folders of a split it is allowed.
     """
     try:
         is_text = "\0" not in str(path) and bool(str(path).encode())
@@ -131,8 +131,7 @@ def check_run_dir(path: Path, source: str) -> None:
     root, resolved = Path(source).resolve(), path.resolve()
     if not root.is_dir() or not resolved.is_relative_to(root):
         return
-    first = (*resolved.relative_to(root).parts, "train")[0]
-    if first in SPLITS or not (root / "train").is_dir():
+    if resolved == root or not has_split(root) or split_of(resolved.relative_to(root).parts[0]):
         raise UsageError(
             f"A run directory must be outside the data folder, where it would be read as a class; {path} is in"
             f" {source}. Choose another --out."

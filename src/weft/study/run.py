@@ -201,7 +201,13 @@ def _classes(
     with reading(quiet=quiet) as progress:
         return {
             name: open_data(
-                sources[name], limit=64, max_bad=data.max_bad, follow_links=data.follow_links, progress=progress
+                sources[name],
+                limit=64,
+                max_bad=data.max_bad,
+                image=data.image,
+                label=data.label,
+                follow_links=data.follow_links,
+                progress=progress,
             ).classes
             for name, data in sorted(settings.items())
             if name not in known

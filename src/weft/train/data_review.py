@@ -132,6 +132,8 @@ def review(
     batch_size: int | None = None,
     device: str | None = None,
     precision: str | None = None,
+    image: str | None = None,
+    label: str | None = None,
     follow_links: bool = False,
     force: bool = False,
     quiet: bool = False,
@@ -146,6 +148,7 @@ def review(
             weights that `train` starts from.
         out: directory for `changes.csv` and a report with the images; None to write no files.
         batch_size, device, precision, follow_links: as in `train`.
+        image, label: columns of a table, as in `open_data`.
         force: replace existing files in `out`.
         quiet: print no progress.
 
@@ -160,7 +163,7 @@ def review(
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))
     model = str(run or _public_model())
-    splits = open_files(data, follow_links, quiet)
+    splits = open_files(data, follow_links, quiet, image, label)
     paths = [path for source in (splits.train, splits.val) for path in paths_of(source)]
     labels = np.array([*splits.train.labels, *splits.val.labels], int)
     sides = np.array(["train"] * len(splits.train) + ["val"] * len(splits.val))

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.hub import PREFIX, create_model
 from weft.checkpoints.model_dir import CONFIG, model_dir
+from weft.data.index.inventory import sort_class_names
 from weft.data.loading.order import Key
-from weft.data.sources.listing import sort_class_names
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
 from weft.inference.inputs import evaluation_batches

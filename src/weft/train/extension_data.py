@@ -118,7 +118,7 @@ def open_new(
     that have none of them; the recipe is then without groups.
     """
     source, data = str(recipe.data.source), recipe.data
-    own = class_names(source, follow_links=data.follow_links)
+    own = class_names(source, image=data.image, label=data.label, follow_links=data.follow_links)
     classes = list(dict.fromkeys([*names, *match_forms([*names, *own], own).values()]))
     check_names(classes)
 
@@ -128,6 +128,8 @@ def open_new(
             val_fraction=data.val_fraction,
             train_fraction=data.train_fraction,
             group=data.group,
+            image=data.image,
+            label=data.label,
             group_sides=group_sides,
             seed=recipe.seed,
             max_bad=data.max_bad,

@@ -280,6 +280,8 @@ def open_splits(recipe: Recipe, quiet: bool) -> Splits:
             folds=recipe.data.folds,
             fold=recipe.data.fold or 1,
             group=recipe.data.group,
+            image=recipe.data.image,
+            label=recipe.data.label,
             seed=recipe.seed,
             max_bad=recipe.data.max_bad,
             limit=recipe.data.limit,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -65,31 +65,75 @@ def stratified_fold(
     return _rest(len(keys), val), sorted(val)
 
 
-def grouped_parts(labels: Sequence[int], groups: Sequence[str], shares: Sequence[float], seed: int) -> list[list[int]]:
-    """Return parts (of indices, ascending) of about the given shares of every class; no group is in two parts.
+def grouped_share(labels: Sequence[int], groups: Sequence[str], share: float, seed: int) -> list[int]:
+    """Return indices of whole groups, ascending: about the fraction `share` of every class.
 
-    The groups are dealt out from the largest to the smallest, each to the part that is then nearest to its share of
-    every class (by the sum of squared counts, each divided by its expected count).
+    The groups of a class are taken in the order of their ranks until they have its share of the images. The rank of a
+    group, a number from 0 to 1, is raised by its fraction of the class, so that a group larger than the share is taken
+    only if there are no others. An image more or less moves only groups at the end of the share.
 
     Args:
-        labels, groups: class index and group of every image.
-        shares: of each part, above 0; their sum is 1.
-        seed: of the order of groups of equal size.
+        labels, groups: class index and group of every image. A group belongs to the class of most of its images.
+        share: fraction of the images, between 0 and 1.
+        seed: of the ranks.
     """
-    members = defaultdict(list)
-    for i, group in enumerate(groups):
-        members[group].append(i)
-    num_classes = max(labels) + 1
-    expected = np.outer(shares, np.maximum(np.bincount(labels, minlength=num_classes), 1))
-    counts = np.zeros_like(expected)
-    parts: list[list[int]] = [[] for _ in shares]
-    for group in sorted(members, key=lambda name: (-len(members[name]), rank(name, seed))):
-        added = np.bincount([labels[i] for i in members[group]], minlength=num_classes)
-        cost = ((2 * counts + added) * added / expected).sum(1)
-        part = int(cost.argmin())
-        counts[part] += added
-        parts[part] += members[group]
-    return [sorted(part) for part in parts]
+    chosen = set[str]()
+    for sizes in _groups_by_class(labels, groups, seed):
+        total, before = sum(sizes.values()), 0
+        raised = {name: int.from_bytes(rank(name, seed)) / 2**64 + size / total for name, size in sizes.items()}
+        for name in sorted(sizes, key=raised.__getitem__):
+            if before + sizes[name] / 2 < share * total:
+                chosen.add(name)
+            before += sizes[name]
+    return [i for i, group in enumerate(groups) if group in chosen]
+
+
+def grouped_fold(labels: Sequence[int], groups: Sequence[str], folds: int, fold: int, seed: int) -> list[int]:
+    """Return indices of whole groups, ascending: one fold of a cross-validation, with about as many images as others.
+
+    The groups of a class, in the order of their ranks, are cut into runs of equal numbers of images. The size of a
+    group counts up to the size of a run, so that each run has a group if there are enough groups. An image more or less
+    moves only groups at the ends of the runs.
+
+    Args:
+        labels, groups: as in `grouped_share`.
+        folds: number of folds, at least 2.
+        fold: the fold, from 1.
+        seed: of the ranks.
+    """
+    chosen = set[str]()
+    for place, sizes in enumerate(_groups_by_class(labels, groups, seed)):
+        weights = _capped(list(sizes.values()), folds)
+        ends = np.cumsum(weights)
+        runs = ((ends - np.array(weights) / 2) * folds // ends[-1]).astype(int)
+        # The first run of each class is another fold, so that small classes do not all fall into the same folds.
+        chosen |= {name for name, run in zip(sizes, runs.tolist(), strict=True) if (run + place) % folds == fold - 1}
+    return [i for i, group in enumerate(groups) if group in chosen]
+
+
+def _groups_by_class(labels: Sequence[int], groups: Sequence[str], seed: int) -> list[dict[str, int]]:
+    """Return the size of the groups of every class, in the order of their ranks."""
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for label, group in zip(labels, groups, strict=True):
+        counts[group][label] += 1
+    by_class: dict[int, dict[str, int]] = defaultdict(dict)
+    for group in sorted(counts, key=lambda name: rank(name, seed)):
+        label = min(counts[group], key=lambda label: (-counts[group][label], label))
+        by_class[label][group] = counts[group].total()
+    return [by_class[label] for label in sorted(by_class)]
+
+
+def _capped(sizes: list[int], parts: int) -> list[float]:
+    """Return sizes of which none exceeds a part of their sum; the largest are lowered."""
+    rest, largest = sum(sizes), sorted(sizes, reverse=True)
+    cap = float(rest)
+    for number, size in enumerate(largest[: parts - 1]):
+        cap = rest / (parts - number)
+        if size <= cap:
+            break
+        rest -= size
+        cap = rest / (parts - number - 1)
+    return [min(size, cap) if cap else 1.0 for size in sizes]
 
 
 def grouped_split(

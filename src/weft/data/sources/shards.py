@@ -15,11 +15,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from weft.data.images.decode import MAX_BYTES, BadImage
-from weft.data.index.inventory import VAL_NAMES, ImageEntry
+from weft.data.index.inventory import ImageEntry, sort_class_names
 from weft.data.index.source import BadFile
+from weft.data.index.split_names import split_of
 from weft.data.index.tree import EXTENSIONS
 from weft.data.sources.download import fetch
-from weft.data.sources.listing import Listing, sort_class_names
+from weft.data.sources.listing import Listing
 from weft.errors import DataError, UsageError
 from weft.text import printable
 
@@ -75,15 +76,15 @@ def open_shards(data: str) -> Listing:
 
     Args:
         data: a file, a range such as `train-{000..009}.tar`, https URLs of either, or a folder of .tar files. File
-            names that begin with `train` and with `val` (or test ...) define a split.
+            names with `train`, `val` or `test` define a split.
 
     Raises:
         DataError: a shard cannot be read.
         UsageError: an invalid range, or a URL that is not https.
     """
     paths = _paths(data)
-    splits = {path: _split(path.name) for path in paths}
-    is_given = set(splits.values()) == {"train", "val"}
+    splits = {path: split_of(path.name) for path in paths}
+    is_given = "" not in splits.values() and len(set(splits.values())) > 1
     places: dict[str, TarMember] = {}
     entries: list[ImageEntry] = []
     bad: list[BadFile] = []
@@ -124,12 +125,6 @@ def _expanded(text: str) -> Iterator[str]:
         raise UsageError(f"A range of shards must be ascending, with at most a million numbers; got '{match[0]}'.")
     for number in range(int(first), int(last) + 1):
         yield from _expanded(f"{text[: match.start()]}{number:0{len(first)}}{text[match.end() :]}")
-
-
-def _split(name: str) -> str:
-    if name.startswith("train"):
-        return "train"
-    return "val" if name.startswith(VAL_NAMES) else ""
 
 
 def _samples(path: Path) -> Iterator[tuple[str, TarMember, str | None]]:

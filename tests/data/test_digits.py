@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tests.inference.test_public import class_folders
+from tests.data.zoo import class_folders
 from weft.data import image_size_hint, open_data, open_image
 from weft.errors import DataError
 from weft.recipes.load import default_recipe

@@ -1,6 +1,6 @@
 """Read the rows of Parquet files: paths and labels, or the images themselves as datasets of the Hugging Face hub.
 
-Images in a file are read at random through the library datasets, which maps them from a file of its cache.
+Images in a file are read at random through the library datasets, which maps them from a copy in weft's cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from weft.data.index.split_names import split_of
 from weft.data.sources.library import LibraryReader, bytes_in
 from weft.errors import DataError, need
+from weft.files import cache_dir
 from weft.text import first_few, printable, reason_of
 
 SUFFIX = ".parquet"
@@ -145,7 +146,8 @@ def _reader(paths: Sequence[Path], column: str) -> LibraryReader:
     were_disabled = are_progress_bars_disabled()
     disable_progress_bars()
     try:
-        parts = [datasets.Dataset.from_parquet(str(path), columns=[column]) for path in paths]
+        cache = str(cache_dir() / "parquet")
+        parts = [datasets.Dataset.from_parquet(str(path), columns=[column], cache_dir=cache) for path in paths]
         parts = [part.cast_column(column, datasets.Image(decode=False)) for part in parts]
     except Exception as error:  # the library raises many types, also of other libraries
         raise DataError(

@@ -127,7 +127,7 @@ def open_as_trained(
     as_trained = trained_with or settings
     is_same = trained_with is None or _is_same(data, trained_with.data.source)  # else the folds and groups mean nothing
     with reading(quiet=quiet) as progress:
-        return open_data(
+        splits = open_data(
             data,
             val_fraction=as_trained.data.val_fraction,
             folds=as_trained.data.folds if is_same else None,
@@ -142,6 +142,10 @@ def open_as_trained(
             progress=progress,
             **arguments,
         )
+    if not quiet:
+        for text in splits.notes[1:]:  # the first one counts the images of a training
+            say(text)
+    return splits
 
 
 def class_number(name: str, classes: Sequence[str]) -> int:

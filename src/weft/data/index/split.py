@@ -8,12 +8,11 @@ generator whose stream could change between versions.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 from weft.errors import DataError, UsageError
 from weft.text import printable
@@ -68,9 +67,9 @@ def stratified_fold(
 def grouped_share(labels: Sequence[int], groups: Sequence[str], share: float, seed: int) -> list[int]:
     """Return indices of whole groups, ascending: about the fraction `share` of every class.
 
-    The groups of a class are taken in the order of their ranks until they have its share of the images. The rank of a
-    group, a number from 0 to 1, is raised by its fraction of the class, so that a group larger than the share is taken
-    only if there are no others. An image more or less moves only groups at the end of the share.
+    The groups of a class are taken in the order of their ranks until they have its share of the images. The rank, a
+    number from 0 to 1, of a group of more than 1.5 times the share is raised, so that a large group is held out only if
+    there are no others. An image more or less moves only groups at the end of the share.
 
     Args:
         labels, groups: class index and group of every image. A group belongs to the class of most of its images.
@@ -79,10 +78,12 @@ def grouped_share(labels: Sequence[int], groups: Sequence[str], share: float, se
     """
     chosen = set[str]()
     for sizes in _groups_by_class(labels, groups, seed):
-        total, before = sum(sizes.values()), 0
-        raised = {name: int.from_bytes(rank(name, seed)) / 2**64 + size / total for name, size in sizes.items()}
+        wanted, before = share * sum(sizes.values()), 0
+        raised = {
+            name: int.from_bytes(rank(name, seed)) / 2**64 + max(size / wanted - 1.5, 0) for name, size in sizes.items()
+        }
         for name in sorted(sizes, key=raised.__getitem__):
-            if before + sizes[name] / 2 < share * total:
+            if before + sizes[name] / 2 < wanted:
                 chosen.add(name)
             before += sizes[name]
     return [i for i, group in enumerate(groups) if group in chosen]
@@ -104,10 +105,11 @@ def grouped_fold(labels: Sequence[int], groups: Sequence[str], folds: int, fold:
     chosen = set[str]()
     for place, sizes in enumerate(_groups_by_class(labels, groups, seed)):
         weights = _capped(list(sizes.values()), folds)
-        ends = np.cumsum(weights)
-        runs = ((ends - np.array(weights) / 2) * folds // ends[-1]).astype(int)
+        ends = list(itertools.accumulate(weights))
+        middles = [2 * end - weight for end, weight in zip(ends, weights, strict=True)]  # twice, to be whole
+        runs = [middle * folds // (2 * ends[-1]) for middle in middles]
         # The first run of each class is another fold, so that small classes do not all fall into the same folds.
-        chosen |= {name for name, run in zip(sizes, runs.tolist(), strict=True) if (run + place) % folds == fold - 1}
+        chosen |= {name for name, run in zip(sizes, runs, strict=True) if (run + place) % folds == fold - 1}
     return [i for i, group in enumerate(groups) if group in chosen]
 
 
@@ -123,17 +125,14 @@ def _groups_by_class(labels: Sequence[int], groups: Sequence[str], seed: int) ->
     return [by_class[label] for label in sorted(by_class)]
 
 
-def _capped(sizes: list[int], parts: int) -> list[float]:
-    """Return sizes of which none exceeds a part of their sum; the largest are lowered."""
-    rest, largest = sum(sizes), sorted(sizes, reverse=True)
-    cap = float(rest)
-    for number, size in enumerate(largest[: parts - 1]):
-        cap = rest / (parts - number)
-        if size <= cap:
+def _capped(sizes: list[int], parts: int) -> list[int]:
+    """Return sizes in a unit of which all are whole, with the largest lowered until none exceeds a part of the sum."""
+    rest, unit = sum(sizes), parts
+    for size in sorted(sizes, reverse=True)[: parts - 1]:
+        if size * unit <= rest:
             break
-        rest -= size
-        cap = rest / (parts - number - 1)
-    return [min(size, cap) if cap else 1.0 for size in sizes]
+        rest, unit = rest - size, unit - 1
+    return [min(size * unit, rest) or 1 for size in sizes]
 
 
 def grouped_split(

@@ -246,17 +246,17 @@ def _image_column(table: Table, name: str) -> int:
     """Return the column of images: by its content in a Parquet file, else by its name, else by its values."""
     if table.parquet is not None and table.parquet.image:
         return table.header.index(table.parquet.image)
+    if any(extension(column) in EXTENSIONS for column in table.header):
+        raise DataError(
+            f"The first line of a table must name its columns; that of '{name}' names an image:"
+            f" {_listed(table.header)}. Add the line image,label."
+        )
     plain = [_plain(column) for column in table.header]
     by_name = [plain.index(word) for word in IMAGE if word in plain]
     by_value = [place for place in range(len(plain)) if _are_files(table, place)]
     by_id = [plain.index(word) for word in IMAGE_ID if word in plain]
     if by_name or len(by_value) == 1 or (by_id and not by_value):
         return (by_name or by_value or by_id)[0]
-    if any(extension(column) in EXTENSIONS for column in table.header):
-        raise DataError(
-            f"The first line of a table must name its columns; that of '{name}' names an image:"
-            f" {_listed(table.header)}. Add the line image,label."
-        )
     raise DataError(
         f"A table of images must have a column 'image' (or path, file, filename); '{name}' has"
         f" {_listed(table.header)}. Choose the column of paths: --set data.image=COLUMN."

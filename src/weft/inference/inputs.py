@@ -143,7 +143,7 @@ def open_as_trained(
             **arguments,
         )
     if not quiet:
-        for text in splits.notes[1:]:  # the first one counts the images of a training
+        for text in splits.notes[1:]:  # the first one counts training images
             say(text)
     return splits
 

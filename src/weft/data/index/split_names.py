@@ -29,7 +29,7 @@ SIDES = ("train", "val", "test")
 _NEUTRAL = {
     *("image", "images", "img", "imgs", "photo", "photos", "picture", "pictures", "pic", "pics", "jpg", "png"),
     *("data", "dataset", "set", "split", "seg", "folder", "dir", "file", "files", "sample", "samples", "of", "the"),
-}  # words beside that of the split that say nothing about the content
+}  # further words in names of splits, which say nothing about the content
 _TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_a-zA-Z]+")
 
 

@@ -112,7 +112,7 @@ def open_data(
             folders (names as in `weft.data.index.split_names`); a table (`x.csv`, `x.tsv`, `x.parquet`, a folder of
             .parquet files); tar shards (`x.tar`, `train-{000..009}.tar`, https URLs, a folder of .tar files);
             `torchvision:NAME`; `hf:NAME`; a name of `weft.data.sources.catalog`; or `digits`, scikit-learn's
-            handwritten digits. What exists on disk under a name comes first.
+            handwritten digits. A file or folder of such a name comes first.
         val_fraction: fraction of each class for validation, between 0 and 1, if the dataset defines no split.
         seed: seed of that split, and of the choice by `limit` and `train_fraction`.
         max_bad: largest accepted fraction of bad files, 0 to 1.

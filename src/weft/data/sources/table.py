@@ -213,7 +213,7 @@ def choose_columns(
         group, image, label: as in `open_table`.
 
     Raises:
-        DataError: a column cannot be recognised, or a guess does not fit.
+        DataError: a column cannot be recognised, or a guess is wrong.
         UsageError: there is no column `image` or `label`.
     """
     header = table.header

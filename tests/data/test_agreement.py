@@ -232,3 +232,18 @@ def test_hidden_labels_of_a_test_split_stop_nothing_else(
     assert any(note.startswith("Not read: 4 images of test.") for note in splits.notes)
     with pytest.raises(DataError, match="Every image of the test split must have a class; 4 images have none"):
         opened(source, hidden, test=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_subsets_of_a_library_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = photos(("cat", "dog"), ("train", "val"))
+    as_hf(tmp_path, made, names=["cat", "dog"], monkeypatch=monkeypatch)
+    import datasets
+
+    parts = datasets.load_dataset("photos")
+    parts["extra"] = parts["train"]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: parts)
+    splits = open_data("hf:photos")
+    assert contents(splits.train) == of_side(made, "train")
+    assert "Not read: extra of hf:photos." in splits.notes
+    assert contents(open_data("hf:photos?val=extra").val) == of_side(made, "train")

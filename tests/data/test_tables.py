@@ -13,6 +13,9 @@ from weft.cli import main
 from weft.data import open_data
 from weft.data.sources.open import class_names, inspect_data
 from weft.errors import DataError, UsageError
+from weft.inference.inputs import open_as_trained
+from weft.recipes import load_recipe
+from weft.train.plan import open_splits
 
 NUMBER = 12
 
@@ -109,6 +112,15 @@ def test_settings_choose_the_columns(root: Path, capsys: pytest.CaptureFixture[s
     assert f"weft train {table} --set data.image=key --set data.label=kind" in capsys.readouterr().out
     assert main([*arguments, "--set", "epochs=3"]) == 2
     assert "--set takes data.image and data.label here; got 'epochs'" in capsys.readouterr().err
+
+
+def test_training_and_evaluation_read_the_columns_of_the_recipe(root: Path) -> None:
+    table = write(root, "label,key,image,kind", "{i},a{i:02},b{i}.jpg,{pet}")
+    chosen = [("data.source", str(table)), ("data.image", "key"), ("data.label", "kind")]
+    recipe = load_recipe(None, chosen)
+    splits = open_splits(recipe, quiet=True)
+    assert splits.classes == ["cat", "dog"]
+    assert open_as_trained(table, load_recipe(None), recipe, True).val.keys == splits.val.keys
 
 
 def test_a_column_of_splits_is_found_by_its_values(root: Path) -> None:

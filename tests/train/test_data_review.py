@@ -378,7 +378,7 @@ def test_odd_names_are_found_again(data: Path, model: Path, tmp_path: Path) -> N
 def test_a_name_that_is_not_utf_8_is_refused_in_a_table(data: Path, model: Path, tmp_path: Path) -> None:
     (data / "red" / "wrong.png").rename(data / "red" / os.fsdecode(b"wrong-\xff.png"))
     review(data, run=model, out=tmp_path / "review", quiet=True)
-    with pytest.raises(DataError, match="Every image of the changes must be in the data; .*/red/wrong-"):
+    with pytest.raises(DataError, match=r"Every image of the changes must be in the data; .*/red/wrong-"):
         apply_changes(data, tmp_path / "review" / "changes.csv", tmp_path / "new.csv", quiet=True)
 
 

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.hub import PREFIX, create_model
 from weft.checkpoints.model_dir import CONFIG, model_dir
-from weft.data.index.inventory import sort_class_names
 from weft.data.loading.order import Key
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
@@ -134,13 +133,6 @@ def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], run
             f"The teacher must have the classes of the dataset in the same order; class {index} of {name} is"
             f" '{names[index]}', of the dataset '{classes[index]}'. Fine-tune the teacher on this dataset, or rename"
             " the classes."
-        )
-    is_numbered = all(name.isascii() and name.isdecimal() for name in classes)
-    if names is None and is_numbered and list(classes) != sort_class_names(set(classes)):
-        raise UsageError(
-            f"The teacher must have the classes of the dataset in the same order; {name} has no class names, and those"
-            f" of the dataset are sorted alphabetically ('{classes[0]}', '{classes[1]}', '{classes[2]}' ...), not by"
-            " number. Rename the class folders with leading zeros."
         )
     if has_two_heads:
         enable_both_heads: Any = getattr(student, "set_distilled_training", lambda enable: None)

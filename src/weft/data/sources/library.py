@@ -88,7 +88,10 @@ def open_torchvision(address: str) -> Listing:
         for number, label in enumerate(numbers)
     ]
     classes = list(dict.fromkeys(itertools.chain(*names)))
-    return Listing(f"torchvision:{name}", entries, LibraryReader(parts, _torchvision_bytes), classes)
+    notes = []
+    if len(parts) > 2:
+        notes.append(f"As in the papers, the splits train and val of {name} are for training, and test is held out.")
+    return Listing(f"torchvision:{name}", entries, LibraryReader(parts, _torchvision_bytes), classes, notes=notes)
 
 
 def _labels(part: Any) -> list[int]:
@@ -175,7 +178,10 @@ def open_hf(address: str, image: str | None = None, label: str | None = None) ->
         classes = list(dict.fromkeys([*classes, *(feature.names if named else values)]))
     if not isinstance(features[0], datasets.ClassLabel):
         classes = sort_class_names(classes)
-    return Listing(f"hf:{name}", entries, LibraryReader(parts, bytes_in(image)), [name for name in classes if name])
+    others = [word for word in splits_by_name if word not in words]
+    notes = [f"Not read: {first_few(others)} of hf:{printable(name)}."] if others else []
+    reader = LibraryReader(parts, bytes_in(image))
+    return Listing(f"hf:{name}", entries, reader, [name for name in classes if name], notes=notes)
 
 
 def _split_words(name: str, options: dict[str, str], words: list[str]) -> dict[str, str]:

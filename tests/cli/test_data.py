@@ -177,7 +177,7 @@ def test_nothing_bad_is_success(tmp_path: Path, capsys: Capture) -> None:
         "4 good in train/, classes 2: a 2, b 2",
         "2 good in val/, classes 2: a 1, b 1",
         "0 bad",
-        "Not read, because train/ exists: test/.",
+        "Not read: test/. After training: weft evaluate RUN DATA --split test.",
         f"Trainable: yes: weft train {tmp_path}",
     ]
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from tests.data.zoo import class_folders
 from weft.data import image_size_hint, open_data, open_image
 from weft.errors import DataError
+from weft.recipes.load import default_recipe
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +79,16 @@ def test_a_list_without_some_digits_is_refused():
         open_data("digits", classes=["0", "1"])
 
 
-def test_a_folder_of_that_name_is_reached_by_its_path(tmp_path, monkeypatch):
+def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    assert len(open_data("digits").train) == 1438
     (tmp_path / "digits").mkdir()
     with pytest.raises(DataError, match=r"must contain images; 'digits' contains none"):
         open_data(tmp_path.joinpath("digits").relative_to(tmp_path))
     with pytest.raises(DataError, match=r"must contain images; 'digits' contains none"):
-        open_data("./digits")
-    assert len(open_data("digits").train) == 1438
+        open_data("digits")
+    class_folders(tmp_path / "digits", 5, ("one", "two"))
+    splits = open_data("digits")
+    assert splits.classes == ["one", "two"]
+    assert any(note.startswith("'digits' is the folder here, not the known dataset") for note in splits.notes)
+    assert default_recipe("digits") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections import Counter
 
 import pytest
@@ -113,7 +114,10 @@ def test_val_goes_before_test_which_is_not_read(given):
     class_folders(given / "test", 2, ("cat", "dog", "owl", "yak"), first_seed=80)
     splits = open_data(given)
     assert {key.split("/")[0] for key in keys(splits.val)} == {"val"}
-    assert "Not read, because train/ exists: test/." in splits.notes
+    assert "Not read: test/. After training: weft evaluate RUN DATA --split test." in splits.notes
+    shutil.rmtree(given / "test" / "yak")
+    tested = open_data(given, test=True)
+    assert {key.split("/")[0] for key in keys(tested.val)} == {"test"}
 
 
 def test_train_alone_is_split(tmp_path):

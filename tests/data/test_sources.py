@@ -163,11 +163,11 @@ def test_numbers_are_in_their_own_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("image\na.jpg\n", r"must have a column 'label' \(or class, target, class_name\); .* has image\."),
-        ("name,label\na.jpg,x\n", r"must have a column 'image' .* has name, label\."),
+        ("image\na.jpg\n", r"must have a column 'label' \(or class, target, category\); .* has image\."),
+        ("name,label\na,x\n", r"must have a column 'image' .* has name, label\. .*: --set data\.image=COLUMN"),
         ("image,label\na.jpg\n", r"must name an image and its class; row 2 of .* does not"),
         ("image,label\na.jpg,x\na.jpg,y\n", r"list every image once; row 3 of .* lists 'a\.jpg' again"),
-        ("image,label,split\na.jpg,x,later\n", r"The split must be train or val, .*; row 2 of .* has 'later'"),
+        ("image,label,split\na.jpg,x,later\n", r"The split must be train, val or test; row 2 of .* has 'later'"),
         ("", r"has none"),
     ],
 )
@@ -415,8 +415,9 @@ def test_hidden_labels_of_a_library_are_refused() -> None:
     feature = datasets.ClassLabel(names=["a", "b"])
     assert _class_of(feature, 1, "x", "train") == "b"
     for value in (-1, None, 2):
-        with pytest.raises(DataError, match=rf"an image of the split 'test' has {value}"):
-            _class_of(feature, value, "x", "test")
+        with pytest.raises(DataError, match=rf"an image of the split 'validation' has {value}"):
+            _class_of(feature, value, "x", "validation", "val")
+        assert _class_of(feature, value, "x", "test", "test") == ""
 
 
 def test_links_in_a_circle_are_no_folders(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from weft.data import open_data
 from weft.data.index.checks import MAX_ADVISED
 from weft.data.index.split import (
     group_names,
-    grouped_parts,
+    grouped_fold,
+    grouped_share,
     grouped_split,
     proportional_subset,
     stratified_fold,
@@ -51,7 +52,7 @@ def test_folds_hold_every_image_out_once(labels: list[int], folds: int, seed: in
 def test_no_group_is_on_both_sides(labels: list[int], folds: int, per_group: int, seed: int) -> None:
     keys = keys_of(labels)
     groups = [str(hash((seed, i // per_group)) % 7) for i in range(len(labels))]
-    parts = grouped_parts(labels, groups, [1 / folds] * folds, seed)
+    parts = [grouped_fold(labels, groups, folds, fold, seed) for fold in range(1, folds + 1)]
     assert sorted(i for part in parts for i in part) == list(range(len(labels)))
     for part in parts:
         train, val = grouped_split(keys, labels, groups, part)
@@ -64,9 +65,54 @@ def test_no_group_is_on_both_sides(labels: list[int], folds: int, per_group: int
 def test_groups_keep_the_share_of_every_class() -> None:
     labels = [number % 3 for number in range(300)]
     groups = [str(number // 3 // 2) for number in range(300)]  # 50 groups of two images per class
-    train, val = grouped_parts(labels, groups, [0.8, 0.2], 0)
+    val = grouped_share(labels, groups, 0.2, 0)
     assert Counter(labels[i] for i in val) == {0: 20, 1: 20, 2: 20}
-    assert len(train) == 240
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=4, max_size=30),
+    st.integers(0, 29),
+    st.sampled_from([0.1, 0.2, 0.5]),
+    st.integers(2, 6),
+    st.integers(0, 9),
+)
+def test_an_added_file_moves_at_most_groups_at_a_border(
+    sizes: list[int], grown: int, share: float, folds: int, seed: int
+) -> None:
+    """Groups in one class: one file more in a group moves no others but those at the ends of the share or of a fold."""
+    grown %= len(sizes)
+
+    def sides(sizes: list[int]) -> tuple[set[str], list[set[str]]]:
+        groups = [f"g{number}" for number, size in enumerate(sizes) for _ in range(size)]
+        labels = [0] * len(groups)
+        held_out = {groups[i] for i in grouped_share(labels, groups, share, seed)}
+        parts = [grouped_fold(labels, groups, folds, fold, seed) for fold in range(1, folds + 1)]
+        assert len(sizes) < folds or all(parts), "every fold has a group if there are enough"
+        return held_out, [{groups[i] for i in part} for part in parts]
+
+    before, folds_before = sides(sizes)
+    after, folds_after = sides([size + (number == grown) for number, size in enumerate(sizes)])
+    assert len(before ^ after) <= 4
+    moved = set().union(*(one ^ other for one, other in zip(folds_before, folds_after, strict=True)))
+    assert len(moved) < folds
+
+
+def test_an_added_file_leaves_equal_groups_where_they_are() -> None:
+    groups = [f"g{number // 4}" for number in range(40)]
+    labels = [number % 2 for number in range(40)]
+    for seed in range(10):
+        held_out = {groups[i] for i in grouped_share(labels, groups, 0.2, seed)}
+        assert len(held_out) == 2
+        for grown in set(groups):
+            assert held_out == {[*groups, grown][i] for i in grouped_share([*labels, 0], [*groups, grown], 0.2, seed)}
+
+
+def test_a_group_larger_than_the_share_is_trained_on() -> None:
+    groups = ["large"] * 50 + [f"g{number}" for number in range(50)]
+    for seed in range(20):
+        held_out = grouped_share([0] * 100, groups, 0.2, seed)
+        assert len(held_out) == 20
+        assert min(held_out) >= 50
 
 
 def test_a_subset_below_the_number_of_classes_does_not_prefer_the_first() -> None:

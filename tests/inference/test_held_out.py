@@ -180,3 +180,25 @@ def test_training_and_evaluation_split_by_the_seed_of_the_data(tmp_path: Path) -
     for seed in (1, 2):
         assert held_out(seed=seed) == (expected[seed], expected[seed])
         assert held_out(seed=seed, data__seed=3) == (expected[3], expected[3])
+
+
+def test_the_test_split_is_read_only_when_it_is_asked_for(
+    run: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its labels are all wrong here: no measure of the validation set sees them."""
+    for seed, (side, count) in enumerate((("Train", 6), ("Val", 3), ("Test", 2)), start=10):
+        paint(tmp_path / "data" / side, count, seed)
+    rows = [
+        (f"data/{path.relative_to(tmp_path / 'data')}", path.parent.name, path.parts[-3])
+        for path in sorted((tmp_path / "data").rglob("*.png"))
+    ]
+    with (tmp_path / "table.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("image", "label", "split"), *rows])
+    for data in (tmp_path / "data", tmp_path / "table.csv"):
+        capsys.readouterr()
+        assert evaluate(run.out, data).count == 6
+        assert "weft evaluate RUN DATA --split test." in capsys.readouterr().err
+        assert evaluate(run.out, data, split="test", quiet=True).count == 4
+        assert evaluate(run.out, data, split="all", quiet=True).count == 18
+    with pytest.raises(DataError, match="--split test needs a dataset with a test split; this one has no split"):
+        evaluate(run.out, data_of(run), split="test", quiet=True)

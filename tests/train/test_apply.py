@@ -102,8 +102,8 @@ def test_what_evaluate_writes(trained: RunResult, photos: Path, tmp_path: Path) 
 
 
 def test_an_unknown_split(trained: RunResult, photos: Path) -> None:
-    with pytest.raises(UsageError, match="split must be one of auto, train, val, all; got 'test'"):
-        evaluate(trained.out, photos, split="test")
+    with pytest.raises(UsageError, match="split must be one of auto, train, val, test, all; got 'dev'"):
+        evaluate(trained.out, photos, split="dev")
 
 
 def test_a_model_directory_needs_no_run_around_it(trained: RunResult, photos: Path, tmp_path: Path) -> None:

@@ -362,17 +362,24 @@ def test_a_doubtful_label_is_listed_and_kept(tmp_path: Path, monkeypatch: pytest
     assert result.headline().startswith("2 of 20 labels (")
 
 
-def test_names_of_any_bytes_are_found_again(data: Path, model: Path, tmp_path: Path) -> None:
-    """A file name that is not UTF-8, and a class whose name begins with a space."""
-    odd = os.fsdecode(b"wrong-\xff.png")
+def test_odd_names_are_found_again(data: Path, model: Path, tmp_path: Path) -> None:
+    """A file name with other letters, and a class whose name begins with a space."""
+    odd = "wrong-ÿ.png"
     (data / "red" / "wrong.png").rename(data / "red" / odd)
     (data / "blue").rename(data / " blue")
     review(data, run=model, out=tmp_path / "review", quiet=True)
     counts = apply_changes(data, tmp_path / "review" / "changes.csv", tmp_path / "new.csv", quiet=True)
     assert counts["relabel"] == 2
-    table = (tmp_path / "new.csv").read_text(errors="surrogateescape")
+    table = (tmp_path / "new.csv").read_text(encoding="utf-8")
     assert f"{odd},blue," in table
     assert open_data(tmp_path / "new.csv", evaluate_only=True).bad == ()
+
+
+def test_a_name_that_is_not_utf_8_is_refused_in_a_table(data: Path, model: Path, tmp_path: Path) -> None:
+    (data / "red" / "wrong.png").rename(data / "red" / os.fsdecode(b"wrong-\xff.png"))
+    review(data, run=model, out=tmp_path / "review", quiet=True)
+    with pytest.raises(DataError, match=r"Every image of the changes must be in the data; .*/red/wrong-"):
+        apply_changes(data, tmp_path / "review" / "changes.csv", tmp_path / "new.csv", quiet=True)
 
 
 def test_groups_are_joined_over_any_number_of_steps() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.options import MODEL, add_common, example, print_json, table, use_threads
+from weft.cli.options import MODEL, add_common, example, print_json, setting, table, use_threads
 from weft.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--apply", metavar="FILE", help="review: write --out, a table with the changes of changes.csv")
     add_common(parser, "--batch-size", "--device", "--precision", "--threads")
+    add_common(parser, "--set", set="here: data.image and data.label, the columns of a table")
     parser.add_argument("--out", metavar="PATH", help="review: folder of the report; with --apply the new table, x.csv")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
@@ -91,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.max_pixels is not None:
         args.max_pixels = _pixels(args.max_pixels)
+    args.columns = _columns(args.set)
     if args.action == "list":
         return _list(args.json)
     if args.action == "inaturalist":
@@ -102,6 +105,14 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{option} belongs to weft data review; got it with {args.action}. Leave it out.")
     args.data, args.out = args.paths[0], args.paths[-1]
     return _check(args) if args.action == "check" else _prepare(args)
+
+
+def _columns(texts: list[str]) -> dict[str, str]:
+    """Return the columns that `--set` chooses, as arguments of `open_data`."""
+    columns = dict(setting(text) for text in texts)
+    if wrong := next((key for key in columns if key not in ("data.image", "data.label")), None):
+        raise UsageError(f"--set takes data.image and data.label here; got '{wrong}'. Leave it out.")
+    return {key.removeprefix("data."): value for key, value in columns.items()}
 
 
 def _list(as_json: bool) -> int:
@@ -140,7 +151,13 @@ def _prepare(args: argparse.Namespace) -> int:
     if not args.size.isdecimal():
         raise UsageError(f"--size must be a whole number of pixels; got '{args.size}'.")
     summary = prepare_data(
-        args.data, args.out, int(args.size), max_pixels=args.max_pixels, force=args.force, quiet=args.quiet
+        args.data,
+        args.out,
+        int(args.size),
+        **args.columns,
+        max_pixels=args.max_pixels,
+        force=args.force,
+        quiet=args.quiet,
     )
     if args.json:
         print_json(summary._asdict())
@@ -168,7 +185,7 @@ def _review(args: argparse.Namespace) -> int:
     if args.apply is not None:
         options = {"follow_links": args.follow_links, "force": args.force, "quiet": args.quiet}
         options["max_pixels"] = args.max_pixels
-        counts = apply_changes(data, args.apply, args.out, **options)
+        counts = apply_changes(data, args.apply, args.out, **args.columns, **options)
         if args.json:
             print_json({**counts, "out": args.out})
         else:
@@ -181,6 +198,7 @@ def _review(args: argparse.Namespace) -> int:
         batch_size=args.batch_size,
         device=args.device or "auto",
         precision=args.precision or "fp32",
+        **args.columns,
         max_pixels=args.max_pixels,
         follow_links=args.follow_links,
         force=args.force,
@@ -238,12 +256,13 @@ def _check(args: argparse.Namespace) -> int:
     with reading(quiet=args.quiet, task_name="checking") as progress:
         inventory = inspect_data(
             args.data,
+            **args.columns,
             decode=not args.no_decode,
             max_pixels=args.max_pixels or MAX_PIXELS,
             follow_links=args.follow_links,
             progress=progress,
         )
-    problem = problem_of(args.data, inventory, follow_links=args.follow_links)
+    problem = problem_of(args.data, inventory, **args.columns, follow_links=args.follow_links)
     if args.json:
         # ASCII: a terminal cannot print a file name that is not UTF-8, but json.loads can read its escapes
         print(json.dumps({**inventory.as_dict(), "trainable": not problem, "reason": problem or None}, indent=2))
@@ -261,6 +280,7 @@ def _verdict(inventory: Inventory, problem: str, args: argparse.Namespace) -> st
         return one_line(f"Trainable: no. {problem}")
     options = f" --max-pixels {args.max_pixels}" if args.max_pixels else ""
     options += " --follow-links" if args.follow_links else ""
+    options += "".join(f" --set {shlex.quote(text)}" for text in args.set)
     without = ", without the bad files" if inventory.bad else ""
     by = ", by the headers of the files" if args.no_decode else ""
     return one_line(f"Trainable: yes{without}{by}: weft train {args.data}{options}")
@@ -281,17 +301,17 @@ def _pixels(text: str) -> int:
 def _report(inventory: Inventory) -> str:
     from weft.data.images.colour import NOTES, value_notes
     from weft.data.images.decode import REASONS
-    from weft.data.index.checks import extensions, same_bytes, tally, unread_note
+    from weft.data.index.checks import extensions, same_bytes, tally, unread_notes
     from weft.data.index.tree import SKIPPED
     from weft.data.loading.preprocessing import eval_crop
-    from weft.text import first_few, printable
+    from weft.text import first_few, one_line, printable
 
     summary = inventory.as_dict()
     lines = [f"bad   {printable(bad.key)}: {bad.reason} ({REASONS[bad.reason]})" for bad in inventory.bad]
     lines += [""] * bool(lines)
     rows = []
     for split, counts in summary["classes"].items():
-        place = f" in {inventory.val_name if split == 'val' else split}/" if split else ""
+        place = f" in {inventory.val_name if split == 'val' else inventory.train_name}/" if split else ""
         each = first_few(f"{name} {count:,}" for name, count in counts.items())
         rows.append((sum(counts.values()), f"good{place}, classes {len(counts):,}{f': {each}' if each else ''}"))
     if summary["outside_classes"]:
@@ -310,11 +330,10 @@ def _report(inventory: Inventory) -> str:
     lines += [f"{number:>{width},} {text}" for number, text in rows]
     lines += value_notes(inventory.values, inventory.value_range) if inventory.value_range else []
     lines += filter(None, [eval_crop({}).note(inventory.sizes)])
-    if inventory.unread:
-        lines.append(unread_note(inventory))
+    lines += [*unread_notes(inventory), *inventory.remarks]
     if inventory.classes_outside:
         lines.append(
             f"Not followed, links to folders outside: {first_few(inventory.classes_outside)}. To read them, also in"
             " training: --follow-links."
         )
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument("data", metavar="DATA", help="folder of images, or `digits`")
     parser.add_argument(
-        "--split", choices=("auto", "train", "val", "all"), default="auto", help="images of DATA to use"
+        "--split", choices=("auto", "train", "val", "test", "all"), default="auto", help="images of DATA to use"
     )
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
     add_common(parser, "--workers", "--limit", "--max-pixels", "--follow-links", "--tta", "--reject-at-error")

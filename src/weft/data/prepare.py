@@ -19,7 +19,7 @@ from weft.data.index.source import Source, pixel_limit
 from weft.data.sources.open import open_data
 from weft.errors import UsageError
 from weft.files import flush_file, refuse_nameless, remove, swap, sweep, writing
-from weft.progress import counting, reading
+from weft.progress import counting, reading, say
 
 SHARD_BYTES = 256 << 20
 QUALITY = 92  # of JPEG; higher values grow files faster than they improve images
@@ -40,6 +40,8 @@ def prepare_data(
     out: str | Path,
     size: int,
     *,
+    image: str | None = None,
+    label: str | None = None,
     max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
@@ -54,6 +56,7 @@ def prepare_data(
         out: folder to write, atomically.
         size: length of the short side in pixels; smaller images keep their size. 256 is enough to evaluate at 224;
             training benefits from more, since its random crops zoom in.
+        image, label: columns of a table, as in `open_data`.
         max_pixels: as in `open_data`.
         force: replace a folder of shards.
         quiet: print no progress.
@@ -72,7 +75,10 @@ def prepare_data(
         sweep(out.parent, remove, out.name)  # of a process that was killed
     _check_place(out, force)
     with reading(quiet=quiet) as progress:
-        splits = open_data(data, max_pixels=max_pixels, progress=progress)
+        splits = open_data(data, image=image, label=label, max_pixels=max_pixels, progress=progress)
+    if not quiet:
+        for text in splits.notes:
+            say(text)
     partial = out.with_name(f".{out.name}.{os.getpid()}.part")
     before = 0
     total = len(splits.train) + len(splits.val)

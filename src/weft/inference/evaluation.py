@@ -44,10 +44,11 @@ from weft.progress import counting, say
 from weft.recipes import Recipe
 from weft.text import printable
 
-SPLITS = ("auto", "train", "val", "all")
+SPLITS = ("auto", "train", "val", "test", "all")
 SPLIT_NAMES = {
     "train": "the training images",
     "val": "the held-out images",
+    "test": "the images of the test split",
     "all": "all images",
     "new": "the images that the model was not trained on",
 }
@@ -85,8 +86,8 @@ def evaluate(
     Args:
         run: a run directory, whose best model is loaded, a model directory, an export, or the name of a public model.
         data: a folder of images, any other source that `weft.data.open_data` reads, or 'digits'.
-        split: `train`, `val`, `all` or `auto`: the validation set if the dataset defines one, else the images that the
-            model was not trained on, which its run directory lists.
+        split: `train`, `val`, `test`, `all` or `auto`: the validation set if the dataset defines one, else the images
+            that the model was not trained on, which its run directory lists.
         batch_size, img_size, device, precision, workers, limit, max_pixels, follow_links: as in `train`.
         tta: test-time augmentation: average the logits of each image and of its mirror image.
         knn: classify by this number of nearest neighbours among the training images of `data`, by cosine similarity of
@@ -98,9 +99,9 @@ def evaluate(
             training was classified wrongly, from 0 to 1.
         other: a folder of images that show none of the classes: also measure how well the detector of unknown images
             separates them from the evaluated ones.
-        out: directory for the report and evaluation.json, whose `split` says what was measured: `train`, `val`, `all`,
-            or `new` (images that the model was not trained on, some of which its training did not have). None to write
-            no files.
+        out: directory for the report and evaluation.json, whose `split` says what was measured: `train`, `val`, `test`,
+            `all`, or `new` (images that the model was not trained on, some of which its training did not have). None
+            to write no files.
         force: replace an existing evaluation.
         quiet: print no progress and no notes.
 
@@ -148,7 +149,9 @@ def evaluate(
     num_classes = len(predictor.classes)
     labels = None if real_labels is None else read_real_labels(real_labels, num_classes)
     if knn is None:
-        splits = open_labelled(data, predictor.label_names, num_classes, settings, trained_with, quiet)
+        splits = open_labelled(
+            data, predictor.label_names, num_classes, settings, trained_with, quiet, test=split == "test"
+        )
     else:
         splits, split = open_as_trained(data, settings, trained_with, quiet), "val"
     images = images_of(Path(run))

@@ -14,7 +14,6 @@ from weft.data.index.fingerprint import Fingerprint
 from weft.data.index.source import pixel_limit
 from weft.data.loading.loader import ImageLoader
 from weft.data.loading.order import WHOLE, Share
-from weft.data.sources.digits import DIGITS
 from weft.errors import DataError, UsageError, unknown
 from weft.inference.arguments import image_files as image_files
 from weft.inference.arguments import recipe_of as recipe_of
@@ -57,10 +56,13 @@ def open_labelled(
     settings: Recipe,
     trained_with: Recipe | None,
     quiet: bool,
+    *,
+    test: bool = False,
 ) -> Splits:
     """Open a dataset with the classes of a model, split as the training run split it.
 
-    The classes of a public model also match WordNet ids, and other ImageNet names than those that weft prints.
+    The classes of a public model also match WordNet ids, and other ImageNet names than those that weft prints. `test`
+    holds out the test split in place of the validation split.
 
     Raises:
         DataError: the dataset cannot be read, or has other classes.
@@ -75,6 +77,7 @@ def open_labelled(
         classes=classes,
         match=None if imagenet is None else functools.partial(match_imagenet, imagenet),
         evaluate_only=True,
+        test=test,
     )
     if classes is None and not quiet:
         say(
@@ -104,12 +107,14 @@ def open_as_trained(
     as_trained = trained_with or settings
     is_same = trained_with is None or _is_same(data, trained_with.data.source)  # else the folds and groups mean nothing
     with reading(quiet=quiet) as progress:
-        return open_data(
+        splits = open_data(
             data,
             val_fraction=as_trained.data.val_fraction,
             folds=as_trained.data.folds if is_same else None,
             fold=(as_trained.data.fold or 1) if is_same else 1,
             group=as_trained.data.group if is_same else None,
+            image=as_trained.data.image,
+            label=as_trained.data.label,
             seed=as_trained.split_seed,
             max_bad=(as_trained if is_same else settings).data.max_bad,
             max_pixels=settings.data.max_pixels or as_trained.data.max_pixels,
@@ -118,6 +123,10 @@ def open_as_trained(
             progress=progress,
             **arguments,
         )
+    if not quiet:
+        for text in splits.notes[1:]:  # the first one counts training images
+            say(text)
+    return splits
 
 
 def class_number(name: str, classes: Sequence[str]) -> int:
@@ -189,7 +198,8 @@ class Selected(NamedTuple):
     """Images to evaluate.
 
     Attributes:
-        split: `train`, `val`, `all`, or `new`: held-out images of the training, and others that it did not have.
+        split: `train`, `val`, `test`, `all`, or `new`: held-out images of the training, and others that it did not
+            have.
         source: the images.
         excluded: (name, reason) of the unreadable ones.
         trained_on: number of training images of the model among them; None if it is not known.
@@ -227,10 +237,11 @@ def select_split(
             split = "all"
         elif not splits.is_given and (trained_with is None or not _is_same(data, trained_with.data.source)):
             split = "all"
-    source = {"train": splits.train, "val": splits.val, "all": JoinedSource(splits.train, splits.val)}[split]
-    parts = {"train": (), "val": (splits.val,), "all": (splits.train, splits.val)}[split]
+    side = "val" if split == "test" else split  # opened as the held-out one
+    source = {"train": splits.train, "val": splits.val, "all": JoinedSource(splits.train, splits.val)}[side]
+    parts = {"train": (), "val": (splits.val,), "all": (splits.train, splits.val)}[side]
     trained_on = None if images is None else sum(images.sides_of(part).count("train") for part in parts)
-    return Selected(split, source, _bad(splits, split), trained_on)
+    return Selected(split, source, _bad(splits, side), trained_on)
 
 
 def _not_trained_on(splits: Splits, sides: list[str], data: str | Path) -> Selected:
@@ -252,9 +263,7 @@ def _bad(splits: Splits, split: str) -> list[tuple[str, str]]:
 
 
 def _is_same(data: str | Path, source: str | None) -> bool:
-    if source is None or DIGITS in (str(data), source):
-        return str(data) == source
-    return Path(data).resolve() == Path(source).resolve()
+    return source is not None and (str(data) == source or Path(data).resolve() == Path(source).resolve())
 
 
 class JoinedSource:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
@@ -250,5 +251,5 @@ def _quoted(text: str) -> str:
 
 
 def default_recipe(data: str | Path | None) -> str | None:
-    """Return the name of the recipe for a dataset that weft knows by name."""
-    return "digits" if str(data) == "digits" else None
+    """Return the name of the recipe for a dataset that weft knows by name; what exists on disk has no name."""
+    return "digits" if str(data) == "digits" and not os.path.lexists("digits") else None

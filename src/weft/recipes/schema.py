@@ -88,6 +88,12 @@ class Data:
     """Keep images of a group on the same side of the split: column of a table, or pattern in the path. A group has the
     images of an object, a patient or a burst; a pattern is a regular expression, such as `patient(\\d+)`."""
 
+    image: str | None = None
+    """Column of a table, or of a dataset of `hf:`, that has the images or their paths. None: recognised by its name."""
+
+    label: str | None = None
+    """Column that has the classes. None: recognised by its name."""
+
     other: str | None = option(None, "FOLDER")
     """Folder of images that show none of the classes. They set the threshold below which an image is unknown; without
     them, at most 5 % of the held-out images are below it."""

@@ -28,6 +28,7 @@ from weft.models.family import Candidate
 from weft.processor import busy_note
 from weft.progress import reading
 from weft.recipes import load_recipe
+from weft.recipes.load import default_recipe
 from weft.study.budget import Stopwatch
 from weft.study.comparison_plan import ComparisonPlan, Trained
 from weft.study.outcome import Comparison, Entry, Form, Limits, advise, pareto
@@ -105,6 +106,8 @@ def compare(
             folds=source.folds,
             fold=source.fold or 1,
             group=source.group,
+            image=source.image,
+            label=source.label,
             seed=given.split_seed,
             progress=progress,
         )
@@ -192,7 +195,7 @@ def _chosen(models: Sequence[str], side: int) -> tuple[Candidate, ...]:
 
 def _recipe_for(data: str, side: int) -> str | None:
     """Return the recipe for training from scratch; None for the defaults of `weft train`."""
-    return "digits" if data == "digits" else "small_images" if side < SMALL_SIDE else None
+    return default_recipe(data) or ("small_images" if side < SMALL_SIDE else None)
 
 
 def _check(candidate: Candidate, base: str | None, settings: Mapping[str, Any]) -> None:

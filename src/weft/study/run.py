@@ -224,6 +224,8 @@ def _classes(
                 sources[name],
                 limit=64,
                 max_bad=data.max_bad,
+                image=data.image,
+                label=data.label,
                 max_pixels=data.max_pixels,
                 follow_links=data.follow_links,
                 progress=progress,

@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import connected_components
 from weft.data import Source, Splits, open_data
 from weft.data.index.inventory import check_outside
 from weft.data.sources.open import KeyedSource
-from weft.data.sources.table import SUFFIXES, FileReader, other_columns, read_rows
+from weft.data.sources.table import SUFFIXES, FileReader, other_columns, read_table
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, write_table, writing
 from weft.progress import reading, say
@@ -32,6 +32,8 @@ def apply_changes(
     changes: str | Path,
     out: str | Path,
     *,
+    image: str | None = None,
+    label: str | None = None,
     max_pixels: int | None = None,
     follow_links: bool = False,
     force: bool = False,
@@ -45,6 +47,7 @@ def apply_changes(
         out: the new table, `x.csv`, with the columns path, label, group, split if the dataset defines one, and every
             other column that `data` has if it is a table. A column `group` of it and the near-duplicates are joined:
             images that are connected by either are in one group. `train` reads the new table.
+        image, label: columns of a table, as in `open_data`.
         follow_links: as in `train`.
         force: replace an existing table.
         quiet: print no progress and no notes.
@@ -61,8 +64,8 @@ def apply_changes(
     check_outside(out, data)
     _check_table(out, (Path(data), Path(changes)), force)
     rows = _read_changes(Path(changes))
-    splits = open_files(data, follow_links, quiet, max_pixels)
-    names, values = _other_columns(data)
+    splits = open_files(data, follow_links, quiet, max_pixels, image, label)
+    names, values = _other_columns(data, image, label)
     images = [
         (side, path, splits.classes[number])
         for side, source in (("train", splits.train), ("val", splits.val))
@@ -126,11 +129,20 @@ def joined_groups(first: Sequence[str], second: Sequence[str]) -> list[str]:
     return [joined(a, b) for a, b in zip(first, second, strict=True)]
 
 
-def open_files(data: str | Path, follow_links: bool, quiet: bool, max_pixels: int | None) -> Splits:
+def open_files(
+    data: str | Path,
+    follow_links: bool,
+    quiet: bool,
+    max_pixels: int | None,
+    image: str | None = None,
+    label: str | None = None,
+) -> Splits:
     """Open a dataset with all of its readable images, and with classes that have none."""
     with reading(quiet=quiet) as progress:
         return open_data(
             data,
+            image=image,
+            label=label,
             max_bad=1,
             max_pixels=max_pixels,
             allow_empty_class=True,
@@ -155,12 +167,12 @@ def paths_of(source: Source) -> list[str]:
     return [os.path.join(folder, key) for key in source.keys]
 
 
-def _other_columns(data: str | Path) -> tuple[list[str], dict[str, list[str]]]:
+def _other_columns(data: str | Path, image: str | None, label: str | None) -> tuple[list[str], dict[str, list[str]]]:
     """Return the names of the further columns of a table, and their values by absolute path; none for a folder."""
     path = Path(data)
     if path.suffix not in SUFFIXES or not path.is_file():
         return [], defaultdict(list)
-    names, values = other_columns(path)
+    names, values = other_columns(path, image, label)
     folder = os.path.abspath(path.parent)
     return names, {os.path.join(folder, key): row for key, row in values.items()}
 
@@ -183,7 +195,7 @@ def _read_changes(path: Path) -> dict[str, dict[str, str]]:
     """Return the rows of `changes.csv` by path, with an empty text for each value that is missing."""
     name, rows = printable(str(path)), dict[str, dict[str, str]]()
     try:
-        columns, numbered = read_rows(path)
+        columns, numbered, *_ = read_table(path)
         if missing := [column for column in NEEDED if column not in columns]:
             raise DataError(
                 f"The changes must have a column '{missing[0]}'; {name} has {', '.join(columns) or 'none'}. Use the"
@@ -206,7 +218,7 @@ def _read_changes(path: Path) -> dict[str, dict[str, str]]:
                     f" '{printable(row['path'])}' again. Keep one of its rows."
                 )
             rows[row["path"]] = row
-    except (OSError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"The changes must be a readable table; {name} is not ({reason}).") from error
     return rows

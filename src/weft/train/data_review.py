@@ -136,6 +136,8 @@ def review(
     batch_size: int | None = None,
     device: str | None = None,
     precision: str | None = None,
+    image: str | None = None,
+    label: str | None = None,
     max_pixels: int | None = None,
     follow_links: bool = False,
     force: bool = False,
@@ -151,6 +153,7 @@ def review(
             weights that `train` starts from.
         out: directory for `changes.csv` and a report with the images; None to write no files.
         batch_size, device, precision, max_pixels, follow_links: as in `train`.
+        image, label: columns of a table, as in `open_data`.
         force: replace existing files in `out`.
         quiet: print no progress.
 
@@ -166,7 +169,7 @@ def review(
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))
     model = str(run or _public_model())
-    splits = open_files(data, follow_links, quiet, settings.data.max_pixels)
+    splits = open_files(data, follow_links, quiet, settings.data.max_pixels, image, label)
     paths = [path for source in (splits.train, splits.val) for path in paths_of(source)]
     labels = np.array([*splits.train.labels, *splits.val.labels], int)
     sides = np.array(["train"] * len(splits.train) + ["val"] * len(splits.val))

@@ -19,14 +19,12 @@ from weft.checkpoints import load_model_dir
 from weft.checkpoints.hub import PREFIX, create_model
 from weft.checkpoints.model_dir import CONFIG, model_dir
 from weft.data.loading.order import Key
-from weft.data.sources.listing import sort_class_names
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
 from weft.inference.inputs import evaluation_batches
 from weft.models.contract import mean_logits, preprocessing
 from weft.recipes import Recipe
 from weft.runtime import Runtime
-from weft.text import first_few
 
 
 class Teacher:
@@ -135,13 +133,6 @@ def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], run
             f"The teacher must have the classes of the dataset in the same order; class {index} of {name} is"
             f" '{names[index]}', of the dataset '{classes[index]}'. Fine-tune the teacher on this dataset, or rename"
             " the classes."
-        )
-    is_numbered = all(name.isascii() and name.isdecimal() for name in classes)
-    if names is None and is_numbered and list(classes) != sort_class_names(set(classes)):
-        raise UsageError(
-            f"The teacher must have the classes of the dataset in the same order; {name} has no class names, and those"
-            f" of the dataset are sorted alphabetically ({first_few((repr(name) for name in classes), 3)}), not by"
-            " number. Rename the class folders with leading zeros."
         )
     if has_two_heads:
         enable_both_heads: Any = getattr(student, "set_distilled_training", lambda enable: None)

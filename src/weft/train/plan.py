@@ -303,6 +303,8 @@ def open_splits(recipe: Recipe, quiet: bool) -> Splits:
             folds=recipe.data.folds,
             fold=recipe.data.fold or 1,
             group=recipe.data.group,
+            image=recipe.data.image,
+            label=recipe.data.label,
             seed=recipe.split_seed,
             max_bad=recipe.data.max_bad,
             max_pixels=recipe.data.max_pixels,

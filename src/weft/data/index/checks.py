@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from weft.data.images.colour import NOTES
-from weft.data.index.inventory import ImageEntry, Inventory
+from weft.data.index.inventory import ImageEntry, Inventory, sort_class_names
 from weft.data.index.tree import SKIPPED
 from weft.errors import DataError, UsageError
 from weft.text import NUM_NAMED, count, first_few, has_control_characters, printable
@@ -46,7 +46,7 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
             f"{'are links' if len(links) > 1 else 'is a link'} to the outside. "
             f"Move the folders there, or follow links: --follow-links."
         )
-    own = sorted({name for names in inventory.classes.values() for name in names})
+    own = sort_class_names({name for names in inventory.classes.values() for name in names})
     if not entries and not inventory.bad:
         instead = f" (but {tally(extensions(inventory.ignored))})" if inventory.ignored else ""
         raise DataError(
@@ -71,11 +71,11 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
         return list(wanted)
     _check_forms(own)
     names = inventory.classes.get("train", own)
-    side = f"{inventory.val_name}/"
+    train, side = f"{inventory.train_name}/", f"{inventory.val_name}/"
     if only_val := sorted(set(own) - set(names)):
         raise DataError(
-            f"Every class of {side} must also be in train/; only in {side}: {first_few(only_val)}. Add images of "
-            f"{'it' if len(only_val) == 1 else 'them'} to train/, or remove the folder from {side}."
+            f"Every class of {side} must also be in {train}; only in {side}: {first_few(only_val)}. Add images of "
+            f"{'it' if len(only_val) == 1 else 'them'} to {train}, or remove the folder from {side}."
         )
     if len(names) < 2:
         raise DataError(
@@ -83,6 +83,40 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
             f"Add a folder of images of another class."
         )
     return names
+
+
+def check_nesting(inventory: Inventory, wanted: Sequence[str] | None) -> list[str]:
+    """Return a note if the images are in further folders inside the class folders, none of which has its own.
+
+    Args:
+        inventory: of a folder.
+        wanted: class names that the data must have; None for those of the folders.
+
+    Raises:
+        DataError: the further folders look like the classes: the class folders are a split, or a single folder.
+    """
+    nested, root = inventory.nested, _root(inventory)
+    if not nested or (wanted is not None and set(nested) <= set(wanted)):
+        return []
+    each = first_few(f"{name}/ ({first_few(folders)})" for name, folders in nested.items())
+    if len(nested) == 1:
+        (name,), (folders,) = nested, nested.values()
+        if inventory.val_name or "train" in inventory.classes:
+            advice = f"Move the folders in {printable(name)}/ one level up."
+        else:
+            advice = f"Did you mean {root}/{printable(name)}?"
+        raise DataError(
+            f"A data directory must contain one folder per class; all images of '{root}' are in {printable(name)}/, in"
+            f" {count(len(folders), 'folder')}: {first_few(folders)}. {advice}"
+        )
+    shared = set.intersection(*({folder.casefold() for folder in folders} for folders in nested.values()))
+    if len(shared) > 1:
+        raise DataError(
+            f"Class folders must have images or different subfolders; in '{root}' all have the same ones: {each}. If"
+            f" {first_few(nested)} are a split, name the folders train, val and test. If they are classes, move the"
+            " images up into them."
+        )
+    return [f"No class folder has an image of its own, the images are in further folders: {each}."]
 
 
 def match_forms(classes: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -123,7 +157,7 @@ def check_empty(names: list[str], entries: list[ImageEntry], inventory: Inventor
     """Raise DataError for classes without a usable training image."""
     filled = {entry.class_name for entry in entries if entry.split != "val"}
     if empty := [name for name in names if name not in filled]:
-        where = " in train/" if inventory.val_name else ""
+        where = f" in {inventory.train_name}/" if inventory.val_name else ""
         raise DataError(
             f"Every class must have at least one usable image{where}; empty: {first_few(empty)}. "
             f"Add images, or remove the folder."
@@ -134,7 +168,11 @@ def check_sides(inventory: Inventory, num_train: int, num_val: int, *, is_groupe
     """Raise DataError if a split has no usable image."""
     if num_train and num_val:
         return
-    sides = ("train/", f"{inventory.val_name}/") if inventory.val_name else ("the training set", "the validation set")
+    sides = (
+        (f"{inventory.train_name}/", f"{inventory.val_name}/")
+        if inventory.val_name
+        else ("the training set", "the validation set")
+    )
     side = sides[num_train > 0]
     advice = "Add images, two or more per class."
     if is_grouped and not inventory.val_name:
@@ -175,8 +213,7 @@ def survey_notes(inventory: Inventory, names: list[str], val: list[ImageEntry]) 
         notes.append(f"{count(len(inventory.bad), 'bad file')} excluded: {bad_files(inventory)}.")
     if missing := [name for name in names if name not in {entry.class_name for entry in val}]:
         notes.append(f"No validation image of {count(len(missing), 'class', 'classes')}: {first_few(missing)}.")
-    if inventory.unread:
-        notes.append(unread_note(inventory))
+    notes += unread_notes(inventory)
     if inventory.ignored:
         notes.append(f"Ignored, not images by name or content: {tally(extensions(inventory.ignored))}.")
     if inventory.skipped:
@@ -186,11 +223,20 @@ def survey_notes(inventory: Inventory, names: list[str], val: list[ImageEntry]) 
     return notes
 
 
-def unread_note(inventory: Inventory) -> str:
-    """Return the sentence that names the folders or shards that are not read."""
-    if all(name.endswith(".tar") for name in inventory.unread):
-        return f"Not read, because other shards are for training: {first_few(inventory.unread)}."
-    return f"Not read, because train/ exists: {first_few(f'{name}/' for name in inventory.unread)}."
+def unread_notes(inventory: Inventory) -> list[str]:
+    """Return notes about folders, shards and splits that are not read."""
+    notes = []
+    if inventory.unread:
+        if all(name.endswith(".tar") for name in inventory.unread):
+            notes.append(f"Not read, because other shards are for training: {first_few(inventory.unread)}.")
+        else:
+            names = first_few(f"{name}/" for name in inventory.unread)
+            notes.append(f"Not read, because {inventory.train_name}/ exists: {names}.")
+    if inventory.set_aside:
+        notes.append(
+            f"Not read: {printable(inventory.set_aside)}. After training: weft evaluate RUN DATA --split test."
+        )
+    return notes
 
 
 def group_notes(group_of: Mapping[str, str], train: list[ImageEntry], val: list[ImageEntry]) -> list[str]:

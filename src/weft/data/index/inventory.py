@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,13 +25,13 @@ from weft.data.images.decode import (
     sniff,
 )
 from weft.data.index.source import BadFile
+from weft.data.index.split_names import held_out_side, split_folders, split_of
 from weft.data.index.tree import EXTENSIONS, extension, is_folder, is_junk, walk
 from weft.errors import DataError, UsageError
 from weft.processor import available_cores
 from weft.text import printable
 
 CHUNK = 16  # images per task of a thread
-VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists is the validation set
 Progress = Callable[[int, int], None]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -43,12 +43,36 @@ class ImageEntry(NamedTuple):
     Attributes:
         key: path relative to the root, or another unique name.
         class_name: class folder; empty outside all class folders.
-        split: `train`, `val`, or empty if the dataset defines no split.
+        split: `train`, `val`, or empty if the dataset defines no split; `test` until the held-out side is chosen.
     """
 
     key: str
     class_name: str
     split: str
+
+
+class Layout(NamedTuple):
+    """Top-level folders of a data directory that define a split.
+
+    Attributes:
+        places: folder -> (side, number of folders above the class folders); empty without a split.
+        unread: folders that belong to no side.
+        set_aside: folder of the test split, with slash, if another one is held out; empty without.
+    """
+
+    places: dict[str, tuple[str, int]]
+    unread: list[str]
+    set_aside: str = ""
+
+    def folder(self, side: str) -> str:
+        """Return the folder of a side, without slash; empty if there is none."""
+        return next((name for name, (of_folder, _) in self.places.items() if of_folder == side), "")
+
+    def place(self, key: str) -> tuple[str, list[str]]:
+        """Return (side, parts of the path below the split); the first of two or more parts is the class."""
+        parts = key.split("/")
+        side, depth = self.places[parts[0]] if self.places else ("", 0)
+        return side, parts[depth:]
 
 
 @dataclass
@@ -57,8 +81,10 @@ class Inventory:
 
     Attributes:
         root: the directory.
-        val_name: name of the validation folder (`val`, `test`, ...); empty without one.
-        classes: class folders by split (`train`, `val`; one empty key without a split), sorted, with empty folders.
+        train_name, val_name: names of the folders for training (`train`, `Training`, ...) and validation (`val`,
+            `test`, ...); empty without.
+        classes: class folders by split (`train`, `val`; one empty key without a split), sorted by `sort_class_names`,
+            with empty folders.
         good: usable images, sorted by key.
         bad: image files that cannot be used, sorted by key.
         ignored: number of files that are no images by name and content, by extension.
@@ -68,7 +94,10 @@ class Inventory:
         values: of usable images of more than 8 bits per channel.
         copies: groups of two or more keys whose files are byte-identical; empty before decoding.
         classes_outside: class or split folders that are links to outside the root, not followed.
-        unread: top-level folders, or shards, that are not read because others are for training.
+        unread: top-level folders, or shards, that are not read because the others are a split.
+        set_aside: the test split, which is not read because another one is held out: `test/`, or `12 images of test`.
+        remarks: sentences for the user: guesses, and what a name was taken for.
+        nested: folders in each class, if every class with images has them in further folders alone; else empty.
     """
 
     root: Path
@@ -84,6 +113,10 @@ class Inventory:
     copies: list[list[str]] = field(default_factory=list)
     classes_outside: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+    set_aside: str = ""
+    remarks: list[str] = field(default_factory=list)
+    nested: dict[str, list[str]] = field(default_factory=dict)
+    train_name: str = "train"
 
     @property
     def value_range(self) -> ValueRange | None:
@@ -108,6 +141,8 @@ class Inventory:
             "copies": self.copies,
             "classes_outside": self.classes_outside,
             "unread": self.unread,
+            "set_aside": self.set_aside,
+            "remarks": self.remarks,
         }
 
 
@@ -122,7 +157,8 @@ def inspect(
     """Check every file of a data directory.
 
     Args:
-        path: folder of class folders, or folder with `train/` and optionally `val/` (`valid/`, `validation/`, `test/`).
+        path: folder of class folders, or folder with `train/` and optionally `val/` or `test/`, by any of the names of
+            `weft.data.index.split_names`.
         decode: decode every image. Otherwise only the first bytes of each file are read: 100,000 files take seconds,
             and later damage is not detected.
         max_pixels: images with more pixels (height x width) count as bad.
@@ -140,26 +176,35 @@ def inspect(
     return inventory
 
 
-def scan_folder(path: str | Path, *, follow_links: bool = False) -> tuple[Inventory, list[ImageEntry]]:
+def scan_folder(
+    path: str | Path, *, follow_links: bool = False, test: bool = False
+) -> tuple[Inventory, list[ImageEntry]]:
     """Walk a directory and read the first bytes of every file: the first half of `inspect`.
+
+    Args:
+        path, follow_links: as in `inspect`.
+        test: read the test split in place of the validation split.
 
     Returns:
         The inventory with `good` empty, and the files that are images by their first bytes, sorted by key.
     """
     root = existing(path)
-    val_name, places, unread = _layout(root)
-    tree = walk(os.fspath(root), only=places or None, follow_links=follow_links)
-    inventory = Inventory(root, val_name, {split: [] for split in places.values() or [""]})
-    inventory.skipped, inventory.unread = tree.skipped, unread
-    inventory.classes_outside = [key for key in tree.links_out if len(_place(key, places)[1]) < 2]
-    inventory.bad = [bad._replace(split=_place(bad.key, places)[0]) for bad in tree.bad]
+    layout = _layout(root, test=test)
+    tree = walk(os.fspath(root), only=layout.places or None, follow_links=follow_links)
+    classes: dict[str, list[str]] = {side: [] for side, _ in layout.places.values()} or {"": []}
+    inventory = Inventory(root, layout.folder("val"), classes, unread=layout.unread, set_aside=layout.set_aside)
+    inventory.skipped, inventory.train_name = tree.skipped, layout.folder("train")
+    inventory.classes_outside = [key for key in tree.links_out if len(layout.place(key)[1]) < 2]
+    inventory.bad = [bad._replace(split=layout.place(bad.key)[0]) for bad in tree.bad]
     for folder in tree.folders:
-        split, inner = _place(folder, places)
+        split, inner = layout.place(folder)
         if len(inner) == 1:
-            inventory.classes[split].append(inner[0])
+            classes[split].append(inner[0])
+    for names in classes.values():
+        names[:] = sort_class_names(names)
     candidates = []
     for key in tree.files:
-        split, inner = _place(key, places)
+        split, inner = layout.place(key)
         candidates.append(ImageEntry(key, inner[0] if len(inner) > 1 else "", split))
     entries = []
     for entry, verdict in _in_threads(partial(_sniff_entry, root), candidates):
@@ -170,6 +215,7 @@ def scan_folder(path: str | Path, *, follow_links: bool = False) -> tuple[Invent
         else:
             inventory.ignored[extension(entry.key)] += 1
     inventory.bad.sort()
+    inventory.nested = _nested(layout, entries)
     return inventory, entries
 
 
@@ -179,7 +225,7 @@ def check_outside(out: str | Path, *data: str | Path, is_dataset: bool = True) -
     Args:
         out: file or directory to write.
         data: folders of images; other sources are ignored.
-        is_dataset: next to `train/`, where nothing is read, an output is allowed.
+        is_dataset: next to the folders of a split, where nothing is read, an output is allowed.
 
     Raises:
         UsageError: `out` is in one of the folders.
@@ -188,9 +234,8 @@ def check_outside(out: str | Path, *data: str | Path, is_dataset: bool = True) -
         root, resolved = Path(folder).resolve(), Path(out).resolve()
         if not root.is_dir() or not resolved.is_relative_to(root):
             continue
-        places = _layout(root)[1] if is_dataset else {}
-        first = next(iter(resolved.relative_to(root).parts), "train")
-        if not places or first in ("train", *VAL_NAMES):
+        is_beside = is_dataset and has_split(root) and resolved != root
+        if not is_beside or split_of(resolved.relative_to(root).parts[0]):
             raise UsageError(
                 f"The output must be outside the data folder, where it would be read as a class or an image;"
                 f" {printable(str(out))} is in {printable(os.fspath(folder))}. Choose another path."
@@ -205,6 +250,13 @@ def images_below(folder: Path) -> list[str]:
     others = [ImageEntry(name, "", "") for name in tree.files if name not in images]
     images |= {entry.key for entry, is_image in _in_threads(partial(_sniff_entry, folder), others) if is_image}
     return sorted(images)
+
+
+def sort_class_names(names: Iterable[str]) -> list[str]:
+    """Sort class names: by value if all are numbers, else alphabetically."""
+    names = list(names)
+    is_numbers = all(name.isascii() and name.isdecimal() for name in names)
+    return sorted(names, key=lambda name: (int(name), name) if is_numbers else (0, name))
 
 
 def decode_entries(
@@ -256,32 +308,59 @@ def existing(path: str | Path) -> Path:
         raise DataError(f"The data directory must be readable; '{name}' is not ({err.strerror}).") from err
 
 
-def _layout(root: Path) -> tuple[str, dict[str, str], list[str]]:
-    """Return (name of the validation folder, top-level folder -> split, folders not read); the mapping is empty
-    without a split.
+def has_split(root: Path) -> bool:
+    """Return whether the folders of a data directory define a split."""
+    return bool(_layout(root, test=False).places)
 
-    There is a split if `train` contains folders; a `train` that contains files is a class.
+
+def _layout(root: Path, *, test: bool) -> Layout:
+    """Return the folders of the split, by their names.
+
+    Only folders that contain folders count: a `train` that contains files is a class, and a `test` of unsorted files
+    has no classes.
     """
-    names = sorted(entry.name for entry in os.scandir(root) if is_folder(entry) and not is_junk(entry.name))
-    if "train" not in names or not any(is_folder(e) and not is_junk(e.name) for e in _entries(root / "train")):
-        return "", {}, []
-    val_name = next((name for name in VAL_NAMES if name in names), "")
-    places = {"train": "train"} | ({val_name: "val"} if val_name else {})
-    return val_name, places, [name for name in names if name not in places]
+    names = _folders(root)
+    named = (name for name in names if split_of(name) and _folders(root / name))
+    sides = {side: name for name, side in split_folders(named).items()}
+    if not sides:
+        if test:
+            held_out_side((), test=True)
+        return Layout({}, [])
+    held_out = held_out_side(sides, test=test)
+    read = {sides["train"]: "train"} | ({sides[held_out]: "val"} if held_out else {})
+    places = {name: (side, _depth(root / name, name)) for name, side in read.items()}
+    set_aside = sides["test"] if "test" in sides and held_out != "test" else ""
+    unread = [name for name in names if name not in places and name != set_aside]
+    return Layout(places, unread, f"{set_aside}/" if set_aside else "")
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted."""
     try:
         with os.scandir(folder) as entries:
-            return list(entries)
+            return sorted(entry.name for entry in entries if is_folder(entry) and not is_junk(entry.name))
     except OSError:  # `walk` records it as bad
         return []
 
 
-def _place(key: str, places: dict[str, str]) -> tuple[str, list[str]]:
-    """Return (split, parts of the path below the split); the first of two or more parts is the class."""
-    parts = key.split("/")
-    return (places[parts[0]], parts[1:]) if places else ("", parts)
+def _depth(folder: Path, name: str) -> int:
+    """Return the number of folders above the class folders: 2 for `seg_train/seg_train`, as archives are unpacked."""
+    depth = 1
+    while len(inner := _folders(folder)) == 1 and split_of(inner[0]) == split_of(name) and _folders(folder / inner[0]):
+        folder, depth = folder / inner[0], depth + 1
+    return depth
+
+
+def _nested(layout: Layout, entries: list[ImageEntry]) -> dict[str, list[str]]:
+    """Return the folders in each class; none if an image is directly in a class folder."""
+    nested: dict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        _, inner = layout.place(entry.key)
+        if len(inner) == 2:
+            return {}
+        if len(inner) > 2:
+            nested[inner[0]].add(inner[1])
+    return {name: sorted(folders) for name, folders in sorted(nested.items())}
 
 
 def _sniff_entry(root: Path, entry: ImageEntry) -> bool | BadFile:

@@ -8,12 +8,11 @@ generator whose stream could change between versions.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 from weft.errors import DataError, UsageError
 from weft.text import printable
@@ -65,31 +64,75 @@ def stratified_fold(
     return _rest(len(keys), val), sorted(val)
 
 
-def grouped_parts(labels: Sequence[int], groups: Sequence[str], shares: Sequence[float], seed: int) -> list[list[int]]:
-    """Return parts (of indices, ascending) of about the given shares of every class; no group is in two parts.
+def grouped_share(labels: Sequence[int], groups: Sequence[str], share: float, seed: int) -> list[int]:
+    """Return indices of whole groups, ascending: about the fraction `share` of every class.
 
-    The groups are dealt out from the largest to the smallest, each to the part that is then nearest to its share of
-    every class (by the sum of squared counts, each divided by its expected count).
+    The groups of a class are taken in the order of their ranks until they have its share of the images. The rank, a
+    number from 0 to 1, of a group of more than 1.5 times the share is raised, so that a large group is held out only if
+    there are no others. An image more or less moves only groups at the end of the share.
 
     Args:
-        labels, groups: class index and group of every image.
-        shares: of each part, above 0; their sum is 1.
-        seed: of the order of groups of equal size.
+        labels, groups: class index and group of every image. A group belongs to the class of most of its images.
+        share: fraction of the images, between 0 and 1.
+        seed: of the ranks.
     """
-    members = defaultdict(list)
-    for i, group in enumerate(groups):
-        members[group].append(i)
-    num_classes = max(labels) + 1
-    expected = np.outer(shares, np.maximum(np.bincount(labels, minlength=num_classes), 1))
-    counts = np.zeros_like(expected)
-    parts: list[list[int]] = [[] for _ in shares]
-    for group in sorted(members, key=lambda name: (-len(members[name]), rank(name, seed))):
-        added = np.bincount([labels[i] for i in members[group]], minlength=num_classes)
-        cost = ((2 * counts + added) * added / expected).sum(1)
-        part = int(cost.argmin())
-        counts[part] += added
-        parts[part] += members[group]
-    return [sorted(part) for part in parts]
+    chosen = set[str]()
+    for sizes in _groups_by_class(labels, groups, seed):
+        wanted, before = share * sum(sizes.values()), 0
+        raised = {
+            name: int.from_bytes(rank(name, seed)) / 2**64 + max(size / wanted - 1.5, 0) for name, size in sizes.items()
+        }
+        for name in sorted(sizes, key=raised.__getitem__):
+            if before + sizes[name] / 2 < wanted:
+                chosen.add(name)
+            before += sizes[name]
+    return [i for i, group in enumerate(groups) if group in chosen]
+
+
+def grouped_fold(labels: Sequence[int], groups: Sequence[str], folds: int, fold: int, seed: int) -> list[int]:
+    """Return indices of whole groups, ascending: one fold of a cross-validation, with about as many images as others.
+
+    The groups of a class, in the order of their ranks, are cut into runs of equal numbers of images. The size of a
+    group counts up to the size of a run, so that each run has a group if there are enough groups. An image more or less
+    moves only groups at the ends of the runs.
+
+    Args:
+        labels, groups: as in `grouped_share`.
+        folds: number of folds, at least 2.
+        fold: the fold, from 1.
+        seed: of the ranks.
+    """
+    chosen = set[str]()
+    for place, sizes in enumerate(_groups_by_class(labels, groups, seed)):
+        weights = _capped(list(sizes.values()), folds)
+        ends = list(itertools.accumulate(weights))
+        middles = [2 * end - weight for end, weight in zip(ends, weights, strict=True)]  # twice, to be whole
+        runs = [middle * folds // (2 * ends[-1]) for middle in middles]
+        # The first run of each class is another fold, so that small classes do not all fall into the same folds.
+        chosen |= {name for name, run in zip(sizes, runs, strict=True) if (run + place) % folds == fold - 1}
+    return [i for i, group in enumerate(groups) if group in chosen]
+
+
+def _groups_by_class(labels: Sequence[int], groups: Sequence[str], seed: int) -> list[dict[str, int]]:
+    """Return the size of the groups of every class, in the order of their ranks."""
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for label, group in zip(labels, groups, strict=True):
+        counts[group][label] += 1
+    by_class: dict[int, dict[str, int]] = defaultdict(dict)
+    for group in sorted(counts, key=lambda name: rank(name, seed)):
+        label = min(counts[group], key=lambda label: (-counts[group][label], label))
+        by_class[label][group] = counts[group].total()
+    return [by_class[label] for label in sorted(by_class)]
+
+
+def _capped(sizes: list[int], parts: int) -> list[int]:
+    """Return sizes in a unit of which all are whole, with the largest lowered until none exceeds a part of the sum."""
+    rest, unit = sum(sizes), parts
+    for size in sorted(sizes, reverse=True)[: parts - 1]:
+        if size * unit <= rest:
+            break
+        rest, unit = rest - size, unit - 1
+    return [min(size * unit, rest) or 1 for size in sizes]
 
 
 def grouped_split(

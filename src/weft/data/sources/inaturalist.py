@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.data.images.decode import read_regular
-from weft.data.index.inventory import VAL_NAMES
+from weft.data.index.split_names import split_of
 from weft.errors import DataError, UsageError
 from weft.files import write_table, writing
 from weft.text import printable, reason_of
@@ -57,7 +57,7 @@ def convert_inaturalist(
         raise UsageError(f"{out} exists already. Pass --force, or another path.")
     rows: list[tuple[str, str, str]] = []
     for file in map(Path, annotations):
-        split = "val" if any(word in file.stem.lower() for word in VAL_NAMES) else "train"
+        split = "val" if split_of(file.stem) in ("val", "test") else "train"
         rows += [(_place(name, images), str(label), split) for name, label in _labelled(file)]
     twice = [name for name, times in Counter(row[0] for row in rows).items() if times > 1]
     if twice:

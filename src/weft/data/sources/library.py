@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,11 +21,12 @@ import numpy as np
 from PIL import Image
 
 from weft.data.images.decode import read_regular
-from weft.data.index.inventory import VAL_NAMES, ImageEntry
+from weft.data.index.inventory import ImageEntry, sort_class_names
+from weft.data.index.split_names import SIDES, split_of
 from weft.data.sources.listing import Listing
 from weft.errors import DataError, need, unknown
 from weft.files import cache_dir
-from weft.text import printable, reason_of
+from weft.text import first_few, printable, reason_of
 
 # arguments of each torchvision class for its training and its validation set
 _TRAIN_FLAG = ({"train": True}, {"train": False})
@@ -79,13 +81,17 @@ def open_torchvision(address: str) -> Listing:
             f" Pass another folder, torchvision:{name}?root=DIR, or download it, torchvision:{name}?download=1."
         ) from error
     labels = [_labels(part) for part in parts]
-    classes = _class_names(parts[0], labels)
+    names = [_class_names(part, labels) for part in parts]
     entries = [
-        ImageEntry(f"{name}/{place}/{number:06}", classes[label], "val" if place == len(parts) - 1 else "train")
+        ImageEntry(f"{name}/{place}/{number:06}", names[place][label], "val" if place == len(parts) - 1 else "train")
         for place, numbers in enumerate(labels)
         for number, label in enumerate(numbers)
     ]
-    return Listing(f"torchvision:{name}", entries, LibraryReader(parts, _torchvision_bytes), classes)
+    classes = list(dict.fromkeys(itertools.chain(*names)))
+    notes = []
+    if len(parts) > 2:
+        notes.append(f"As in the papers, the splits train and val of {name} are for training, and test is held out.")
+    return Listing(f"torchvision:{name}", entries, LibraryReader(parts, _torchvision_bytes), classes, notes=notes)
 
 
 def _labels(part: Any) -> list[int]:
@@ -130,13 +136,13 @@ def _png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def open_hf(address: str) -> Listing:
+def open_hf(address: str, image: str | None = None, label: str | None = None) -> Listing:
     """List the images of a Hugging Face dataset, from the hub or from disk.
 
     Args:
         address: text after `hf:`, such as `beans`, `owner/name?config=x&image=img&label=y`, or
-            `imagefolder?data_dir=DIR`. `split` and `val` name the splits; the defaults are `train` and the first of
-            validation, val, valid and test that exists.
+            `imagefolder?data_dir=DIR`. `split` and `val` name the splits; by default, those named after a side.
+        image, label: columns, if the address does not name them.
 
     Raises:
         UsageError: the library is not installed, or an unknown option.
@@ -154,47 +160,69 @@ def open_hf(address: str) -> Listing:
             f"hf:{printable(name)} must be loadable by the library datasets; {reason_of(error)}. Check the name, and"
             " that the hub can be reached."
         ) from error
-    train = options.get("split", "train")
-    val = options.get("val") or next((word for word in ("validation", *VAL_NAMES) if word in splits_by_name), None)
-    for word in (train, val):
-        if word is not None and word not in splits_by_name:
-            raise DataError(
-                f"hf:{name} must have the split '{word}'; it has {', '.join(splits_by_name)}. Pass split= and val=."
-            )
-    parts = [splits_by_name[word] for word in (train, val) if word is not None]
-    image = options.get("image") or _column(parts[0], name, "Image", "image")
-    label = options.get("label") or _column(parts[0], name, "ClassLabel", "label")
-    feature = parts[0].features[label]
+    words = _split_words(name, options, list(splits_by_name))
+    parts = [splits_by_name[word] for word in words]
+    image = options.get("image") or image or _column(parts[0], name, "Image", "image")
+    label = options.get("label") or label or _column(parts[0], name, "ClassLabel", "label")
+    for setting, column in (("image", image), ("label", label)):
+        if column not in parts[0].features:
+            raise unknown(f"column for data.{setting}", column, list(parts[0].features), ", ".join(parts[0].features))
     parts = [part.cast_column(image, datasets.Image(decode=False)) for part in parts]
-    values_by_split = [part[label] for part in parts]
-    if isinstance(feature, datasets.ClassLabel):
-        classes = list(feature.names)
-        words = [word for word in (train, val) if word is not None]
-        values_by_split = [
-            [_class_of(feature, value, name, word) for value in values]
-            for word, values in zip(words, values_by_split, strict=True)
-        ]
-    else:
-        values_by_split = [[str(value) for value in values] for values in values_by_split]
-        classes = sorted({value for values in values_by_split for value in values})
-    splits = ("train", "val") if len(parts) == 2 else ("",)
-    entries = [
-        ImageEntry(f"{name}/{place}/{number:07}", value, splits[place])
-        for place, values in enumerate(values_by_split)
-        for number, value in enumerate(values)
-    ]
-    return Listing(f"hf:{name}", entries, LibraryReader(parts, functools.partial(_hf_bytes, image)), classes)
+    features = [part.features[label] for part in parts]
+    classes: list[str] = []
+    entries: list[ImageEntry] = []
+    for place, (part, feature, (word, side)) in enumerate(zip(parts, features, words.items(), strict=True)):
+        named = isinstance(feature, datasets.ClassLabel)
+        values = [_class_of(feature, value, name, word, side) for value in part[label]]
+        entries += [ImageEntry(f"{name}/{place}/{i:07}", value, side) for i, value in enumerate(values)]
+        classes = list(dict.fromkeys([*classes, *(feature.names if named else values)]))
+    if not isinstance(features[0], datasets.ClassLabel):
+        classes = sort_class_names(classes)
+    others = [word for word in splits_by_name if word not in words]
+    notes = [f"Not read: {first_few(others)} of hf:{printable(name)}."] if others else []
+    reader = LibraryReader(parts, bytes_in(image))
+    return Listing(f"hf:{name}", entries, reader, [name for name in classes if name], notes=notes)
 
 
-def _class_of(feature: Any, value: Any, name: str, split: str) -> str:
-    """Return the class of an image by its label."""
+def _split_words(name: str, options: dict[str, str], words: list[str]) -> dict[str, str]:
+    """Return the splits to read with their sides: those of the options, else those that are named after a side."""
+    for option in ("split", "val"):
+        if option in options and options[option] not in words:
+            raise DataError(
+                f"hf:{name} must have the split '{printable(options[option])}'; it has {first_few(words)}. Pass split="
+                " and val=."
+            )
+    chosen = {option: options[option] for option in ("split", "val") if option in options}
+    by_side = {side: next((word for word in words if split_of(word) == side), "") for side in SIDES}
+    train = chosen.get("split") or by_side["train"]
+    if not train:
+        raise DataError(f"hf:{name} must have the split 'train'; it has {first_few(words)}. Pass split= and val=.")
+    if "val" in chosen:
+        return {train: "train", chosen["val"]: "val"}
+    held_out = {word: side for side in ("val", "test") if (word := by_side[side]) and word != train}
+    return {train: "train" if held_out else ""} | held_out
+
+
+def _class_of(feature: Any, value: Any, name: str, split: str, side: str = "") -> str:
+    """Return the class of an image by its label; an empty text for a hidden label of a test split."""
     try:
-        return feature.int2str(int(value))
+        if hasattr(feature, "int2str"):
+            return feature.int2str(int(value))
+        if value is not None and (text := str(value).strip()):
+            return text
+        raise ValueError(value)
     except (TypeError, ValueError):
+        if side == "test":
+            return ""
         raise DataError(
             f"hf:{name} must have a label for every image; an image of the split '{split}' has {value}, as in test sets"
             " with hidden labels. Name other splits: hf:NAME?split=SPLIT&val=SPLIT."
         ) from None
+
+
+def bytes_in(column: str) -> Callable[[Any, int], bytes]:
+    """Return a picklable function from a dataset of the library datasets and a number to the bytes of an image."""
+    return functools.partial(_hf_bytes, column)
 
 
 def _hf_bytes(column: str, part: Any, number: int) -> bytes:

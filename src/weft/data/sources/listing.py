@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from weft.data.index.inventory import ImageEntry, Inventory
 from weft.data.index.source import BadFile
+from weft.data.index.split_names import held_out_side
+from weft.errors import DataError
+from weft.text import count, printable
 
 
 class Reader(Protocol):
@@ -35,13 +38,15 @@ class Listing:
 
     Attributes:
         name: name in messages.
-        entries: images with class and split (`train`, `val`, or empty without a split), in order.
+        entries: images with class and split (`train`, `val`, `test`, or empty without a split), in order. Images of
+            `test` may have no class.
         read: function from key to bytes.
         classes: class names, in the order of their labels.
         bad: images that cannot be used.
         notes: sentences for the user.
         groups: group of every image by key, if a column of the table names it.
         skipped, ignored, unread: as in `weft.data.index.inventory.Inventory`.
+        set_aside: images of the test split that are not read, as in `Inventory`.
     """
 
     name: str
@@ -54,6 +59,33 @@ class Listing:
     skipped: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
     unread: list[str] = field(default_factory=list)
+    set_aside: str = ""
+
+    def with_held_out(self, *, test: bool) -> Listing:
+        """Return the images for training and the held-out ones, with the split `val`: the rule of `held_out_side`.
+
+        Args:
+            test: hold out the test split in place of the validation split.
+
+        Raises:
+            DataError: there is no test split, or a held-out image has no class.
+        """
+        sides = {entry.split for entry in self.entries}
+        tested = [entry for entry in self.entries if entry.split == "test"]
+        is_unlabelled = bool(tested) and not any(entry.class_name for entry in tested)
+        held_out = held_out_side(sides - {"test"} if is_unlabelled and not test else sides, test=test)
+        if missing := [entry for entry in tested if not entry.class_name and held_out == "test"]:
+            raise DataError(
+                f"Every image of the test split must have a class; {count(len(missing), 'image has', 'images have')}"
+                f" none, such as '{printable(missing[0].key)}', as in test sets with hidden labels."
+            )
+        side_of = {"train": "train", "": ""} | ({held_out: "val"} if held_out else {})
+        entries = [entry._replace(split=side_of[entry.split]) for entry in self.entries if entry.split in side_of]
+        bad = [file._replace(split=side_of[file.split]) for file in self.bad if file.split in side_of]
+        dropped = {entry.class_name for entry in self.entries} - {entry.class_name for entry in entries}
+        classes = [name for name in self.classes if name not in dropped]
+        set_aside = f"{count(len(tested), 'image')} of test" if tested and held_out != "test" else ""
+        return replace(self, entries=entries, bad=bad, classes=classes, set_aside=set_aside)
 
     def inventory(self) -> Inventory:
         """Return the inventory that `weft.data.index.inventory.scan_folder` returns for a folder of the same images."""
@@ -70,13 +102,8 @@ class Listing:
             skipped=self.skipped,
             ignored=self.ignored,
             unread=self.unread,
+            set_aside=self.set_aside,
         )
-
-
-def sort_class_names(names: set[str]) -> list[str]:
-    """Sort class names: by value if all are numbers, else alphabetically."""
-    is_numbers = all(name.isascii() and name.isdecimal() for name in names)
-    return sorted(names, key=lambda name: (int(name), name) if is_numbers else (0, name))
 
 
 def _present(entries: Sequence[ImageEntry], split: str, names: Sequence[str]) -> list[str]:

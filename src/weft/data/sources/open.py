@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections import Counter
@@ -15,6 +16,7 @@ from weft.data.index.checks import (
     check_empty,
     check_folds,
     check_names,
+    check_nesting,
     check_numbers,
     check_sides,
     class_list,
@@ -23,12 +25,22 @@ from weft.data.index.checks import (
     match_forms,
     survey_notes,
 )
-from weft.data.index.inventory import ImageEntry, Inventory, Progress, decode_entries, existing, inspect, scan_folder
+from weft.data.index.inventory import (
+    ImageEntry,
+    Inventory,
+    Progress,
+    decode_entries,
+    existing,
+    inspect,
+    scan_folder,
+    sort_class_names,
+)
 from weft.data.index.source import BadFile, Sample, Splits, lost_error
 from weft.data.index.split import (
     GroupError,
     group_names,
-    grouped_parts,
+    grouped_fold,
+    grouped_share,
     grouped_split,
     stratified_fold,
     stratified_share,
@@ -36,9 +48,10 @@ from weft.data.index.split import (
     stratified_subset,
 )
 from weft.data.sources.catalog import CATALOG
-from weft.data.sources.digits import open_digits
+from weft.data.sources.digits import DIGITS, open_digits
 from weft.data.sources.library import open_hf, open_torchvision
-from weft.data.sources.listing import Listing, Reader, sort_class_names
+from weft.data.sources.listing import Listing, Reader
+from weft.data.sources.parquet import is_parquet_folder
 from weft.data.sources.shards import is_shards, open_shards, shard_paths
 from weft.data.sources.table import SUFFIXES, FileReader, open_table
 from weft.errors import DataError
@@ -84,6 +97,9 @@ def open_data(
     folds: int | None = None,
     fold: int = 1,
     group: str | None = None,
+    image: str | None = None,
+    label: str | None = None,
+    test: bool = False,
     group_sides: Mapping[str, str] | None = None,
     allow_empty_class: bool = False,
     classes: Sequence[str] | None = None,
@@ -96,11 +112,11 @@ def open_data(
     """Open a dataset for training or evaluation. Every image is decoded once to exclude bad files.
 
     Args:
-        data: a folder of class folders, or one with `train/` and optionally `val/` (`valid/`, `validation/`, `test/`:
-            the first that exists) that contain class folders; a table (`x.csv`, `x.tsv`, `x.parquet`); tar
-            shards (`x.tar`, `train-{000..009}.tar`, a folder of .tar files); `torchvision:NAME`;
-            `hf:NAME`; a name of `weft.data.sources.catalog`; or `digits`, scikit-learn's handwritten digits (pass a
-            folder of that name as `./digits`).
+        data: a folder of class folders, or one with `train/` and optionally `val/` and `test/` that contain class
+            folders (names as in `weft.data.index.split_names`); a table (`x.csv`, `x.tsv`, `x.parquet`, a folder of
+            .parquet files); tar shards (`x.tar`, `train-{000..009}.tar`, a folder of .tar files);
+            `torchvision:NAME`; `hf:NAME`; a name of `weft.data.sources.catalog`; or `digits`, scikit-learn's
+            handwritten digits. A file or folder of such a name comes first.
         val_fraction: fraction of each class for validation, between 0 and 1, if the dataset defines no split.
         seed: seed of that split, and of the choice by `limit` and `train_fraction`.
         max_bad: largest accepted fraction of bad files, 0 to 1.
@@ -112,17 +128,16 @@ def open_data(
         fold: from 1 to `folds`.
         group: images of the same group are on the same side of the split: a column of the table, or a regular
             expression whose match in the image's key (the parenthesised part, if there is one) names the group.
+        image, label: columns of a table, of images and of classes; None to recognise them.
+        test: hold out the test split in place of the validation split.
         group_sides: side, `train` or `val`, of groups that an earlier split had; a split made here keeps to it.
         allow_empty_class: keep classes without a usable image in the list; by default they are an error.
         classes: class names in the order of the labels, e.g. a trained model's; by default the class folders (of
-            `train/`), sorted. With them, data whose images are all of `train` have no validation images, unless
-            `evaluate_only` is given.
+            `train/`), sorted alphabetically, or by value if all are numbers (`2` before `10`). With them, data whose
+            images are all of `train` have no validation images, unless `evaluate_only` is given.
         match: function from the class names of the data to a mapping from each to a name of `classes`; None: they are
             equal up to the Unicode form of their letters. It may raise DataError.
-        evaluate_only: accept data without images in one of the splits, since nothing is trained on it. Class folders
-            that are all numbers are then sorted by value (`2` before `10`), as the outputs of weights without class
-            names are; for training, folders are sorted alphabetically. Numeric classes of tables and shards
-            are always sorted by value.
+        evaluate_only: accept data without images in one of the splits, since nothing is trained on it.
         follow_links: also enter folders outside `data` through links.
         checked: result of `inspect_data` for the same data: no image is decoded again.
         progress: called regularly with (number checked, total).
@@ -134,9 +149,9 @@ def open_data(
     """
     check_numbers(val_fraction, max_bad, limit, train_fraction, folds, fold)
     max_pixels = max_pixels or MAX_PIXELS
-    listing = _open_listing(data, group)
+    listing = _open_listing(data, group, image, label, test=test)
     if listing is None:
-        inventory, entries = scan_folder(data, follow_links=follow_links)
+        inventory, entries = scan_folder(data, follow_links=follow_links, test=test)
         reader: Reader = FileReader(inventory.root)
     else:
         inventory, entries, reader = listing.inventory(), listing.entries, listing.read
@@ -147,11 +162,10 @@ def open_data(
         entries = [entry._replace(class_name=own.get(entry.class_name, "")) for entry in entries]
         inventory.classes = {split: sorted({own[name] for name in names}) for split, names in inventory.classes.items()}
     is_given = "val" in inventory.classes
+    nesting = check_nesting(inventory, classes)
     names = class_list(inventory, entries, classes)
     if listing is not None and classes is None:
         names = listing.classes  # in the dataset's own order
-    elif evaluate_only and classes is None:
-        names = sort_class_names(set(names))
     inside = [entry for entry in entries if entry.class_name]
     is_free = evaluate_only or group_sides is not None
     group_of = None if group is None else _groups(inside, group, listing, any_number=is_free)
@@ -214,7 +228,7 @@ def open_data(
     notes += copy_notes(inventory, train, parts_held_out)
     if len(inside) < len(entries):
         notes.append(f"Not used, because outside all class folders: {count(len(entries) - len(inside), 'image')}.")
-    notes += [] if listing is None else listing.notes
+    notes += nesting + _name_notes(data) + ([] if listing is None else listing.notes)
     train_source, val_source = (_source(reader, part, names, max_pixels) for part in (train, val))
     groups = [None if group_of is None else [group_of[entry.key] for entry in part] for part in (train, val)]
     return Splits(
@@ -230,22 +244,26 @@ def open_data(
     )
 
 
-def class_names(data: str | Path, *, follow_links: bool = False) -> list[str]:
+def class_names(
+    data: str | Path, *, image: str | None = None, label: str | None = None, follow_links: bool = False
+) -> list[str]:
     """Return the class names of a dataset without reading its images; arguments as in `open_data`.
 
     Raises:
         DataError: the dataset does not exist or cannot be read.
     """
-    listing = _open_listing(data, None)
+    listing = _open_listing(data, None, image, label)
     if listing is not None:
         return listing.classes
     inventory, _ = scan_folder(data, follow_links=follow_links)
-    return sorted({name for names in inventory.classes.values() for name in names})
+    return sort_class_names({name for names in inventory.classes.values() for name in names})
 
 
 def inspect_data(
     data: str | Path,
     *,
+    image: str | None = None,
+    label: str | None = None,
     decode: bool = True,
     max_pixels: int = MAX_PIXELS,
     follow_links: bool = False,
@@ -254,17 +272,22 @@ def inspect_data(
     """Check every image of a dataset; as `inspect` for a folder, also for the other sources of `open_data`.
 
     Args:
-        data: as in `open_data`.
+        data, image, label: as in `open_data`.
         decode, max_pixels, follow_links, progress: as in `inspect`; without `decode`, the images of other sources than
             a folder are not read.
 
     Raises:
         DataError: the dataset does not exist or cannot be read.
     """
-    listing = _open_listing(data, None)
+    listing = _open_listing(data, None, image, label)
     if listing is None:
-        return inspect(data, decode=decode, max_pixels=max_pixels, follow_links=follow_links, progress=progress)
+        found = inspect(data, decode=decode, max_pixels=max_pixels, follow_links=follow_links, progress=progress)
+        found.remarks = _name_notes(data)
+        with contextlib.suppress(DataError):  # `problem_of` says it
+            found.remarks += check_nesting(found, None)
+        return found
     inventory = listing.inventory()
+    inventory.remarks = listing.notes
     if decode:
         decode_entries(inventory, listing.entries, max_pixels=max_pixels, progress=progress, read=listing.read)
     else:
@@ -272,16 +295,22 @@ def inspect_data(
     return inventory
 
 
-def problem_of(data: str | Path, checked: Inventory, *, follow_links: bool = False) -> str:
+def problem_of(
+    data: str | Path,
+    checked: Inventory,
+    *,
+    image: str | None = None,
+    label: str | None = None,
+    follow_links: bool = False,
+) -> str:
     """Return the message with which training refuses a dataset; an empty text if it can be trained on.
 
     Args:
-        data: as in `open_data`.
+        data, image, label, follow_links: as in `open_data`.
         checked: result of `inspect_data`.
-        follow_links: as in `open_data`.
     """
     try:
-        open_data(data, follow_links=follow_links, checked=checked)
+        open_data(data, image=image, label=label, follow_links=follow_links, checked=checked)
     except DataError as error:
         return str(error)
     return ""
@@ -314,25 +343,44 @@ def check_exists(data: str | Path) -> None:
         existing(text)
 
 
-def _open_listing(data: str | Path, group: str | None) -> Listing | None:
-    """Open the listing that `data` names; None for a folder of images. `group` may be a column of a table."""
-    if data == "digits":
-        return open_digits()
-    text = os.fspath(data)
+def _open_listing(
+    data: str | Path, group: str | None, image: str | None = None, label: str | None = None, *, test: bool = False
+) -> Listing | None:
+    """Open the listing that `data` names, with its held-out side; None for a folder of images.
+
+    Args:
+        data, image, label, test: as in `open_data`.
+        group: may be a column of a table.
+    """
+    listing = _listing_of(os.fspath(data), group, image, label)
+    return None if listing is None else listing.with_held_out(test=test)
+
+
+def _listing_of(text: str, group: str | None, image: str | None, label: str | None) -> Listing | None:
+    path = Path(text)
+    if is_shards(text):
+        return open_shards(text)
+    if text.endswith(SUFFIXES) and (path.is_file() or not path.exists()):
+        return open_table(path, group, image, label)
+    if os.path.lexists(text):  # comes before the datasets of the same name
+        return open_table(path, group, image, label) if is_parquet_folder(path) else None
     kind, _, address = text.partition(":")
-    if Path(text).is_dir() and not is_shards(text):
-        return None
     if kind == "torchvision":
         return open_torchvision(address)
     if kind == "hf":
-        return open_hf(address)
-    if text.endswith(SUFFIXES) and (Path(text).is_file() or not Path(text).exists()):
-        return open_table(Path(text), group)
-    if is_shards(text):
-        return open_shards(text)
-    if text in CATALOG:
-        return _known(text)
-    return None
+        return open_hf(address, image, label)
+    if text == DIGITS:
+        return open_digits()
+    return _known(text) if text in CATALOG else None
+
+
+def _name_notes(data: str | Path) -> list[str]:
+    """Return a note if a file or folder has the name of a known dataset."""
+    text = os.fspath(data)
+    if text not in (DIGITS, *CATALOG) or not os.path.lexists(text):
+        return []
+    kind = "folder" if os.path.isdir(text) else "file"
+    return [f"'{text}' is the {kind} here, not the known dataset of that name: run weft elsewhere to use the dataset."]
 
 
 def _known(name: str) -> Listing:
@@ -373,8 +421,10 @@ def _made(
         val = {i for i, side in enumerate(sides_of) if side == "val"}
         if free:
             of_free = [keys[i] for i in free], [labels[i] for i in free], [group_of[keys[i]] for i in free]
-            shares = [1 - val_fraction, val_fraction] if folds is None else [1 / folds] * folds
-            held_out = grouped_parts(*of_free[1:], shares, seed)[1 if folds is None else fold - 1]
+            if folds is None:
+                held_out = grouped_share(*of_free[1:], val_fraction, seed)
+            else:
+                held_out = grouped_fold(*of_free[1:], folds, fold, seed)
             val |= {free[i] for i in grouped_split(*of_free, held_out)[1]}
         sides = [i for i in range(len(keys)) if i not in val], sorted(val)
     elif folds is not None:
@@ -460,6 +510,6 @@ def _split_note(
 ) -> str:
     counts = f"{len(train):,} images in {len(names)} classes for training, {len(val):,} held out"
     if inventory.val_name:
-        folders = f", train/ and {inventory.val_name}/" if is_folder else ""
+        folders = f", {inventory.train_name}/ and {inventory.val_name}/" if is_folder else ""
         return f"{counts}: the dataset's own split{folders}."
     return f"{counts}: a stratified split of {how}, because the dataset has none."

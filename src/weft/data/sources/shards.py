@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from weft.data.images.decode import HEAD_BYTES, MAX_BYTES, BadImage, archive_kind, sniff
-from weft.data.index.inventory import VAL_NAMES, ImageEntry
+from weft.data.index.inventory import ImageEntry, sort_class_names
 from weft.data.index.source import BadFile
+from weft.data.index.split_names import split_of
 from weft.data.index.tree import EXTENSIONS, extension, is_junk
-from weft.data.sources.listing import Listing, sort_class_names
+from weft.data.sources.listing import Listing
 from weft.errors import DataError, UsageError
 from weft.text import first_few, printable, reason_of
 
@@ -116,8 +117,8 @@ def open_shards(data: str) -> Listing:
     file, it is the name of the folder of the image.
 
     Args:
-        data: a file, a range such as `train-{000..009}.tar`, or a folder of .tar files. File names that begin with
-            `train` and with `val` (or test ...) define a split; other shards are then not read.
+        data: a file, a range such as `train-{000..009}.tar`, or a folder of .tar files. File names with `train`, `val`
+            or `test` define a split; other shards are then not read.
 
     Raises:
         DataError: a shard cannot be read, or it is not clear whether shards are for training.
@@ -125,7 +126,7 @@ def open_shards(data: str) -> Listing:
     """
     paths = shard_paths(data)
     splits, unread = _splits(paths)
-    is_given = set(splits.values()) == {"train", "val"}
+    is_given = len(set(splits.values())) > 1
     root = os.path.commonpath([path.absolute().parent for path in paths])
     names = {path: path.absolute().relative_to(root).as_posix() for path in paths}
     listing = Listing(printable(data), [], ShardReader(places := {}), [], unread=[names[path] for path in unread])
@@ -193,7 +194,7 @@ def _expanded(text: str) -> Iterator[str]:
 
 def _splits(paths: list[Path]) -> tuple[dict[Path, str], list[Path]]:
     """Return the shards to read with their split, and those that are not read, because others are for training."""
-    splits = {path: _split(path.name) for path in paths}
+    splits = {path: split_of(path.name) for path in paths}
     unnamed = [path for path, split in splits.items() if not split]
     if "train" in splits.values():
         return {path: split for path, split in splits.items() if split}, unnamed
@@ -204,12 +205,6 @@ def _splits(paths: list[Path]) -> tuple[dict[Path, str], list[Path]]:
             f" {first_few(path.name for path in unnamed)}. Rename them, or pass one kind alone."
         )
     return splits, []
-
-
-def _split(name: str) -> str:
-    if name.startswith("train"):
-        return "train"
-    return "val" if name.startswith(VAL_NAMES) else ""
 
 
 def _read_shard(path: Path) -> _Shard:

@@ -1,0 +1,159 @@
+"""Read the rows of Parquet files: paths and labels, or the images themselves as datasets of the Hugging Face hub.
+
+Images in a file are read at random through the library datasets, which maps them from a copy in weft's cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.data.index.split_names import split_of
+from weft.data.sources.library import LibraryReader, bytes_in
+from weft.errors import DataError, need
+from weft.files import cache_dir
+from weft.text import first_few, printable, reason_of
+
+SUFFIX = ".parquet"
+
+
+class ParquetRows(NamedTuple):
+    """Rows of Parquet files.
+
+    Attributes:
+        header: column names; with `split` for a folder of files that are named after splits.
+        rows: values of every row; in the column of the images their keys.
+        image: column of images; empty if none has the bytes of images.
+        read: function from key to bytes.
+        classes: class names by column, where the file defines them, in the order of their numbers.
+    """
+
+    header: list[str]
+    rows: list[Sequence[Any]]
+    image: str
+    read: LibraryReader | None
+    classes: dict[str, list[str]]
+
+
+def is_parquet_folder(path: Path) -> bool:
+    """Return whether a path is a folder of Parquet files without folders."""
+    try:
+        entries = list(path.iterdir())
+        return any(entry.suffix == SUFFIX for entry in entries) and not any(
+            entry.is_dir() and not entry.name.startswith(".") for entry in entries
+        )
+    except OSError:  # no folder, or one that may not be read, which is reported when it is opened
+        return False
+
+
+def read_parquet(path: Path, image: str | None) -> ParquetRows:
+    """Read all columns of a file or of a folder of files, except the bytes of images.
+
+    Args:
+        path: the file, or a folder of files with the same columns.
+        image: column of images; None for the first that has the bytes of images.
+
+    Raises:
+        DataError: a file is no Parquet file, or files of a folder do not belong together.
+        UsageError: a library is not installed.
+    """
+    need("data", "pyarrow")
+    from pyarrow import ArrowException, parquet
+
+    paths = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    sides = _sides(paths) if path.is_dir() else []
+    header: list[str] = []
+    rows: list[Sequence[Any]] = []
+    column, classes = "", dict[str, list[str]]()
+    for place, file_path in enumerate(paths):
+        try:
+            file = parquet.ParquetFile(file_path)
+            schema = file.schema_arrow
+            with_bytes = [field.name for field in schema if _has_bytes(field.type)]
+            names = [name for name in schema.names if name not in with_bytes]
+            if place == 0:
+                column = next((name for name in with_bytes if image in (None, name)), "")
+                header = [*names, *([column] if column else []), *(["split"] if sides else [])]
+                classes = _class_names(schema.metadata or {})
+            elif [*names, *([column] if column else [])] != header[: len(header) - bool(sides)]:
+                raise DataError(
+                    f"Parquet files of a folder must have the same columns; '{printable(str(file_path))}' has"
+                    f" {first_few(schema.names)}, not {first_few(header)}."
+                )
+            number = 0
+            for batch in file.iter_batches(columns=names):
+                for row in batch.to_pylist():
+                    key = [f"{file_path.name}/{place}/{number:07}"] if column else []
+                    rows.append([*(_value(row[name], classes.get(name)) for name in names), *key, *sides[place:][:1]])
+                    number += 1
+        except (ArrowException, ValueError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(
+                f"A table of images that ends in .parquet must be a Parquet file; '{printable(str(file_path))}':"
+                f" {reason_of(error)}."
+            ) from error
+    return ParquetRows(header, rows, column, _reader(paths, column) if column else None, classes)
+
+
+def _sides(paths: Sequence[Path]) -> list[str]:
+    """Return the split of each file by its name; none if no name says it."""
+    sides = [split_of(path.stem) for path in paths]
+    if "" in sides and any(sides):
+        raise DataError(
+            "Names of Parquet files in a folder must all say the split, such as train-00000-of-00001.parquet, or none;"
+            f" '{printable(paths[sides.index('')].name)}' does not. Rename it, or move it to another folder."
+        )
+    return sides if any(sides) else []
+
+
+def _has_bytes(kind: Any) -> bool:
+    """Return whether a column type holds encoded files: bytes, or a struct with a field `bytes`."""
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return any(field.name == "bytes" and _has_bytes(field.type) for field in kind)
+    return types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
+    """Return the class names by column, from the metadata of the library datasets."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return {
+            str(name): [str(word) for word in feature["names"]]
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names")
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def _value(value: Any, names: list[str] | None) -> Any:
+    """Return a value, or the class name of its number; None for a number without name, as hidden labels have."""
+    if names is None or not isinstance(value, int):
+        return value
+    return names[value] if 0 <= value < len(names) else None
+
+
+def _reader(paths: Sequence[Path], column: str) -> LibraryReader:
+    need("data", "datasets")
+    import datasets
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    were_disabled = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        cache = str(cache_dir() / "parquet")
+        parts = [datasets.Dataset.from_parquet(str(path), columns=[column], cache_dir=cache) for path in paths]
+        parts = [part.cast_column(column, datasets.Image(decode=False)) for part in parts]
+    except Exception as error:  # the library raises many types, also of other libraries
+        raise DataError(
+            f"The images of '{printable(str(paths[0]))}' must be readable by the library datasets; {reason_of(error)}."
+        ) from error
+    finally:
+        if not were_disabled:
+            enable_progress_bars()
+    return LibraryReader(parts, bytes_in(column))

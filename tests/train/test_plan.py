@@ -164,7 +164,7 @@ STARTS: dict[str, dict[str, Any]] = {
     "public weights and a fitted classifier": {"pretrained": True, "head_init": "probe"},
     "a fitted classifier": {"head_init": "probe"},
     "a run": {"start_from": "START"},
-    "a run with other classes and a fitted classifier": {"start_from": "START", "head_init": "probe"},
+    "a run and a fitted classifier": {"start_from": "START", "head_init": "probe"},
 }
 
 
@@ -326,7 +326,7 @@ def test_the_device_of_a_resumed_run_is_that_of_its_recipe(
     recipe = tmp_path / "run" / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("device: cpu", "device: cuda"))
     monkeypatch.setattr("weft.devices.DEVICE_FILES", tmp_path)  # no GPU
-    monkeypatch.setattr("weft.train.resume.open_run", lambda *_, **__: pytest.fail("the state was read"))
+    monkeypatch.setattr("weft.train.resume.load_state", lambda *_, **__: pytest.fail("the state was read"))
     with pytest.raises(UsageError, match="device cuda needs a GPU"):
         train(resume=tmp_path / "run", quiet=True)
 

@@ -349,6 +349,27 @@ def test_only_the_first_process_prints_and_writes(
     assert not seen.exists()
 
 
+@pytest.mark.usefixtures("plans")
+def test_all_processes_start_from_the_weights_that_the_first_one_finds(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub may reply to one of them only."""
+    monkeypatch.setattr(few_images, "is_cached", lambda name: False)
+    monkeypatch.setattr(few_images, "bundle_of", lambda name: None)
+    for request in ({}, {"recipe": "finetune"}):
+        gathered: list[Any] = []
+        monkeypatch.setattr(few_images, "is_reachable", lambda: True)
+        with monkeypatch.context() as patch:
+            patch.setattr(Runtime, "gather", lambda self, value, gathered=gathered: gathered.append(value) or [value])
+            first = caught(lambda request=request: find_lr(photos, quiet=True, **request)).recipe
+        replies = iter(gathered)
+        monkeypatch.setattr(few_images, "is_reachable", lambda: False)
+        with monkeypatch.context() as patch:
+            patch.setattr(Runtime, "gather", lambda self, value, replies=replies: [next(replies), value])
+            assert caught(lambda request=request: find_lr(photos, quiet=True, **request)).recipe == first
+        assert first.model == HUB
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--find-lr", "--preview"])
 def test_two_processes_print_once(option: str, noise: Path, tmp_path: Path) -> None:

@@ -356,7 +356,8 @@ def test_all_processes_start_from_the_weights_that_the_first_one_finds(
     """The hub may reply to one of them only."""
     monkeypatch.setattr(few_images, "is_cached", lambda name: False)
     monkeypatch.setattr(few_images, "bundle_of", lambda name: None)
-    for request in ({}, {"recipe": "finetune"}):
+    requests: list[dict[str, Any]] = [{}, {"recipe": "finetune"}]
+    for request in requests:
         gathered: list[Any] = []
         monkeypatch.setattr(few_images, "is_reachable", lambda: True)
         with monkeypatch.context() as patch:

@@ -164,7 +164,7 @@ STARTS: dict[str, dict[str, Any]] = {
     "public weights and a fitted classifier": {"pretrained": True, "head_init": "probe"},
     "a fitted classifier": {"head_init": "probe"},
     "a run": {"start_from": "START"},
-    "a run with other classes and a fitted classifier": {"start_from": "START", "head_init": "probe"},
+    "a run and a fitted classifier": {"start_from": "START", "head_init": "probe"},
 }
 
 
@@ -319,7 +319,7 @@ def test_the_device_of_a_resumed_run_is_that_of_its_recipe(
     recipe = tmp_path / "run" / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("device: cpu", "device: cuda"))
     monkeypatch.setattr("weft.devices.DEVICE_FILES", tmp_path)  # no GPU
-    monkeypatch.setattr("weft.train.resume.open_run", lambda *_, **__: pytest.fail("the state was read"))
+    monkeypatch.setattr("weft.train.resume.load_state", lambda *_, **__: pytest.fail("the state was read"))
     with pytest.raises(UsageError, match="device cuda needs a GPU"):
         train(resume=tmp_path / "run", quiet=True)
 
@@ -340,6 +340,28 @@ def test_only_the_first_process_prints_and_writes(
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "")
     assert not seen.exists()
+
+
+@pytest.mark.usefixtures("plans")
+def test_all_processes_start_from_the_weights_that_the_first_one_finds(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub may reply to one of them only."""
+    monkeypatch.setattr(few_images, "is_cached", lambda name: False)
+    monkeypatch.setattr(few_images, "bundle_of", lambda name: None)
+    requests: list[dict[str, Any]] = [{}, {"recipe": "finetune"}]
+    for request in requests:
+        gathered: list[Any] = []
+        monkeypatch.setattr(few_images, "is_reachable", lambda: True)
+        with monkeypatch.context() as patch:
+            patch.setattr(Runtime, "gather", lambda self, value, gathered=gathered: gathered.append(value) or [value])
+            first = caught(lambda request=request: find_lr(photos, quiet=True, **request)).recipe
+        replies = iter(gathered)
+        monkeypatch.setattr(few_images, "is_reachable", lambda: False)
+        with monkeypatch.context() as patch:
+            patch.setattr(Runtime, "gather", lambda self, value, replies=replies: [next(replies), value])
+            assert caught(lambda request=request: find_lr(photos, quiet=True, **request)).recipe == first
+        assert first.model == HUB
 
 
 @pytest.mark.slow

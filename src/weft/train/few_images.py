@@ -1,4 +1,4 @@
-"""Weights that training starts from, where they are left to weft: public ones if images are few and weights at hand."""
+"""Weights that training starts from where the user names none: public ones, if they are available and images few."""
 
 from __future__ import annotations
 

@@ -192,13 +192,15 @@ def make_plan(request: Request, *, quiet: bool) -> Plan:
     asked = request.resolved
     runtime = Runtime.of(asked.device, asked.precision, deterministic=asked.deterministic)
     quiet = quiet or not runtime.is_main
-    recipe, note = few_images.with_available_weights(request)
+    recipe, note = runtime.gather(few_images.with_available_weights(request))[
+        0
+    ]  # the hub may reply to one process only
     if note and not quiet:
         say(note)
     check_sync_bn(recipe, runtime)
     splits = open_splits(recipe, quiet)
     size, count = image_size_hint(splits.train), len(splits.train)
-    recipe, on_weights = few_images.with_start_weights(request, recipe, size, count)
+    recipe, on_weights = runtime.gather(few_images.with_start_weights(request, recipe, size, count))[0]
     recipe, on_network = with_start_network(recipe)
     recipe, decisions = fill_in(recipe, size, count, runtime.world)
     recipe = with_value_range(recipe, splits)

@@ -1,4 +1,4 @@
-"""What a user asks to train, and the recipe that it stands for: every check that needs neither torch nor the images."""
+"""Request of a user for a training run, and its recipe; everything that is checked without torch and the images."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Runtime:
         return 1 if self.is_alone else self.accelerator.num_processes
 
     def alone(self) -> Runtime:
-        """Return a runtime of this process only, for what may fail in one process while the others go on."""
+        """Return a runtime of this process only, for work that may fail in one process only."""
         return replace(self, is_alone=True)
 
     @property

@@ -104,7 +104,7 @@ class Session:
         restore_learner(self.learner, state)
         self.epoch, self.evaluations_since_best = metadata["epoch"], metadata["without_better"]
         self.history = [EpochRow(*row) for row in metadata["history"]]
-        self.meter = Meter(**metadata["meter"], steps=self._steps_of_epoch)
+        self.meter = Meter(**{**metadata["meter"], "steps": self._steps_of_epoch})
         self.best = Best(**metadata["best"]) if metadata["best"] else None
         self.seconds = metadata["seconds"]
         self.reporter.epochs = self.epochs

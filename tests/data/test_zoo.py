@@ -112,7 +112,7 @@ def test_training_uses_exactly_the_good_ones(zoo):
 def test_more_than_a_tenth_bad_stops_training(zoo):
     with (
         unprivileged(),
-        pytest.raises(DataError, match=r"At most 0\.1 of the files may be bad; .* 0\.138 are: .*truncated"),
+        pytest.raises(DataError, match=r"At most 0\.1 of the files may be bad; .* 0\.139 are: .*truncated"),
     ):
         open_data(zoo, classes=["a", "b"])
 

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
+from weft.checkpoints.confidence import Confidence
 from weft.checkpoints.finding import CONFIG, PREFIX, WEIGHTS, local_model_dir, without_model
 from weft.checkpoints.unknown import FILE as DETECTOR
+from weft.checkpoints.unknown import Sha256, UnknownRecord
 from weft.errors import CheckpointError, UsageError
 from weft.reading import read_json
 from weft.text import has_control_characters
@@ -20,7 +22,6 @@ PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop
 Size = Annotated[int, Field(ge=1, le=65536)]
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 Positive = Annotated[float, Field(allow_inf_nan=False, ge=1e-6, le=1e6)]
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @with_config(extra="allow")
@@ -49,28 +50,6 @@ class ExportRecord(TypedDict):
     weight_bits: NotRequired[Annotated[int, Field(ge=1, le=8)]]
 
 
-class ConfidenceRecord(TypedDict):
-    """Calibration of a model, as `weft.checkpoints.confidence.Confidence`."""
-
-    temperature: Annotated[float, Field(ge=1e-3, le=1000)]
-    count: Annotated[int, Field(ge=0)]
-    ece_before: Annotated[float, Field(ge=0, le=100)]
-    ece_after: Annotated[float, Field(ge=0, le=100)]
-    curve: list[tuple[Annotated[float, Field(ge=0, le=1)], int, int]]
-
-
-class UnknownRecord(TypedDict):
-    """Threshold of the detector of unknown images, as `weft.checkpoints.unknown.Threshold`, and its file."""
-
-    value: float
-    count: Annotated[int, Field(ge=0)]
-    unknown: Annotated[int, Field(ge=0)]
-    other_count: Annotated[int, Field(ge=0)]
-    other_unknown: Annotated[int, Field(ge=0)]
-    auroc: Annotated[float, Field(ge=0, le=1)] | None
-    sha256: Sha256
-
-
 @with_config(extra="allow")
 class ModelConfig(TypedDict):
     """Contents of config.json: the keys of timm and additional ones of weft."""
@@ -83,7 +62,7 @@ class ModelConfig(TypedDict):
     label_names: NotRequired[list[str] | None]
     weights_sha256: NotRequired[Sha256]
     artefact: NotRequired[ExportRecord]
-    confidence: NotRequired[ConfidenceRecord | None]
+    confidence: NotRequired[Confidence | None]
     unknown: NotRequired[UnknownRecord | None]
 
 

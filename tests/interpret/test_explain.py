@@ -249,6 +249,24 @@ def test_frozen_layers_and_a_classifier_of_zeros_have_a_map():
     assert not gradcam.grad_cam(model, torch.randn(1, 3, 64, 96), 0).any()
 
 
+class Remembering(Laid):
+    """Keeps a tensor of its first pass, as ConViT does."""
+
+    kept: torch.Tensor | None = None
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        self.kept = torch.full((1, 3, 1, 1), 2.0) if self.kept is None else self.kept
+        return super().forward(image * self.kept)
+
+
+def test_tensors_of_an_earlier_pass_do_not_stop_the_gradient():
+    model, x = Remembering("channels first"), torch.randn(3, 64, 96)
+    found = explain(model, x, label=1)  # its first pass is in inference mode
+    expected = gradcam.grad_cam(Remembering("channels first").requires_grad_(False), x[None], 1)
+    assert found.grad_cam is not None
+    assert found.grad_cam.shape == expected.shape[1:]
+
+
 @pytest.mark.parametrize(
     ("name", "size", "shape"),
     [

@@ -46,6 +46,7 @@ def grad_cam(model: nn.Module, images: Float[Tensor, "b c height width"], label:
     modules = [target.module] if target is not None else _feature_modules(model)
     handles = [module.register_forward_hook(lambda *call: calls.append(call)) for module in dict.fromkeys(modules)]
     with torch.inference_mode(False), torch.enable_grad():
+        _clone_inference_tensors(model)
         try:
             # a gradient of the images keeps one for frozen layers
             logits = mean_logits(model(images.detach().clone().requires_grad_()))
@@ -69,6 +70,15 @@ def grad_cam(model: nn.Module, images: Float[Tensor, "b c height width"], label:
     # without any gradient, as of a classifier of zeros, the map of the last level is zero
     fmap, gradient = next(((fmap, gradient) for fmap, gradient in reversed(maps) if gradient.any()), maps[-1])
     return (gradient.mean(dim=(2, 3), keepdim=True) * fmap).sum(dim=1).relu()
+
+
+def _clone_inference_tensors(model: nn.Module) -> None:
+    """Replace tensors that a network keeps from a pass in inference mode (ConViT): no gradient goes through them."""
+    for module in model.modules():
+        for tensors in (vars(module), module._buffers):
+            for name, value in tensors.items():
+                if isinstance(value, Tensor) and value.is_inference():
+                    tensors[name] = value.clone()
 
 
 def _cam_target(model: nn.Module) -> CamTarget | None:

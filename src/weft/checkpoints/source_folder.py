@@ -20,7 +20,7 @@ SQUASH_FROM = 384  # pixels from which ConvNextImageProcessor, also that of CvT,
 
 @dataclass(frozen=True)
 class SourceMetadata:
-    """What the files next to weights say.
+    """Class names and preprocessing of weights, from the files next to them.
 
     Attributes:
         label_names: class names in the order of the logits; None if no file has them.

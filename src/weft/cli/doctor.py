@@ -29,7 +29,7 @@ onnx         1.21.0     >=1.21    ok      deploy
 pillow-heif  -          >=1.1     absent  heic
 ...
 
-An absent package is optional: pip install 'weft-vision[EXTRA]' installs those of an extra.
+An absent package is optional. Install the packages of an extra, for example: pip install 'weft-vision[heic]'
 """
 
 DEVELOPMENT = ("dev", "docs")  # extras for work on weft itself, which are not listed

@@ -67,11 +67,7 @@ HONEST = {
     "default dict": {"model": STATE, "history": collections.defaultdict(list, loss=[1.0, 0.5])},
     "milestones": {"model": STATE, "milestones": collections.Counter([30, 60])},
     "released training scripts": deit_style(),
-    "data parallel": {f"module.{name}": tensor for name, tensor in STATE.items()},
-    "compiled": {"model": {f"_orig_mod.{name}": tensor for name, tensor in STATE.items()}},
-    "both": {"model": {f"module._orig_mod.{name}": tensor for name, tensor in STATE.items()}},
     "average beside it": {"model": STATE, "model_ema": AVERAGE},
-    "an averaged model": {"n_averaged": torch.tensor(3), **{f"module.{k}": v for k, v in STATE.items()}},
 }
 
 

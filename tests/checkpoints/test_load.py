@@ -191,12 +191,75 @@ def test_state_dicts_of_something_else():
         weft.load_checkpoint(nano(), {}, switches="off")
 
 
-def test_safetensors_and_wrapped_names(tmp_path):
-    source = lively("cvt_nano_32", num_classes=3)
-    save_file({f"module.{name}": tensor for name, tensor in source.state_dict().items()}, tmp_path / "x.safetensors")
-    model = weft.create_model("cvt_nano_32", num_classes=3)
-    weft.load_checkpoint(model, tmp_path / "x.safetensors")
+def wrapped(state, prefix, **more):
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()} | more
+
+
+@pytest.mark.parametrize("more", [{}, {"criterion.weight": torch.ones(5)}, {"n_averaged": torch.tensor(3)}], ids=len)
+@pytest.mark.parametrize("prefix", ["", "net.", "module.", "module._orig_mod.", "model.model.backbone."])
+@pytest.mark.parametrize("name", ["cvt_nano_32", "resnet18"])
+def test_weights_are_found_under_the_prefix_of_any_wrapper(tmp_path, name, prefix, more):
+    """Lightning, DataParallel, torch.compile, averages: tensors outside the prefix are named as not loaded."""
+    source, model = lively(name, num_classes=3), weft.create_model(name, num_classes=3)
+    save_file(wrapped(source.state_dict(), prefix, **(more if prefix else {})), tmp_path / "x.safetensors")
+    report = weft.load_checkpoint(model, tmp_path / "x.safetensors")
     torch.testing.assert_close(model.state_dict(), source.state_dict(), rtol=0, atol=0)
+    assert (report.prefix, report.dropped) == (prefix, list(more) if prefix else [])
+    assert report.tensors == len(source.state_dict())
+
+
+def test_released_weights_are_found_under_a_prefix():
+    model, expected = weft.create_model("levit_128s"), weft.create_model("levit_128s")
+    report = weft.load_checkpoint(model, wrapped(released("LeViT_128S"), "net.", loss=torch.ones(1)))
+    weft.load_checkpoint(expected, released("LeViT_128S"))
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    assert (report.prefix, report.dropped) == ("net.", ["loss"])
+
+
+def test_of_two_sets_of_weights_one_is_chosen():
+    source, average = lively("cvt_nano_32", num_classes=3), lively("cvt_nano_32", num_classes=3).requires_grad_(False)
+    average.head.bias.add_(1)
+    state = wrapped(source.state_dict(), "net.") | wrapped(average.state_dict(), "ema.module.")
+    model = weft.create_model("cvt_nano_32", num_classes=3)
+    assert_refused(
+        model, state, r"it has them under 'net\.' and 'ema\.module\.'\. Choose one with prefix=NAME \(--pref"
+    )
+    assert_refused(model, state, r"got 'nett'\. It has 'net', 'ema'\.", prefix="nett")
+    for prefix in ("ema.module", "ema.module."):
+        report = weft.load_checkpoint(model, state, prefix=prefix)
+        assert torch.equal(model.head.bias, average.head.bias)
+        assert set(report.dropped) == {f"net.{name}" for name in source.state_dict()}
+
+
+def test_what_does_not_fit_under_a_prefix_is_told_by_the_name_in_the_file():
+    state = wrapped({**nano().state_dict(), "extra": torch.ones(1)}, "net.")
+    assert_refused(nano(), state, r"levit_nano_32: 1 unexpected \(net\.extra\)\. Nothing")
+    assert_refused(
+        nano(), wrapped(without(nano().state_dict(), "head"), "net."), r"The file has no head: pass head='drop'"
+    )
+
+
+def test_what_was_not_loaded_is_not_counted():
+    state = nano().state_dict()
+    head = [name for name in state if name.startswith("head")]
+    report = weft.load_checkpoint(nano(num_classes=9), state, head="drop")
+    assert (report.tensors, report.dropped) == (len(state) - len(head), head)
+    model = weft.create_model("levit_128s")
+    report = weft.load_checkpoint(model, released("LeViT_128S"))
+    from_file = [name for name in model.state_dict() if not name.endswith("num_batches_tracked")]
+    assert len(from_file) <= report.tensors <= len(model.state_dict())
+
+
+def test_the_hint_about_heads_is_for_heads_alone():
+    """Not for tensors of another type, under any name of a head."""
+    model = weft.create_model("resnet18", num_classes=0)
+    assert_refused(
+        model,
+        weft.create_model("resnet18", num_classes=2).state_dict(),
+        r"unexpected \(fc\.weight, fc\.bias\)\. The model",
+    )
+    changed = {**nano().state_dict(), "stem.conv1.linear.weight": torch.zeros(16, 3, 3, 3, dtype=torch.int64)}
+    assert_refused(nano(), changed, r"model float32\)\. Nothing was loaded")
 
 
 def test_damaged_weights_of_a_known_layout():

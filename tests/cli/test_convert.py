@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 import weft
 from tests.helpers import enliven, lively
-from weft.checkpoints import load_model_dir
+from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
 from weft.errors import UsageError
 
@@ -99,8 +99,77 @@ def test_our_own_files_and_constructor_values(tmp_path, capsys):
 def test_any_timm_model_by_name(tmp_path, capsys):
     model = weft.create_model("resnet18", num_classes=1000).eval()
     save_file(model.state_dict(), tmp_path / "x.safetensors")
-    arguments = ("--model", "resnet18", "--num-classes", "1000")
+    arguments = ("--model", "resnet18")
     assert convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *arguments)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["resnet18", "test_convnext", "test_vit", "levit_128s.fb_dist_in1k"])
+def test_the_classes_are_those_of_the_weights(tmp_path, capsys, name):
+    save_file(weft.create_model(name, num_classes=7).state_dict(), tmp_path / "x.safetensors")
+    code, _, err = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", "--model", name)
+    assert (code, err) == (0, "")
+    assert load_model_dir(tmp_path / "m")[0].num_classes == 7
+
+
+@pytest.mark.parametrize("model", [(), ("--model", "cvt_nano_32")])
+def test_a_checkpoint_of_lightning(tmp_path, capsys, model):
+    """With and without --model; what is not loaded is named, and --prefix decides."""
+    source = lively("cvt_nano_32", num_classes=5)
+    state = {f"net.{name}": tensor for name, tensor in source.state_dict().items()} | {"loss.weight": torch.ones(5)}
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "x.ckpt")
+    code, out, _ = convert(capsys, tmp_path / "x.ckpt", tmp_path / "m", *model)
+    assert code == 0
+    assert "not loaded: loss.weight" in out
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(load_model_dir(tmp_path / "m")[0](x), source(x))
+    assert convert(capsys, tmp_path / "x.ckpt", tmp_path / "n", *model, "--prefix", "net")[0] == 0
+    code, _, err = convert(capsys, tmp_path / "x.ckpt", tmp_path / "o", *model, "--prefix", "mod")
+    assert code == 4
+    assert "prefix must be the beginning of keys of the checkpoint; got 'mod'. It has 'net', 'loss'." in err
+
+
+LEVIT = {"image_processor_type": "LevitImageProcessor", "size": {"shortest_edge": 224}, "do_center_crop": True}
+PROCESSORS = {
+    "levit": (LEVIT | {"crop_size": {"height": 224, "width": 224}}, (224, 224), 0.875, "center"),
+    "convnext": ({"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 224}, "crop_pct": 0.9},
+                 (224, 224), 0.9, "center"),
+    "convnext large": ({"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 384}},
+                       (384, 384), 1.0, "squash"),
+    "vit": ({"image_processor_type": "ViTImageProcessor", "size": {"height": 224, "width": 192}},
+            (224, 192), 1.0, "squash"),
+    "deit": ({"size": {"height": 256, "width": 256}, "do_center_crop": True, "crop_size": 224},
+             (224, 224), 0.875, "squash"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_a_folder_of_a_trainer_keeps_class_names_and_preprocessing(tmp_path, capsys, processor):
+    """As transformers' Trainer writes it."""
+    values, size, crop_pct, crop_mode = PROCESSORS[processor]
+    source = tmp_path / "checkpoint-500"
+    source.mkdir()
+    save_file(lively("resnet18", num_classes=2).state_dict(), source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps({"id2label": {"0": "cat", "1": "dog"}, "model_type": "x"}))
+    more = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 2, "do_normalize": True}
+    (source / "preprocessor_config.json").write_text(json.dumps(values | more))
+    code, out, err = convert(capsys, source, tmp_path / "m", "--model", "resnet18")
+    assert (code, err) == (0, "")
+    assert out.endswith("class names and preprocessing: config.json, preprocessor_config.json\n")
+    model, names = load_model_dir(tmp_path / "m")
+    cfg = model.pretrained_cfg
+    assert names == ["cat", "dog"]
+    assert (tuple(cfg["input_size"]), cfg["crop_pct"], cfg["crop_mode"]) == ((3, *size), crop_pct, crop_mode)
+    assert (tuple(cfg["mean"]), tuple(cfg["std"]), cfg["interpolation"]) == ((0.5,) * 3, (0.25,) * 3, "bilinear")
+
+
+def test_the_metadata_of_timm_and_weft_is_kept_and_of_other_classes_not(tmp_path, capsys):
+    saved = save_model_dir(lively("cvt_nano_32", num_classes=3), tmp_path / "a", label_names=["x", "y", "z"])
+    (saved / "config.json").write_text((saved / "config.json").read_text().replace('"bicubic"', '"bilinear"'))
+    assert convert(capsys, saved, tmp_path / "m")[0] == 0
+    model, names = load_model_dir(tmp_path / "m")
+    assert (names, model.pretrained_cfg["interpolation"]) == (["x", "y", "z"], "bilinear")
+    assert convert(capsys, saved / "model.safetensors", tmp_path / "n", "--head", "drop", "--num-classes", "2")[0] == 0
+    assert load_model_dir(tmp_path / "n")[1] is None
 
 
 @pytest.mark.parametrize(

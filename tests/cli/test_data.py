@@ -13,6 +13,7 @@ import pytest
 from tests.data.pictures import bomb, encoded, jpeg, photo
 from tests.data.zoo import class_folders, digest
 from weft.cli import main
+from weft.cli.data import OPTIONS
 
 Capture = pytest.CaptureFixture[str]
 
@@ -261,3 +262,25 @@ def test_it_never_imports_torch(tmp_path: Path) -> None:
     class_folders(tmp_path, 2)
     code = "import sys; from weft.cli import main; assert main(sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, "data", "check", str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
+
+
+VALUES = {"--max-pixels": ["9"], "--run": ["r"], "--apply": ["a.csv"], "--batch-size": ["2"], "--device": ["cpu"]}
+VALUES |= {"--precision": ["fp32"], "--threads": ["1"], "--out": ["o"], "--size": ["32"], "--images": ["i"]}
+NUM_PATHS = {"check": 1, "review": 1, "prepare": 2, "inaturalist": 2, "list": 0}
+
+
+@pytest.mark.parametrize("action", OPTIONS)
+def test_an_option_of_another_action_is_refused(action: str, capsys: pytest.CaptureFixture[str]) -> None:
+    every = {option for options in OPTIONS.values() for option in options}
+    with open(Path(__file__).parents[1] / "contract" / "options.txt", encoding="utf-8") as file:
+        frozen = file.read().split("weft data ")[1].split("weft ")[0].split()
+    assert {option for option in frozen if option.startswith("--")} == every | {"--help", "--json", "--plugin"}
+    for option in sorted(every - set(OPTIONS[action])):
+        assert main(["data", action, *["x"] * NUM_PATHS[action], option, *VALUES.get(option, [])]) == 2
+        assert f"weft data {action} does not read {option}, an option of " in capsys.readouterr().err
+
+
+def test_apply_reads_no_option_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--run", "--batch-size", "--device", "--precision", "--threads"):
+        assert main(["data", "review", "x", "--apply", "a.csv", "--out", "o.csv", option, *VALUES[option]]) == 2
+        assert f"data review --apply does not read {option}, an option of review without" in capsys.readouterr().err

@@ -5,10 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from weft.cli import doctor, main
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_this_environment_is_well(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +37,25 @@ def test_a_requirement_of_this_system_is_required(monkeypatch: pytest.MonkeyPatc
     lines = [f"here; sys_platform == '{sys.platform}'", "there; sys_platform == 'plan9'", "more; extra == 'serve'"]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
     assert {row["package"]: row["state"] for row in doctor.check_packages()} == {"here": "missing", "more": "absent"}
+
+
+def test_every_extra_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """By pyproject.toml: a package of every extra but those for development, with the names of its extras."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = [
+        f"{need.partition(';')[0]}; {' and '.join(filter(None, (need.partition(';')[2], marker)))}"
+        for extra, needs in extras.items()
+        for need in needs
+        for marker in (f'extra == "{extra}"',)
+    ]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
+    rows = doctor.check_packages()
+    for extra, needs in extras.items():
+        here = [Requirement(need) for need in needs if not (m := Requirement(need).marker) or m.evaluate()]
+        listed = {row["package"] for row in rows if row["extra"] == extra}
+        assert listed == (set() if extra in ("dev", "docs") else {need.name for need in here}), extra
+    assert main(["doctor"]) in (0, 1)
+    assert "pillow-heif" in capsys.readouterr().out
 
 
 def test_a_source_tree_that_is_not_installed(

@@ -8,6 +8,7 @@ import pytest
 
 from weft.cli import main
 from weft.models.families import VARIANTS, family_named
+from weft.models.papers import printed_rows
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,6 +24,53 @@ def test_nobody_has_reported_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "ceit_nano_32"]) == 0
     row = capsys.readouterr().out.splitlines()[1].split()
     assert row == ["ceit_nano_32", "32", "0.93M", "50.9M", "-", "-", "-", "none"]
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "count"),
+    [
+        ("CeiT", "ceit_base_patch16_224", 6),
+        ("CVT", "cvt_13", 4),
+        ("LeViT-256", "levit_256", 1),
+        ("Levit*", "levit_128", 6),
+    ],
+)
+def test_a_family_is_found_in_any_case(words: str, first: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", words, "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)]
+    assert (names[0], len(names)) == (first, count)
+
+
+def test_a_model_of_timm_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "resnet50"]) == 0
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row[:4] == ["resnet50", "224", "25.56M", "4.09G"]
+    assert main(["models", "resnet50.a1_in1k", "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert (record["name"], record["family"], record["params"]) == ("resnet50.a1_in1k", "timm", 25_557_032)
+
+
+def test_models_of_timm_are_listed_by_a_part_of_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "resnet5"]) == 0
+    said = capsys.readouterr()
+    names = [line.split()[0] for line in said.out.splitlines()[1:]]
+    assert {"resnet50", "resnet50d", "seresnet50"} <= set(names)
+    assert "Parameters and MACs of one of them: weft models" in said.err
+    assert main(["models", "resnet18_of_mine"]) == 2
+    assert "Unknown model 'resnet18_of_mine'. Nearest: " in capsys.readouterr().err
+
+
+def test_the_numbers_of_ceit_base_are_those_of_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the released README; the paper's are DeiT-B's."""
+    assert main(["models", "ceit_base"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[4:7] == ["94.4M,", "-", "81.9"]
+    assert main(["models", "ceit_base*", "--papers"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("the paper prints DeiT-B's 86.6 M and 17.4 G for CeiT-B") == 2
+    for row in printed_rows():
+        variant = VARIANTS.get(row.builds)
+        if variant is not None and variant.printed is not None and row.paper == "CeiT":
+            assert float(variant.printed[0].rstrip("M")) == row.params_m
 
 
 def test_json_holds_the_exact_numbers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,3 +75,24 @@ def test_a_copy_to_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 def test_wrong_input(arguments: list[str], message: str, capsys: Shown) -> None:
     assert main(["recipes", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["list", "--force"], "--force"),
+        (["settings", "--set", "epochs=1"], "--set"),
+        (["show", "digits", "--json"], "--json"),
+        (["copy", "digits", "--set", "epochs=1"], "--set"),
+    ],
+)
+def test_an_option_of_another_action_is_refused(
+    words: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipes", *words]) == 2
+    assert f"weft recipes {words[0]} does not read {option}, an option of " in capsys.readouterr().err
+
+
+def test_the_list_of_studies_reads_no_option_of_a_study(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "--seeds", "3"]) == 2
+    assert "weft study does not read --seeds, an option of weft study NAME" in capsys.readouterr().err

@@ -147,6 +147,19 @@ def test_changed_copies_are_near_duplicates(count: int) -> None:
     assert near_duplicates(features[:count], lambda i: images[i]) == []
 
 
+@pytest.mark.parametrize("distance", [0.0, 5.0, 30.0])
+def test_copies_are_found_by_their_features_alone_and_dense_classes_are_no_copies(distance: float) -> None:
+    """As of rotated and cropped images, whose hashes differ; with features of a network trained on the classes."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(CLASSES), 15)
+    features = rng.normal(size=(60, 64)) + distance * np.eye(CLASSES, 64)[labels]
+    copies = features[[7, 20, 41]] + 0.2 * rng.normal(size=(3, 64))
+    pictures = [picture(number) for number in range(63)]
+    assert near_duplicates(features, lambda i: pictures[i]) == []
+    found = near_duplicates(np.concatenate([features, copies]), lambda i: pictures[i])
+    assert found == [[7, 60], [20, 61], [41, 62]]
+
+
 def test_images_whose_features_differ_are_not_opened() -> None:
     def never(number: int) -> Image.Image:
         raise AssertionError(number)

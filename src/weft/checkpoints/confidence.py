@@ -8,14 +8,22 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field
 
 from weft.errors import UsageError
 from weft.intervals import Estimate, accuracy_of
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
-Point = tuple[Share, Count, Count]
+
+
+def _with_possible_errors(point: tuple[float, int, int]) -> tuple[float, int, int]:
+    if point[2] > point[1]:
+        raise ValueError(f"at most {point[1]} of {point[1]} accepted images can be errors")
+    return point
+
+
+Point = Annotated[tuple[Share, Annotated[int, Field(ge=1)], Count], AfterValidator(_with_possible_errors)]
 
 
 @dataclass(frozen=True)
@@ -96,8 +104,3 @@ class Confidence:
 def confidence_of(model: Any) -> Confidence | None:
     """Return the confidence of a loaded model or export; None if it was not measured."""
     return getattr(model, "confidence", None)
-
-
-def parse_confidence(record: Any) -> Confidence | None:
-    """Return the confidence of a config.json, whose values are already checked."""
-    return None if record is None else TypeAdapter(Confidence).validate_python(record)

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
+from weft.checkpoints.confidence import Confidence
 from weft.checkpoints.finding import CONFIG, PREFIX, WEIGHTS, local_model_dir, without_model
 from weft.checkpoints.unknown import FILE as DETECTOR
+from weft.checkpoints.unknown import Sha256, UnknownRecord
 from weft.errors import CheckpointError, UsageError
 from weft.models.data_config import VALUE_RANGE
 from weft.models.imagenet import imagenet_classes
@@ -30,7 +32,6 @@ Size = Annotated[int, Field(ge=1, le=65536)]
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 Positive = Annotated[float, Field(allow_inf_nan=False, ge=1e-6, le=1e6)]
 Value = Annotated[int, Field(ge=-(2**31), le=2**32 - 1)]
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @with_config(extra="allow")
@@ -59,28 +60,6 @@ class ExportRecord(TypedDict):
     weight_bits: NotRequired[Annotated[int, Field(ge=1, le=8)]]
 
 
-class ConfidenceRecord(TypedDict):
-    """Calibration of a model, as `weft.checkpoints.confidence.Confidence`."""
-
-    temperature: Annotated[float, Field(ge=1e-3, le=1000)]
-    count: Annotated[int, Field(ge=0)]
-    ece_before: Annotated[float, Field(ge=0, le=100)]
-    ece_after: Annotated[float, Field(ge=0, le=100)]
-    curve: list[tuple[Annotated[float, Field(ge=0, le=1)], int, int]]
-
-
-class UnknownRecord(TypedDict):
-    """Threshold of the detector of unknown images, as `weft.checkpoints.unknown.Threshold`, and its file."""
-
-    value: float
-    count: Annotated[int, Field(ge=0)]
-    unknown: Annotated[int, Field(ge=0)]
-    other_count: Annotated[int, Field(ge=0)]
-    other_unknown: Annotated[int, Field(ge=0)]
-    auroc: Annotated[float, Field(ge=0, le=1)] | None
-    sha256: Sha256
-
-
 @with_config(extra="allow")
 class ModelConfig(TypedDict):
     """Contents of config.json: the keys of timm and additional ones of weft."""
@@ -94,7 +73,7 @@ class ModelConfig(TypedDict):
     value_range: NotRequired[Annotated[tuple[Value, Value], AfterValidator(_ascending)]]
     weights_sha256: NotRequired[Sha256]
     artefact: NotRequired[ExportRecord]
-    confidence: NotRequired[ConfidenceRecord | None]
+    confidence: NotRequired[Confidence | None]
     unknown: NotRequired[UnknownRecord | None]
 
 

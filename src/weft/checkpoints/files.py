@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -17,9 +17,7 @@ from weft.text import reason_of
 # keys under which training scripts save a state dict, the most frequent first
 _PARTS = ("model", "state_dict", "model_state_dict", "net", "network", "weights", "module")
 _EMA_PARTS = ("model_ema", "state_dict_ema", "ema", "ema_state_dict", "model_ema_state_dict")
-_WRAPPERS = ("module.", "_orig_mod.", "model.")  # of DataParallel and averaged models; torch.compile; Lightning
 
-T = TypeVar("T")
 _SUFFIXES = ".safetensors, .pth, .pt, .bin"
 _OTHER_FORMATS = (  # first bytes of files that are often mistaken for weights
     (b"version https://git-lfs", "it is a Git LFS pointer, not the file itself. Run `git lfs pull`"),
@@ -50,7 +48,7 @@ def read_state_dict(path: str | Path, *, which: str | None = None, import_foreig
     """Read a file of weights; the tensors are on the CPU.
 
     Reads `.safetensors` files, and files of `torch.save` (zip or legacy) with a state dict or with a dict that contains
-    one. Removes prefixes that wrappers add to every key (`module.` ...).
+    one. The names are those of the file; `weft.load_checkpoint` finds the prefix that a wrapper added (`module.` ...).
 
     Args:
         path: the file.
@@ -71,7 +69,7 @@ def read_contents(path: str | Path, *, which: str | None = None, import_foreign:
             raise CheckpointError(
                 f"A .safetensors file holds one state dict; got which={which!r} for {path}. Leave it out."
             )
-        return CheckpointContents(unwrap(_read_safetensors(path)), "", [])
+        return CheckpointContents(_read_safetensors(path), "", [])
     with open_pickle(path, import_foreign=import_foreign) as loaded:
         return find_state(loaded, path, which)
 
@@ -139,14 +137,14 @@ def find_state(loaded: Any, path: Path, which: str | None = None) -> CheckpointC
             raise CheckpointError(f"which must name a state dict in {path}; got {which!r}. Available: {available}.")
         chosen = which
     elif _is_state(loaded):
-        return CheckpointContents(_read(unwrap(loaded), path), "", [])
+        return CheckpointContents(_read(dict(loaded), path), "", [])
     else:
         known = [key for key in (*_PARTS, *_EMA_PARTS) if key in parts]
         if not known and len(parts) != 1:
             raise CheckpointError(_no_state_message(path, loaded, list(parts)))
         chosen = known[0] if known else next(iter(parts))
     others = [key for key in parts if key != chosen and key in (*_PARTS, *_EMA_PARTS)]
-    return CheckpointContents(_read(unwrap(parts[chosen]), path), chosen, others)
+    return CheckpointContents(_read(dict(parts[chosen]), path), chosen, others)
 
 
 def _is_state(value: Any) -> bool:
@@ -169,14 +167,6 @@ def _kind(value: Any) -> str:
     if isinstance(value, StoredTensor):
         return "Tensor"
     return value.name if isinstance(value, Placeholder) else type(value).__name__
-
-
-def unwrap(state: Mapping[str, T]) -> dict[str, T]:
-    """Remove prefixes that wrappers add to every key, and the counter of an averaged model."""
-    unwrapped = {name: tensor for name, tensor in state.items() if name != "n_averaged"}
-    while prefix := next((p for p in _WRAPPERS if unwrapped and all(name.startswith(p) for name in unwrapped)), None):
-        unwrapped = {name.removeprefix(prefix): tensor for name, tensor in unwrapped.items()}
-    return unwrapped
 
 
 def _read(state: dict[str, StoredTensor], path: Path) -> dict[str, Tensor]:

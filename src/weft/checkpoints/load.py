@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from weft.checkpoints.files import read_contents, unwrap
+from weft.checkpoints.files import read_contents
 from weft.checkpoints.layout import RenamedState, convert
 from weft.errors import CheckpointError, UsageError
 from weft.models.base import Backbone
@@ -27,11 +28,12 @@ class LoadReport:
 
     Attributes:
         source: description of the layout of the weights.
-        tensors: number of tensors that were loaded.
+        tensors: number of the model's tensors that were loaded.
         resized: keys of position embeddings that were resized to the image size of the model.
-        dropped: keys in the file that were not loaded: those of the head, with head='drop'.
+        dropped: keys in the file that were not loaded: those without the prefix, and with head='drop' the head.
         part: top-level key of the state dict in the file; '' if the file is a state dict itself.
         others: top-level keys of other state dicts in the file, for example of averaged weights.
+        prefix: beginning of the keys that were loaded, such as 'module.'; '' for none.
     """
 
     source: str
@@ -40,6 +42,7 @@ class LoadReport:
     dropped: list[str] = field(default_factory=list)
     part: str = ""
     others: list[str] = field(default_factory=list)
+    prefix: str = ""
 
 
 def load_checkpoint(
@@ -50,11 +53,13 @@ def load_checkpoint(
     switches: Literal["check", "ignore"] = "check",
     which: str | None = None,
     import_foreign: bool = False,
+    prefix: str | None = None,
 ) -> LoadReport:
     """Load weights into a model. If a tensor is missing or has the wrong shape, the model is unchanged.
 
     Every public layout of CeiT, CvT and LeViT is recognised by its keys. Position embeddings for another image size are
-    resized. For other models, the keys must be those of the model.
+    resized. For other models, the keys must be those of the model. A wrapper, such as a module of Lightning, adds a
+    prefix to them, and may have tensors of its own, such as weights of a loss, which are not loaded.
 
     Args:
         model: a model of weft or timm.
@@ -64,12 +69,13 @@ def load_checkpoint(
             activation; 'ignore' loads them.
         which: key of the state dict in the file, such as 'model_ema'.
         import_foreign: accept a pickle that names unknown classes; they become inert placeholders.
+        prefix: beginning of the keys to load, such as 'net'; None for that under which all keys of the model are.
 
     Returns:
         What was loaded, resized and dropped.
 
     Raises:
-        CheckpointError: the file is refused, or the weights do not match the model.
+        CheckpointError: the file is refused, or the weights do not match the model, or under several prefixes.
         UsageError: `head` or `switches` has another value.
     """
     for name, value, choices in (("head", head, ("keep", "drop")), ("switches", switches, ("check", "ignore"))):
@@ -80,6 +86,9 @@ def load_checkpoint(
         theirs = _checked(checkpoint)
     else:
         theirs, part, others = read_contents(checkpoint, which=which, import_foreign=import_foreign)
+    prefix = find_prefix(model, theirs, head=head) if prefix is None else given_prefix(theirs, prefix)
+    outside = [name for name in theirs if not name.startswith(prefix)]
+    theirs = under(theirs, prefix)
     layout = recognise(theirs) if isinstance(model, Backbone) else None
     if layout is not None:
         _check_family(model, layout)
@@ -87,11 +96,13 @@ def load_checkpoint(
             _check_switches(model, layout, theirs)
     renamed = convert(layout, theirs) if layout else RenamedState(theirs, {name: name for name in theirs})
 
-    state, origins, dropped = renamed.state, renamed.origins, []
+    state, dropped = renamed.state, outside
+    origins = {name: prefix + origin for name, origin in renamed.origins.items()}
     own = model.state_dict()
+    loaded = set(state)
     if head == "drop":
         kept = {name: tensor for name, tensor in state.items() if not _is_head(model, name)}
-        dropped = [origins[name] for name in state if name not in kept]
+        dropped, loaded = [*outside, *(origins[name] for name in state if name not in kept)], set(kept)
         state = kept | {name: tensor for name, tensor in own.items() if _is_head(model, name)}
     resized: list[str] = []
     if isinstance(model, Backbone):
@@ -100,8 +111,61 @@ def load_checkpoint(
     state = {name: own[name] for name in own if name.endswith("num_batches_tracked")} | state
     _check_match(model, own, RenamedState(state, origins), layout, theirs)
     model.load_state_dict(state)
-    loaded = len(theirs) - len(dropped)
-    return LoadReport(layout.name if layout else "the model's own names", loaded, resized, dropped, part, others)
+    source = layout.name if layout else "the model's own names"
+    return LoadReport(source, len(loaded), resized, dropped, part, others, prefix)
+
+
+def find_prefix(model: nn.Module, state: State, *, head: Literal["keep", "drop"] = "keep") -> str:
+    """Return the prefix of a state dict under which all keys of a model are; the best one if some are missing.
+
+    Raises:
+        CheckpointError: there are several, as of a model and its average.
+    """
+    heads = tuple(f"{name}." for name in head_prefixes(model)) if head == "drop" else ()
+    wanted = [name for name in model.state_dict() if not name.endswith("num_batches_tracked")]
+    wanted = [name for name in wanted if not (heads and name.startswith(heads))]
+    missing: dict[str, int] = {}
+    for prefix in prefixes(state, len(wanted) // 3):
+        try:
+            part = to_weft(under(state, prefix)) if isinstance(model, Backbone) else under(state, prefix)
+        except CheckpointError:  # of another layout
+            part = {}
+        missing[prefix] = sum(name not in part for name in wanted)
+    complete = [prefix for prefix, count in missing.items() if not count and wanted]
+    if len(complete) > 1:
+        raise CheckpointError(
+            f"The checkpoint must have one set of weights of {describe_model(model)}; it has them under"
+            f" {' and '.join(map(repr, complete[:_MAX_EXAMPLES]))}. Choose one with prefix=NAME (--prefix NAME)."
+            f" {_NOTHING_LOADED}"
+        )
+    return complete[0] if complete else min(missing, key=lambda prefix: missing[prefix])
+
+
+def given_prefix(state: State, prefix: str) -> str:
+    """Return a prefix that was asked for, as the keys of a state dict have it.
+
+    Raises:
+        CheckpointError: no key begins with it.
+    """
+    prefix = f"{prefix.removesuffix('.')}." if prefix else ""
+    if not any(name.startswith(prefix) for name in state):
+        available = ", ".join(repr(name.removesuffix(".")) for name in prefixes(state, 1) if name.count(".") == 1)
+        raise CheckpointError(
+            f"prefix must be the beginning of keys of the checkpoint; got {prefix.removesuffix('.')!r}. It has"
+            f" {available[:200] or 'none'}. {_NOTHING_LOADED}"
+        )
+    return prefix
+
+
+def prefixes(state: State, least: int) -> list[str]:
+    """Return '' and the beginnings, up to a dot, that at least `least` keys share, the shortest first."""
+    counts = Counter(name[: i + 1] for name in state for i, letter in enumerate(name) if letter == ".")
+    return ["", *sorted((prefix for prefix, count in counts.items() if count >= least), key=len)]
+
+
+def under(state: State, prefix: str) -> State:
+    """Return the tensors whose keys begin with a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def recognise(state: Mapping[str, Tensor]) -> Layout | None:
@@ -141,7 +205,7 @@ def _checked(state: Mapping[str, Any]) -> State:
             raise CheckpointError(
                 f"A state dict must contain names and tensors; got {name!r}: {type(tensor).__name__}. {_NOTHING_LOADED}"
             )
-    return unwrap(state)
+    return dict(state)
 
 
 def head_prefixes(model: nn.Module) -> list[str]:
@@ -186,7 +250,7 @@ def _check_match(model: nn.Module, own: State, renamed: RenamedState, layout: La
     """Compare keys, shapes and dtypes, before any tensor is copied."""
     state, origins = renamed
     missing = [name for name in own if name not in state]
-    unexpected = [origins.get(name, name) for name in state if name not in own]
+    unexpected = [name for name in state if name not in own]
     common = [name for name in own if name in state]
     reshaped = [name for name in common if own[name].shape != state[name].shape]
     retyped = [n for n in common if n not in reshaped and own[n].is_floating_point() != state[n].is_floating_point()]
@@ -196,11 +260,11 @@ def _check_match(model: nn.Module, own: State, renamed: RenamedState, layout: La
     kinds = [f"{name}: file {_kind(state[name])}, model {_kind(own[name])}" for name in retyped]
     differences = [
         _difference("missing", missing),
-        _difference("unexpected", unexpected),
+        _difference("unexpected", [origins.get(name, name) for name in unexpected]),
         _difference("of different shape", shapes),
         _difference("of different type", kinds),
     ]
-    hint = _hint(model, missing, unexpected, reshaped, state, layout, theirs)
+    hint = "" if retyped else _hint(model, missing, unexpected, reshaped, state, layout, theirs)
     raise CheckpointError(
         f"The checkpoint must match the model {describe_model(model)}: {', '.join(filter(None, differences))}."
         f" {hint}{_NOTHING_LOADED}"
@@ -240,7 +304,8 @@ def _hint(
         return "The file has one head: pass distilled=False. "
     if only_heads and not unexpected:
         return "The file has no head: pass head='drop'. "
-    if not missing and not reshaped and all(name.startswith(("head", "classifier", "mlp_head")) for name in unexpected):
+    heads = ("head", "classifier", "mlp_head", *(f"{name}." for name in head_prefixes(model)))
+    if unexpected and not missing and not reshaped and all(name.startswith(heads) for name in unexpected):
         return "The model has fewer heads: pass head='drop'. "
     if layout is None:
         return ""

@@ -15,7 +15,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import nn
 
-from weft.checkpoints.confidence import Confidence, confidence_of, parse_confidence
+from weft.checkpoints.confidence import Confidence, confidence_of
 from weft.checkpoints.config import PREPROCESSING as PREPROCESSING
 from weft.checkpoints.config import checked_names as checked_names
 from weft.checkpoints.config import model_dir as model_dir
@@ -140,7 +140,7 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
         **{key: cfg[key] for key in PREPROCESSING if key in cfg},
         "num_classes": config["num_classes"],
     }
-    model.confidence = parse_confidence(config.get("confidence"))
+    model.confidence = config.get("confidence")
     model.unknown = read_detector(path, config.get("unknown"))
     return model.eval(), config.get("label_names")
 

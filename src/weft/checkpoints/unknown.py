@@ -13,13 +13,13 @@ The model directory has the arrays in `unknown.safetensors`, and the threshold i
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -30,6 +30,7 @@ NEIGHBOURS = 3
 SIMILARITY, SHARE = 5.0, 3.0  # weights of the second and the third term; the first has weight 1
 
 Count = Annotated[int, Field(ge=0)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,19 @@ class Threshold:
             images.
     """
 
-    value: float
+    value: Annotated[float, Field(allow_inf_nan=False)]
     count: Count
     unknown: Count
     other_count: Count = 0
     other_unknown: Count = 0
     auroc: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownRecord(Threshold):
+    """Entry of config.json: the threshold, and the sha256 of the file of the detector."""
+
+    sha256: Sha256
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +156,7 @@ def class_probabilities(features: np.ndarray, weight: np.ndarray, bias: np.ndarr
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-def read_detector(folder: Path, record: dict[str, Any] | None) -> UnknownDetector | None:
+def read_detector(folder: Path, record: UnknownRecord | None) -> UnknownDetector | None:
     """Read the detector of a model directory or an export; None if config.json states none.
 
     Args:
@@ -167,9 +175,9 @@ def read_detector(folder: Path, record: dict[str, Any] | None) -> UnknownDetecto
             " or delete the entry 'unknown' of config.json to use the model without the detector."
         )
     content = file.read_bytes()
-    if hashlib.sha256(content).hexdigest() != record["sha256"]:
+    if hashlib.sha256(content).hexdigest() != record.sha256:
         raise CheckpointError(f"{file} must have the sha256 that config.json states; it is damaged. Copy it again.")
-    threshold = TypeAdapter(Threshold).validate_python({key: row for key, row in record.items() if key != "sha256"})
+    threshold = Threshold(**{field.name: getattr(record, field.name) for field in fields(Threshold)})
     try:
         return UnknownDetector.deserialized(content, threshold)
     except (SafetensorError, KeyError) as error:

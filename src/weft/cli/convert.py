@@ -14,6 +14,7 @@ HELP = "convert a third-party checkpoint to a weft model directory"
 
 EXAMPLE = """
 weft convert LeViT-256-13b5763e.pth models/levit_256
+weft convert epoch=9.ckpt models/cats --model resnet50 --prefix net
 
 Supported layouts: the released CeiT, CvT and LeViT (linear and convolutional), CeiT-pytorch, timm's and transformers'
 LeViT, transformers' CvT, vit-pytorch's CvT and LeViT, and weft's own; .safetensors, .pth, .pt, .bin.
@@ -23,7 +24,7 @@ LeViT, transformers' CvT, vit-pytorch's CvT and LeViT, and weft's own; .safetens
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.usage = "weft convert IN OUT [options]"
-    parser.add_argument("source", metavar="IN", help="checkpoint file")
+    parser.add_argument("source", metavar="IN", help="checkpoint file, or folder of transformers or timm")
     parser.add_argument("out", metavar="OUT", help="model directory to write")
     add_common(parser, "--model", model="default: the model that matches the weights")
     parser.add_argument("--num-classes", type=int, metavar="N", help="number of classes (default: that of the weights)")
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--import-foreign",
         action="store_true",
         help="accept a pickle that names unknown classes; they become inert placeholders",
+    )
+    parser.add_argument(
+        "--prefix", metavar="NAME", help="beginning of the keys to load, such as net (default: the one that fits)"
     )
     add_common(parser, "--set", set="here: constructor arguments of the network")
     add_common(parser, "--force", "--json", "--quiet")
@@ -74,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
             head=args.head,
             which=args.which,
             import_foreign=args.import_foreign,
+            prefix=args.prefix,
             settings=recipe.model_args,
             force=args.force,
         )
@@ -87,4 +92,7 @@ def run(args: argparse.Namespace) -> int:
     for action, names in (("resized", conversion.report.resized), ("not loaded", conversion.report.dropped)):
         if names:
             print(f"{action}: {one_line(first_few(names, 3))}")
+    if conversion.files:
+        named = "class names and preprocessing" if conversion.label_names else "preprocessing"
+        print(f"{named}: {', '.join(conversion.files)}")
     return 0

@@ -10,7 +10,16 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.options import MODEL, add_common, example, print_json, setting, table, use_threads
+from weft.cli.options import (
+    MODEL,
+    add_common,
+    example,
+    print_json,
+    refuse_options_of_others,
+    setting,
+    table,
+    use_threads,
+)
 from weft.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +49,7 @@ weft data list                                    # datasets of the papers
 """
 
 
+SIZE = "320"  # default of --size, in pixels
 PATHS = {  # action -> its paths, and their minimum and maximum number
     "check": (" DATA", 1, 1),
     "review": (" DATA", 1, 1),
@@ -47,6 +57,18 @@ PATHS = {  # action -> its paths, and their minimum and maximum number
     "inaturalist": (" JSON [JSON ...] OUT.csv", 2, 100),
     "list": ("", 0, 0),
 }
+
+OPTIONS = {  # action -> options that it reads, in addition to --json; others are refused
+    "check": ("--max-pixels", "--no-decode", "--follow-links", "--strict", "--set", "--quiet"),
+    "review": (
+        *("--run", "--apply", "--batch-size", "--device", "--precision", "--threads", "--follow-links", "--out"),
+        *("--max-pixels", "--set", "--force", "--quiet"),
+    ),
+    "prepare": ("--size", "--max-pixels", "--set", "--force", "--quiet"),
+    "inaturalist": ("--images", "--force", "--quiet"),
+    "list": ("--quiet",),
+}
+OF_MODEL = ("--run", "--batch-size", "--device", "--precision", "--threads")  # review without --apply
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,9 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " inaturalist: annotation files and output table",
     )
     parser.add_argument("--images", metavar="DIR", help="inaturalist: folder of the images (default: that of OUT)")
-    parser.add_argument(
-        "--size", metavar="N", default="320", help="prepare: length of the shorter side in pixels (default: 320)"
-    )
+    parser.add_argument("--size", metavar="N", help="prepare: length of the shorter side in pixels (default: 320)")
     add_common(parser, "--max-pixels")
     parser.add_argument(
         "--no-decode", action="store_true", help="check only the headers of images: faster, but finds fewer errors"
@@ -91,6 +111,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"The command must have the form: weft data {args.action}{usage}. Number of paths given: {len(args.paths)}."
         )
+    refuse_options_of_others(args, f"data {args.action}", args.action, OPTIONS)
+    if args.apply is not None:
+        owners = {"apply": (), "review without --apply": OF_MODEL}
+        refuse_options_of_others(args, "data review --apply", "apply", owners)
     if args.max_pixels is not None:
         args.max_pixels = _pixels(args.max_pixels)
     args.columns = _columns(args.set)
@@ -100,9 +124,6 @@ def run(args: argparse.Namespace) -> int:
         return _inaturalist(args)
     if args.action == "review":
         return _review(args)
-    for option in ("run", "apply", "out"):
-        if getattr(args, option) is not None:
-            raise UsageError(f"--{option} belongs to weft data review; got it with {args.action}. Leave it out.")
     args.data, args.out = args.paths[0], args.paths[-1]
     return _check(args) if args.action == "check" else _prepare(args)
 
@@ -148,12 +169,13 @@ def _inaturalist(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace) -> int:
     from weft.data.prepare import prepare_data
 
-    if not args.size.isdecimal():
-        raise UsageError(f"--size must be a whole number of pixels; got '{args.size}'.")
+    size = SIZE if args.size is None else args.size
+    if not size.isdecimal():
+        raise UsageError(f"--size must be a whole number of pixels; got '{size}'.")
     summary = prepare_data(
         args.data,
         args.out,
-        int(args.size),
+        int(size),
         **args.columns,
         max_pixels=args.max_pixels,
         force=args.force,

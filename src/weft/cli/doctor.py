@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import platform
+import re
 import sys
 from typing import Any
 
@@ -22,13 +23,16 @@ HELP = "check installed versions, and describe this machine"
 EXAMPLE = """
 weft doctor
 
-package      installed  needed    state
+package      installed  needed    state   extra
 torch        2.15.0     >=2.10    ok
-pillow       13.0.0     >=13.0.0  ok
+onnx         1.21.0     >=1.21    ok      deploy
+pillow-heif  -          >=1.1     absent  heic
 ...
+
+An absent package is optional. Install the packages of an extra, for example: pip install 'weft-vision[heic]'
 """
 
-EXTRAS = ("deploy", "onnx", "openvino", "serve", "peers")  # extras whose packages are checked if they are installed
+DEVELOPMENT = ("dev", "docs")  # extras for work on weft itself, which are not listed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
     packages = check_packages()
     if not args.json:  # before torch is imported
         print(f"weft {__version__}, Python {platform.python_version()}\n")
-        print(table(("package", "installed", "needed", "state"), [tuple(row.values()) for row in packages]), flush=True)
+        print(
+            table(("package", "installed", "needed", "state", "extra"), [tuple(row.values()) for row in packages]),
+            flush=True,
+        )
     machine = describe_machine()
     measured = _measured() if args.measure else None
     if args.json:
@@ -83,9 +90,18 @@ def check_packages() -> list[dict[str, str]]:
     except importlib.metadata.PackageNotFoundError:
         return []
     required = [need for need in requirements if _applies(need, "")]
-    optional = [need for need in requirements if need not in required and any(_applies(need, name) for name in EXTRAS)]
-    rows = [_check(need, if_absent="missing") for need in required]
-    return rows + [_check(need, if_absent="absent") for need in optional]
+    rows = [{**_check(need, if_absent="missing"), "extra": ""} for need in required]
+    for need in requirements:
+        extras = [] if need in required else [name for name in _extras(need) if _applies(need, name)]
+        if extras and need.name not in (DISTRIBUTION, RUNTIME_DISTRIBUTION):
+            rows.append({**_check(need, if_absent="absent"), "extra": ", ".join(extras)})
+    return rows
+
+
+def _extras(need: Requirement) -> list[str]:
+    """Return the extras that a requirement belongs to, without those for development."""
+    names = re.findall(r"extra == ['\"]([\w.-]+)['\"]", str(need.marker or ""))
+    return [name for name in dict.fromkeys(names) if name not in DEVELOPMENT]
 
 
 def _applies(need: Requirement, extra: str) -> bool:

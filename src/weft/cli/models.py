@@ -6,12 +6,12 @@ import argparse
 import fnmatch
 from typing import Any
 
-from weft.cli.options import add_common, example, print_json, table
+from weft.cli.options import add_common, example, note, print_json, table
 from weft.errors import UsageError, unknown
 from weft.models import list_models
 from weft.models.families import VARIANTS, family_named
 from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, baselines, printed_rows
-from weft.models.timm_names import unknown_model
+from weft.models.timm_names import may_be_timm, timm_names, unknown_model
 
 HELP = "list models: size, parameters, multiply-adds, reported accuracy, weights"
 
@@ -24,6 +24,7 @@ name        size  params    MACs  reported    top-1  source                weigh
 levit_128    224   9.21M  405.3M  9.2M, 406M   78.6  LeViT paper, Table 3  apache-2.0
 levit_128s   224   7.78M  304.7M  7.8M, 305M   76.6  LeViT paper, Table 3  apache-2.0
 
+weft models resnet50                 # a model of timm, counted; `weft models resnet` lists all that match
 weft models --papers                 # all rows of the papers' tables, also ResNet, EfficientNet, DeiT, T2T-ViT, PVT
 weft models CvT --papers transfer    # fine-tuning on other datasets
 weft models --baselines              # timm's models with public weights: teachers and baselines
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="*",
         metavar="PATTERN",
-        help="part of a name, or shell pattern such as 'ceit*' (default: all)",
+        help="part of a name, name of a family, model of timm, or shell pattern such as 'ceit*' (default: all of weft)",
     )
     parser.add_argument(
         "--papers",
@@ -64,16 +65,65 @@ def run(args: argparse.Namespace) -> int:
         return _papers(args)
     if args.baselines:
         return _baselines(args)
-    is_pattern = any(character in args.pattern for character in "*?[")
-    names = list_models(args.pattern if is_pattern else f"*{args.pattern}*")
-    if not names:
-        raise unknown_model(args.pattern)
-    rows = [_cells(record) for record in map(_record, names)]
+    pattern = args.pattern.lower().replace("-", "_")
+    if not any(character in pattern for character in "*?["):
+        pattern = f"*{pattern}*"
+    names = list_models(pattern)
+    records = [_record(name) for name in names] if names else _of_timm(args.pattern, pattern)
     if args.json:
-        print_json([_record(name) for name in names])
+        print_json(records)
     else:
-        _print_table(HEADER, rows, args.markdown)
+        _print_table(HEADER, [_cells(record) for record in records], args.markdown)
     return 0
+
+
+def _of_timm(name: str, pattern: str) -> list[dict[str, Any]]:
+    """Return the row of a model of timm, or the rows of all that match a pattern, without counts.
+
+    Raises:
+        UsageError: neither weft nor timm has such a model.
+    """
+    matching = fnmatch.filter(sorted(timm_names()), pattern)
+    exact = name if may_be_timm(name) and name not in matching else next((m for m in matching if m == name), "")
+    if not exact and not matching:
+        raise unknown_model(name)
+    import timm  # takes seconds
+
+    if exact and not timm.is_model(exact):
+        raise unknown_model(name)
+    if not exact and len(matching) > 1:
+        note(f"These models are timm's. Parameters and MACs of one of them: weft models {matching[0]}")
+    return (
+        [_timm_record(exact, counted=True)]
+        if exact
+        else [_timm_record(known, counted=len(matching) == 1) for known in matching if timm.is_model(known)]
+    )
+
+
+def _timm_record(name: str, *, counted: bool) -> dict[str, Any]:
+    """Return a row of a model of timm, with the keys of `_record`."""
+    from timm.models import get_pretrained_cfg
+
+    cfg: Any = get_pretrained_cfg(name)
+    size = cfg.input_size[-1] if cfg else 224
+    params = macs = None
+    if counted:
+        from weft.bench.cost import cost
+        from weft.models.building import create_model
+
+        params, macs = cost(create_model(name, device="meta"), size)
+    return {
+        "name": name,
+        "family": "timm",
+        "size": size,
+        "params": params,
+        "macs": macs,
+        "top1": None,
+        "top1_source": "",
+        "weights_licence": (cfg.license or "unknown") if cfg and cfg.has_weights else "",
+        "printed_params": None,
+        "printed_macs": None,
+    }
 
 
 def _baselines(args: argparse.Namespace) -> int:
@@ -187,9 +237,9 @@ def _cells(record: dict[str, Any]) -> tuple[str, ...]:
     return (
         record["name"],
         str(record["size"]),
-        f"{params / 1e6:.2f}M",
-        f"{macs / 1e9:.2f}G" if macs >= 1e9 else f"{macs / 1e6:.1f}M",
-        "-" if printed is None else f"{printed}, {record['printed_macs']}",
+        "-" if params is None else f"{params / 1e6:.2f}M",
+        "-" if macs is None else f"{macs / 1e9:.2f}G" if macs >= 1e9 else f"{macs / 1e6:.1f}M",
+        "-" if printed is None else f"{printed}, {record['printed_macs'] or '-'}",
         "-" if top1 is None else f"{top1:.1f}",
         record["top1_source"] or "-",
         record["weights_licence"] or "none",

@@ -6,7 +6,7 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.errors import UsageError
@@ -122,6 +122,24 @@ def one_format(args: argparse.Namespace) -> None:
     """Refuse two output formats at the same time."""
     if args.json and args.csv:
         raise UsageError("--json and --csv exclude each other; pass one of them.")
+
+
+def refuse_options_of_others(
+    args: argparse.Namespace, verb: str, action: str, options: Mapping[str, Sequence[str]]
+) -> None:
+    """Refuse options that the chosen action of a verb does not read.
+
+    Args:
+        args: parsed arguments; the default of such an option is None, False or [].
+        verb: verb and action, for the message.
+        action: the chosen action.
+        options: action -> the options that it reads.
+    """
+    for option in dict.fromkeys(option for known in options.values() for option in known):
+        value = getattr(args, option.lstrip("-").replace("-", "_"))
+        if option not in options[action] and value not in (None, False, []):
+            owners = " and ".join(name for name, known in options.items() if option in known)
+            raise UsageError(f"weft {verb} does not read {option}, an option of {owners}. Leave it out.")
 
 
 def example(parser: argparse.ArgumentParser, text: str) -> None:

@@ -6,12 +6,19 @@ import argparse
 import re
 from pathlib import Path
 
-from weft.cli.options import add_common, example, print_json, setting, table
+from weft.cli.options import add_common, example, print_json, refuse_options_of_others, setting, table
 from weft.errors import UsageError
 
 HELP = "list, show and copy training recipes"
 
 ACTIONS = ("list", "settings", "show", "copy")
+
+OPTIONS = {  # action -> options that it reads
+    "list": ("--json",),
+    "settings": ("--json",),
+    "show": ("--source", "--set"),
+    "copy": ("--force",),
+}
 
 EXAMPLE = """
 weft recipes
@@ -36,11 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List recipes or settings, or show or copy a recipe."""
+    refuse_options_of_others(args, f"recipes {args.action}", args.action, OPTIONS)
     if args.action in ("list", "settings"):
         if args.name is not None:
             see = f"weft recipes show {args.name}"
             raise UsageError(f"weft recipes {args.action} takes no name; got '{args.name}'. To show a recipe: {see}.")
         return _list(args.json) if args.action == "list" else _settings(args.json)
+    if args.source and args.set:
+        raise UsageError("--source prints the file of the recipe, without --set; got both. Leave one out.")
     if args.name is None:
         raise UsageError(f"weft recipes {args.action} needs the name of a recipe; got none. All names: weft recipes.")
     return _show(args) if args.action == "show" else _copy(args)

@@ -8,7 +8,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from weft.cli.options import RUN_OPTIONS, add_common, example, print_json, run_settings, table, whole
+from weft.cli.options import (
+    RUN_OPTIONS,
+    add_common,
+    example,
+    print_json,
+    refuse_options_of_others,
+    run_settings,
+    table,
+    whole,
+)
 from weft.errors import UsageError, unknown
 from weft.processor import MAX_THREADS
 
@@ -24,6 +33,8 @@ weft study mine.yaml photos/ --jobs 2
 Repeat the command to resume after a stop. Runs in studies/leff/runs.csv are not repeated, also on another machine.
 Report: studies/leff/report.html
 """
+
+OF_ONE = ("--seeds", "--only", "--plan", "--threads", "--out", "--force", *RUN_OPTIONS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List the studies, show the plan of one, or run it."""
     if args.name is None:
+        refuse_options_of_others(args, "study", "list", {"list": (), "weft study NAME": OF_ONE})
         return _list(args.json)
     settings = run_settings(args)
     seeds, jobs = None if args.seeds is None else whole("--seeds", args.seeds), whole("--jobs", args.jobs)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from weft import processor
-from weft.checkpoints.confidence import parse_confidence
 from weft.checkpoints.config import PREPROCESSING, read_config
 from weft.checkpoints.unknown import UnknownDetector, read_detector
 from weft.deploy import choosing
@@ -51,7 +50,7 @@ class Export:
         self.pretrained_cfg = {**cfg, "num_classes": self.num_classes}
         self.label_names: list[str] | None = config.get("label_names")
         self.size = tuple(config["artefact"]["input"])
-        self.confidence = parse_confidence(config.get("confidence"))
+        self.confidence = config.get("confidence")
         self.unknown = unknown if graph.has_features else None
         self.format, self.precision = config["artefact"]["format"], config["artefact"]["precision"]
 

@@ -97,12 +97,12 @@ def explain_run(
         label: name of the class to explain, for a public model also its WordNet id; None for the predicted class of
             each image.
         img_size, device, limit, max_pixels: as in `predict`.
-        grad_cam: compute Grad-CAM, with captum.
+        grad_cam: compute Grad-CAM.
         force: replace existing explanations.
         quiet: print no progress.
 
     Raises:
-        UsageError: Grad-CAM of an export, an unknown class, a directory that is taken, captum is not installed.
+        UsageError: Grad-CAM of an export, an unknown class, a directory that is taken.
         CheckpointError: the model is missing or cannot be read.
     """
     settings = settings_of(None, img_size, device, None, None, limit, max_pixels=max_pixels)

@@ -18,11 +18,10 @@ from weft.data.loading.preprocessing import visible
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.interpret.gradcam import check_captum
 from weft.interpret.gradcam import grad_cam as compute_grad_cam
 from weft.interpret.maps import attention_maps, has_attention, run_with_attention
 from weft.interpret.overlay import overlaid
-from weft.models.contract import evaluation_mode
+from weft.models.contract import evaluation_mode, mean_logits
 from weft.notebook import described
 
 
@@ -96,10 +95,11 @@ def explain(
             Grad-CAM. It is unchanged.
         image: file, Pillow image, or normalized tensor (channels height width).
         label: index of the class to explain; None for the most probable one.
-        grad_cam: compute the Grad-CAM map, by captum.
+        grad_cam: compute the Grad-CAM map.
 
     Raises:
-        UsageError: Grad-CAM of an export, which has no gradients, or a class that does not exist.
+        UsageError: Grad-CAM of an export, which has no gradients, or of a network without a known map; a class that
+            does not exist; a network that is no classifier.
         DataError: an image that cannot be read.
     """
     check_explainable(model, grad_cam)
@@ -109,7 +109,13 @@ def explain(
     with evaluation_mode(model):
         images = tensor[None] if isinstance(model, ExportedModel) else tensor[None].to(next(model.parameters()).device)
         outputs, weights = run_with_attention(model, images)
-        logits = outputs[0].float()
+        logits = mean_logits(outputs)[0].float()
+        if logits.ndim != 1:
+            raise UsageError(
+                "explain needs a network that returns one value for each class;"
+                f" {type(network).__name__} returns {'x'.join(map(str, logits.shape)) or 'one value'} for each image."
+                " Build it with num_classes=N."
+            )
         if label is None:
             label = int(logits.argmax())
         elif not 0 <= label < len(logits):
@@ -131,14 +137,12 @@ def explain(
 
 
 def check_explainable(model: nn.Module, grad_cam: bool) -> None:
-    """Raise a UsageError if Grad-CAM is requested for an export, or if captum is not installed."""
+    """Raise a UsageError if Grad-CAM is requested for an export."""
     if grad_cam and isinstance(model, ExportedModel):
         raise UsageError(
             "Grad-CAM needs gradients, which an export does not have. Leave it out (--no-grad-cam, grad_cam=False), or"
             " explain the run or the model directory that it was made from."
         )
-    if grad_cam:
-        check_captum()
 
 
 def _prepared(image: str | Path | Image.Image, cfg: dict[str, Any]) -> Tensor:

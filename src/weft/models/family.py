@@ -59,7 +59,7 @@ class Variant:
         macs: multiply-adds of one image in evaluation, attention included; None: not counted yet.
         top1: reported top-1 accuracy on ImageNet-1k in percent; None: not reported.
         top1_source: where that number is printed.
-        printed: parameters and "FLOPs" as the paper prints them.
+        printed: parameters and "FLOPs" as the source prints them; None for FLOPs that it does not print.
         weights: public weights.
         default_cfg: entries of timm's default_cfg that differ from those of the family.
     """
@@ -69,7 +69,7 @@ class Variant:
     macs: int | None = None
     top1: float | None = None
     top1_source: str = ""
-    printed: tuple[str, str] | None = None
+    printed: tuple[str, str | None] | None = None
     weights: PublicWeights | None = None
     default_cfg: Mapping[str, Any] = field(default_factory=dict)
 

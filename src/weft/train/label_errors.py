@@ -33,6 +33,7 @@ OUTLIER_DEVIATIONS = 4.0  # robust standard deviations above the median distance
 MIN_SIMILARITY = 0.7  # cosine of the centred features of near-duplicates; of other images of few9 at most 0.57
 MIN_CENTRED = 20  # images; of fewer, the mean of the features says little, and every pair is compared
 MAX_BITS = 10  # of 64, in which the hashes of near-duplicates differ
+MAX_DISTANCE = 0.3  # of the distance to the tenth nearest image, up to which hashes may differ (duplicates.csv)
 ROWS = 1_024  # of the similarity matrix at a time
 
 
@@ -188,7 +189,12 @@ def outliers(distances: np.ndarray) -> np.ndarray:
 
 
 def near_duplicates(features: np.ndarray, open_image: Callable[[int], Image.Image]) -> list[list[int]]:
-    """Return groups of indices of near-duplicates: similar features and similar brightness gradients, also mirrored.
+    """Return groups of indices of near-duplicates.
+
+    The features of two near-duplicates are similar, and either the brightness gradients are similar, also mirrored, or
+    the features are much closer to each other than to those of other images. The latter finds rotated and cropped
+    copies. It compares with other images, because the features of a network that was trained on these classes are all
+    similar within a class.
 
     Args:
         features: (images features).
@@ -196,17 +202,27 @@ def near_duplicates(features: np.ndarray, open_image: Callable[[int], Image.Imag
     """
     is_few = len(features) < MIN_CENTRED
     hashes, is_hashed = np.zeros((len(features), 2), np.uint64), np.zeros(len(features), bool)
-    pairs = []
+    close = np.zeros(len(features))  # largest distance of a near-duplicate whose hash may differ
+    pairs, distances, has_hash = [], [], []
     for start, block in _similarities(features - features.mean(axis=0)):
+        if not is_few:
+            close[start : start + len(block)] = MAX_DISTANCE * (
+                1 - np.partition(block, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS]
+            )
         places, columns = np.nonzero(block >= (-np.inf if is_few else MIN_SIMILARITY))
-        rows = places + start
-        rows, columns = rows[rows < columns], columns[rows < columns]
+        places, columns = places[places + start < columns], columns[places + start < columns]
+        rows, distance = places + start, 1 - block[places, columns]
         for i in np.unique(np.concatenate([rows, columns])):
             if not is_hashed[i]:
                 hashes[i], is_hashed[i] = _hashes(open_image(int(i))), True
         bits = np.bitwise_count(hashes[rows, :1] ^ hashes[columns]).min(axis=1)  # of the closer orientation
-        pairs.append(np.stack([rows, columns])[:, bits <= MAX_BITS])
+        is_kept = (bits <= MAX_BITS) | (distance <= close[rows])
+        pairs.append(np.stack([rows, columns])[:, is_kept])
+        distances.append(distance[is_kept])
+        has_hash.append(bits[is_kept] <= MAX_BITS)
     rows, columns = np.concatenate(pairs, axis=1)
+    is_pair = np.concatenate(has_hash) | (np.concatenate(distances) <= np.minimum(close[rows], close[columns]))
+    rows, columns = rows[is_pair], columns[is_pair]
     if not len(rows):
         return []
     graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(len(features), len(features)))

@@ -46,7 +46,7 @@ FAMILY = Family(
             macs=17_748_854_784,
             top1=81.9,
             top1_source="CeiT released README, 100 epochs",
-            printed=("86.6M", "17.4G"),
+            printed=("94.4M", None),  # of the released README; the paper prints DeiT-B's 86.6M and 17.4G
             weights=PublicWeights("", by_hand=_ARCHIVE),
         ),
         "ceit_tiny_patch16_384": Variant(

@@ -1,0 +1,111 @@
+"""Class names and preprocessing in the files next to third-party weights, as transformers, timm and weft write them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.checkpoints.config import PREPROCESSING
+from weft.checkpoints.finding import CONFIG
+from weft.reading import read_json
+
+PROCESSOR = "preprocessor_config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # of transformers and timm; the first that exists is read
+RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+LEVIT_SCALE = 256 / 224  # LevitImageProcessor resizes to this multiple of `shortest_edge`
+SQUASH_FROM = 384  # pixels from which ConvNextImageProcessor, also that of CvT, does not crop
+
+
+@dataclass(frozen=True)
+class SourceMetadata:
+    """Class names and preprocessing of weights, from the files next to them.
+
+    Attributes:
+        label_names: class names in the order of the logits; None if no file has them.
+        preprocessing: entries of timm's `pretrained_cfg`; empty if no file has them.
+        files: names of the files that were used.
+    """
+
+    label_names: list[str] | None = None
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+
+
+def weights_in(source: Path) -> Path:
+    """Return the file of weights of a folder that transformers or timm wrote; any other path is unchanged."""
+    return next((source / name for name in WEIGHTS if source.is_dir() and (source / name).is_file()), source)
+
+
+def read_metadata(folder: Path) -> SourceMetadata:
+    """Read the class names and the preprocessing next to weights.
+
+    Raises:
+        CheckpointError: a file is not a JSON object.
+    """
+    config, processor = (
+        read_json(folder / name, dict[str, Any]) if (folder / name).is_file() else {} for name in (CONFIG, PROCESSOR)
+    )
+    cfg = config.get("pretrained_cfg")
+    cfg = cfg if isinstance(cfg, dict) else {}
+    names = _names(config.get("label_names") or cfg.get("label_names") or config.get("id2label"))
+    of_processor = _preprocessing(processor)
+    values = of_processor or {key: cfg[key] for key in PREPROCESSING if key in cfg}
+    used = {CONFIG: bool(names or (values and not of_processor)), PROCESSOR: bool(of_processor)}
+    return SourceMetadata(names, values, tuple(name for name, is_used in used.items() if is_used))
+
+
+def _names(found: Any) -> list[str] | None:
+    """Return class names from a list, or from transformers' `id2label`; None for placeholders such as LABEL_0."""
+    if isinstance(found, dict):
+        if sorted(found) != sorted(map(str, range(len(found)))):
+            return None
+        found = [found[str(i)] for i in range(len(found))]
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        return None
+    if found == [f"LABEL_{i}" for i in range(len(found))]:
+        return None
+    counts = Counter(found)  # ImageNet has two classes `crane`
+    return [name if counts[name] == 1 else f"{name} ({i})" for i, name in enumerate(found)]
+
+
+def _preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
+    """Return the preprocessing of transformers' image processor under timm's keys."""
+    mean, std = processor.get("image_mean"), processor.get("image_std")
+    values: dict[str, Any] = {}
+    if isinstance(mean, list) and isinstance(std, list) and processor.get("do_normalize", True):
+        values |= {"mean": mean, "std": std}
+    if (interpolation := RESAMPLE.get(processor.get("resample", -1))) is not None:
+        values["interpolation"] = interpolation
+    return values | _crop(processor, len(mean) if isinstance(mean, list) else 3)
+
+
+def _crop(processor: dict[str, Any], channels: int) -> dict[str, Any]:
+    kind = str(processor.get("image_processor_type") or processor.get("feature_extractor_type") or "")
+    (height, width), is_short = _sides(processor.get("size"))
+    (crop_height, crop_width), _ = _sides(processor.get("crop_size") if processor.get("do_center_crop") else None)
+    if not height:
+        return {}
+    if kind.startswith("ConvNext") and is_short and height >= SQUASH_FROM:
+        mode, share = "squash", 1.0
+    elif kind.startswith("ConvNext") and is_short:
+        mode, share = "center", float(processor.get("crop_pct", 224 / 256))
+    elif crop_height:
+        mode = "center" if is_short else "squash"
+        share = crop_height / int(height * (LEVIT_SCALE if kind.startswith("Levit") else 1))
+        height, width = crop_height, crop_width
+    else:
+        mode, share = "center" if is_short else "squash", 1.0
+    return {"input_size": [channels, height, width], "crop_pct": share, "crop_mode": mode}
+
+
+def _sides(size: Any) -> tuple[tuple[int, int], bool]:
+    """Return height and width, and whether they are the shorter side of the image; zeros for anything else."""
+    if isinstance(size, int):
+        return (size, size), True
+    if isinstance(size, dict) and isinstance(short := size.get("shortest_edge"), int):
+        return (short, short), True
+    if isinstance(size, dict) and all(isinstance(size.get(side), int) for side in ("height", "width")):
+        return (size["height"], size["width"]), False
+    return (0, 0), False

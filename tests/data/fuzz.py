@@ -21,7 +21,8 @@ from PIL import Image
 
 from tests.data.pictures import encoded, icc_profile, photo
 from tests.data.zoo import GOOD
-from weft.data.images.decode import BadImage, image_info, open_image
+from weft.data.images.colour import ValueRange, common_range
+from weft.data.images.decode import BadImage, ImageInfo, image_info, open_image
 
 MAX_PIXELS = 25_000_000
 MEMORY = 300 << 20
@@ -132,10 +133,13 @@ def _with_checksums(data: bytes) -> bytes:
 
 def read(data: bytes) -> str:
     """What both readers say: `good`, or the reason; anything else is a finding."""
-    answers, seen, problem = [], None, None
+    answers, seen, problem, info = [], None, None, None
     for reader in (image_info, open_image):
         try:
-            seen = reader(data, max_pixels=MAX_PIXELS)
+            if reader is image_info:
+                info = reader(data, max_pixels=MAX_PIXELS)
+            else:
+                seen = reader(data, max_pixels=MAX_PIXELS, value_range=range_of(info))
             answers.append("good")
         except BadImage as err:
             problem, answers = err, [*answers, err.reason]
@@ -143,6 +147,11 @@ def read(data: bytes) -> str:
     assert problem is None or str(problem).isprintable()
     assert problem is not None or (seen.mode == "RGB" and seen.width * seen.height <= MAX_PIXELS)
     return answers[0]
+
+
+def range_of(info: ImageInfo | None) -> ValueRange | None:
+    """The value range of a dataset of this image alone."""
+    return None if info is None or info.values is None else common_range([info.values])
 
 
 def main(count: int, first: int = 0) -> None:

@@ -40,7 +40,7 @@ def test_the_usual_names_of_splits_are_read_in_any_form(train: str, held_out: st
     assert {key.split("/")[0] for key in splits.train.keys} == {train}
     assert {key.split("/")[0] for key in splits.val.keys} == {held_out}
     assert f"the dataset's own split, {train}/ and {held_out}/" in splits.notes[0]
-    with pytest.raises(UsageError, match="A run directory must be outside the data folder"):
+    with pytest.raises(UsageError, match="The output must be outside the data folder"):
         check_run_dir(tmp_path / held_out / "run", str(tmp_path))
 
 

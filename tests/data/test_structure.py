@@ -177,7 +177,7 @@ def test_what_is_found_good_one_epoch_reads(tmp_path: Path) -> None:
     varied = train_transform(16, (0.5,) * 3, (0.5,) * 3, rand_augment="rand-m9-mstd0.5-inc1", erase_prob=0.25)
     for source in (splits.train, splits.val):
         for transform, at_least in ((varied, 32), (varied, None), (eval_transform(cfg), None)):
-            dataset = ImageDataset(source, transform, at_least=at_least)
+            dataset = ImageDataset(source, transform, at_least=at_least, value_range=splits.value_range)
             count = sum(len(labels) for _, labels in make_loader(dataset, 16, shuffle=True))
             assert count == len(source)
 

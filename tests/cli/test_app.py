@@ -75,7 +75,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "digits", "extra"], "weft train has no place for 'extra'. See: weft train --help"),
         (["train", "digits", "--device", "gpu"], "argument --device: invalid choice: 'gpu'"),
         (["evaluate"], "the following arguments are required: RUN, DATA. See: weft evaluate --help"),
-        (["models", "resnet*"], "Unknown model 'resnet*'. Nearest: "),
+        (["models", "resnett*"], "Unknown model 'resnett*'. Nearest: "),
         (["predict", "run", "x.png", "--top-k", "few"], "argument --top-k: invalid int value: 'few'"),
     ],
 )

@@ -125,8 +125,8 @@ def _stopped(images: Path, name: str, out: Path) -> None:
         "def at(name):\n"
         f"    if not stopping and (newest_step(pathlib.Path({str(out)!r}) / 'state') or 0) >= 4:\n"
         "        stopping.append(os.kill(os.getpid(), signal.SIGTERM))\n"
-        "killpoints(at).__enter__()\n"
-        f"sys.exit(main({arguments[3:]!r}))\n"
+        "with killpoints(at):\n"
+        f"    sys.exit(main({arguments[3:]!r}))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=tiny.environment(), timeout=300)
     assert done.returncode == 128 + signal.SIGTERM, done

@@ -11,7 +11,7 @@ import io
 import json
 import os
 import stat
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,8 +120,8 @@ def _restored(value: Any) -> Any:
         return {_restored(key): _restored(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_restored, value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **_restored(vars(value)))
+    if is_dataclass(value) and _restored(vars(value)) == vars(value):  # without surrogates
+        return value
     if value is None or isinstance(value, (bool, int, float)):
         return value
     raise ValueError(type(value).__name__)

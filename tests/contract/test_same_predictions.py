@@ -109,6 +109,8 @@ def trained_on(name: str, images: torch.Tensor) -> torch.nn.Module:
     with torch.no_grad():
         model(images)
         for module in model.modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                module.running_var.clamp_(min=0.1)  # else channels that hardly vary are amplified a hundredfold
             if getattr(module, "out_features", None) == len(CLASSES):
                 module.weight.mul_(8)  # probabilities that differ visibly
     return model.eval()
@@ -160,7 +162,7 @@ def test_the_images_have_different_results(case: Case) -> None:
     """Otherwise nothing below could fail."""
     rows = np.stack(list(case.expected.values()))
     distances = np.abs(rows[:, None] - rows[None]).max(axis=2) + np.eye(len(rows))
-    assert distances.min() > 50 * FLOAT
+    assert distances.min() > 40 * FLOAT
 
 
 def test_predict(case: Case) -> None:

@@ -26,10 +26,9 @@ from weft.errors import CheckpointError, UsageError
 from weft.inference import Predictor, evaluate, predict
 from weft.inference.inputs import JoinedSource, evaluation_batches
 from weft.models.contract import preprocessing
-from weft.recipes import load_recipe
-from weft.runtime import Runtime
 from weft.serve import decoding
 from weft.train.plan import make_plan
+from weft.train.request import Request
 
 WHITE = 4095  # of 12 bits
 KINDS = ("000.png", "001.tif", "002.png")
@@ -48,8 +47,8 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planned(scans: Path, **settings: Any) -> Any:
-    given = {"data.source": str(scans), "model": "levit_nano_32", "epochs": 1, "batch_size": 2, **settings}
-    return make_plan(load_recipe(None, list(given.items())), Runtime.of("cpu", "fp32"), quiet=True)
+    given = {"model": "levit_nano_32", "epochs": 1, "batch_size": 2, "device": "cpu", **settings}
+    return make_plan(Request.of(str(scans), None, given, {}), quiet=True)
 
 
 @pytest.fixture(scope="module")

@@ -345,7 +345,7 @@ def test_a_copy_is_relabelled_if_the_same_bytes_have_another_label(
         path.write_text(contents[number] if number < 3 else str(number))
     labels = np.array([0, 0, 1] + [0, 1] * 10 + [0])
     features = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
-    splits: Any = SimpleNamespace(classes=["a", "b"], is_given=False)
+    splits: Any = SimpleNamespace(train=None, classes=["a", "b"], is_given=False)
     embedding = Embedding([str(path) for path in paths], features, [])
     result = _review("model", embedding, labels, np.array(["train"] * 24), splits, [])
     changed = [Path(row.path).name for row in result.findings if row.action == "relabel"]
@@ -367,7 +367,7 @@ def test_a_doubtful_label_is_listed_and_kept(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("weft.train.data_review.find_label_errors", found)
     monkeypatch.setattr("weft.train.data_review.near_duplicates", lambda features, opened: [])
     features = np.random.default_rng(0).normal(size=(20, 8)).astype(np.float32)
-    splits: Any = SimpleNamespace(classes=["a", "b"], is_given=False)
+    splits: Any = SimpleNamespace(train=None, classes=["a", "b"], is_given=False)
     embedding = Embedding([str(tmp_path / f"{number}.png") for number in range(20)], features, [])
     result = _review("model", embedding, np.array([0, 1] * 10), np.array(["train"] * 20), splits, [])
     actions = {Path(row.path).name: row.action for row in result.findings if row.problem.startswith("label")}

@@ -72,6 +72,8 @@ def test_every_baseline_computes_the_same_in_evaluation(name: str) -> None:
 
 
 def test_synchronized_batchnorm_is_refused_on_a_cpu_before_the_data_is_read(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    settings = {"sync_bn": True}
     with pytest.raises(UsageError, match=r"sync_bn needs GPUs; got sync_bn true on device cpu. Pass --set sync_bn=f"):
-        train(tmp_path, "levit_nano_32", settings={"sync_bn": True}, device="cpu", out=tmp_path / "run", quiet=True)
+        train(tmp_path / "empty", "levit_nano_32", settings=settings, device="cpu", out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

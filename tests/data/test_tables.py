@@ -186,7 +186,7 @@ def test_no_row_is_swallowed_or_shifted(line: str, message: str, root: Path) -> 
 
 
 def test_columns_of_one_name_are_refused(root: Path) -> None:
-    with pytest.raises(DataError, match="must have different names; .* has label more than once"):
+    with pytest.raises(DataError, match=r"must have different names; .* has label more than once"):
         open_data(write(root, "image,label,label", "train/a{i:02}.jpg,{pet},{fold}"))
 
 
@@ -303,3 +303,39 @@ def test_a_byte_order_mark_is_no_part_of_a_column(root: Path) -> None:
     table = write(root, "image,label", "train/a{i:02}.jpg,{pet}", name="t.tsv", encoding="utf-8-sig")
     assert table.read_bytes().startswith(codecs.BOM_UTF8)
     assert not any(note.startswith("Read ") for note in open_data(table).notes)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parquet_rows_without_an_image_are_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    images: list[object] = [{"bytes": jpeg(i), "path": None} for i in range(20)]
+    images[3] = None
+    images[4] = {"bytes": None, "path": None}
+    digests = [b"%d" % i for i in range(20)]
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    labels = [float(i % 2) for i in range(20)]  # as pandas writes integers that may be missing
+    table = parquet(tmp_path, {"md5": digests, "image": images, "label": labels}, features)
+    splits = open_data(table, max_bad=0.1)
+    assert splits.classes == ["cat", "dog"]
+    assert [(file.key[-2:], file.reason) for file in splits.bad] == [("03", "missing"), ("04", "missing")]
+    assert len(splits.train) + len(splits.val) == 18
+    with pytest.raises(DataError, match=r"must have one class; column 'label' of .* has '\[0\]' in row 2"):
+        open_data(parquet(tmp_path, {"image": images, "label": [[i % 2] for i in range(20)]}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parquet_files_with_other_class_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    data.mkdir()
+    columns = {"image": [jpeg(i) for i in range(6)], "label": [0, 1] * 3}
+    for name, classes in (("train-0.parquet", ["cat", "dog"]), ("test-0.parquet", ["dog", "cat"])):
+        parquet(data, columns, {"label": {"names": classes, "_type": "ClassLabel"}}, name)
+    with pytest.raises(DataError, match=r"must define the same class names; 'train-0\.parquet' and"):
+        open_data(data)
+    parquet(data, columns, {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}, "test-0.parquet")
+    (data / "._test-0.parquet").write_bytes(b"of macOS")
+    (data / "loose.jpg").write_bytes(jpeg(9))
+    splits = open_data(data)
+    assert splits.classes == ["cat", "dog"]
+    assert any("Skipped: 1 beside" in note for note in splits.notes)

@@ -79,6 +79,11 @@ def read_parquet(path: Path, image: str | None) -> ParquetRows:
                 column = _image_column(schema, with_bytes) if image is None else image if image in with_bytes else ""
                 header = [*names, *([column] if column else []), *(["split"] if sides else [])]
                 classes = _class_names(schema.metadata or {})
+            elif _class_names(schema.metadata or {}) != classes:
+                raise DataError(
+                    f"Parquet files of a folder must define the same class names; '{printable(file_path.name)}' and"
+                    f" '{printable(paths[0].name)}' do not. Keep them in two folders."
+                )
             elif [*names, *([column] if column else [])] != header[: len(header) - bool(sides)]:
                 raise DataError(
                     f"Parquet files of a folder must have the same columns; '{printable(str(file_path))}' has"

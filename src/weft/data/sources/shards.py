@@ -20,7 +20,7 @@ from weft.data.images.decode import HEAD_BYTES, MAX_BYTES, BadImage, archive_kin
 from weft.data.index.inventory import ImageEntry, sort_class_names
 from weft.data.index.source import BadFile
 from weft.data.index.split_names import split_folders, split_of
-from weft.data.index.tree import EXTENSIONS, extension, is_junk
+from weft.data.index.tree import EXTENSIONS, extension, is_junk, num_beside
 from weft.data.sources.listing import Listing
 from weft.errors import DataError, UsageError
 from weft.text import first_few, printable, reason_of
@@ -141,7 +141,8 @@ def open_shards(data: str) -> Listing:
     names = {path: path.absolute().relative_to(root).as_posix() for path in paths}
     listing = Listing(printable(data), [], ShardReader(places := {}), [], unread=[names[path] for path in unread])
     if Path(data).is_dir():
-        listing.skipped["hidden"] += sum(is_junk(entry.name) for entry in Path(data).iterdir())
+        num_hidden = sum(is_junk(entry.name) for entry in Path(data).iterdir())
+        listing.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
     images: list[_Image] = []
     for path, split in splits.items():
         split = split if is_given else ""

@@ -12,7 +12,7 @@ import csv
 import io
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from weft.data.images.decode import read_regular
 from weft.data.index.inventory import ImageEntry, sort_class_names
 from weft.data.index.split_names import SIDES, is_flag_of_split, split_of
-from weft.data.index.tree import EXTENSIONS, extension, is_junk
+from weft.data.index.tree import EXTENSIONS, extension, is_junk, num_beside
 from weft.data.sources.listing import Listing, Reader
 from weft.data.sources.parquet import SUFFIX, ParquetRows, read_parquet
 from weft.errors import DataError, unknown
@@ -122,8 +122,9 @@ def open_table(path: Path, group: str | None = None, image: str | None = None, l
         pairs = zip(table.rows, entries, strict=True)
         groups = {entry.key: _text_in(row, place) or f"/{entry.key}" for (_, row), entry in pairs}
     own = [] if parquet is None else parquet.classes.get(table.header[columns.labels[0]], [])
-    classes = own or sort_class_names({entry.class_name for entry in entries} - {""})
-    return Listing(name, entries, reader, classes, notes=[*table.notes, *notes], groups=groups)
+    classes = own + sort_class_names({entry.class_name for entry in entries} - {"", *own})
+    skipped = Counter(beside=num_beside(os.fspath(path))) if path.is_dir() else Counter()
+    return Listing(name, entries, reader, classes, notes=[*table.notes, *notes], groups=groups, skipped=+skipped)
 
 
 def other_columns(
@@ -239,8 +240,8 @@ def choose_columns(
             raise unknown(f"column for data.{setting}", column, header, first_few(header, 20))
     if twice := sorted({column for column in header if column and header.count(column) > 1}):
         raise DataError(
-            f"Columns of a table must have different names; '{name}' has {first_few(map(_shown, twice))} more than once."
-            " Rename one of them."
+            f"Columns of a table must have different names; '{name}' has {first_few(map(_shown, twice))} more than"
+            " once. Rename one of them."
         )
     notes: list[str] = []
     image_place = header.index(image) if image is not None else _image_column(table, name)
@@ -354,8 +355,8 @@ def _split_column(table: Table, taken: set[int], name: str, notes: list[str]) ->
             listed = first_few(_shown(value) or "''" for value in sort_class_names(values))
             raise DataError(
                 f"A column of splits must have the values {', '.join(SIDES[:-1])} or {SIDES[-1]}; column"
-                f" '{_shown(table.header[place])}' of '{name}' has {listed}. Write these values, in a column 'split'; if"
-                " it is no split, rename the column."
+                f" '{_shown(table.header[place])}' of '{name}' has {listed}. Write these values, in a column 'split';"
+                " if it is no split, rename the column."
             )
     return None, False
 
@@ -368,7 +369,14 @@ def _entries(table: Table, columns: Columns, name: str) -> list[ImageEntry]:
         if len(columns.labels) > 1:
             class_name = next(table.header[place] for place in columns.labels if _text_in(row, place).lower() in _YES)
         else:
-            class_name = _text_in(row, columns.labels[0])
+            place = columns.labels[0]
+            if place < len(row) and isinstance(row[place], (list, dict)):
+                raise DataError(
+                    f"Every image must have one class; column '{_shown(table.header[place])}' of '{name}' has"
+                    f" '{_shown(str(row[place]))}' in row {number}. Choose the column of classes: --set"
+                    " data.label=COLUMN."
+                )
+            class_name = _text_in(row, place)
         key = _text_in(row, columns.image)
         if not key or (not class_name and split != "test"):
             raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,22 @@ def test_numbered_folders_are_in_their_own_order(tmp_path: Path) -> None:
     assert open_data(tmp_path / "a").classes == ["2", "9", "10"]
     class_folders(tmp_path / "b", 3, ("10", "9", "two"))
     assert open_data(tmp_path / "b").classes == ["10", "9", "two"]
+
+
+def test_images_next_to_what_is_read_are_counted(tmp_path: Path) -> None:
+    for side in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / side / name).mkdir(parents=True)
+            for i in range(3):
+                (tmp_path / side / name / f"{i}.jpg").write_bytes(
+                    jpeg(10 * len(side) + 100 * len(set(name) & set("cat")) + i)
+                )
+    (tmp_path / "loose.jpg").write_bytes(jpeg(1))
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    with tarfile.open(shards / "photos.tar", "w") as tar:
+        for name in ("cat", "dog"):
+            tar.add(tmp_path / "train" / name, name)
+    (shards / "loose.png").write_bytes(jpeg(2))
+    for data in (tmp_path, shards):
+        assert any("Skipped: 1 beside" in note for note in open_data(data).notes), data

@@ -143,6 +143,8 @@ def test_a_range_that_does_not_fit_has_a_note(peak, value_range, message):
     assert note == "" if not message else message in note
     assert not message or note.startswith("3 of 4 images")
     assert range_note([], value_range, "Do.") == ""
+    one_class_of_ten = range_note([Values(0, peak, 65535)] * 2 + [fitting] * 8, value_range, "Do.")
+    assert one_class_of_ten.partition(" images")[0] == ("2 of 10" if message else "")
 
 
 def test_deep_colour():

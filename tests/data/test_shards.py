@@ -9,7 +9,7 @@ import random
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -325,3 +325,54 @@ def test_a_folder_of_archives_is_to_be_unpacked(name: str, tmp_path: Path) -> No
     (tmp_path / name).write_bytes(b"PK")
     with pytest.raises(DataError, match=r"contains none \(but 1 \..+\)\. Unpack the archives, and pass the folder\."):
         open_data(tmp_path)
+
+
+@pytest.mark.parametrize("wrapper", ["", "photos/", "./a/photos/"])
+@pytest.mark.parametrize(
+    "names", [("train", "val", "test"), ("Training", "Valid", "Testing"), ("imgs_train", "", "imgs_test")]
+)
+@pytest.mark.parametrize("form", [images, labelled])
+def test_folders_of_a_split_in_a_shard_are_a_split(
+    wrapper: str, names: tuple[str, ...], form: Callable[..., list[tuple[str, bytes]]], tmp_path: Path
+) -> None:
+    members = [
+        (f"{wrapper}{name}/{key}", data)
+        for place, name in enumerate(names)
+        if name
+        for key, data in form(100 * place, 6)
+    ]
+    tar = write(tmp_path / "photos.tar", members)
+    splits = open_data(tar)
+    assert splits.is_given
+    train, held_out = (f"/{name}/" for name in (names[0], names[1] or names[2]))
+    assert len(splits.train) == len(splits.val) == 12
+    assert all(train in key for key in splits.train.keys)
+    assert all(held_out in key for key in splits.val.keys)
+    assert any("images of test" in note for note in splits.notes) == bool(names[1])
+    assert all(f"/{names[2]}/" in key for key in open_data(tar, test=True).val.keys)
+
+
+def test_folders_in_a_shard_next_to_its_split_are_named(tmp_path: Path) -> None:
+    members = [(f"{top}/{key}", data) for i, top in enumerate(("train", "val", "more")) for key, data in images(9 * i)]
+    splits = open_data(write(tmp_path / "photos.tar", members))
+    assert not any("/more/" in key for key in [*splits.train.keys, *splits.val.keys])
+    assert any("more/" in note and "Not read" in note for note in splits.notes)
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["{name}/{i}.jpg", "{name}/{name}-{i}/{i}.jpg", "{name}/x/{i}.jpg", "p/{name}/{i}.jpg", "p/{name}/{name}/{i}.jpg"],
+)
+def test_folders_in_class_folders_are_no_classes(form: str, tmp_path: Path) -> None:
+    outside = [("p/cover.jpg", jpeg(99))] if form.startswith("p/") else []
+    splits = open_data(write(tmp_path / "photos.tar", [*images(form=form), *outside]), max_bad=0.2)
+    assert len(splits.bad) == len(outside)
+    assert splits.classes == open_data(write(tmp_path / "plain.tar", images())).classes
+    further = [note for note in splits.notes if "further folders" in note]
+    assert bool(further) == (form.count("/") - form.startswith("p/") > 1)
+
+
+def test_a_shard_whose_class_folders_have_the_same_folders_is_refused(tmp_path: Path) -> None:
+    members = [(f"{top}/{key}", data) for i, top in enumerate(("first", "second")) for key, data in images(9 * i)]
+    with pytest.raises(DataError, match="all have the same ones"):
+        open_data(write(tmp_path / "photos.tar", members))

@@ -133,6 +133,63 @@ def test_a_column_of_splits_is_found_by_its_values(root: Path) -> None:
     assert any("the split from column 'Usage'" in note for note in splits.notes)
 
 
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("is_valid", ("False", "True")),
+        ("is_training_image", ("1", "0")),
+        ("test", ("0", "1")),
+        ("Partition", ("0", "1", "2")),
+        ("set", ("TRAIN", "TEST", "")),
+        ("anything", ("train", "val", "unlabeled")),
+    ],
+)
+def test_a_column_that_looks_like_a_split_is_read_or_refused(column: str, values: tuple[str, ...], root: Path) -> None:
+    rows = [f"train/a{i:02}.jpg,{('cat', 'dog')[i % 2]},{values[i // 2 % len(values)]}" for i in range(NUMBER)]
+    (root / "table.csv").write_text("\n".join([f"image,label,{column}", *rows]))
+    with pytest.raises(DataError, match=f"A column of splits must .* '{column}' of .* has .*{values[0]}"):
+        open_data(root / "table.csv")
+
+
+@pytest.mark.parametrize(
+    ("header", "values"),
+    [
+        ("image,bus,train", ("1,0", "0,1")),  # one-hot
+        ("image,test_result", ("0", "1")),
+        ("image,label,test_result", ("cat,0", "dog,1")),
+        ("image,label,vehicle", ("cat,train", "dog,bus")),
+        ("image,label,Usage", ("cat,Training", "dog,Training")),
+    ],
+)
+def test_other_columns_with_such_words_are_no_split(header: str, values: tuple[str, ...], root: Path) -> None:
+    rows = [f"train/a{i:02}.jpg,{values[i % 2]}" for i in range(NUMBER)]
+    (root / "table.csv").write_text("\n".join([header, *rows]))
+    splits = open_data(root / "table.csv")
+    assert not splits.is_given
+    assert len(splits.train) + len(splits.val) == NUMBER
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('train/a03.jpg,cat,"a quote', "Quotes of a table must come in pairs"),
+        ('train/a03.jpg,cat,"a quote" and more', "Quotes of a table must come in pairs"),
+        ("train/a03.jpg,cat, small,x", "must have a value per column; row 5 .* has 4 for 3 columns"),
+    ],
+)
+def test_no_row_is_swallowed_or_shifted(line: str, message: str, root: Path) -> None:
+    table = write(root, "image,label,note", "train/a{i:02}.jpg,{pet},x")
+    assert len(open_data(table).notes) == 1
+    table.write_text(table.read_text().replace("train/a03.jpg,dog,x", line).replace("a09.jpg,dog,x", 'a09.jpg,dog,"x"'))
+    with pytest.raises(DataError, match=message):
+        open_data(table)
+
+
+def test_columns_of_one_name_are_refused(root: Path) -> None:
+    with pytest.raises(DataError, match=r"must have different names; .* has label more than once"):
+        open_data(write(root, "image,label,label", "train/a{i:02}.jpg,{pet},{fold}"))
+
+
 def test_one_path_leads_to_one_file(root: Path) -> None:
     (root / "test").mkdir()
     for i in range(3):
@@ -246,3 +303,39 @@ def test_a_byte_order_mark_is_no_part_of_a_column(root: Path) -> None:
     table = write(root, "image,label", "train/a{i:02}.jpg,{pet}", name="t.tsv", encoding="utf-8-sig")
     assert table.read_bytes().startswith(codecs.BOM_UTF8)
     assert not any(note.startswith("Read ") for note in open_data(table).notes)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parquet_rows_without_an_image_are_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    images: list[object] = [{"bytes": jpeg(i), "path": None} for i in range(20)]
+    images[3] = None
+    images[4] = {"bytes": None, "path": None}
+    digests = [b"%d" % i for i in range(20)]
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    labels = [float(i % 2) for i in range(20)]  # as pandas writes integers that may be missing
+    table = parquet(tmp_path, {"md5": digests, "image": images, "label": labels}, features)
+    splits = open_data(table, max_bad=0.1)
+    assert splits.classes == ["cat", "dog"]
+    assert [(file.key[-2:], file.reason) for file in splits.bad] == [("03", "missing"), ("04", "missing")]
+    assert len(splits.train) + len(splits.val) == 18
+    with pytest.raises(DataError, match=r"must have one class; column 'label' of .* has '\[0\]' in row 2"):
+        open_data(parquet(tmp_path, {"image": images, "label": [[i % 2] for i in range(20)]}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parquet_files_with_other_class_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    data.mkdir()
+    columns = {"image": [jpeg(i) for i in range(6)], "label": [0, 1] * 3}
+    for name, classes in (("train-0.parquet", ["cat", "dog"]), ("test-0.parquet", ["dog", "cat"])):
+        parquet(data, columns, {"label": {"names": classes, "_type": "ClassLabel"}}, name)
+    with pytest.raises(DataError, match=r"must define the same class names; 'train-0\.parquet' and"):
+        open_data(data)
+    parquet(data, columns, {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}, "test-0.parquet")
+    (data / "._test-0.parquet").write_bytes(b"of macOS")
+    (data / "loose.jpg").write_bytes(jpeg(9))
+    splits = open_data(data)
+    assert splits.classes == ["cat", "dog"]
+    assert any("Skipped: 1 beside" in note for note in splits.notes)

@@ -318,6 +318,18 @@ def test_a_corrected_table_keeps_the_columns_and_joins_the_groups(
     assert "New: 1 class that the data do not have, purple (1 image)." in capsys.readouterr().err
 
 
+def test_a_corrected_table_says_what_it_leaves_out(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, changes = tmp_path / "table.csv", tmp_path / "changes.csv"
+    sides = {"red/01": "train", "blue/01": "train", "red/02": "val", "blue/02": "val", "red/03": "test"}
+    rows = [f"data/{name}.png,{name.partition('/')[0]},{side}" for name, side in sides.items()]
+    table.write_text("\n".join(["image,label,split", *rows]))
+    changes.write_text("path,label,proposed,probability,problem,action,split,group\n")
+    assert apply_changes(table, changes, tmp_path / "new.csv")["keep"] == 4
+    assert "Not read: 1 image of test." in capsys.readouterr().err
+
+
 def test_changes_may_be_a_parquet_file_with_empty_cells(data: Path, tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet

@@ -96,7 +96,8 @@ def apply_changes(
             kept.append((path, label, group, *([side] if splits.is_given else []), *more))
     header = ("path", "label", GROUP, *(["split"] if splits.is_given else []), *(names[place] for place in others))
     if not quiet:
-        for text in _class_notes(splits.classes, Counter(row[1] for row in kept)):
+        # without the first, on the split: the new table has that of the data
+        for text in splits.notes[1:] + _class_notes(splits.classes, Counter(row[1] for row in kept)):
             say(text)
     with writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)

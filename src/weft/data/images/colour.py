@@ -56,6 +56,7 @@ ValueRange = tuple[int, int]
 
 MAX_16 = 0xFFFF  # largest value of 16 bits
 DARK = 1 / 8  # of the value range: an image with almost all values below is nearly black
+SHARE = 10  # a note on such images if they are more than one in so many
 PEAK, PEAK_PIXELS = 0.99, 1 << 20  # share of the pixels that are at most as bright as the peak; pixels that measure it
 
 
@@ -253,7 +254,7 @@ def common_range(values: Iterable[Values]) -> ValueRange | None:
 
 
 def range_note(values: Sequence[Values], value_range: ValueRange | None, advice: str) -> str:
-    """Return a note if most images of more than 8 bits are nearly black or white in a value range; else an empty text.
+    """Return a note if a tenth of the images of more than 8 bits is nearly black or white in a value range; else an empty text.
 
     Args:
         values: of the images.
@@ -265,12 +266,12 @@ def range_note(values: Sequence[Values], value_range: ValueRange | None, advice:
     peaks = [one.peak for one in values]
     dark, bright = [peak for peak in peaks if peak < limit], [peak for peak in peaks if peak > high]
     of = f"of {len(peaks):,} images of more than 8 bits per channel"
-    if 2 * len(dark) > len(peaks):
+    if SHARE * len(dark) > len(peaks):
         return (
             f"{len(dark):,} {of} become nearly black: 99 % of their values are at most {max(dark):,}, black is {low:,}"
             f" and white {high:,}. {advice}"
         )
-    if 2 * len(bright) > len(peaks):
+    if SHARE * len(bright) > len(peaks):
         return (
             f"{len(bright):,} {of} lose their bright parts: they have values up to {max(bright):,}, and white is"
             f" {high:,}. {advice}"

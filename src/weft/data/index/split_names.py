@@ -39,6 +39,11 @@ def split_of(name: str) -> str:
     return sides.pop() if len(sides) == 1 else ""
 
 
+def is_flag_of_split(name: str) -> bool:
+    """Return whether a name means a side and nothing else, as `is_valid` and `is_training_image` do."""
+    return bool(split_of(name)) and set(_rest(name)) <= {"is"}
+
+
 def split_folders(names: Iterable[str]) -> dict[str, str]:
     """Return the side of every folder that belongs to a split; an empty dictionary if the names are those of classes.
 
@@ -48,8 +53,7 @@ def split_folders(names: Iterable[str]) -> dict[str, str]:
     together: dict[tuple[str, ...], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in sorted(names):
         if side := split_of(name):
-            rest = tuple(word for word in _words(name) if word not in WORDS and word not in _NEUTRAL)
-            together[rest][side].append(name)
+            together[_rest(name)][side].append(name)
     possible = {rest: sides for rest, sides in together.items() if "train" in sides and (len(sides) > 1 or not rest)}
     if not possible:
         return {}
@@ -71,6 +75,10 @@ def held_out_side(sides: Collection[str], *, test: bool) -> str:
         has = ", ".join(side for side in SIDES if side in sides) or "no split of its own"
         raise DataError(f"--split test needs a dataset with a test split; this one has {has}. Choose another split.")
     return "test" if test else next((side for side in ("val", "test") if side in sides), "")
+
+
+def _rest(name: str) -> tuple[str, ...]:
+    return tuple(word for word in _words(name) if word not in WORDS and word not in _NEUTRAL)
 
 
 def _words(name: str) -> list[str]:

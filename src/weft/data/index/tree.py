@@ -30,6 +30,7 @@ SKIPPED = {  # reasons for skipped entries
     "link-to-listed": "a link to a file or folder that is listed already",
     "link-out": "a link to a folder outside, not followed without --follow-links",
     "replaced": "a file in a tar that a later one of the same name replaces",
+    "beside": "an image next to the folders of a split, or next to shards or Parquet files",
     "same-sample": "a further image with the same label file; the one with the shortest ending is read",
 }
 
@@ -69,6 +70,16 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 def is_junk(name: str) -> bool:
     """Return whether a name is hidden or belongs to the operating system."""
     return name.startswith(".") or name in JUNK
+
+
+def num_beside(folder: str) -> int:
+    """Return the number of files directly in a folder that are images by name."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if extension(entry.name) in EXTENSIONS and not is_folder(entry)]
+    except OSError:  # reported when the folder is opened
+        return 0
+    return sum(not is_junk(name) for name in names)
 
 
 def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool = False) -> Tree:
@@ -119,6 +130,7 @@ class _Walk:
                 self.tree.folders.append(key)
             if not key and self.only is not None:
                 inside = [entry for entry in inside if entry.name in self.only]
+                self.tree.skipped += Counter(beside=num_beside(self.root))  # without zeros
             inner = [self.note(f"{key}/{entry.name}" if key else entry.name, entry, status.st_dev) for entry in inside]
             waiting += [folder for folder in inner if folder]
 

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 from PIL import Image
 
-from weft.data.images.decode import read_regular
+from weft.data.images.decode import BadImage, read_regular
 from weft.data.index.inventory import ImageEntry, sort_class_names
 from weft.data.index.split_names import SIDES, split_of
 from weft.data.sources.listing import Listing
@@ -227,6 +227,8 @@ def bytes_in(column: str) -> Callable[[Any, int], bytes]:
 
 def _hf_bytes(column: str, part: Any, number: int) -> bytes:
     cell = part[number][column]
+    if cell is None or cell["bytes"] is cell["path"] is None:
+        raise BadImage(column, "missing")
     return cell["bytes"] if cell["bytes"] is not None else read_regular(cell["path"])
 
 

@@ -47,6 +47,7 @@ class Listing:
         groups: group of every image by key, if a column of the table names it.
         skipped, ignored, unread: as in `weft.data.index.inventory.Inventory`.
         set_aside: images of the test split that are not read, as in `Inventory`.
+        nested: as in `Inventory`.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Listing:
     ignored: Counter[str] = field(default_factory=Counter)
     unread: list[str] = field(default_factory=list)
     set_aside: str = ""
+    nested: dict[str, list[str]] = field(default_factory=dict)
 
     def with_held_out(self, *, test: bool) -> Listing:
         """Return the images for training and the held-out ones, with the split `val`: the rule of `held_out_side`.
@@ -103,6 +105,7 @@ class Listing:
             ignored=self.ignored,
             unread=self.unread,
             set_aside=self.set_aside,
+            nested=self.nested,
         )
 
 

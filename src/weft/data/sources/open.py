@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections import Counter
@@ -282,12 +281,10 @@ def inspect_data(
     listing = _open_listing(data, None, image, label)
     if listing is None:
         found = inspect(data, decode=decode, max_pixels=max_pixels, follow_links=follow_links, progress=progress)
-        found.remarks = _name_notes(data)
-        with contextlib.suppress(DataError):  # `problem_of` says it
-            found.remarks += check_nesting(found, None)
+        found.remarks = _nesting_notes(found) + _name_notes(data)
         return found
     inventory = listing.inventory()
-    inventory.remarks = listing.notes
+    inventory.remarks = _nesting_notes(inventory) + listing.notes
     if decode:
         decode_entries(inventory, listing.entries, max_pixels=max_pixels, progress=progress, read=listing.read)
     else:
@@ -314,6 +311,13 @@ def problem_of(
     except DataError as error:
         return str(error)
     return ""
+
+
+def _nesting_notes(inventory: Inventory) -> list[str]:
+    try:
+        return check_nesting(inventory, None)
+    except DataError:  # `problem_of` says it
+        return []
 
 
 def _adopt(inventory: Inventory, entries: list[ImageEntry], checked: Inventory) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.data.index.split_names import split_of
+from weft.data.index.tree import is_junk
 from weft.data.sources.library import LibraryReader, bytes_in
 from weft.errors import DataError, need
 from weft.files import cache_dir
@@ -41,9 +42,8 @@ def is_parquet_folder(path: Path) -> bool:
     """Return whether a path is a folder of Parquet files without folders."""
     try:
         entries = list(path.iterdir())
-        return any(entry.suffix == SUFFIX for entry in entries) and not any(
-            entry.is_dir() and not entry.name.startswith(".") for entry in entries
-        )
+        entries = [entry for entry in entries if not is_junk(entry.name)]
+        return any(entry.suffix == SUFFIX for entry in entries) and not any(entry.is_dir() for entry in entries)
     except OSError:  # no folder, or one that may not be read, which is reported when it is opened
         return False
 
@@ -62,7 +62,9 @@ def read_parquet(path: Path, image: str | None) -> ParquetRows:
     need("data", "pyarrow")
     from pyarrow import ArrowException, parquet
 
-    paths = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(file for file in path.glob(f"*{SUFFIX}") if not is_junk(file.name))
     sides = _sides(paths) if path.is_dir() else []
     header: list[str] = []
     rows: list[Sequence[Any]] = []
@@ -74,9 +76,14 @@ def read_parquet(path: Path, image: str | None) -> ParquetRows:
             with_bytes = [field.name for field in schema if _has_bytes(field.type)]
             names = [name for name in schema.names if name not in with_bytes]
             if place == 0:
-                column = next((name for name in with_bytes if image in (None, name)), "")
+                column = _image_column(schema, with_bytes) if image is None else image if image in with_bytes else ""
                 header = [*names, *([column] if column else []), *(["split"] if sides else [])]
                 classes = _class_names(schema.metadata or {})
+            elif _class_names(schema.metadata or {}) != classes:
+                raise DataError(
+                    f"Parquet files of a folder must define the same class names; '{printable(file_path.name)}' and"
+                    f" '{printable(paths[0].name)}' do not. Keep them in two folders."
+                )
             elif [*names, *([column] if column else [])] != header[: len(header) - bool(sides)]:
                 raise DataError(
                     f"Parquet files of a folder must have the same columns; '{printable(str(file_path))}' has"
@@ -118,6 +125,16 @@ def _has_bytes(kind: Any) -> bool:
     return types.is_binary(kind) or types.is_large_binary(kind)
 
 
+def _image_column(schema: Any, names: Sequence[str]) -> str:
+    """Return the column of images among those with bytes: `image`, else a struct, as datasets of the hub have."""
+    from pyarrow import types
+
+    def rank(name: str) -> tuple[bool, bool]:
+        return name.lower() not in ("image", "img"), not types.is_struct(schema.field(name).type)
+
+    return min(names, key=rank, default="")
+
+
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
     """Return the class names by column, from the metadata of the library datasets."""
     try:
@@ -133,8 +150,10 @@ def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
 
 def _value(value: Any, names: list[str] | None) -> Any:
     """Return a value, or the class name of its number; None for a number without name, as hidden labels have."""
+    if isinstance(value, float) and value.is_integer():  # as pandas writes integers next to missing values
+        value = int(value)
     if names is None or not isinstance(value, int):
-        return value
+        return None if value != value else value  # NaN: missing
     return names[value] if 0 <= value < len(names) else None
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tarfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 from weft.data.images.decode import HEAD_BYTES, MAX_BYTES, BadImage, archive_kind, sniff
 from weft.data.index.inventory import ImageEntry, sort_class_names
 from weft.data.index.source import BadFile
-from weft.data.index.split_names import split_of
-from weft.data.index.tree import EXTENSIONS, extension, is_junk
+from weft.data.index.split_names import split_folders, split_of
+from weft.data.index.tree import EXTENSIONS, extension, is_junk, num_beside
 from weft.data.sources.listing import Listing
 from weft.errors import DataError, UsageError
 from weft.text import first_few, printable, reason_of
@@ -60,6 +60,15 @@ class ShardReader:
     def size(self, key: str) -> int:
         """Return the size of an image in bytes."""
         return self.places[key].size
+
+
+class _Image(NamedTuple):
+    """An image in a shard: its name in the dataset and in the archive, its class by a label file, and its split."""
+
+    name: str
+    key: str
+    label: str | None
+    split: str
 
 
 @dataclass
@@ -114,7 +123,8 @@ def open_shards(data: str) -> Listing:
     """List the images in tar shards.
 
     The class of an image is the text of its label file, whose name is that of the image up to a dot. Without any label
-    file, it is the name of the folder of the image.
+    file, it is the first folder below those around all images. Folders `train` and `val` in the archives are a split,
+    unless the names of the shards are.
 
     Args:
         data: a file, a range such as `train-{000..009}.tar`, or a folder of .tar files. File names with `train`, `val`
@@ -131,17 +141,16 @@ def open_shards(data: str) -> Listing:
     names = {path: path.absolute().relative_to(root).as_posix() for path in paths}
     listing = Listing(printable(data), [], ShardReader(places := {}), [], unread=[names[path] for path in unread])
     if Path(data).is_dir():
-        listing.skipped["hidden"] += sum(is_junk(entry.name) for entry in Path(data).iterdir())
-    unlabelled: list[ImageEntry] = []
+        num_hidden = sum(is_junk(entry.name) for entry in Path(data).iterdir())
+        listing.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
+    images: list[_Image] = []
     for path, split in splits.items():
         split = split if is_given else ""
         shard = _read_shard(path)
         for key, label in shard.samples():
             name = f"{names[path]}/{key}"
             places[name] = shard.images[key]
-            (unlabelled if label is None else listing.entries).append(
-                ImageEntry(name, _folder_class(key) if label is None else label, split)
-            )
+            images.append(_Image(name, key, label, split))
         for key, reason, detail in shard.bad:
             name = f"{names[path]}/{key}"
             listing.bad.append(BadFile(name, reason, str(BadImage(printable(name), reason, detail)), split))
@@ -151,19 +160,78 @@ def open_shards(data: str) -> Listing:
             listing.bad.append(BadFile(name, "truncated", message, split))
         listing.skipped += shard.skipped  # without zeros
         listing.ignored += shard.ignored
-    if listing.entries:  # a folder of labelled images is no class
-        unlabelled = [entry._replace(class_name="") for entry in unlabelled]
-    for entry in unlabelled:
-        if entry.class_name:
-            listing.entries.append(entry)
-        else:
-            text = f"{printable(entry.key)} has no label ({', '.join(f'.{ending}' for ending in LABELS)})"
-            text += "." if listing.entries else ", and is in no folder."
-            listing.bad.append(BadFile(entry.key, "no-class", text, entry.split))
+    if not is_given:
+        images = _inner_split(images, listing)
+    _add_entries(images, listing)
     listing.classes = sort_class_names({entry.class_name for entry in listing.entries})
     number = len(splits)
     listing.notes.append(f"{len(listing.entries):,} images in {number} tar {'file' if number == 1 else 'files'}.")
     return listing
+
+
+def _inner_split(images: list[_Image], listing: Listing) -> list[_Image]:
+    """Return the images with the split of the folders that they are in, such as `photos/train/cat/1.jpg`; the rule of
+    a folder. A note names the folders of no side, whose images are left out."""
+    base = _base([_folders(image.key) for image in images])
+    inner = [_folders(image.key)[base:] for image in images]
+    # a `train` that contains images without a label is a class
+    named = {folders[0] for image, folders in zip(images, inner, strict=True) if len(folders) > (image.label is None)}
+    sides = split_folders(named)
+    if not sides:
+        return images
+    unread = sorted({folders[0] if folders else "" for folders in inner} - sides.keys())
+    if unread:
+        train = next(name for name, side in sides.items() if side == "train")
+        where = first_few(f"{name}/" if name else "images outside all folders" for name in unread)
+        listing.notes.append(f"Not read, because {printable(train)}/ exists in {listing.name}: {where}.")
+    return [
+        image._replace(split=sides[folders[0]])
+        for image, folders in zip(images, inner, strict=True)
+        if folders and folders[0] in sides
+    ]
+
+
+def _add_entries(images: list[_Image], listing: Listing) -> None:
+    """Add images with their classes: those of label files, else the folders, as in a folder of class folders."""
+    is_labelled = any(image.label is not None for image in images)  # a folder of labelled images is no class
+    nested: dict[str, set[str]] | None = None if is_labelled else defaultdict(set)
+    bases = {
+        split: _base([_folders(image.key) for image in images if image.split == split])
+        for split in {image.split for image in images}
+    }
+    for name, key, label, split in images:
+        folders = _folders(key)[bases[split] :]
+        if label is None and not is_labelled and folders:
+            label = folders[0]
+            if len(folders) == 1:
+                nested = None
+            elif nested is not None:
+                nested[label].add(folders[1])
+        if label is not None:
+            listing.entries.append(ImageEntry(name, label, split))
+        else:
+            text = f"{printable(name)} has no label ({', '.join(f'.{ending}' for ending in LABELS)})"
+            text += "." if is_labelled else ", and is in no folder."
+            listing.bad.append(BadFile(name, "no-class", text, split))
+    listing.nested = {name: sorted(folders) for name, folders in sorted((nested or {}).items())}
+
+
+def _base(paths: list[list[str]]) -> int:
+    """Return the number of folders around all others: 1 for `photos/cat/1.jpg`, `photos/dog/1.jpg`.
+
+    Single images next to the further folders do not count.
+    """
+    depth = 0
+    while True:
+        inside = [folders[depth:] for folders in paths if len(folders) > depth]
+        num_direct = sum(len(folders) == 1 for folders in inside)
+        if len({folders[0] for folders in inside}) != 1 or 2 * num_direct >= len(inside):
+            return depth
+        depth += 1
+
+
+def _folders(key: str) -> list[str]:
+    return [part for part in key.split("/")[:-1] if part != ".."]
 
 
 def shard_paths(data: str) -> list[Path]:
@@ -296,10 +364,6 @@ def _label_stem(name: str, labels: dict[str, tuple[int, str]]) -> str:
             return name[:end]
         end = name.rfind(".", 0, end)
     return ""
-
-
-def _folder_class(key: str) -> str:
-    return "" if (folder := key.rpartition("/")[0].rpartition("/")[2]) == ".." else folder
 
 
 def _label(file: BinaryIO, place: TarMember, ending: str) -> str | None:

@@ -12,15 +12,15 @@ import csv
 import io
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.data.images.decode import read_regular
 from weft.data.index.inventory import ImageEntry, sort_class_names
-from weft.data.index.split_names import SIDES, split_of
-from weft.data.index.tree import EXTENSIONS, extension, is_junk
+from weft.data.index.split_names import SIDES, is_flag_of_split, split_of
+from weft.data.index.tree import EXTENSIONS, extension, is_junk, num_beside
 from weft.data.sources.listing import Listing, Reader
 from weft.data.sources.parquet import SUFFIX, ParquetRows, read_parquet
 from weft.errors import DataError, unknown
@@ -31,6 +31,7 @@ IMAGE = ("image", "path", "file", "filename", "filepath", "imagepath", "imagefil
 IMAGE_ID = ("imageid", "imgid", "id")  # the image only if no other column names a file
 LABEL = ("label", "class", "target", "classname", "labelname", "category", "categoryname")
 SPLIT = ("split", "subset", "fold")
+SPLIT_LIKE = ("partition", "phase", "usage")  # further names of columns that can only be a split
 MAX_SEARCHED = 200_000  # files below a table among which images are searched by name
 MAX_PATH = 4096  # characters of a path
 _SHOWN = 60  # characters of a value in a message
@@ -121,8 +122,9 @@ def open_table(path: Path, group: str | None = None, image: str | None = None, l
         pairs = zip(table.rows, entries, strict=True)
         groups = {entry.key: _text_in(row, place) or f"/{entry.key}" for (_, row), entry in pairs}
     own = [] if parquet is None else parquet.classes.get(table.header[columns.labels[0]], [])
-    classes = own or sort_class_names({entry.class_name for entry in entries} - {""})
-    return Listing(name, entries, reader, classes, notes=[*table.notes, *notes], groups=groups)
+    classes = own + sort_class_names({entry.class_name for entry in entries} - {"", *own})
+    skipped = Counter(beside=num_beside(os.fspath(path))) if path.is_dir() else Counter()
+    return Listing(name, entries, reader, classes, notes=[*table.notes, *notes], groups=groups, skipped=+skipped)
 
 
 def other_columns(
@@ -169,9 +171,25 @@ def read_table(path: Path, image: str | None = None) -> Table:
         lines.seek(0)
         order = sorted(_DELIMITERS, key=lambda sign: sign != "\t") if path.suffix == ".tsv" else _DELIMITERS
         delimiter = max(order, key=lambda sign: len(next(csv.reader([first], delimiter=sign), [])))
-    reader = csv.reader(lines, delimiter=delimiter)
-    header = [value.strip() for value in next(reader, [])]
-    return Table(header, [(reader.line_num, row) for row in reader if any(value.strip() for value in row)], notes)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)  # else a lost quote swallows rows
+    rows = []
+    try:
+        header = [value.strip() for value in next(reader, [])]
+        for row in reader:
+            if any(value.strip() for value in row[len(header) :]):
+                raise DataError(
+                    f"A row of a table must have a value per column; row {reader.line_num} of '{printable(str(path))}'"
+                    f" has {len(row)} for {count(len(header), 'column')}: {first_few(map(_shown, row))}. Quote values"
+                    f" with '{printable(delimiter)}' in them."
+                )
+            if any(value.strip() for value in row):
+                rows.append((reader.line_num, row))
+    except csv.Error as error:
+        raise DataError(
+            f"Quotes of a table must come in pairs; at row {reader.line_num} of '{printable(str(path))}': {error}."
+            ' Close the quote, and write quotes in quoted values twice, "".'
+        ) from error
+    return Table(header, rows, notes)
 
 
 def _decoded(path: Path) -> tuple[str, list[str]]:
@@ -220,6 +238,11 @@ def choose_columns(
     for setting, column in (("image", image), ("label", label)):
         if column is not None and column not in header:
             raise unknown(f"column for data.{setting}", column, header, first_few(header, 20))
+    if twice := sorted({column for column in header if column and header.count(column) > 1}):
+        raise DataError(
+            f"Columns of a table must have different names; '{name}' has {first_few(map(_shown, twice))} more than"
+            " once. Rename one of them."
+        )
     notes: list[str] = []
     image_place = header.index(image) if image is not None else _image_column(table, name)
     taken = {image_place} | {place for place, column in enumerate(header) if column == label or column == group}
@@ -299,6 +322,7 @@ def _label_columns(table: Table, taken: set[int | None], name: str) -> list[int]
 def _split_column(table: Table, taken: set[int], name: str, notes: list[str]) -> tuple[int | None, bool]:
     """Return the column of splits, and whether its name does not say so; a column whose values are all splits."""
     plain = [_plain(column) for column in table.header]
+    has_label = len(taken) > 1 or not set(LABEL).isdisjoint(plain)
     places = [plain.index(word) for word in SPLIT if word in plain and plain.index(word) not in taken]
     for place in places:
         values = {_text_in(row, place) for _, row in table.rows}
@@ -317,10 +341,23 @@ def _split_column(table: Table, taken: set[int], name: str, notes: list[str]) ->
             )
         return place, False
     for place in range(len(plain)):
-        if place not in taken and plain[place] not in (*LABEL, "fold"):
-            sides = {split_of(_text_in(row, place)) for _, row in table.rows}
-            if "" not in sides and "train" in sides and len(sides) > 1:
-                return place, True
+        if place in taken or plain[place] in (*LABEL, "fold"):
+            continue
+        values = {_text_in(row, place) for _, row in table.rows}
+        sides = {split_of(value) for value in values}
+        if "" not in sides and "train" in sides and len(sides) > 1:
+            return place, True
+        flags = {value.lower() for value in values}
+        # without a column of classes, `train` can be one of several one-hot columns
+        is_flag = has_label and len(flags) == 2 and flags <= _YES | _NO and is_flag_of_split(table.header[place])
+        is_mixed = len(values) <= len(SIDES) + 1 and {"train", ""} < sides
+        if is_flag or is_mixed or (plain[place] in SPLIT_LIKE and "" in sides):
+            listed = first_few(_shown(value) or "''" for value in sort_class_names(values))
+            raise DataError(
+                f"A column of splits must have the values {', '.join(SIDES[:-1])} or {SIDES[-1]}; column"
+                f" '{_shown(table.header[place])}' of '{name}' has {listed}. Write these values, in a column 'split';"
+                " if it is no split, rename the column."
+            )
     return None, False
 
 
@@ -332,7 +369,14 @@ def _entries(table: Table, columns: Columns, name: str) -> list[ImageEntry]:
         if len(columns.labels) > 1:
             class_name = next(table.header[place] for place in columns.labels if _text_in(row, place).lower() in _YES)
         else:
-            class_name = _text_in(row, columns.labels[0])
+            place = columns.labels[0]
+            if place < len(row) and isinstance(row[place], (list, dict)):
+                raise DataError(
+                    f"Every image must have one class; column '{_shown(table.header[place])}' of '{name}' has"
+                    f" '{_shown(str(row[place]))}' in row {number}. Choose the column of classes: --set"
+                    " data.label=COLUMN."
+                )
+            class_name = _text_in(row, place)
         key = _text_in(row, columns.image)
         if not key or (not class_name and split != "test"):
             raise DataError(

@@ -45,6 +45,8 @@ def test_a_model_of_timm_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "resnet50"]) == 0
     row = capsys.readouterr().out.splitlines()[1].split()
     assert row[:4] == ["resnet50", "224", "25.56M", "4.09G"]
+    assert main(["models", "RESNET50"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == row[:4]
     assert main(["models", "resnet50.a1_in1k", "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)
     assert (record["name"], record["family"], record["params"]) == ("resnet50.a1_in1k", "timm", 25_557_032)

@@ -176,20 +176,6 @@ def test_a_pattern_groups_a_folder(photos: Path, folds: int | None) -> None:
         assert sorted(held_out) == sorted(open_data(photos).train.keys + open_data(photos).val.keys)
 
 
-def test_known_groups_stay_on_their_side(photos: Path) -> None:
-    usual = open_data(photos, group=r"patient\d+")
-    assert usual.groups is not None
-    assert usual.val_groups is not None
-    sides = {min(usual.groups): "val", min(usual.val_groups): "train"}
-    splits = open_data(photos, group=r"patient\d+", group_sides=sides)
-    assert splits.groups is not None
-    assert min(usual.val_groups) in patients(splits.train.keys) == set(splits.groups)
-    assert min(usual.groups) in patients(splits.val.keys) == set(splits.val_groups or ())
-    assert not set(splits.groups) & set(splits.val_groups or ())
-    sides = {f"patient{number}": "train" if number else "val" for number in range(6)}
-    assert patients(open_data(photos, group=r"patient\d+", group_sides=sides).val.keys) == {"patient0"}
-
-
 @pytest.mark.parametrize("folds", [None, 3])
 def test_the_only_readable_group_of_a_class_is_trained_on(folds: int | None, tmp_path: Path) -> None:
     names = [f"{label}/g{number % 4}{label}-{number}.jpg" for label in "ab" for number in range(8)]

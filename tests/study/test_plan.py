@@ -187,6 +187,21 @@ def test_rules_between_settings_hold_for_the_recipe_of_a_variant(tmp_path):
         load_study(written(tmp_path, after.replace("start_from: with, ", "")))
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("optim.freeze: backbone", r"optim\.freeze: backbone needs trained weights"),
+        ("epochs: 0", r"epochs must be at least 1"),
+        ("epoch: 1", r"Unknown setting 'epoch'"),
+        ("seed: 3", r"share their seeds and split; got seed=3"),
+    ],
+)
+def test_the_settings_of_a_teacher_are_checked_before_it_is_trained(settings, message, tmp_path):
+    text = GOOD.replace("set: {model: levit_nano_32}", f"set: {{model: levit_nano_32}}, teacher: {{{settings}}}")
+    with pytest.raises(UsageError, match=rf"Study mine, teacher \(small\): .*{message}"):
+        load_study(written(tmp_path, text))
+
+
 def test_a_setting_that_the_default_recipe_does_not_allow(tmp_path, capsys):
     path = written(tmp_path, GOOD.replace("recipe: small_images", "recipe: finetune"))
     assert main(["study", str(path), "--plan", "--set", "optim.freeze=backbone"]) == 0

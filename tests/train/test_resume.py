@@ -323,6 +323,24 @@ def test_an_extended_run_resumes_bit_exactly(photos: Path, tmp_path: Path, monke
     tiny.assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.9), (0.9, 0.5), (0.9, 0.0)])
+def test_a_longer_run_may_start_change_or_end_its_average(
+    before: float, after: float, photos: Path, tmp_path: Path
+) -> None:
+    """An average that starts here starts from the weights, which each of its steps moves it after."""
+    out = tmp_path / "run"
+    run_here(photos, out, **{"epochs": 1, "optim.ema_decay": before})
+    old = tiny.state_of(out)
+    train(resume=out, settings={"epochs": 2, "optim.ema_decay": after}, override=True, quiet=True)
+    new = tiny.state_of(out)
+    assert any(name.startswith("ema.") for name in new) == (after > 0)
+    name = "model.head.linear.weight"
+    assert not torch.equal(old[name], new[name])
+    if not before:
+        between = (new["ema.head.linear.weight"] - old[name]) / (new[name] - old[name])
+        assert 0 < float(between.median()) < 1
+
+
 def test_a_run_that_early_stopping_ended_trains_on(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run_here(photos, out, **{"epochs": 4, "patience": 1, "optim.lr": 1e-9, "train_mode": "eval"})

@@ -164,9 +164,15 @@ def test_settings_on_which_no_result_depends(key: str, reference: Path, out: Pat
     tiny.assert_same_run(reference, out)
 
 
-@pytest.mark.parametrize("key", ["start_from", "pretrained", "seed", "data.seed", "batch_size", "data.val_fraction"])
+OTHERS = {
+    **{"start_from": "elsewhere", "pretrained": True, "data.val_fraction": 0.5},
+    **{"optim.opt": "sgd", "optim.layer_decay": 0.9},
+}
+
+
+@pytest.mark.parametrize("key", ["seed", "data.seed", "batch_size", *OTHERS])
 def test_settings_that_no_run_can_change(key: str, out: Path) -> None:
-    value = {"start_from": "elsewhere", "pretrained": True, "data.val_fraction": 0.5}.get(key, 6)
+    value = OTHERS.get(key, 6)
     with pytest.raises(UsageError, match=f"A resumed run cannot change its {key}"):
         train(resume=out, settings={key: value}, override=True, quiet=True)
 

@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
         return _papers(args)
     if args.baselines:
         return _baselines(args)
-    pattern = args.pattern.lower().replace("-", "_")
+    pattern = args.pattern.lower()
     if not any(character in pattern for character in "*?["):
-        pattern = f"*{pattern}*"
+        pattern = f"*{pattern.replace('-', '_')}*"
     names = list_models(pattern)
     records = [_record(name) for name in names] if names else _of_timm(args.pattern, pattern)
     if args.json:
@@ -84,7 +84,8 @@ def _of_timm(name: str, pattern: str) -> list[dict[str, Any]]:
         UsageError: neither weft nor timm has such a model.
     """
     matching = fnmatch.filter(sorted(timm_names()), pattern)
-    exact = name if may_be_timm(name) and name not in matching else next((m for m in matching if m == name), "")
+    plain = pattern.strip("*")
+    exact = name if may_be_timm(name) and name not in matching else next((m for m in matching if m == plain), "")
     if not exact and not matching:
         raise unknown_model(name)
     import timm  # takes seconds

@@ -66,29 +66,6 @@ def feature_map(
     labels = np.array([source.labels[place] for place in places])
     if result.all_classes is not None:  # the classes of the result are some of those of the source
         labels = np.searchsorted(sorted(set(source.labels)), labels)
-    return map_of(features, labels, result, drawn)
-
-
-def map_of(
-    features: np.ndarray, labels: np.ndarray, result: Evaluation, drawn: np.ndarray | None = None
-) -> FeatureMap | None:
-    """Draw features of evaluated images.
-
-    Args:
-        features: (images features).
-        labels: (images) classes, as indices in those of the result.
-        result: evaluation of the images.
-        drawn: (images) their indices in the result; None: all, of which at most 2,000 are drawn.
-
-    Returns:
-        The map; None for fewer than ten images.
-    """
-    if drawn is None:
-        drawn = _spread(result.count)
-        features, labels = features[drawn], labels[drawn]
-    if result.count < FEWEST:
-        return None
-    places = [int(place) for place in result.places[drawn]]
     names = {
         mistake.place: f"{shown(Path(mistake.key).name, NAME_WIDTH)}: {shown(mistake.predicted, NAME_WIDTH)}"
         for mistake in result.mistakes[:MAX_NAMES]

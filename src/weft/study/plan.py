@@ -163,6 +163,7 @@ def load_study(study: str | Path) -> Study:
     """
     loaded = read_study(study)
     for scale in loaded.scales:
+        check_teacher(loaded, scale)
         for variant in loaded.at_scale(scale).variants:
             check_variant(loaded, variant, scale)
     return loaded
@@ -221,6 +222,22 @@ def check_no_seed(settings: Settings) -> None:
                 f"The variants of a study share their seeds and split; got {key}={settings[key]}. Set it for all"
                 f" variants: in `set` of the scale, or --set {key}={settings[key]}."
             )
+
+
+def check_teacher(study: Study, scale: str) -> None:
+    """Check the settings of the run that is trained first, if a scale has one.
+
+    Raises:
+        UsageError: an unknown setting or invalid value, or settings that contradict each other.
+    """
+    size = study.scales[scale]
+    if not size.teacher:
+        return
+    try:
+        check_no_seed(size.teacher)
+        check_rules(load_recipe(size.recipe, list({**size.set, **size.teacher}.items())))
+    except UsageError as error:
+        raise UsageError(f"Study {study.name}, teacher ({scale}): {error}") from error
 
 
 def check_variant(

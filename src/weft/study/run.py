@@ -19,7 +19,7 @@ from weft.processor import busy_note
 from weft.progress import reading, say
 from weft.recipes import Recipe, load_recipe
 from weft.runtime import Runtime
-from weft.study.plan import Study, StudyVariant, check_variant, load_study, recipe_of, size_to_test, slug
+from weft.study.plan import Study, StudyVariant, check_teacher, check_variant, load_study, recipe_of, size_to_test, slug
 from weft.study.protocol import open_keys, shared_settings
 from weft.study.result import Row, StudyResult
 from weft.study.run_table import Key, Run, fingerprint, read_runs, write_runs
@@ -187,6 +187,7 @@ def _prepared(
     size = dataclasses.replace(size, set={**size.set, **settings})
     plan = dataclasses.replace(study, scales={**study.scales, scale: size})
     chosen = _chosen(plan, only)
+    check_teacher(plan, scale)
     for variant in chosen:
         check_variant(plan, variant, scale)
     return plan, chosen, count

@@ -187,7 +187,7 @@ def mirrored_note(plan: Plan, out: Path) -> str:
 def write_run_report(
     session: Session, best: Evaluation, result: RunResult, *, num_groups: int, is_fitted: bool, mirrored: str
 ) -> None:
-    """Write the report of a run; under a linear probe, also the features of all images.
+    """Write the report of a run.
 
     Args:
         session: the run after its last epoch.

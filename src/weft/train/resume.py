@@ -28,7 +28,7 @@ FREE = ("workers", "device", "data.source", "save.every_minutes", "save.every_st
 
 FIXED = (
     *("best", "model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
-    "optim.freeze",  # the optimizer has no moments for frozen weights
+    *("optim.opt", "optim.layer_decay", "optim.freeze"),  # the saved moments are of this optimizer and these weights
     *(
         "data.seed",
         "data.limit",

@@ -410,7 +410,7 @@ def restore_learner(learner: Learner, state: State) -> None:
     try:
         learner.model.load_state_dict(parts["model"])
         if learner.ema is not None:
-            learner.ema.module.load_state_dict(parts["ema"])
+            learner.ema.module.load_state_dict(parts["ema"] or parts["model"])  # a run that had none starts one
         if learner.sharded is not None:
             learner.sharded.scatter(learner.model, None if learner.ema is None else learner.ema.module)
         _restore_optimizer(learner, parts["optimizer"], state.metadata)

@@ -32,7 +32,6 @@ from weft.data.index.inventory import (
     existing,
     inspect,
     scan_folder,
-    sort_class_names,
 )
 from weft.data.index.source import BadFile, Sample, Splits, lost_error
 from weft.data.index.split import (
@@ -99,7 +98,6 @@ def open_data(
     image: str | None = None,
     label: str | None = None,
     test: bool = False,
-    group_sides: Mapping[str, str] | None = None,
     allow_empty_class: bool = False,
     classes: Sequence[str] | None = None,
     match: Callable[[Sequence[str]], Mapping[str, str]] | None = None,
@@ -129,7 +127,6 @@ def open_data(
             expression whose match in the image's key (the parenthesised part, if there is one) names the group.
         image, label: columns of a table, of images and of classes; None to recognise them.
         test: hold out the test split in place of the validation split.
-        group_sides: side, `train` or `val`, of groups that an earlier split had; a split made here keeps to it.
         allow_empty_class: keep classes without a usable image in the list; by default they are an error.
         classes: class names in the order of the labels, e.g. a trained model's; by default the class folders (of
             `train/`), sorted alphabetically, or by value if all are numbers (`2` before `10`). With them, data whose
@@ -166,11 +163,10 @@ def open_data(
     if listing is not None and classes is None:
         names = listing.classes  # in the dataset's own order
     inside = [entry for entry in entries if entry.class_name]
-    is_free = evaluate_only or group_sides is not None
-    group_of = None if group is None else _groups(inside, group, listing, any_number=is_free)
+    group_of = None if group is None else _groups(inside, group, listing, any_number=evaluate_only)
 
     def made(folds: int | None, fold: int) -> list[list[ImageEntry]]:
-        return _made(inside, val_fraction, folds, fold, seed, group_of, group_sides or {})
+        return _made(inside, val_fraction, folds, fold, seed, group_of)
 
     if classes is not None and not evaluate_only and {entry.split for entry in entries} == {"train"}:
         parts = [inside, []]
@@ -201,7 +197,7 @@ def open_data(
 
     def readable(parts: list[list[ImageEntry]]) -> tuple[list[ImageEntry], list[ImageEntry]]:
         train, val = ([entry for entry in part if entry.key not in bad] for part in parts)
-        return (train, val) if is_given else _ensure_train_images(train, val, group_of, group_sides or {})
+        return (train, val) if is_given else _ensure_train_images(train, val, group_of)
 
     train, val = readable(parts)
     if classes is None and not evaluate_only:
@@ -241,21 +237,6 @@ def open_data(
         sizes=inventory.sizes,
         values=inventory.values,
     )
-
-
-def class_names(
-    data: str | Path, *, image: str | None = None, label: str | None = None, follow_links: bool = False
-) -> list[str]:
-    """Return the class names of a dataset without reading its images; arguments as in `open_data`.
-
-    Raises:
-        DataError: the dataset does not exist or cannot be read.
-    """
-    listing = _open_listing(data, None, image, label)
-    if listing is not None:
-        return listing.classes
-    inventory, _ = scan_folder(data, follow_links=follow_links)
-    return sort_class_names({name for names in inventory.classes.values() for name in names})
 
 
 def inspect_data(
@@ -415,22 +396,16 @@ def _made(
     fold: int,
     seed: int,
     group_of: dict[str, str] | None,
-    group_sides: Mapping[str, str],
 ) -> list[list[ImageEntry]]:
     """Return training and validation images: a share of each class, or a fold; whole groups if there are any."""
     keys, labels = [entry.key for entry in entries], _numbers(entries)
     if group_of is not None:
-        sides_of = [group_sides.get(group_of[key]) for key in keys]
-        free = [i for i, side in enumerate(sides_of) if side is None]
-        val = {i for i, side in enumerate(sides_of) if side == "val"}
-        if free:
-            of_free = [keys[i] for i in free], [labels[i] for i in free], [group_of[keys[i]] for i in free]
-            if folds is None:
-                held_out = grouped_share(*of_free[1:], val_fraction, seed)
-            else:
-                held_out = grouped_fold(*of_free[1:], folds, fold, seed)
-            val |= {free[i] for i in grouped_split(*of_free, held_out)[1]}
-        sides = [i for i in range(len(keys)) if i not in val], sorted(val)
+        groups = [group_of[key] for key in keys]
+        if folds is None:
+            held_out = grouped_share(labels, groups, val_fraction, seed)
+        else:
+            held_out = grouped_fold(labels, groups, folds, fold, seed)
+        sides = grouped_split(keys, labels, groups, held_out)
     elif folds is not None:
         sides = stratified_fold(keys, labels, folds, fold, seed)
     else:
@@ -472,20 +447,18 @@ def _ensure_train_images(
     train: list[ImageEntry],
     val: list[ImageEntry],
     group_of: dict[str, str] | None,
-    group_sides: Mapping[str, str],
 ) -> tuple[list[ImageEntry], list[ImageEntry]]:
     """Move the validation images of classes without a training image to train (for splits made here).
 
-    Whole groups are moved, except those of `group_sides`.
+    Whole groups are moved.
     """
     if group_of is not None:
-        fixed = [entry for entry in val if group_of[entry.key] in group_sides]
-        entries = [*train, *(entry for entry in val if group_of[entry.key] not in group_sides)]
+        entries = [*train, *val]
         keys = [entry.key for entry in entries]
         held_out = list(range(len(train), len(entries)))
         sides = grouped_split(keys, _numbers(entries), [group_of[key] for key in keys], held_out)
         train, val = ([entries[i] for i in side] for side in sides)
-        return train, val + fixed
+        return train, val
     train_classes = {entry.class_name for entry in train}
     moved = [entry for entry in val if entry.class_name not in train_classes]
     return sorted(train + moved), [entry for entry in val if entry.class_name in train_classes]

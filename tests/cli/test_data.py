@@ -264,7 +264,14 @@ def test_it_never_imports_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, "data", "check", str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
 
 
-VALUES = {"--max-pixels": ["9"], "--run": ["r"], "--apply": ["a.csv"], "--batch-size": ["2"], "--device": ["cpu"]}
+VALUES = {
+    "--set": ["data.image=x"],
+    "--max-pixels": ["9"],
+    "--run": ["r"],
+    "--apply": ["a.csv"],
+    "--batch-size": ["2"],
+    "--device": ["cpu"],
+}
 VALUES |= {"--precision": ["fp32"], "--threads": ["1"], "--out": ["o"], "--size": ["32"], "--images": ["i"]}
 VALUES |= {"--set": ["data.label=breed"]}
 NUM_PATHS = {"check": 1, "review": 1, "prepare": 2, "inaturalist": 2, "list": 0}

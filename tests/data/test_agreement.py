@@ -91,6 +91,15 @@ def as_shards(root: Path, made: list[Photo], **_: Any) -> Path:
     return root / "shards"
 
 
+def as_folders_in_a_shard(root: Path, made: list[Photo], **_: Any) -> Path:
+    with tarfile.open(root / "photos.tar", "w") as archive:
+        for number, photo in enumerate(made):
+            member = tarfile.TarInfo(f"photos/{WORDS[photo.side].title()}/{photo.label}/scan.{number}.jpg")
+            member.size = len(photo.data)
+            archive.addfile(member, io.BytesIO(photo.data))
+    return root / "photos.tar"
+
+
 def number(photo: Photo, names: list[str]) -> int:
     return names.index(photo.label) if photo.label else -1
 
@@ -164,7 +173,7 @@ def as_torchvision(root: Path, made: list[Photo], *, names: list[str], monkeypat
     return f"torchvision:Stub?root={root}"
 
 
-FILES = [as_folder, as_capital_folder, as_prefixed_folder, as_table, as_shards]
+FILES = [as_folder, as_capital_folder, as_prefixed_folder, as_table, as_shards, as_folders_in_a_shard]
 SOURCES = [*FILES, as_parquet, as_parquet_files, as_hf, as_hf_texts, as_torchvision]
 CASES = [(source, sides) for source in SOURCES for sides in LAYOUTS if source is not as_torchvision or len(sides) == 2]
 

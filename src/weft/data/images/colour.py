@@ -254,7 +254,7 @@ def common_range(values: Iterable[Values]) -> ValueRange | None:
 
 
 def range_note(values: Sequence[Values], value_range: ValueRange | None, advice: str) -> str:
-    """Return a note if a tenth of the images of more than 8 bits is nearly black or white in a value range; else an empty text.
+    """Return a note if over a tenth of the images of more than 8 bits is nearly black or white; else an empty text.
 
     Args:
         values: of the images.

@@ -12,7 +12,7 @@ import pytest
 
 from weft.cli import main
 from weft.errors import UsageError
-from weft.study import load_study, protocol, run_study
+from weft.study import compare, load_study, protocol, run_study
 from weft.study import run as running
 from weft.study.run_table import read_runs
 from weft.study.runner import Job, Measured, Result
@@ -229,6 +229,18 @@ def test_a_study_without_a_finished_run_is_an_error(tmp_path, trainer, capsys):
     assert "None of the runs of study mine finished." in err
     trainer.failing = {"with-seed0"}
     assert main(command) == 0
+
+
+@pytest.mark.parametrize("verb", ["study", "compare"])
+def test_what_no_run_could_train_with_is_refused_before_the_first_run(verb, tmp_path):
+    start, options = run_study, {}
+    if verb == "compare":
+        start, options = compare, {"models": ["levit_nano_32", "ceit_nano_32"]}
+    source = study_file(tmp_path) if verb == "study" else "digits"
+    settings = {"sync_bn": True, "device": "cpu"}
+    with pytest.raises(UsageError, match="sync_bn needs GPUs; got sync_bn true on device cpu"):
+        start(source, settings=settings, out=tmp_path / "out", quiet=True, **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_teacher_that_fails_is_named(tmp_path, trainer):

@@ -166,7 +166,7 @@ def test_settings_on_which_no_result_depends(key: str, reference: Path, out: Pat
 
 OTHERS = {
     **{"start_from": "elsewhere", "pretrained": True, "data.val_fraction": 0.5},
-    **{"optim.opt": "sgd", "optim.layer_decay": 0.9},
+    **{"optim.opt": "sgd", "optim.layer_decay": 0.9, "optim.weight_decay": 0.0},
 }
 
 

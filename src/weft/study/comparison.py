@@ -29,6 +29,7 @@ from weft.processor import busy_note
 from weft.progress import reading
 from weft.recipes import load_recipe
 from weft.recipes.load import default_recipe
+from weft.runtime import Runtime
 from weft.study.budget import Stopwatch
 from weft.study.comparison_plan import ComparisonPlan, Trained
 from weft.study.outcome import Comparison, Entry, Form, Limits, advise, pareto
@@ -37,6 +38,7 @@ from weft.study.runner import Result, check_engine, kept_in, open_directory, thr
 from weft.study.speeds import measure_forms
 from weft.study.statistics import Estimate, accuracy, mcnemar, mean_of_runs, paired_difference
 from weft.text import first_few
+from weft.train.network import check_sync_bn
 
 CONTENTS = ("compare.json", "runs", "probes", "exports", "forms.json", "results.json", "report.md", "report.html")
 FIGURES = ("frontier.png", "curves.png")
@@ -117,6 +119,8 @@ def compare(
     base = recipe or _recipe_for(data, side)
     for candidate in chosen:
         _check(candidate, base, more)
+    if engine == "local":  # the machines of a cluster may have GPUs that this one does not have
+        check_sync_bn(load_recipe(base, list(more.items())), Runtime.of(given.device))
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
     check_outside(folder, data)
     record = {"data": data, "models": [c.model for c in chosen], "recipe": base, "settings": more, "budget": budget}

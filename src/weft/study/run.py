@@ -36,6 +36,7 @@ from weft.study.runner import (
 )
 from weft.study.statistics import MAX_SEEDS, Estimate, mean_of_runs, paired_difference, seeds_to_show
 from weft.study.watch import watching
+from weft.train.network import check_sync_bn
 
 CONTENTS = ("study.json", "runs", "runs.csv", "results.json", "report.md", "report.html")
 FIGURES = ("effects.png", "curves.png", "lines.png")
@@ -85,6 +86,9 @@ def run_study(
     """
     check_engine(engine, jobs)
     plan, chosen, count = _prepared(load_study(study), scale, seeds, only, settings or {})
+    if engine == "local":  # the machines of a cluster may have GPUs that this one does not have
+        for recipe in [recipe_of(plan, variant, scale) for variant in chosen]:
+            check_sync_bn(recipe, Runtime.of(recipe.device))
     sources = _sources(plan, scale, data)
     # an unusable dataset is refused once, before the first run
     classes = _classes(plan, scale, sources, chosen, quiet=quiet)

@@ -43,6 +43,9 @@ FIXED = (
 )
 """Settings that the saved models or the order of the images depend on; they cannot change on resume."""
 
+ZERO_OR_NOT = ("optim.weight_decay",)
+"""Settings that may change, but not from or to 0: the optimizer then has other groups of weights."""
+
 
 class ChangedSetting(NamedTuple):
     """A setting that changes on resume: key, old value and new value."""
@@ -230,6 +233,8 @@ def _changed_settings(out: Path, old: dict[str, str], new: dict[str, str], *, ov
         values = f"in {out} {key} is {before}, got {after}"
         if key in FIXED:
             raise UsageError(f"A resumed run cannot change its {key}; {values}. Start a new run for that.")
+        if key in ZERO_OR_NOT and 0 in (before, after):
+            raise UsageError(f"A resumed run cannot change its {key} from or to 0; {values}. Start a new run for that.")
         if key not in FREE and not override:
             raise UsageError(
                 f"A resumed run keeps its settings; {values}. Pass --override to change the setting from here on."

@@ -354,7 +354,8 @@ def run(workers: int, again: bool, seconds: float) -> None:
         fault, row = pairs[number]
         if row["caught_by"] and not (again and row["caught_by"] == "missed"):
             return
-        tests = sorted(reached[number] & passed.keys(), key=lambda test: passed[test])
+        own = f"tests/{fault.file.partition('/')[0]}"
+        tests = sorted(reached[number] & passed.keys(), key=lambda test: (not test.startswith(own), passed[test]))
         row["caught_by"] = tried(number, fault, tests, seconds)
         print(
             f"{fault.room}: {fault.file}:{fault.line}: {fault.before} -> {fault.after}: {row['caught_by']}", flush=True

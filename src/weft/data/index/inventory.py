@@ -51,7 +51,7 @@ class ImageEntry(NamedTuple):
     split: str
 
 
-class Layout(NamedTuple):
+class SplitLayout(NamedTuple):
     """Top-level folders of a data directory that define a split.
 
     Attributes:
@@ -313,7 +313,7 @@ def has_split(root: Path) -> bool:
     return bool(_layout(root, test=False).places)
 
 
-def _layout(root: Path, *, test: bool) -> Layout:
+def _layout(root: Path, *, test: bool) -> SplitLayout:
     """Return the folders of the split, by their names.
 
     Only folders that contain folders count: a `train` that contains files is a class, and a `test` of unsorted files
@@ -325,13 +325,13 @@ def _layout(root: Path, *, test: bool) -> Layout:
     if not sides:
         if test:
             held_out_side((), test=True)
-        return Layout({}, [])
+        return SplitLayout({}, [])
     held_out = held_out_side(sides, test=test)
     read = {sides["train"]: "train"} | ({sides[held_out]: "val"} if held_out else {})
     places = {name: (side, _depth(root / name, name)) for name, side in read.items()}
     set_aside = sides["test"] if "test" in sides and held_out != "test" else ""
     unread = [name for name in names if name not in places and name != set_aside]
-    return Layout(places, unread, f"{set_aside}/" if set_aside else "")
+    return SplitLayout(places, unread, f"{set_aside}/" if set_aside else "")
 
 
 def _folders(folder: Path) -> list[str]:
@@ -351,7 +351,7 @@ def _depth(folder: Path, name: str) -> int:
     return depth
 
 
-def _nested(layout: Layout, entries: list[ImageEntry]) -> dict[str, list[str]]:
+def _nested(layout: SplitLayout, entries: list[ImageEntry]) -> dict[str, list[str]]:
     """Return the folders in each class; none if an image is directly in a class folder."""
     nested: dict[str, set[str]] = defaultdict(set)
     for entry in entries:

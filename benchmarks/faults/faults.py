@@ -16,16 +16,19 @@ import argparse
 import ast
 import copy
 import csv
+import importlib
+import multiprocessing
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +58,7 @@ OPERATIONS = {
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
 CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list", "floor": "ceil", "argmin": "argmax"}
+LIBRARIES = ("pytest", "torch", "torchvision", "timm", "sklearn", "scipy", "matplotlib", "pydantic")
 FIELDS = ("room", "file", "line", "before", "after", "caught_by", "note")
 PROBE = """
 import os
@@ -312,36 +316,52 @@ def durations() -> dict[str, float]:
     return found
 
 
-def tried(number: int, fault: Fault, tests: list[str], passed: dict[str, float], seconds: float) -> str:
+def tried(number: int, fault: Fault, tests: list[str], usual: float, seconds: float) -> str:
     """The first test that fails with the fault; `missed` if none does, or if the tests take longer than `seconds`."""
     if not tests:
         return "missed"
     source = copied(f"fault-{number}")
     (source / "weft" / fault.file).write_text(fault.source())
-    listing = source.parent / "tests.txt"
-    listing.write_text("\n".join(tests))
-    try:
-        done = subprocess.run(
-            pytest_command("-x", "-rfE", "--no-header", "--tb=no", f"@{listing}"),
-            cwd=ROOT,
-            env=environment(source),
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "does not end" if sum(map(passed.__getitem__, tests)) < seconds / 4 else "missed"
-    finally:
-        shutil.rmtree(source.parent, ignore_errors=True)
-    if done.returncode == 0:
-        return "missed"
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return lines[0].split(" ")[1] if lines else "does not import"
+    log = source.parent / "log.txt"
+    process = multiprocessing.get_context("fork").Process(target=_pytest, args=(source, tests, log))
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        result = "does not end" if usual < seconds / 4 else "missed"
+    elif process.exitcode == 0:
+        result = "missed"
+    else:
+        text = log.read_text()
+        lines = [line for line in text.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        if not lines:
+            raise RuntimeError(f"no test of {fault} failed, and pytest ended with {process.exitcode}: {text[-2000:]}")
+        result = lines[0].split(" ")[1]
+    shutil.rmtree(source.parent, ignore_errors=True)
+    return result
+
+
+def _pytest(source: Path, tests: list[str], log: Path) -> None:
+    """Run tests on other sources, in a process that has imported libraries but nothing of weft."""
+    os.setsid()
+    os.environ.update(environment(source))
+    sys.path[:0] = [str(ROOT), str(source)]
+    os.chdir(ROOT)
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    options = ("-x", "-q", "-rfE", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow")
+    options += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of plugins that the libraries import
+    code = importlib.import_module("pytest").main([*options, *tests])
+    sys.stdout.flush()
+    os._exit(int(code))
 
 
 def run(workers: int, again: bool, seconds: float, most: int | None) -> None:
     """Try each fault that has no result; with `again`, also those that were missed."""
+    for library in LIBRARIES:
+        importlib.import_module(library)
     passed = durations()
     reached = defaultdict(set)
     for line in (WORK / "hits.tsv").read_text().splitlines():
@@ -349,21 +369,23 @@ def run(workers: int, again: bool, seconds: float, most: int | None) -> None:
         reached[int(number)].add(test)
     pairs = listed()
     rows = [row for _, row in pairs]
-
-    def one(number: int) -> None:
-        fault, row = pairs[number]
-        if row["caught_by"] and not (again and row["caught_by"] == "missed"):
-            return
-        own = f"tests/{fault.file.partition('/')[0]}"
-        tests = sorted(reached[number] & passed.keys(), key=lambda test: (not test.startswith(own), passed[test]))
-        row["caught_by"] = tried(number, fault, tests[:most], passed, seconds)
-        print(
-            f"{fault.room}: {fault.file}:{fault.line}: {fault.before} -> {fault.after}: {row['caught_by']}", flush=True
-        )
-        write_table(rows)
-
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(one, range(len(pairs))))
+    sane = pairs[0][0]._replace(after=pairs[0][0].before)
+    if (result := tried(len(pairs), sane, ["tests/data/test_order.py"], 1, 600)) != "missed":
+        sys.exit(f"Without a fault, a test fails: {result}")
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+        futures = {}
+        for number, (fault, row) in enumerate(pairs):
+            if row["caught_by"] and not (again and row["caught_by"] == "missed"):
+                continue
+            own = f"tests/{fault.file.partition('/')[0]}"
+            tests = sorted(reached[number] & passed.keys(), key=lambda test: (not test.startswith(own), passed[test]))
+            usual = sum(map(passed.__getitem__, tests[:most]))
+            futures[pool.submit(tried, number, fault, tests[:most], usual, seconds)] = fault, row
+        for future in as_completed(futures):
+            fault, row = futures[future]
+            row["caught_by"] = future.result()
+            print(f"{fault.room}: {fault.file}:{fault.line}: {fault.before} -> {fault.after}: {row['caught_by']}")
+            write_table(rows)
     report(rows)
 
 

@@ -189,11 +189,18 @@ def test_every_verb_limits_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [1]
 
 
+def noticed(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let a signal end the command line, also where the tests run under nohup or in the background."""
+    get = signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda asked: signal.SIG_DFL if asked == number else get(asked))
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_waits_until_an_import_is_done(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception within it could abort the process; the signal comes once the import is done."""
     if not hasattr(signal, name):
         pytest.skip(f"this system has no {name}")
+    noticed(monkeypatch, getattr(signal, name))
     body = f"import signal, time\nsignal.raise_signal(signal.{name})\ntime.sleep(0.2)\nis_done = True\n"
     (tmp_path / "slow_library.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
@@ -213,6 +220,7 @@ def test_a_signal_waits_until_an_import_is_done(name: str, tmp_path: Path, monke
     assert getattr(caught.value, "code", None) == codes[name]
 
 
-def test_a_signal_outside_of_imports_acts_immediately() -> None:
+def test_a_signal_outside_of_imports_acts_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed(monkeypatch, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), _signals_as_exit():
         signal.raise_signal(signal.SIGINT)

@@ -469,8 +469,9 @@ def test_another_number_of_processes_changes_batchnorm(
     runtime, here = Runtime.of("cpu", "fp32"), resume.machine
     monkeypatch.setattr(resume, "machine", lambda runtime: {**here(runtime), "processes": now})
     assert arguments in " ".join(run.notes(runtime))
-    synced = run._replace(recipe=dataclasses.replace(run.recipe, sync_bn=True))
-    assert f"processes was {was} and is now {now}: the result may differ in the last bits." in synced.notes(runtime)
+    for change in ({"sync_bn": True}, {"train_mode": "eval"}):  # statistics of all images, or fixed ones
+        other = run._replace(recipe=dataclasses.replace(run.recipe, **change))
+        assert f"processes was {was} and is now {now}: the result may differ in the last bits." in other.notes(runtime)
 
 
 def test_synchronized_batchnorm_is_refused_on_a_cpu(stopped: Path) -> None:

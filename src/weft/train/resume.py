@@ -92,7 +92,8 @@ class ResumedRun(NamedTuple):
     @property
     def _has_process_statistics(self) -> bool:
         """Whether BatchNorm computes its statistics over the images of one process."""
-        return not self.recipe.sync_bn and any(name.endswith(".running_mean") for name in self.state.tensors)
+        is_fixed = self.recipe.sync_bn or self.recipe.train_mode == "eval"
+        return not is_fixed and any(name.endswith(".running_mean") for name in self.state.tensors)
 
     def check_teacher(self, record: dict[str, Any] | None) -> list[str]:
         """Check that the teacher is the one that the run started with, unless the setting was changed.

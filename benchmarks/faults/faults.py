@@ -119,7 +119,7 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
             new = copy.deepcopy(node)
             if isinstance(new.func, ast.Name):
                 new.func.id = CALLS[name]
-            else:
+            elif isinstance(new.func, ast.Attribute):
                 new.func.attr = CALLS[name]
             yield new
         for place in range(len(node.keywords)):
@@ -179,7 +179,7 @@ def faults_of(room: str, file: str) -> list[list[Fault]]:
     for statement in statements(ast.parse(text)):
         here = []
 
-        def add(node: ast.AST, new: str, statement: ast.stmt = statement, here: list[Fault] = here) -> None:
+        def add(node: ast.stmt | ast.expr, new: str, statement: ast.stmt = statement, here: list[Fault] = here) -> None:
             number = node.lineno
             line = lines[number - 1].encode()
             after = (line[: node.col_offset] + new.encode() + line[node.end_col_offset :]).decode().strip()

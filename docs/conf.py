@@ -48,9 +48,9 @@ nitpick_ignore_regex = [
     ),
     ("py:class", r"Dataset|Sampler|State|Tensor|_\w+"),  # of torch without its module, and an alias
     ("py:class", r"dict\[str|inf"),  # parts of types in docstrings, and of the representation of a range
-    ("py:class", r"FieldInfo|Ge|Le|NoneType|ndarray"),  # in the representation of annotated types
+    ("py:class", r"AllowInfNan|FieldInfo|Ge|Le|NoneType|Path|ndarray"),  # in the representation of annotated types
     ("py:class", r"BatchSize|Field|Format|Number|Precision|Seconds"),  # aliases of annotated types
-    ("py:class", r"Compose|Float|Runtime"),  # imported for type checkers alone
+    ("py:class", r"Compose|Float|LrFinding|Runtime"),  # imported for type checkers alone
 ]
 
 

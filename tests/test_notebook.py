@@ -346,7 +346,8 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name, shown in outputs.items():
         assert not [output for output in shown if output.output_type in ("stream", "error")], (name, shown)
         progress = [output.data["text/plain"] for output in shown if output.output_type == "display_data"]
-        assert sum(len(text.splitlines()) for text in progress) <= MAX_LINES, (name, progress)
+        lines = [line for text in progress for line in text.splitlines()]
+        assert sum("oading PyTorch" not in line for line in lines) <= MAX_LINES, (name, progress)  # said if it is slow
     html = {name: "".join(output.data.get("text/html", "") for output in shown) for name, shown in outputs.items()}
     assert all("<table" in html[name] for name in ("train", "result", "evaluate", "export"))
     assert "<progress" not in "".join(html.values())

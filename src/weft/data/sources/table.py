@@ -41,9 +41,7 @@ _ENCODINGS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-_SIGNS = bytes.fromhex("91 92 93 94 96 97 85 80 b0 a0").decode(
-    "cp1252"
-)  # quotes, dashes, ellipsis, euro, degree, space
+_SIGNS = "\u2018\u2019\u201c\u201d\u2013\u2014\u2026\u20ac\xb0\xa0"  # quotes, dashes, ellipsis, euro, degree, space
 _DELIMITERS = (",", ";", "\t", "|")
 _YES, _NO = {"1", "1.0", "true"}, {"0", "0.0", "false"}
 

@@ -350,7 +350,8 @@ def tried(number: int, fault: Fault, tests: list[str], usual: float, seconds: fl
         result = failed(number, fault, tests, usual, seconds)
         if result in ("missed", "does not end"):
             return result
-        if failed(number, fault._replace(after=fault.before), [result], usual, seconds) == "missed":
+        first = next(test for test in tests if test.startswith(result))  # of the module, if it cannot be imported
+        if failed(number, fault._replace(after=fault.before), [first], usual, seconds) == "missed":
             return result
         tests = [test for test in tests if not test.startswith(result)]
     return "missed"
@@ -439,7 +440,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="also try faults that were missed")
     parser.add_argument("--most", type=int, help="limit on the tests for one fault (default: all that reach it)")
     parser.add_argument("--seconds", type=float, default=900, help="limit for one fault (default: 900)")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.step == "draw":
         old = (
             {tuple(row[name] for name in FIELDS[:5] if name != "line"): row for row in read_table()}

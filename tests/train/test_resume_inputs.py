@@ -21,7 +21,7 @@ from tests.helpers import put_in_cache
 from tests.train import tiny
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
-from weft.checkpoints.model_dir import CONFIG, WEIGHTS
+from weft.checkpoints.resolve import CONFIG, WEIGHTS
 from weft.cli import main
 from weft.data.index import fingerprint
 from weft.errors import CheckpointError, DataError, UsageError

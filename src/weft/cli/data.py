@@ -247,7 +247,7 @@ def _review(args: argparse.Namespace) -> int:
 
 def _check_review(args: argparse.Namespace, data: str) -> None:
     """Check what can be checked before torch is imported."""
-    from weft.checkpoints.finding import check_model
+    from weft.checkpoints.resolve import check_model
     from weft.data.index.inventory import check_outside
     from weft.data.sources.open import check_exists
     from weft.files import refuse_taken

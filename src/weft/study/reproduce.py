@@ -18,8 +18,9 @@ import torch
 
 from weft.bench.cost import Cost, cost
 from weft.checkpoints import load_checkpoint, save_model_dir
-from weft.checkpoints.config import model_dir, read_config
+from weft.checkpoints.config import read_config
 from weft.checkpoints.hub import create_model, download_weights, is_downloaded
+from weft.checkpoints.resolve import model_dir
 from weft.data.sources.catalog import CATALOG
 from weft.errors import CheckpointError, UsageError
 from weft.files import cache_dir

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from weft.data.images.colour import NOTES
 from weft.data.index.inventory import ImageEntry, Inventory, sort_class_names
@@ -13,7 +13,6 @@ from weft.data.index.tree import SKIPPED
 from weft.errors import DataError, UsageError
 from weft.text import NUM_NAMED, count, first_few, has_control_characters, printable
 
-MAX_ADVISED = 20  # folds that an error advises
 ARCHIVES = {"zip", "tar", "gz", "tgz", "bz2", "xz", "zst", "7z", "rar"}  # extensions
 
 
@@ -183,27 +182,14 @@ def check_sides(inventory: Inventory, num_train: int, num_val: int, *, is_groupe
     )
 
 
-def check_folds(
-    inventory: Inventory, folds: int, held_out: Callable[[int], Sequence[int]], *, is_grouped: bool
-) -> None:
-    """Raise DataError if a fold of a cross-validation has no usable image.
-
-    Args:
-        inventory: of the dataset.
-        folds: number of folds.
-        held_out: function from a number of folds to the number of images of each.
-        is_grouped: images of one group are in one fold.
-    """
-    counts = list(held_out(folds))
-    if all(counts):
-        return
-    unit = "groups" if is_grouped else "images"
-    fewer = next((number for number in range(min(folds - 1, MAX_ADVISED), 1, -1) if all(held_out(number))), None)
-    advice = f"Add {unit}" if fewer is None else f"Pass --folds {fewer}, or add {unit}"
-    raise DataError(
-        f"Every fold must hold out an image; {count(counts.count(0), 'fold')} of {folds} of '{_root(inventory)}' would"
-        f" have none, because there are too few {unit} per class. {advice}."
-    )
+def check_folds(inventory: Inventory, held_out: Sequence[int], *, is_grouped: bool) -> None:
+    """Raise DataError if a fold has no usable image; `held_out` is the number of images of each fold."""
+    if empty := [number for number in held_out if not number]:
+        unit = "groups" if is_grouped else "images"
+        raise DataError(
+            f"Every fold must hold out an image; {count(len(empty), 'fold')} of {len(held_out)} of '{_root(inventory)}'"
+            f" would have none, because there are too few {unit} per class. Pass fewer --folds, or add {unit}."
+        )
 
 
 def survey_notes(inventory: Inventory, names: list[str], val: list[ImageEntry]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -45,7 +44,6 @@ from weft.data.index.split import (
     stratified_split,
     stratified_subset,
 )
-from weft.data.sources.catalog import CATALOG
 from weft.data.sources.digits import DIGITS, open_digits
 from weft.data.sources.library import open_hf, open_torchvision
 from weft.data.sources.listing import Listing, Reader
@@ -54,6 +52,15 @@ from weft.data.sources.shards import is_shards, open_shards, shard_paths
 from weft.data.sources.table import SUFFIXES, FileReader, open_table
 from weft.errors import DataError
 from weft.text import count, printable
+
+ALIASES = {
+    "imagenet": "ImageNet",
+    "cars": "StanfordCars",
+    "flowers": "Flowers102",
+    "pets": "OxfordIIITPet",
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
+}  # datasets of the papers by name -> dataset of torchvision
 
 
 class KeyedSource:
@@ -112,7 +119,7 @@ def open_data(
         data: a folder of class folders, or one with `train/` and optionally `val/` and `test/` that contain class
             folders (names as in `weft.data.index.split_names`); a table (`x.csv`, `x.tsv`, `x.parquet`, a folder of
             .parquet files); tar shards (`x.tar`, `train-{000..009}.tar`, a folder of .tar files);
-            `torchvision:NAME`; `hf:NAME`; a name of `weft.data.sources.catalog`; or `digits`, scikit-learn's
+            `torchvision:NAME`; `hf:NAME`; a name in `ALIASES`; or `digits`, scikit-learn's
             handwritten digits. A file or folder of such a name comes first.
         val_fraction: fraction of each class for validation, between 0 and 1, if the dataset defines no split.
         seed: seed of that split, and of the choice by `limit` and `train_fraction`.
@@ -204,12 +211,11 @@ def open_data(
         check_names(names)
     if not allow_empty_class and classes is None:
         check_empty(names, train if limit is None and train_fraction == 1 else inside, inventory)
+    parts_held_out = [val]
+    if folds is not None:
+        parts_held_out = [readable(made(folds, number))[1] for number in range(1, folds + 1)]
     if folds is not None and not evaluate_only:
-
-        def held_out(folds: int) -> list[int]:
-            return [len(readable(made(folds, number))[1]) for number in range(1, folds + 1)]
-
-        check_folds(inventory, folds, held_out, is_grouped=group_of is not None)
+        check_folds(inventory, [len(part) for part in parts_held_out], is_grouped=group_of is not None)
     if not train + val or not (evaluate_only or (classes is not None and not is_given)):
         check_sides(inventory, len(train), len(val), is_grouped=group_of is not None)
     how = f"{100 * val_fraction:.0f} %" if folds is None else f"fold {fold} of {folds}"
@@ -217,9 +223,6 @@ def open_data(
     if group_of is not None:
         notes += group_notes(group_of, train, val)
     notes += survey_notes(inventory, names, val)
-    parts_held_out = [val]
-    if folds is not None and inventory.copies:
-        parts_held_out = [readable(made(folds, number))[1] for number in range(1, folds + 1)]
     notes += copy_notes(inventory, train, parts_held_out)
     if len(inside) < len(entries):
         notes.append(f"Not used, because outside all class folders: {count(len(entries) - len(inside), 'image')}.")
@@ -319,7 +322,7 @@ def check_exists(data: str | Path) -> None:
     """
     text = os.fspath(data)
     kind = text.partition(":")[0]
-    if data == "digits" or kind in ("torchvision", "hf") or text in CATALOG:
+    if data == "digits" or kind in ("torchvision", "hf") or text in ALIASES:
         return
     files = shard_paths(text) if is_shards(text) else [Path(text)] if text.endswith(SUFFIXES) else []
     if missing := [file for file in files if not os.path.lexists(file)]:
@@ -356,33 +359,16 @@ def _listing_of(text: str, group: str | None, image: str | None, label: str | No
         return open_hf(address, image, label)
     if text == DIGITS:
         return open_digits()
-    return _known(text) if text in CATALOG else None
+    return open_torchvision(ALIASES[text]) if text in ALIASES else None
 
 
 def _name_notes(data: str | Path) -> list[str]:
     """Return a note if a file or folder has the name of a known dataset."""
     text = os.fspath(data)
-    if text not in (DIGITS, *CATALOG) or not os.path.lexists(text):
+    if text not in (DIGITS, *ALIASES) or not os.path.lexists(text):
         return []
     kind = "folder" if os.path.isdir(text) else "file"
     return [f"'{text}' is the {kind} here, not the known dataset of that name: run weft elsewhere to use the dataset."]
-
-
-def _known(name: str) -> Listing:
-    """Open a dataset of the papers; add a note if its sizes differ from theirs."""
-    known = CATALOG[name]
-    if not known.source:
-        raise DataError(f"weft cannot open {name} by name; pass its files as DATA: {known.note.rstrip('.')}.")
-    listing = open_torchvision(known.source.partition(":")[2])
-    counts = Counter(entry.split for entry in listing.entries)
-    actual = (len(listing.classes), counts["train"], counts["val"])
-    if actual != (stated := (known.classes, known.train, known.val)):
-        expected = " / ".join(f"{number:,}" for number in stated)
-        listing.notes.append(
-            f"{name} has {' / '.join(f'{number:,}' for number in actual)} classes / images for training / held out;"
-            f" the papers have {expected}."
-        )
-    return listing
 
 
 def _given(entries: list[ImageEntry]) -> list[list[ImageEntry]]:

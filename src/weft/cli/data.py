@@ -202,7 +202,7 @@ def _review(args: argparse.Namespace) -> int:
 def _check_review(args: argparse.Namespace, data: str) -> None:
     """Check what can be checked before torch is imported."""
     from weft.checkpoints.finding import check_model
-    from weft.data.index.inventory import check_outside
+    from weft.data.sources.folder import check_outside
     from weft.data.sources.open import check_exists
     from weft.files import refuse_taken
     from weft.inference.arguments import settings_of
@@ -222,7 +222,7 @@ def _check_review(args: argparse.Namespace, data: str) -> None:
 def _check(args: argparse.Namespace) -> int:
     """Print the report and whether training accepts the data; return 3 if it does not."""
     from weft.data.images.limits import MAX_PIXELS
-    from weft.data.sources.open import inspect_data, problem_of
+    from weft.data.sources.open import inspect, problem_of
     from weft.progress import reading
 
     if args.data == "digits" and not os.path.lexists(args.data):
@@ -230,7 +230,7 @@ def _check(args: argparse.Namespace) -> int:
             "DATA must be a directory; got digits, which is part of scikit-learn and has no files to check."
         )
     with reading(quiet=args.quiet, task_name="checking") as progress:
-        inventory = inspect_data(
+        inventory = inspect(
             args.data,
             **args.columns,
             decode=not args.no_decode,
@@ -238,7 +238,7 @@ def _check(args: argparse.Namespace) -> int:
             follow_links=args.follow_links,
             progress=progress,
         )
-    problem = problem_of(args.data, inventory, **args.columns, follow_links=args.follow_links)
+    problem = problem_of(inventory)
     if args.json:
         # ASCII: a terminal cannot print a file name that is not UTF-8, but json.loads can read its escapes
         print(json.dumps({**inventory.as_dict(), "trainable": not problem, "reason": problem or None}, indent=2))
@@ -287,7 +287,7 @@ def _report(inventory: Inventory) -> str:
     lines += [""] * bool(lines)
     rows = []
     for split, counts in summary["classes"].items():
-        place = f" in {inventory.val_name if split == 'val' else inventory.train_name}/" if split else ""
+        place = f" in {inventory.folder(split)}/" if split else ""
         each = first_few(f"{name} {count:,}" for name, count in counts.items())
         rows.append((sum(counts.values()), f"good{place}, classes {len(counts):,}{f': {each}' if each else ''}"))
     if summary["outside_classes"]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.checkpoints.public import load_model
-from weft.data.index.inventory import check_outside
+from weft.data.sources.folder import check_outside
 from weft.deploy import ExportReport, export
 from weft.errors import DataError
 from weft.inference.inputs import open_labelled, recipe_of, settings_of

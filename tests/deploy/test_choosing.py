@@ -24,7 +24,7 @@ from tests.helpers import lively, without_home
 from weft import files, processor
 from weft.checkpoints import save_model_dir
 from weft.cli.app import main
-from weft.data import open_data
+from weft.data import SplitPlan, open_data
 from weft.deploy import choosing, export, exporting, open_model, select
 from weft.deploy.choosing import Choice, ConsideredExport, Machine, expected_order, fastest, time_calls, time_sizes
 from weft.deploy.runtimes import OpenVinoGraph
@@ -939,7 +939,7 @@ def test_a_pt2_file_is_refused_for_what_it_can_contain(tmp_path: Path) -> None:
 
 
 def test_an_export_needs_held_out_images(tmp_path: Path) -> None:
-    data = open_data("digits", limit=60)
+    data = open_data("digits", SplitPlan(limit=60))
     data = dataclasses.replace(data, val=SourcePart(data.val, []))
     with pytest.raises(UsageError, match="data must have held-out images"):
         export(lively("levit_nano_32", num_classes=10), tmp_path / "out", format="onnx", data=data)

@@ -44,7 +44,7 @@ ROOMS = {  # files and folders below src/weft
     "order and seeding": ("data/loading/order.py", "data/loading/seeding.py", "data/loading/dataset.py"),
     "split": ("data/index/split.py",),
     "decode": ("data/images/decode.py", "data/images/colour.py"),
-    "crop": ("data/images/crop.py", "data/loading/preprocessing.py", "data/loading/transforms.py"),
+    "crop": ("data/loading/preprocessing.py", "data/loading/transforms.py"),
     "fold": ("deploy/folding.py", "models/ceit/inference.py", "models/cvt/inference.py", "models/levit/inference.py"),
     "objective": ("train/objective.py", "train/distillation.py"),
     "state": ("train/state.py",),

@@ -38,8 +38,7 @@ from uvicorn.server import ServerState
 from tests.helpers import lively
 from tests.serve.running import NAMES, picture, saved
 from weft.checkpoints import save_model_dir
-from weft.data import eval_transform
-from weft.data.loading.preprocessing import eval_crop
+from weft.data.loading.preprocessing import eval_transform
 from weft.deploy import export, open_model, runtimes
 from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError
@@ -479,7 +478,7 @@ def test_the_region_is_what_the_transform_leaves(cfg: dict[str, Any], size: tupl
     transform: Any = eval_transform({**cfg, "mean": (0, 0, 0), "std": (1, 1, 1), "interpolation": "bilinear"})
     seen = transform(Image.fromarray(places)).numpy()
     inside = seen[2] > 0.99
-    left, top, wide, high = eval_crop(cfg).region(*size)
+    left, top, wide, high = eval_transform(cfg).region(*size)
     expected = (max(left, 0), max(top, 0), min(left + wide, 1), min(top + high, 1))
     found_there = (seen[0][inside].min(), seen[1][inside].min(), seen[0][inside].max(), seen[1][inside].max())
     assert found_there == pytest.approx(expected, abs=0.02)
@@ -1159,7 +1158,7 @@ def test_batch_sizes_are_measured_on_graphs_of_the_same_kind(monkeypatch: pytest
 
     class Model(Predictor):
         def __init__(self) -> None:
-            self.crop, self.metadata = SimpleNamespace(pixels=lambda image: np.zeros(3)), {"overlay": False}
+            self.preprocessing, self.metadata = SimpleNamespace(pixels=lambda image: np.zeros(3)), {"overlay": False}
 
         def predict(self, images: Any, *, overlay: bool = False) -> Any:
             return graph._run(np.stack(images))

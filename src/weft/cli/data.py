@@ -279,7 +279,7 @@ def _report(inventory: Inventory) -> str:
     from weft.data.images.decode import REASONS
     from weft.data.index.checks import extensions, same_bytes, tally, unread_notes
     from weft.data.index.tree import SKIPPED
-    from weft.data.loading.preprocessing import eval_crop
+    from weft.data.loading.preprocessing import eval_transform
     from weft.text import first_few, one_line, printable
 
     summary = inventory.as_dict()
@@ -305,7 +305,7 @@ def _report(inventory: Inventory) -> str:
     width = max(len(f"{number:,}") for number, _ in rows)
     lines += [f"{number:>{width},} {text}" for number, text in rows]
     lines += value_notes(inventory.values, inventory.value_range) if inventory.value_range else []
-    lines += filter(None, [eval_crop({}).note(inventory.sizes)])
+    lines += filter(None, [eval_transform({}).note(inventory.sizes)])
     lines += [*unread_notes(inventory), *inventory.remarks]
     if inventory.classes_outside:
         lines.append(

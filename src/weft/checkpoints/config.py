@@ -34,7 +34,7 @@ Value = Annotated[int, Field(ge=-(2**31), le=2**32 - 1)]
 
 
 @with_config(extra="allow")
-class Preprocessing(TypedDict, total=False):
+class PretrainedCfg(TypedDict, total=False):
     """Preprocessing of images, under timm's keys."""
 
     input_size: tuple[Annotated[int, Field(ge=1, le=64)], Size, Size]
@@ -66,7 +66,7 @@ class ModelConfig(TypedDict):
     architecture: str
     plugin: NotRequired[str]
     num_classes: Annotated[int, Field(ge=0, le=1_000_000)]
-    pretrained_cfg: NotRequired[Preprocessing]
+    pretrained_cfg: NotRequired[PretrainedCfg]
     model_args: NotRequired[dict[str, Any]]
     label_names: NotRequired[list[str] | None]
     value_range: NotRequired[Annotated[tuple[Value, Value], AfterValidator(_ascending)]]

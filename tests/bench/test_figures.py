@@ -21,7 +21,7 @@ import json, pathlib, sys
 import torch
 sys.path.insert(0, {root!r})
 import weft
-from weft.checkpoints.layout import translate
+from weft.models.layout import translate
 from weft.models.ceit.weights import RELEASED
 
 class CeIT(torch.nn.Module):

@@ -11,10 +11,9 @@ from safetensors.torch import save_file
 import weft
 from tests.helpers import lively
 from tests.reference.deterministic import fill
-from weft.checkpoints.layout import convert, translate
 from weft.checkpoints.load import layouts, recognise
 from weft.errors import CheckpointError, UsageError
-from weft.models.layout import Layout
+from weft.models.layout import Layout, translate
 from weft.models.registry import switches as switches_of
 
 SHAPES = json.loads((Path(__file__).parents[1] / "reference" / "official_state_dicts.json").read_text())
@@ -285,4 +284,4 @@ def test_tables_change_whole_words_only(name, expected):
 def test_two_names_for_one_place():
     layout = Layout("a test", "a", rename={"a": "c", "b": "c"})
     with pytest.raises(CheckpointError, match="must have each tensor once; a and b both map to c"):
-        convert(layout, {"a": torch.zeros(1), "b": torch.zeros(1)})
+        layout.convert({"a": torch.zeros(1), "b": torch.zeros(1)})

@@ -198,7 +198,7 @@ CONTAINERS = {
     "compressed": (lambda d: archive(d, compression=zipfile.ZIP_DEFLATED), ".pth", "compressed or encrypted"),
     "two pickles of one name": (lambda d: archive(d, twice=True), ".pth", "two parts have the same name"),
     "called safetensors": (lambda d: archive(d), ".safetensors", "must be in safetensors format"),
-    "tar": (legacy_tar, ".pth", "it is a tar archive"),
+    "tar": (legacy_tar, ".pth", "its first bytes are b'pickle"),
     "a zip behind a pickle": (lambda d: d + archive(pickle.dumps({}, 2)), ".pth", r"posix\.system"),
 }
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from weft.checkpoints.files import read_contents
-from weft.checkpoints.layout import convert
 from weft.checkpoints.load import (
     LoadReport,
     find_prefix,
@@ -19,7 +18,6 @@ from weft.checkpoints.load import (
     load_checkpoint,
     prefixes,
     recognise,
-    to_weft,
     under,
 )
 from weft.checkpoints.model_dir import save_model_dir
@@ -30,37 +28,6 @@ from weft.models.building import switches as switches_of
 from weft.models.contract import preprocessing, resized
 from weft.models.families import VARIANTS, families, family_of
 from weft.models.layout import State
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """Result of a conversion.
-
-    Attributes:
-        out: the model directory.
-        model: name of the model.
-        switches: constructor arguments that the weights require, and those that were given.
-        report: what was loaded.
-        label_names: class names that were next to the weights; None for none.
-        files: names of the files next to the weights that were used.
-    """
-
-    out: Path
-    model: str
-    switches: dict[str, Any]
-    report: LoadReport
-    label_names: list[str] | None = None
-    files: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the dictionary that `--json` prints."""
-        return {
-            "out": str(self.out),
-            "model": self.model,
-            "switches": self.switches,
-            **vars(self.report),
-            "files": self.files,
-        }
 
 
 def convert_checkpoint(
@@ -76,7 +43,7 @@ def convert_checkpoint(
     prefix: str | None = None,
     settings: Mapping[str, Any] | None = None,
     force: bool = False,
-) -> Conversion:
+) -> LoadReport:
     """Read weights in any layout that `load_checkpoint` supports, and write a model directory.
 
     Args:
@@ -109,11 +76,8 @@ def convert_checkpoint(
         prefix, model = _matching(state, settings or {}, img_size, source)
     else:
         prefix = find_prefix(create_model(model, device="meta"), state, head=head)
-    weights = under(state, prefix)
-    layout = recognise(weights)
-    required = {k: v for k, v in (layout.switches(weights) if layout else {}).items() if v is not None}
+    converted, required = _converted(under(state, prefix))
     switches = {**required, **(settings or {})}
-    converted = convert(layout, weights).state if layout else weights
     if model is None:
         model = find_model(converted, switches, img_size, source)
     beside = read_metadata(file.parent)
@@ -131,7 +95,17 @@ def convert_checkpoint(
     network.pretrained_cfg = network.default_cfg = {**dict(network.pretrained_cfg), **cfg}
     names = beside.label_names if head == "keep" and len(beside.label_names or ()) == classes else None
     save_model_dir(network, out, label_names=names, force=force)
-    return Conversion(out, model, switches, replace(report, part=part, others=others), names, beside.files)
+    of_file = dict(part=part, others=others, files=beside.files, label_names=names)
+    return replace(report, model=model, switches=switches, **of_file)
+
+
+def _converted(weights: State) -> tuple[State, dict[str, Any]]:
+    """Return a state dict under weft's keys, and the constructor arguments that it requires."""
+    layout = recognise(weights)
+    if layout is None:
+        return weights, {}
+    required = {key: value for key, value in layout.switches(weights).items() if value is not None}
+    return layout.convert(weights)[0], required
 
 
 def _size_of(beside: SourceMetadata, model: str) -> tuple[int, int] | None:
@@ -152,11 +126,9 @@ def _matching(state: State, settings: Mapping[str, Any], img_size: Any, source: 
     for prefix in prefixes(state, len(state) // 3):
         if any(prefix.startswith(outer) for outer in found):  # a part of a network that was found
             continue
-        weights = under(state, prefix)
         try:
-            layout = recognise(weights)
-            required = {k: v for k, v in (layout.switches(weights) if layout else {}).items() if v is not None}
-            found[prefix] = find_model(to_weft(weights), {**required, **settings}, img_size, source)
+            converted, required = _converted(under(state, prefix))
+            found[prefix] = find_model(converted, {**required, **settings}, img_size, source)
         except UsageError as error:
             first = first or error
         except CheckpointError:  # the tensors do not fit together
@@ -242,6 +214,5 @@ def _classes_of(state: Mapping[str, Tensor], model: str | None = None) -> int:
         heads = [name for family in families() for name in family.head_keys]
     else:  # a head can be several layers: the last one has the classes
         network = create_model(model, device="meta")
-        prefixes_of_heads = tuple(f"{name}." for name in head_prefixes(network))
-        heads = [name for name in network.state_dict() if name.startswith(prefixes_of_heads)][::-1]
+        heads = [name for name in network.state_dict() if name.startswith(head_prefixes(network))][::-1]
     return next((len(state[name]) for name in heads if name in state and state[name].ndim), 0)

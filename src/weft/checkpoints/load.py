@@ -11,7 +11,6 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from weft.checkpoints.files import read_contents
-from weft.checkpoints.layout import RenamedState, convert
 from weft.errors import CheckpointError, UsageError
 from weft.models.base import Backbone
 from weft.models.families import families, family_of
@@ -24,7 +23,7 @@ _MAX_EXAMPLES = 3
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Result of loading weights.
+    """Result of loading or converting weights.
 
     Attributes:
         source: description of the layout of the weights.
@@ -34,6 +33,10 @@ class LoadReport:
         part: top-level key of the state dict in the file; '' if the file is a state dict itself.
         others: top-level keys of other state dicts in the file, for example of averaged weights.
         prefix: beginning of the keys that were loaded, such as 'module.'; '' for none.
+        model: of a conversion, the name of the model.
+        switches: of a conversion, the constructor arguments that the weights require, and those that were given.
+        files: of a conversion, the names of the files next to the weights that were used.
+        label_names: of a conversion, the class names in these files; None for none.
     """
 
     source: str
@@ -43,6 +46,10 @@ class LoadReport:
     part: str = ""
     others: list[str] = field(default_factory=list)
     prefix: str = ""
+    model: str = ""
+    switches: dict[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    label_names: list[str] | None = None
 
 
 def load_checkpoint(
@@ -94,25 +101,23 @@ def load_checkpoint(
         _check_family(model, layout)
         if switches == "check":
             _check_switches(model, layout, theirs)
-    renamed = convert(layout, theirs) if layout else RenamedState(theirs, {name: name for name in theirs})
+    state, origins = layout.convert(theirs) if layout else (theirs, {name: name for name in theirs})
 
-    state, dropped = renamed.state, outside
-    origins = {name: prefix + origin for name, origin in renamed.origins.items()}
-    own = model.state_dict()
-    loaded = set(state)
-    if head == "drop":
-        kept = {name: tensor for name, tensor in state.items() if not _is_head(model, name)}
-        dropped, loaded = [*outside, *(origins[name] for name in state if name not in kept)], set(kept)
-        state = kept | {name: tensor for name, tensor in own.items() if _is_head(model, name)}
+    own, heads = model.state_dict(), head_prefixes(model) if head == "drop" else ()
+    origins = {name: prefix + origin for name, origin in origins.items()}
+    dropped = [*outside, *(origins[name] for name in state if name.startswith(heads))]
+    state = {name: tensor for name, tensor in state.items() if not name.startswith(heads)}
+    num_loaded = len(state)
+    state |= {name: tensor for name, tensor in own.items() if name.startswith(heads)}
     resized: list[str] = []
     if isinstance(model, Backbone):
         state, resized = model.resize_state_dict(state)
     # BatchNorm's batch counter does not affect inference; files of old versions of torch do not have it
     state = {name: own[name] for name in own if name.endswith("num_batches_tracked")} | state
-    _check_match(model, own, RenamedState(state, origins), layout, theirs)
+    _check_match(model, own, state, origins, layout, theirs)
     model.load_state_dict(state)
     source = layout.name if layout else "the model's own names"
-    return LoadReport(source, len(loaded), resized, dropped, part, others, prefix)
+    return LoadReport(source, num_loaded, resized, dropped, part, others, prefix)
 
 
 def find_prefix(model: nn.Module, state: State, *, head: Literal["keep", "drop"] = "keep") -> str:
@@ -121,9 +126,9 @@ def find_prefix(model: nn.Module, state: State, *, head: Literal["keep", "drop"]
     Raises:
         CheckpointError: there are several, as of a model and its average.
     """
-    heads = tuple(f"{name}." for name in head_prefixes(model)) if head == "drop" else ()
-    wanted = [name for name in model.state_dict() if not name.endswith("num_batches_tracked")]
-    wanted = [name for name in wanted if not (heads and name.startswith(heads))]
+    left_out = head_prefixes(model) if head == "drop" else ()
+    names = [name for name in model.state_dict() if not name.endswith("num_batches_tracked")]
+    wanted = [name for name in names if not name.startswith(left_out)]
     missing: dict[str, int] = {}
     for prefix in prefixes(state, len(wanted) // 3):
         try:
@@ -191,7 +196,7 @@ def _built_values(model: nn.Module, layout: Layout) -> dict[str, Any]:
 def to_weft(state: Mapping[str, Tensor]) -> State:
     """Convert a state dict of any known layout to weft's names and shapes; one under weft's own names is unchanged."""
     layout = recognise(state)
-    return convert(layout, dict(state)).state if layout else dict(state)
+    return layout.convert(dict(state))[0] if layout else dict(state)
 
 
 def describe_model(model: nn.Module) -> str:
@@ -208,16 +213,12 @@ def _checked(state: Mapping[str, Any]) -> State:
     return dict(state)
 
 
-def head_prefixes(model: nn.Module) -> list[str]:
-    """Return the names of the modules that are the heads of a model."""
+def head_prefixes(model: nn.Module) -> tuple[str, ...]:
+    """Return the beginnings, up to a dot, of the keys of the heads of a model."""
     get_classifier = getattr(model, "get_classifier", None)
     heads = get_classifier() if get_classifier else ()
     heads = heads if isinstance(heads, tuple) else (heads,)
-    return [name for name, module in model.named_modules() if any(module is head for head in heads)]
-
-
-def _is_head(model: nn.Module, name: str) -> bool:
-    return any(name.startswith(f"{prefix}.") for prefix in head_prefixes(model))
+    return tuple(f"{name}." for name, module in model.named_modules() if any(module is head for head in heads))
 
 
 def _check_family(model: nn.Module, layout: Layout) -> None:
@@ -246,9 +247,10 @@ def _call(model: nn.Module, switches: dict[str, Any]) -> str:
     return f"weft.create_model({getattr(model, 'weft_name', 'NAME')!r}{arguments})"
 
 
-def _check_match(model: nn.Module, own: State, renamed: RenamedState, layout: Layout | None, theirs: State) -> None:
+def _check_match(
+    model: nn.Module, own: State, state: State, origins: Mapping[str, str], layout: Layout | None, theirs: State
+) -> None:
     """Compare keys, shapes and dtypes, before any tensor is copied."""
-    state, origins = renamed
     missing = [name for name in own if name not in state]
     unexpected = [name for name in state if name not in own]
     common = [name for name in own if name in state]
@@ -256,33 +258,29 @@ def _check_match(model: nn.Module, own: State, renamed: RenamedState, layout: La
     retyped = [n for n in common if n not in reshaped and own[n].is_floating_point() != state[n].is_floating_point()]
     if not (missing or unexpected or reshaped or retyped):
         return
-    shapes = [f"{name}: file {_shape(state[name])}, model {_shape(own[name])}" for name in reshaped]
-    kinds = [f"{name}: file {_kind(state[name])}, model {_kind(own[name])}" for name in retyped]
+    kinds = {
+        "missing": missing,
+        "unexpected": [origins.get(name, name) for name in unexpected],
+        "of different shape": [f"{n}: file {_shape(state[n])}, model {_shape(own[n])}" for n in reshaped],
+        "of different type": [f"{n}: file {_dtype(state[n])}, model {_dtype(own[n])}" for n in retyped],
+    }
     differences = [
-        _difference("missing", missing),
-        _difference("unexpected", [origins.get(name, name) for name in unexpected]),
-        _difference("of different shape", shapes),
-        _difference("of different type", kinds),
+        f"{len(names)} {kind} ({', '.join(names[:_MAX_EXAMPLES])}{', ...' if len(names) > _MAX_EXAMPLES else ''})"
+        for kind, names in kinds.items()
+        if names
     ]
     hint = "" if retyped else _hint(model, missing, unexpected, reshaped, state, layout, theirs)
     raise CheckpointError(
-        f"The checkpoint must match the model {describe_model(model)}: {', '.join(filter(None, differences))}."
-        f" {hint}{_NOTHING_LOADED}"
+        f"The checkpoint must match the model {describe_model(model)}: {', '.join(differences)}. {hint}"
+        f"{_NOTHING_LOADED}"
     )
-
-
-def _difference(what: str, examples: list[str]) -> str:
-    if not examples:
-        return ""
-    more = ", ..." if len(examples) > _MAX_EXAMPLES else ""
-    return f"{len(examples)} {what} ({', '.join(examples[:_MAX_EXAMPLES])}{more})"
 
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "scalar"
 
 
-def _kind(tensor: Tensor) -> str:
+def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -296,16 +294,16 @@ def _hint(
     theirs: State,
 ) -> str:
     """Return advice on how to load the checkpoint, if there is any."""
-    only_heads = [*missing, *reshaped] and all(_is_head(model, name) for name in [*missing, *reshaped])
-    if reshaped and only_heads and not unexpected:
-        classes = state[next(name for name in reshaped)].shape[0]
-        return f"Pass num_classes={classes}, or head='drop'. "
-    if only_heads and not unexpected and all(name.startswith("head_dist.") for name in missing):
-        return "The file has one head: pass distilled=False. "
+    heads = head_prefixes(model)
+    only_heads = bool(missing or reshaped) and all(name.startswith(heads) for name in (*missing, *reshaped))
     if only_heads and not unexpected:
+        if reshaped:
+            return f"Pass num_classes={state[reshaped[0]].shape[0]}, or head='drop'. "
+        if all(name.startswith("head_dist.") for name in missing):
+            return "The file has one head: pass distilled=False. "
         return "The file has no head: pass head='drop'. "
-    heads = ("head", "classifier", "mlp_head", *(f"{name}." for name in head_prefixes(model)))
-    if unexpected and not missing and not reshaped and all(name.startswith(heads) for name in unexpected):
+    names_of_heads = ("head", "classifier", "mlp_head", *heads)
+    if unexpected and not missing and not reshaped and all(name.startswith(names_of_heads) for name in unexpected):
         return "The model has fewer heads: pass head='drop'. "
     if layout is None:
         return ""

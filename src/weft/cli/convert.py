@@ -57,8 +57,9 @@ def run(args: argparse.Namespace) -> int:
     if args.img_size is not None:
         values.append(("img_size", args.img_size))
     recipe = load_recipe(None, values)
+    out = Path(args.out)
     if not args.force:
-        refuse_existing(Path(args.out), force=False)
+        refuse_existing(out, force=False)
     if args.model is not None:
         check_name(args.model)
     if not Path(args.source).exists():
@@ -69,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
         from weft.checkpoints.conversion import convert_checkpoint
 
     with working("converting", quiet=args.quiet):
-        conversion = convert_checkpoint(
+        report = convert_checkpoint(
             args.source,
-            args.out,
+            out,
             model=args.model,
             num_classes=args.num_classes,
             img_size=recipe.img_size,
@@ -82,17 +83,17 @@ def run(args: argparse.Namespace) -> int:
             settings=recipe.model_args,
             force=args.force,
         )
-    if conversion.report.others and not args.quiet:
-        part, others = conversion.report.part, ", ".join(conversion.report.others)
+    if report.others and not args.quiet:
+        part, others = report.part, ", ".join(report.others)
         note(f"{args.source} has several state dicts; used {part!r}, not {others}. Choose another with --which NAME.")
     if args.json:
-        print_json(conversion.as_dict())
+        print_json({"out": str(out), **{key: value for key, value in vars(report).items() if key != "label_names"}})
         return 0
-    print(f"{conversion.model}, {conversion.report.tensors} tensors of {conversion.report.source}: {conversion.out}")
-    for action, names in (("resized", conversion.report.resized), ("not loaded", conversion.report.dropped)):
+    print(f"{report.model}, {report.tensors} tensors of {report.source}: {out}")
+    for action, names in (("resized", report.resized), ("not loaded", report.dropped)):
         if names:
             print(f"{action}: {one_line(first_few(names, 3))}")
-    if conversion.files:
-        named = "class names and preprocessing" if conversion.label_names else "preprocessing"
-        print(f"{named}: {', '.join(conversion.files)}")
+    if report.files:
+        named = "class names and preprocessing" if report.label_names else "preprocessing"
+        print(f"{named}: {', '.join(report.files)}")
     return 0

@@ -1,13 +1,13 @@
 """Layout: how another library names and shapes the weights of one of weft's networks, as data.
 
 A layout contains a table of their names and weft's. Rows apply in order, each where its words are between dots; `{}`
-matches a number: `stage{}` -> `stages.{}` turns `stage2.cls_token` into `stages.2.cls_token`. `weft.checkpoints.layout`
-applies it.
+matches a number: `stage{}` -> `stages.{}` turns `stage2.cls_token` into `stages.2.cls_token`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -69,10 +69,33 @@ class Layout:
         with self._tensors_that_fit():
             return self.asks(state)
 
-    def prepared(self, state: State) -> State:
-        """Return the state dict ready for the table of names; raises as `switches` does."""
+    def convert(self, state: State) -> tuple[State, dict[str, str]]:
+        """Convert a state dict to weft's keys and shapes. Unknown keys are kept; loading reports them.
+
+        Returns:
+            The state dict, and for each of its keys the original one, for messages.
+
+        Raises:
+            CheckpointError: two keys map to the same key, or a tensor does not have the shape that the layout requires.
+        """
+        original_keys = {id(tensor): name for name, tensor in state.items()}  # `prepare` may rename some tensors
         with self._tensors_that_fit():
-            return self.prepare(state)
+            state = self.prepare(state)
+        renamed: State = {}
+        origins: dict[str, str] = {}
+        for theirs, tensor in state.items():
+            if self.drop and re.search(self.drop, theirs):
+                continue
+            ours = translate(theirs, self.rename)
+            if ours in renamed:
+                raise CheckpointError(
+                    f"A checkpoint must have each tensor once; {origins[ours]} and {theirs} both map to {ours}."
+                )
+            origins[ours] = original_keys.get(id(tensor), theirs)
+            if self.linear and tensor.ndim == 4 and tensor.shape[2:] == (1, 1) and re.search(self.linear, ours):
+                tensor = tensor[:, :, 0, 0]
+            renamed[ours] = tensor
+        return renamed, origins
 
     @contextlib.contextmanager
     def _tensors_that_fit(self) -> Iterator[None]:
@@ -83,3 +106,16 @@ class Layout:
                 f"The weights look like {self.name}, but their tensors do not fit together "
                 f"({reason_of(error)}). They are damaged or of another version. Nothing was loaded."
             ) from None
+
+
+def translate(name: str, rename: Mapping[str, str]) -> str:
+    """Return a key renamed by a table from their key patterns to weft's."""
+    for theirs, ours in rename.items():
+        name = _key_pattern(theirs).sub(lambda match, ours=ours: ours.format(*match.groups()), name, count=1)
+    return name
+
+
+@functools.cache
+def _key_pattern(pattern: str) -> re.Pattern[str]:
+    numbered = re.escape(pattern).replace(r"\{\}", r"(\d+)")
+    return re.compile(rf"(?:^|(?<=\.)){numbered}(?=\.|$)")

@@ -65,9 +65,6 @@ def read_bundle(name: str) -> dict[str, Tensor]:
 
     The file has names of another library; its tensors are in the order of timm's.
 
-    Args:
-        name: a name in BUNDLES, with or without a tag.
-
     Raises:
         CheckpointError: the package is not installed, or its file is not the one that weft knows.
     """

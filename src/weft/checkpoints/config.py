@@ -102,13 +102,8 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def checked_names(names: Any, num_classes: int | None = None, what: str = "label_names") -> list[str] | None:
-    """Return class names as a list after validation.
-
-    Args:
-        names: one string per class; None for none.
-        num_classes: required number of names; None for any number.
-        what: name of the list in messages.
+def checked_names(names: Any, num_classes: int | None = None) -> list[str] | None:
+    """Return class names, one per class, as a list after validation; None for none.
 
     Raises:
         UsageError: a name is not a string, occurs twice or has control characters, or the number is wrong.
@@ -116,14 +111,13 @@ def checked_names(names: Any, num_classes: int | None = None, what: str = "label
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{what} must be a list of strings; got {names!r}.")
+        raise UsageError(f"label_names must be a list of strings; got {names!r}.")
     names = list(names)
     if num_classes is not None and len(names) != num_classes:
-        raise UsageError(f"{what} must have one name per class, {num_classes}; got {len(names)}.")
+        raise UsageError(f"label_names must have one name per class, {num_classes}; got {len(names)}.")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"{what} must differ from each other; {twice!r} occurs twice.")
-    for name in names:
-        if has_control_characters(name):
-            raise UsageError(f"{what} must have no control characters; got {name!r}.")
+        raise UsageError(f"label_names must differ from each other; {twice!r} occurs twice.")
+    if bad := next(filter(has_control_characters, names), None):
+        raise UsageError(f"label_names must have no control characters; got {bad!r}.")
     return names

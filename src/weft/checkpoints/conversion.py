@@ -79,7 +79,7 @@ def convert_checkpoint(
     converted, required = _converted(under(state, prefix))
     switches = {**required, **(settings or {})}
     if model is None:
-        model = find_model(converted, switches, img_size, source)
+        model = _model_of(converted, switches, img_size, source)
     beside = read_metadata(file.parent)
     size = img_size if img_size is not None else _size_of(beside, model)
     if size is not None and model in VARIANTS:
@@ -116,11 +116,7 @@ def _size_of(beside: SourceMetadata, model: str) -> tuple[int, int] | None:
 
 
 def _matching(state: State, settings: Mapping[str, Any], img_size: Any, source: str | Path) -> tuple[str, str]:
-    """Return the only prefix under which weights match a model of weft, and the model.
-
-    Raises:
-        UsageError: none matches, or several do.
-    """
+    """Return the only prefix under which weights match a model of weft, and the model."""
     found: dict[str, str] = {}
     first: UsageError | None = None
     for prefix in prefixes(state, len(state) // 3):
@@ -128,7 +124,7 @@ def _matching(state: State, settings: Mapping[str, Any], img_size: Any, source: 
             continue
         try:
             converted, required = _converted(under(state, prefix))
-            found[prefix] = find_model(converted, {**required, **settings}, img_size, source)
+            found[prefix] = _model_of(converted, {**required, **settings}, img_size, source)
         except UsageError as error:
             first = first or error
         except CheckpointError:  # the tensors do not fit together
@@ -145,19 +141,10 @@ def _matching(state: State, settings: Mapping[str, Any], img_size: Any, source: 
     return next(iter(found.items()))
 
 
-def find_model(
-    state: Mapping[str, Tensor], switches: Mapping[str, Any], img_size: Any = None, source: str | Path = "the file"
-) -> str:
-    """Return the name of weft's only model that matches a state dict.
+def _model_of(state: State, switches: Mapping[str, Any], img_size: Any, source: str | Path) -> str:
+    """Return the name of weft's only model that matches a state dict under weft's keys.
 
-    Args:
-        state: state dict under weft's keys.
-        switches: constructor arguments that the weights require.
-        img_size: requested input size; it decides between models that differ only in their position embeddings.
-        source: name of the state dict in messages.
-
-    Raises:
-        UsageError: no model matches, or several.
+    `img_size` decides between models that differ only in their position embeddings.
     """
     matches: dict[str, bool] = {}
     for name, row in VARIANTS.items():
@@ -204,12 +191,7 @@ def _arguments_for(name: str, state: Mapping[str, Tensor], switches: Mapping[str
 
 
 def _classes_of(state: Mapping[str, Tensor], model: str | None = None) -> int:
-    """Return the number of classes of the head; 0 if there is none.
-
-    Args:
-        state: state dict under weft's keys, or those of a model of timm.
-        model: name of the model; None for any model of weft.
-    """
+    """Return the number of classes of the head of a model, None for any model of weft; 0 if there is none."""
     if model is None or model in VARIANTS:
         heads = [name for family in families() for name in family.head_keys]
     else:  # a head can be several layers: the last one has the classes

@@ -195,11 +195,7 @@ def download_weights(
 
 
 def _fetch_file(url: str, cache_dir: str | Path | None) -> Path:
-    """Download a file or take it from the cache; verify it by the sha256 in its name.
-
-    Raises:
-        OSError, HTTPException: the download failed, or the sha256 differs.
-    """
+    """Download a file or take it from the cache; verify it by the sha256 in its name."""
     path = _path_of(url, cache_dir)
     sha256 = path.stem.rpartition("-")[2]
     if path.is_file() and sha256_of(path).startswith(sha256):

@@ -54,11 +54,7 @@ def is_reachable() -> bool:
 
 
 def hub_file(repo: str, file: str, *, revision: str | None = None, cache_dir: str | Path | None = None) -> str:
-    """Return the path of a file of a repository on the hub; download it unless it is cached.
-
-    Raises:
-        OSError, HTTPError: of huggingface_hub.
-    """
+    """Return the path of a file of a repository on the hub; download it unless it is cached."""
     is_local = not is_reachable()
     with _bar():
         return hf_hub_download(
@@ -85,14 +81,7 @@ def _bar() -> Iterator[None]:
 
 
 def fetch_model_dir(name: str) -> Path:
-    """Download a model directory from the hub, or take it from the cache.
-
-    Args:
-        name: OWNER/NAME, or with a branch, tag or commit: OWNER/NAME@v1.
-
-    Raises:
-        CheckpointError: the repository does not exist or cannot be downloaded.
-    """
+    """Download a model directory, OWNER/NAME or OWNER/NAME@COMMIT, from the hub, or take it from the cache."""
     repo, _, revision = name.partition("@")
     folder = fetch_files(repo, (WEIGHTS, CONFIG), revision or None)
     if (folder / CONFIG).is_file() and read_config(folder).get("unknown"):
@@ -101,15 +90,10 @@ def fetch_model_dir(name: str) -> Path:
 
 
 def fetch_files(repo: str, files: Sequence[str], revision: str | None = None) -> Path:
-    """Download files of a repository on the hub, or take them from the cache, and return their directory.
-
-    Args:
-        repo: OWNER/NAME.
-        files: names of the files; no others are downloaded.
-        revision: branch, tag or commit; None for the main branch.
+    """Download these files of a repository, or take them from the cache, and return their directory.
 
     Raises:
-        CheckpointError: the repository does not exist or cannot be downloaded.
+        CheckpointError: the repository, or the branch, tag or commit, does not exist or cannot be downloaded.
     """
     folder: Path | None = None
     with hub_errors(repo):

@@ -121,11 +121,7 @@ def load_checkpoint(
 
 
 def find_prefix(model: nn.Module, state: State, *, head: Literal["keep", "drop"] = "keep") -> str:
-    """Return the prefix of a state dict under which all keys of a model are; the best one if some are missing.
-
-    Raises:
-        CheckpointError: there are several, as of a model and its average.
-    """
+    """Return the prefix of a state dict under which all keys of a model are; the best one if some are missing."""
     left_out = head_prefixes(model) if head == "drop" else ()
     names = [name for name in model.state_dict() if not name.endswith("num_batches_tracked")]
     wanted = [name for name in names if not name.startswith(left_out)]
@@ -147,11 +143,7 @@ def find_prefix(model: nn.Module, state: State, *, head: Literal["keep", "drop"]
 
 
 def given_prefix(state: State, prefix: str) -> str:
-    """Return a prefix that was asked for, as the keys of a state dict have it.
-
-    Raises:
-        CheckpointError: no key begins with it.
-    """
+    """Return a prefix that was asked for, as the keys of a state dict have it."""
     prefix = f"{prefix.removesuffix('.')}." if prefix else ""
     if not any(name.startswith(prefix) for name in state):
         available = ", ".join(repr(name.removesuffix(".")) for name in prefixes(state, 1) if name.count(".") == 1)

@@ -91,13 +91,7 @@ class Placeholder(dict):
 
 
 class Storage:
-    """Data of one or several tensors in a file.
-
-    Args:
-        kind: what the pickle names as the class of the storage.
-        numel: number of values.
-        read: function that reads a number of bytes into a new array.
-    """
+    """Data of one or several tensors in a file: the name of its class, and a function that reads a number of bytes."""
 
     def __init__(self, kind: Placeholder, numel: int, read: Callable[[int], np.ndarray]) -> None:
         if kind.name not in _STORAGES:
@@ -130,11 +124,7 @@ class StoredTensor(NamedTuple):
         return math.prod(self.size) * self.storage.dtype.itemsize
 
     def read(self) -> Tensor:
-        """Read the tensor to the CPU.
-
-        Raises:
-            MalformedPickle: the file does not have its data.
-        """
+        """Read the tensor to the CPU."""
         return torch.as_strided(self.storage.values, self.size, self.stride, self.offset)
 
 
@@ -193,10 +183,7 @@ class _Reader:
 class Unpickler(_Unpickler):
     """Unpickler that makes dicts, lists, numbers, text, tensors and placeholders, and calls nothing else.
 
-    Args:
-        file: at the beginning of a pickle.
-        storage: function that returns the storage for a persistent ID.
-        foreign: set to which names are added that are neither of torch nor in ACCEPTED.
+    `storage` returns the storage for a persistent ID. Names that are neither of torch nor in ACCEPTED go to `foreign`.
     """
 
     def __init__(self, file: BinaryIO, storage: Callable[[Any], Any], foreign: set[str]) -> None:

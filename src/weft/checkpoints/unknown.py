@@ -152,11 +152,7 @@ def class_probabilities(features: np.ndarray, weight: np.ndarray, bias: np.ndarr
 
 
 def read_detector(folder: Path, record: Threshold | None) -> UnknownDetector | None:
-    """Read the detector of a model directory or an export; None if config.json states none.
-
-    Args:
-        folder: the directory.
-        record: the entry in config.json.
+    """Read the detector of a model directory or an export; None if config.json has no record of one.
 
     Raises:
         CheckpointError: the file is missing or damaged.

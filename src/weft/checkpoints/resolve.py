@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from weft.checkpoints.config import CONFIG, WEIGHTS
 from weft.errors import CheckpointError
 from weft.lazy import LazyModule
 from weft.models.families import VARIANTS
@@ -18,7 +19,6 @@ from weft.models.timm_names import may_be_timm, nearest_names
 timm: Any = LazyModule("timm")
 
 PREFIX = "hf-hub:"  # as in timm
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
 GRAPHS = (".onnx", ".xml", ".pt2")  # files of a single export
 
 

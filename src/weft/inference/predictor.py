@@ -13,8 +13,8 @@ from jaxtyping import Float
 from PIL import Image
 
 from weft.checkpoints.confidence import Rejection, confidence_of
-from weft.checkpoints.config import read_config
-from weft.checkpoints.resolve import CONFIG, find_model
+from weft.checkpoints.config import CONFIG, read_config
+from weft.checkpoints.resolve import find_model
 from weft.data.images.decode import open_image
 from weft.data.images.limits import MAX_PIXELS
 from weft.data.loading.preprocessing import Pixels, eval_transform

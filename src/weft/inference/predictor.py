@@ -16,8 +16,8 @@ from weft.checkpoints.confidence import Rejection, confidence_of
 from weft.checkpoints.config import read_config
 from weft.checkpoints.finding import CONFIG
 from weft.checkpoints.public import PublicModel, find_model
+from weft.data.images import MAX_PIXELS
 from weft.data.images.decode import open_image
-from weft.data.images.limits import MAX_PIXELS
 from weft.data.loading.preprocessing import Pixels, eval_transform
 from weft.deploy import choosing
 from weft.deploy.opening import Export, open_export

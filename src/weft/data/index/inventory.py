@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from weft.data.images.colour import ValueRange, Values, common_range
+from weft.data.images.bit_depth import ValueRange, Values, common_range
 from weft.data.images.decode import (
     HEAD_BYTES,
     MAX_PIXELS,

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from weft.data.images import MAX_PIXELS
 from weft.data.images.decode import BadImage
-from weft.data.images.limits import MAX_PIXELS
 from weft.data.index.checks import (
     check_bad,
     check_empty,

@@ -10,14 +10,16 @@ import sys
 import pytest
 import torch
 
-from weft.data import ImageDataset, make_loader, open_data, train_transform
+from weft.data import ImageDataset, SplitPlan, make_loader, open_data, train_transform
 from weft.data.loading.loader import ImageLoader
 
 VARIED = train_transform(32, (0.5,) * 3, (0.5,) * 3, color_jitter=0.3, rand_augment="rand-m9-mstd0.5", erase_prob=0.5)
 
 
 def loader_of(workers: int) -> ImageLoader:
-    return make_loader(ImageDataset(open_data("digits", limit=20).train, VARIED), 8, shuffle=True, workers=workers)
+    return make_loader(
+        ImageDataset(open_data("digits", SplitPlan(limit=20)).train, VARIED), 8, shuffle=True, workers=workers
+    )
 
 
 def batches(loader: ImageLoader) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ import weft.models.registry  # registers weft's models with timm
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.config import read_config
 from weft.cli import main
-from weft.data import open_data, open_image
+from weft.data import SplitPlan, open_data, open_image
 from weft.data.loading.preprocessing import Pixels, Preprocessing
 from weft.data.prepare import prepare_data
 from weft.deploy.opening import Export
@@ -88,8 +88,12 @@ def test_training_images_use_the_value_range(scans: Path) -> None:
 
 
 def test_the_value_range_does_not_depend_on_split_or_choice(scans: Path) -> None:
-    ranges = {open_data(scans, seed=seed, val_fraction=share).value_range for seed in range(3) for share in (0.3, 0.7)}
-    ranges |= {open_data(scans, folds=3, fold=fold).value_range for fold in (1, 2, 3)}
+    ranges = {
+        open_data(scans, SplitPlan(seed=seed, val_fraction=share)).value_range
+        for seed in range(3)
+        for share in (0.3, 0.7)
+    }
+    ranges |= {open_data(scans, SplitPlan(folds=3, fold=fold)).value_range for fold in (1, 2, 3)}
     assert ranges == {(0, WHITE)}
 
 

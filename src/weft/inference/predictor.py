@@ -14,8 +14,7 @@ from PIL import Image
 
 from weft.checkpoints.confidence import Rejection, confidence_of
 from weft.checkpoints.config import read_config
-from weft.checkpoints.finding import CONFIG
-from weft.checkpoints.public import PublicModel, find_model
+from weft.checkpoints.resolve import CONFIG, find_model
 from weft.data.images import MAX_PIXELS
 from weft.data.images.decode import open_image
 from weft.data.loading.preprocessing import Pixels, eval_transform
@@ -204,7 +203,7 @@ class Predictor:
             CheckpointError: the model is missing or cannot be read.
         """
         max_pixels = max_pixels or _pixel_limit(run)
-        model_source = find_model(run, quiet=quiet)  # once: the newest commit of a repository on the hub
+        model_source = find_model(run)  # once: the newest commit of a repository on the hub
         if (export := _export(model_source, is_fixed=is_fixed, quiet=quiet)) is not None:
             _check_export_device(device)
             if precision == "bf16" != (own := export.config["artefact"]["precision"]):
@@ -424,7 +423,7 @@ def _pixel_limit(run: str | Path) -> int:
     return (recipe and recipe.data.max_pixels) or MAX_PIXELS
 
 
-def _export(model_source: Path | PublicModel, *, is_fixed: bool, quiet: bool) -> Export | None:
+def _export(model_source: Path | str, *, is_fixed: bool, quiet: bool) -> Export | None:
     """Load an export; None if it is another model."""
     if not isinstance(model_source, Path) or "artefact" not in (config := read_config(model_source)):
         return None

@@ -15,7 +15,7 @@ SMALL_SIDE = 96  # pixels of the shorter side; smaller images are trained at the
 FOLDERS = ("ceit", "cvt", "levit", "baselines")  # of the papers, in the order of tables
 
 _families: dict[str, Family] = {
-    family.name: family for family in (ceit.FAMILY, cvt.FAMILY, levit.FAMILY, baselines.GRAFTED, baselines.T2T)
+    family.name: family for family in (ceit.FAMILY, cvt.FAMILY, levit.FAMILY, baselines.GRAFTED)
 }
 
 

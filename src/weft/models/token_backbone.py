@@ -1,4 +1,4 @@
-"""TokenBackbone: what networks with one column of tokens have in common, such as CeiT, DeiT and T2T-ViT."""
+"""TokenBackbone: what networks with one column of tokens have in common, such as CeiT and DeiT."""
 
 # Annotations are real here, not postponed, as in `weft.models.base`.
 

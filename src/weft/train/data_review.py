@@ -13,8 +13,8 @@ import numpy as np
 
 from weft.data import Splits
 from weft.data.images.decode import image_to_show
-from weft.data.index.inventory import check_outside
 from weft.data.index.source import pixel_limit
+from weft.data.sources.folder import check_outside
 from weft.errors import DataError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, sha256_of, write_table
 from weft.inference.embedding import Embedding, feature_predictor, read_files

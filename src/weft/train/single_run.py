@@ -12,7 +12,7 @@ import torch
 
 from weft.capabilities import bf16_note
 from weft.checkpoints import save_model_dir
-from weft.checkpoints.model_dir import read_config
+from weft.checkpoints.config import read_config
 from weft.data.loading.order import epochs_of
 from weft.data.loading.preprocessing import eval_transform
 from weft.files import remove, sweep, write_text

@@ -345,7 +345,7 @@ REFUSED = {
     "data check nowhere": "'nowhere' does not",
     "data check photos.zip": "is a ZIP archive. Unpack it",
     "data check gzip.tar": "gzip.tar' cannot be read (it is a gzip archive). Unpack it",
-    "data prepare photos full": "needs a new folder",
+    "data prepare photos full": "must be new",
     "models nope": "Unknown model",
 }
 

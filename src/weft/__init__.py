@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from weft.interpret import explain as explain
     from weft.memory import keep_memory as keep_memory
     from weft.models import list_models as list_models
-    from weft.models.own import register_module as register_module
-    from weft.models.plugins import load_plugin as load_plugin
+    from weft.models.families import load_plugin as load_plugin
 
 _HOMES = {
     "create_model": "weft.checkpoints.hub",
@@ -32,8 +31,7 @@ _HOMES = {
     "keep_memory": "weft.memory",
     "list_models": "weft.models",
     "load_checkpoint": "weft.checkpoints",
-    "load_plugin": "weft.models.plugins",
-    "register_module": "weft.models.own",
+    "load_plugin": "weft.models.families",
 }
 
 __all__ = [
@@ -46,7 +44,6 @@ __all__ = [
     "list_models",
     "load_checkpoint",
     "load_plugin",
-    "register_module",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES, "__version__")

@@ -145,15 +145,11 @@ def test_a_directory_comes_before_a_model_of_the_same_name(tmp_path: Path, capsy
     save_model_dir(weft.create_model("levit_nano_32", num_classes=2), SMALL, label_names=["left", "right"])
     drawn(3).save(tmp_path / "cat.png")
     assert main(["predict", SMALL, "cat.png"]) == 0
-    printed = capsys.readouterr()
-    assert "left" in printed.out
-    assert (
-        f"{SMALL} is a directory here, and is used. For the public model of this name, pass {REPO[5:]}" in printed.err
-    )
-    assert Predictor.load(f"{SMALL}.r160_in1k", quiet=True).classes[TENCH] == "tench"  # as the note says
+    assert "left" in capsys.readouterr().out
+    assert Predictor.load(f"{SMALL}.r160_in1k", quiet=True).classes[TENCH] == "tench"
     shutil.rmtree(SMALL)
     Path(SMALL).mkdir()
-    with pytest.raises(CheckpointError, match=rf"{SMALL} is neither\..* the directory comes first\..*pass {REPO[5:]}"):
+    with pytest.raises(CheckpointError, match=rf"{SMALL} is neither"):
         find_model(SMALL)
 
 

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from weft.errors import CheckpointError
-from weft.models.families import VARIANTS
-from weft.models.timm_names import may_be_timm, nearest_names, timm_names
+from weft.models.families import VARIANTS, is_model, nearest_names
 
 PREFIX = "hf-hub:"  # as in timm; accepted wherever a model directory is
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -22,9 +21,7 @@ def local_model_dir(run: str | Path) -> Path | None:
 def is_path(run: str | Path) -> bool:
     """Return whether a RUN can only be a directory or a repository, not the name of a public model."""
     name = str(run)
-    if name.startswith(PREFIX) or os.sep in name or "/" in name:
-        return True
-    return Path(run).exists() and name.partition(".")[0] not in VARIANTS.keys() | timm_names()
+    return name.startswith(PREFIX) or os.sep in name or "/" in name or Path(run).exists()
 
 
 def check_model(run: str | Path) -> None:
@@ -44,8 +41,8 @@ def check_model(run: str | Path) -> None:
     base, _, tag = name.partition(".")
     weights = VARIANTS[base].weights if base in VARIANTS else None
     is_own = base in VARIANTS and (not tag or (weights is not None and weights.repo.partition(".")[2] == tag))
-    if not is_own and not may_be_timm(name):
-        raise CheckpointError(without_model(Path(run)) if Path(run).exists() else without_name(name))
+    if not is_own and not is_model(name):
+        raise CheckpointError(without_name(name))
 
 
 def without_name(name: str) -> str:

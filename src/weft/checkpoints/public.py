@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.checkpoints.config import model_dir
-from weft.checkpoints.finding import PREFIX, check_model, is_path, without_name
+from weft.checkpoints.finding import check_model, is_path, without_name
 from weft.errors import CheckpointError
 from weft.lazy import LazyModule
 from weft.models.families import VARIANTS
@@ -67,8 +67,7 @@ class PublicModel(NamedTuple):
 def find_model(run: str | Path, *, quiet: bool = False) -> Path | PublicModel:
     """Return the model directory, export or public model that a name means; the one rule of all verbs.
 
-    A directory comes before a public model of the same name, and a note says so. A name with a path separator is
-    always a directory.
+    A name that exists on this disk, or has a path separator, is a directory; any other is that of a public model.
 
     Args:
         run: a run directory (its best model), a model directory, an export, `hf-hub:OWNER/NAME`, which is downloaded,
@@ -79,25 +78,12 @@ def find_model(run: str | Path, *, quiet: bool = False) -> Path | PublicModel:
         CheckpointError: it is none of these, or a file is missing.
     """
     check_model(run)
-    name = str(run)
-    public = None if is_path(run) else _public(name)
-    if public is None and not is_path(run) and not Path(run).exists():
-        raise CheckpointError(without_name(name))
-    if public is None:
+    if is_path(run):
         return model_dir(run)
-    if not Path(run).exists():
-        return public
-    instead = f"pass {_other_name(public.name)}, or rename the directory"
-    try:
-        folder = model_dir(run)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{error} {name} is also the name of a public model; the directory comes first. For the public model,"
-            f" {instead}."
-        ) from error
-    if not quiet:
-        say(f"{name} is a directory here, and is used. For the public model of this name, {instead}.")
-    return folder
+    public = _public(str(run))
+    if public is None:
+        raise CheckpointError(without_name(str(run)))
+    return public
 
 
 def load_model(run: str | Path, *, quiet: bool = False) -> tuple[Any, list[str] | None]:
@@ -139,18 +125,6 @@ def _public(name: str) -> PublicModel | None:
             return PublicModel(base)  # weft's network, also under the tag of its weights
     is_known = timm.is_model(base) and (not tag or name in timm.list_pretrained(f"{base}.*"))
     return PublicModel(name) if is_known else None
-
-
-def _other_name(name: str) -> str:
-    """Return a name of the same public weights that cannot be the name of the same directory."""
-    if name in VARIANTS:
-        weights = VARIANTS[name].weights
-        tag = weights.repo.partition(".")[2] if weights else ""
-        return f"{name}.{tag}" if tag else "its path from another directory"
-    cfg = timm.get_pretrained_cfg(name)
-    if "." not in name and cfg is not None and cfg.tag:
-        return f"{name}.{cfg.tag}"
-    return f"{PREFIX}{cfg.hf_hub_id}" if cfg is not None and cfg.hf_hub_id else "another tag"
 
 
 def _with_classes(base: str) -> list[str]:

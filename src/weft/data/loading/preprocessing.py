@@ -15,7 +15,7 @@ from PIL import Image
 
 from weft.data.images.crop import EvalCrop
 from weft.errors import UsageError
-from weft.models.data_config import data_config
+from weft.models.contract import data_config
 
 if TYPE_CHECKING:
     from torch import Tensor

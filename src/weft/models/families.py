@@ -151,7 +151,7 @@ def family_of(model: object) -> Family | None:
 def is_model(name: str) -> bool:
     """Return whether weft or timm has a model of this name, with or without a tag.
 
-    timm, whose import takes seconds, is asked about names that are not weft's.
+    timm is imported, which takes seconds, for names that are not those of weft's networks.
     """
     if name in VARIANTS:
         return True

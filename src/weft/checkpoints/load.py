@@ -178,13 +178,14 @@ def layouts() -> tuple[Layout, ...]:
     return tuple(layout for family in families() for layout in family.all_layouts())
 
 
-def _family_of_layout(layout: Layout) -> Family:
+def family_of_layout(layout: Layout) -> Family:
+    """Return the family whose networks have weights in this layout."""
     return next(family for family in families() if layout in family.all_layouts())
 
 
 def _built_values(model: nn.Module, layout: Layout) -> dict[str, Any]:
     """Return the constructor arguments of a built model that no tensor shows."""
-    built_values = resolve(_family_of_layout(layout).built_values)
+    built_values = resolve(family_of_layout(layout).built_values)
     return built_values(model) if built_values else {}
 
 
@@ -221,11 +222,11 @@ def _is_head(model: nn.Module, name: str) -> bool:
 
 
 def _check_family(model: nn.Module, layout: Layout) -> None:
-    family = _family_of_layout(layout)
+    family = family_of_layout(layout)
     if family_of(model) is not family:
         raise CheckpointError(
             f"The weights of {layout.name} need a {family.name}; the model is {describe_model(model)}, a "
-            f"{type(model).__name__}. Build a model of `weft models '{family.name.lower()}*'`. {_NOTHING_LOADED}"
+            f"{type(model).__name__}. Build one of its models, such as {next(iter(family.variants))}. {_NOTHING_LOADED}"
         )
 
 

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.errors import UsageError
 from weft.layers import activation, norm
-from weft.models.families import families, family_of
+from weft.models.families import families
 from weft.models.family import resolve
 
 Rules = Mapping[type[nn.Module], Callable[[Any], nn.Module]]
@@ -50,9 +50,6 @@ def fold(model: nn.Module, device: str | torch.device | None = None) -> nn.Modul
     device = torch.device(device)
     copied = copy.deepcopy(model).eval().requires_grad_(False)
     folded: Any = _folded(copied.to("cpu" if device.type == "mps" else device), _rules())  # MPS has no float64
-    family = family_of(folded)
-    if family is not None and family.fold_network is not None:
-        folded = resolve(family.fold_network)(folded)
     unmerged = [name for name, module in folded.named_modules() if isinstance(module, _BatchNorm)]
     if unmerged:
         raise UsageError(

@@ -7,15 +7,18 @@ import importlib
 from collections.abc import Iterator, Mapping
 
 from weft.errors import UsageError
-from weft.models import baselines, ceit, cvt, levit
+from weft.models import baselines, ceit, cvt, levit, ports
 from weft.models.family import Candidate, Family, Variant
 
 MANY_IMAGES = 10_000  # training images; with more, training starts from random weights
 SMALL_SIDE = 96  # pixels of the shorter side; smaller images are trained at their own size, from random weights
 FOLDERS = ("ceit", "cvt", "levit", "baselines")  # of the papers, in the order of tables
 
+PORTS = "port_"  # names of networks of `ports` begin so; they are listed only if asked for
+
 _families: dict[str, Family] = {
-    family.name: family for family in (ceit.FAMILY, cvt.FAMILY, levit.FAMILY, baselines.GRAFTED, baselines.T2T)
+    family.name: family
+    for family in (ceit.FAMILY, cvt.FAMILY, levit.FAMILY, baselines.GRAFTED, baselines.T2T, *ports.FAMILIES)
 }
 
 
@@ -62,8 +65,12 @@ def plugins() -> list[str]:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of weft's models that match a shell pattern such as `ceit*`, sorted."""
-    return sorted(fnmatch.filter(VARIANTS, pattern))
+    """Return the names of weft's models that match a shell pattern such as `ceit*`, sorted.
+
+    The networks that articles print (`weft.models.ports`) are listed only for a pattern that begins with `port_`.
+    """
+    names = (name for family in families() for name in family.variants)
+    return sorted(fnmatch.filter((n for n in names if n.startswith(PORTS) == pattern.startswith(PORTS)), pattern))
 
 
 def family_named(model: str) -> Family | None:
@@ -106,7 +113,7 @@ def default_model(side: int, num_images: int) -> tuple[str, int | None]:
 
 
 class _Variants(Mapping[str, Variant]):
-    """All models by name, those of plugins included."""
+    """All models by name, those of plugins included; those of `ports` are found, but not listed."""
 
     def __getitem__(self, name: str) -> Variant:
         family = family_named(name)
@@ -115,10 +122,10 @@ class _Variants(Mapping[str, Variant]):
         return family.variants[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for family in families() for name in family.variants)
+        return (name for family in families() for name in family.variants if not name.startswith(PORTS))
 
     def __len__(self) -> int:
-        return sum(len(family.variants) for family in families())
+        return sum(1 for _ in self)
 
 
 VARIANTS: Mapping[str, Variant] = _Variants()

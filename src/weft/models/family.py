@@ -149,8 +149,7 @@ class Family:
         attention: function (model, weights, image size) -> `weft.layers.attention.AttentionTrace`; None: no maps.
         cam_target: function of a model -> `weft.models.base.CamTarget`, the last map for Grad-CAM; None: found by
             timm's conventions.
-        fold_rules: mapping from module type to a function that returns the folded module.
-        fold_network: function that turns the folded network into its inference form; None: unchanged.
+        fold_rules: mapping from module type, also that of the network, to a function that returns the folded module.
         peers: function of a model name -> its `Peer`s, the closest first.
         candidates: what `weft compare` trains by default, under "small" (images up to 96 pixels) and "large".
         speed_protocol: how the paper measures throughput, for `weft bench --protocol`; None: it has no such table.
@@ -169,7 +168,6 @@ class Family:
     attention: Reference = None
     cam_target: Reference = None
     fold_rules: Reference = field(default_factory=dict)
-    fold_network: Reference = None
     peers: Callable[[str], tuple[Peer, ...]] = lambda name: ()
     candidates: Mapping[str, Candidate] = field(default_factory=dict)
     speed_protocol: SpeedProtocol | None = None

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from weft.errors import UsageError, unknown
 from weft.grid import Grid
 from weft.layers.tokens import to_map
-from weft.models.base import CamTarget, head_width
-from weft.models.token_backbone import TokenBackbone
+from weft.models.base import Backbone, CamTarget, head_width
 
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride, padding
 TOKEN_TYPES = ("performer", "transformer")
@@ -142,7 +141,7 @@ def soft_split(
     return F.unfold(fmap, kernel, stride=stride, padding=padding).transpose(1, 2)
 
 
-class T2TViT(TokenBackbone):
+class T2TViT(Backbone):
     """T2T-ViT, a classifier and a backbone under timm's contract.
 
     Args:
@@ -160,6 +159,8 @@ class T2TViT(TokenBackbone):
     Raises:
         UsageError: values that do not fit.
     """
+
+    pos_embed: Tensor
 
     def __init__(
         self,
@@ -181,16 +182,9 @@ class T2TViT(TokenBackbone):
         if token_type not in TOKEN_TYPES:
             raise unknown("token_type", token_type, TOKEN_TYPES, ", ".join(TOKEN_TYPES))
         head_width(embed_dim, num_heads)
-        super().__init__(
-            in_chans=in_chans,
-            num_classes=num_classes,
-            num_features=embed_dim,
-            global_pool=global_pool,
-            pools=("token", "avg"),
-            drop_rate=drop_rate,
-        )
-        self.img_size = Grid.of(img_size)
-        self.grid = self.grid_of(self.img_size)
+        super().__init__(img_size, in_chans, num_classes, embed_dim, global_pool, ("token", "avg"), drop_rate)
+        self.num_prefix = 1
+        self.grids = self.grids_of(self.img_size)
         self.tokens_to_token = TokensToToken(token_type, in_chans, token_dim, embed_dim)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
         self.register_buffer("pos_embed", sines(1 + self.grid.tokens, embed_dim))
@@ -218,15 +212,20 @@ class T2TViT(TokenBackbone):
                     nn.init.zeros_(module.bias)
         self.build_head(num_classes)
 
-    def grid_of(self, img_size: Grid) -> Grid:
+    @property
+    def grid(self) -> Grid:
+        """The grid of the tokens."""
+        return self.grids[0]
+
+    def grids_of(self, img_size: Grid) -> list[Grid]:
         grid = img_size
         for split in SPLITS:
             grid = grid.conv(*split)
         if grid.tokens == 0:
             raise UsageError(f"img_size must leave at least one token of 16x16 pixels; got {img_size}.")
-        return grid
+        return [grid]
 
-    def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
+    def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Any]:
         """Tokens behind each block, class token first."""
         self.check_image_size(image)
         tokens = self.tokens_to_token(image, self.img_size)
@@ -234,11 +233,11 @@ class T2TViT(TokenBackbone):
         taps = []
         for block in self.blocks[:levels]:
             tokens = self.run_block(block, tokens)
-            taps.append(tokens)
+            taps.append((tokens, self.grid))
         return taps
 
-    def finish(self, taps: list[Tensor]) -> Float[Tensor, "b n c"]:
-        return self.norm(taps[-1])
+    def finish(self, taps: list[Any]) -> Float[Tensor, "b n c"]:
+        return self.norm(taps[-1][0])
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return dict(

@@ -81,7 +81,6 @@ FAMILY = Family(
     attention="weft.models.ceit.attention:attention",
     cam_target="weft.models.ceit.attention:cam_target",
     fold_rules="weft.models.ceit.inference:RULES",
-    fold_network="weft.models.ceit.inference:keep_class_token",
     peers=_peers,
     candidates={
         "small": Candidate("CeiT", "ceit_nano_32"),

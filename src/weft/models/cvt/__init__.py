@@ -80,7 +80,6 @@ FAMILY = Family(
     attention="weft.models.cvt.attention:attention",
     cam_target="weft.models.cvt.attention:cam_target",
     fold_rules="weft.models.cvt.inference:RULES",
-    fold_network="weft.models.cvt.inference:keep_class_token",
     peers=_peers,
     candidates={"small": Candidate("CvT", "cvt_nano_32"), "large": Candidate("CvT", "cvt_13")},
 )

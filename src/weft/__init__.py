@@ -10,8 +10,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
-from weft.lazy import lazy_names
-from weft.version import __version__
+from weft.lazy import attach
+from weft.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from weft.checkpoints import load_checkpoint as load_checkpoint
@@ -24,33 +24,7 @@ if TYPE_CHECKING:
     from weft.models.own import register_module as register_module
     from weft.models.plugins import load_plugin as load_plugin
 
-_HOMES = {
-    "create_model": "weft.checkpoints.hub",
-    "explain": "weft.interpret",
-    "export": "weft.deploy",
-    "fold": "weft.deploy",
-    "keep_memory": "weft.memory",
-    "list_models": "weft.models",
-    "load_checkpoint": "weft.checkpoints",
-    "load_plugin": "weft.models.plugins",
-    "register_module": "weft.models.own",
-}
-
-__all__ = [
-    "__version__",
-    "create_model",
-    "explain",
-    "export",
-    "fold",
-    "keep_memory",
-    "list_models",
-    "load_checkpoint",
-    "load_plugin",
-    "register_module",
-]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES, "__version__")
-
+__getattr__, __dir__, __all__ = attach(__name__, __file__, "__version__")
 
 if "IPython" in sys.modules:  # tqdm, of other libraries, warns in a notebook without ipywidgets
     warnings.filterwarnings("ignore", message="IProgress not found")

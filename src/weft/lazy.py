@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, str], *more: str
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package.
+def attach(package: str, file: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package whose public names are imported on first use.
+
+    The public names are those that its source imports under `if TYPE_CHECKING:`. So each is written once, where type
+    checkers and readers look for it.
 
     Args:
         package: its `__name__`.
-        homes: for each public name the module that defines it; as `module:other` if it is called `other` there.
-        more: names that the package defines itself.
+        file: its `__file__`.
+        more: public names that the package defines itself.
     """
-    offered = sorted([*homes, *more])
+    block = next(node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.asname or alias.name: (node.module, alias.name) for node in imports for alias in node.names}
+    names = sorted([*homes, *more])
 
     def get(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module '{package}' has no attribute '{name}'; it has {', '.join(offered)}.")
-        module, _, attribute = homes[name].partition(":")
-        return getattr(importlib.import_module(module), attribute or name)
+            raise AttributeError(f"module '{package}' has no attribute '{name}'; it has {', '.join(names)}.")
+        module, attribute = homes[name]
+        return getattr(importlib.import_module(str(module)), attribute)
 
-    return get, lambda: offered
+    return get, lambda: names, names
 
 
 def package_folder(name: str) -> Path | None:

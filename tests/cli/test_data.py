@@ -242,14 +242,6 @@ def test_refusals(
     assert message in capsys.readouterr().err
 
 
-def test_the_papers_data_sets(capsys: Capture) -> None:
-    assert main(["data", "list"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["flowers", "102", "2,040", "6,149", "torchvision:Flowers102"] in [row[:5] for row in rows]
-    assert main(["data", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["train"] == 1_281_167
-
-
 def test_prepare(tmp_path: Path, capsys: Capture) -> None:
     class_folders(tmp_path / "data", 5)
     assert main(["data", "prepare", str(tmp_path / "data"), str(tmp_path / "packed"), "--size", "16"]) == 0
@@ -272,9 +264,9 @@ VALUES = {
     "--batch-size": ["2"],
     "--device": ["cpu"],
 }
-VALUES |= {"--precision": ["fp32"], "--threads": ["1"], "--out": ["o"], "--size": ["32"], "--images": ["i"]}
+VALUES |= {"--precision": ["fp32"], "--threads": ["1"], "--out": ["o"], "--size": ["32"]}
 VALUES |= {"--set": ["data.label=breed"]}
-NUM_PATHS = {"check": 1, "review": 1, "prepare": 2, "inaturalist": 2, "list": 0}
+NUM_PATHS = {"check": 1, "review": 1, "prepare": 2}
 
 
 @pytest.mark.parametrize("action", OPTIONS)

@@ -59,7 +59,7 @@ def settings(name: str) -> dict[str, Any]:
 
 
 def record_runs() -> None:
-    from weft.data import open_data
+    from weft.data import SplitPlan, open_data
     from weft.deploy import export
     from weft.train import train
 
@@ -83,7 +83,7 @@ def record_runs() -> None:
         from weft.checkpoints import load_model_dir
 
         model, names = load_model_dir(folder / "finished" / "best")
-        splits = open_data(str(images), val_fraction=0.2, seed=0)
+        splits = open_data(str(images), SplitPlan(val_fraction=0.2, seed=0))
         for format, precision in (("onnx", "fp32"), ("openvino", "int8")):
             data = splits if precision == "int8" else None
             place = folder / f"{format}-{precision}"

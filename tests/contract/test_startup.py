@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 import weft
 from weft.checkpoints import load_model_dir, save_model_dir
-from weft.checkpoints.finding import is_path
+from weft.checkpoints.resolve import is_path
 from weft.data.sources.digits import read_digits
 from weft.devices import check_device
 from weft.errors import UsageError
@@ -184,11 +184,12 @@ print(json.dumps(wrong, indent=1))
     assert python(code, tmp_path).strip() == "[]"
 
 
-def test_names_that_are_looked_up_in_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("run_2", "d1", "resnet50", "levit_256"):
-        Path(name).mkdir()
-    assert [name for name in ("run_2", "d1", "resnet50", "levit_256") if is_path(name)] == ["run_2", "d1"]
+    Path("resnet50").mkdir()
+    names = ("resnet50", "levit_256", "resnet18.a1_in1k", "./levit_256", "runs/levit_256", "hf-hub:me/net")
+    paths = ["resnet50", "./levit_256", "runs/levit_256", "hf-hub:me/net"]
+    assert [name for name in names if is_path(name)] == paths
 
 
 def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,7 @@ import pytest
 
 from tests.data.pictures import jpeg
 from weft.data import open_data
-from weft.data.index.inventory import sort_class_names
-from weft.data.index.source import Source, Splits
+from weft.data.index.source import Source, Splits, sort_class_names
 from weft.data.sources import library
 from weft.errors import DataError
 

@@ -10,7 +10,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from tests.data.zoo import class_folders
-from weft.data import image_size_hint, open_data, open_image
+from weft.data import SplitPlan, image_size_hint, open_data, open_image
 from weft.errors import DataError
 from weft.recipes.load import default_recipe
 
@@ -52,15 +52,15 @@ def test_a_fifth_of_every_digit_is_held_out(digits):
 
 def test_the_split_is_the_same_for_everybody(digits):
     for options in ({"seed": 5}, {"val_fraction": 0.5}):
-        assert keys(open_data("digits", **options).val) == keys(digits.val)
+        assert keys(open_data("digits", SplitPlan(**options)).val) == keys(digits.val)
     assert hashlib.sha256(" ".join(keys(digits.val)).encode()).hexdigest()[:16] == "715250f9ec2ec03b"
 
 
 def test_a_limit_takes_in_turn(digits):
-    few = open_data("digits", limit=20)
+    few = open_data("digits", SplitPlan(limit=20))
     assert Counter(few.train.labels) == Counter(few.val.labels) == dict.fromkeys(range(10), 2)
     assert set(keys(few.val)) <= set(keys(digits.val))
-    assert keys(few.train) != keys(open_data("digits", limit=20, seed=1).train)
+    assert keys(few.train) != keys(open_data("digits", SplitPlan(limit=20, seed=1)).train)
 
 
 def test_labels_follow_a_list_of_classes():

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.data.pictures import jpeg
 from tests.data.zoo import class_folders
-from weft.data import image_size_hint, open_data
+from weft.data import SplitPlan, image_size_hint, open_data
 from weft.errors import DataError, UsageError
 
 
@@ -77,19 +77,19 @@ def test_read_gives_the_bytes_of_the_file(photos):
 
 
 def test_the_split_is_a_function_of_the_seed_and_the_names(photos):
-    assert keys(open_data(photos, seed=3).val) == keys(open_data(photos, seed=3).val)
-    assert keys(open_data(photos, seed=3).val) != keys(open_data(photos, seed=4).val)
-    before = set(keys(open_data(photos, seed=3).val))
+    assert keys(open_data(photos, SplitPlan(seed=3)).val) == keys(open_data(photos, SplitPlan(seed=3)).val)
+    assert keys(open_data(photos, SplitPlan(seed=3)).val) != keys(open_data(photos, SplitPlan(seed=4)).val)
+    before = set(keys(open_data(photos, SplitPlan(seed=3)).val))
     (photos / "cat" / "new.jpg").write_bytes(jpeg(99))
-    after = set(keys(open_data(photos, seed=3).val))
+    after = set(keys(open_data(photos, SplitPlan(seed=3)).val))
     assert {key for key in before ^ after if not key.startswith("cat")} == set()
     assert len(before - after) <= 1
 
 
 def test_a_fraction_is_kept_for_every_class(photos):
-    assert Counter(labels(open_data(photos, val_fraction=0.5).val)) == {0: 10, 1: 10, 2: 10}
-    assert Counter(labels(open_data(photos, val_fraction=0.001).val)) == {0: 1, 1: 1, 2: 1}
-    assert Counter(labels(open_data(photos, val_fraction=0.999).train)) == {0: 1, 1: 1, 2: 1}
+    assert Counter(labels(open_data(photos, SplitPlan(val_fraction=0.5)).val)) == {0: 10, 1: 10, 2: 10}
+    assert Counter(labels(open_data(photos, SplitPlan(val_fraction=0.001)).val)) == {0: 1, 1: 1, 2: 1}
+    assert Counter(labels(open_data(photos, SplitPlan(val_fraction=0.999)).train)) == {0: 1, 1: 1, 2: 1}
 
 
 def test_the_datas_own_split(given):
@@ -281,34 +281,34 @@ def test_a_limit_sees_the_share_of_bad_files_too(photos):
     for path in sorted(photos.glob("*/*.jpg"))[::2]:
         path.write_bytes(jpeg()[:500])
     with pytest.raises(DataError, match="may be bad"):
-        open_data(photos, limit=10)
+        open_data(photos, SplitPlan(limit=10))
 
 
 def test_a_limit_takes_in_turn_from_every_class(photos):
-    splits = open_data(photos, limit=6)
+    splits = open_data(photos, SplitPlan(limit=6))
     assert Counter(labels(splits.train)) == Counter(labels(splits.val)) == {0: 2, 1: 2, 2: 2}
     whole = open_data(photos)
     assert set(keys(splits.train)) <= set(keys(whole.train))
     assert set(keys(splits.val)) <= set(keys(whole.val))
-    assert len(open_data(photos, limit=2).train) == 2  # fewer than classes, and no complaint about empty ones
+    assert len(open_data(photos, SplitPlan(limit=2)).train) == 2  # fewer than classes: no error about empty ones
 
 
 def test_a_fraction_of_every_class_and_all_that_is_held_out(photos):
-    whole, half, tenth = (open_data(photos, train_fraction=part) for part in (1.0, 0.5, 0.01))
+    whole, half, tenth = (open_data(photos, SplitPlan(train_fraction=part)) for part in (1.0, 0.5, 0.01))
     counts = Counter(labels(whole.train))
     assert Counter(labels(half.train)) == {label: round(count / 2) for label, count in counts.items()}
     assert Counter(labels(tenth.train)) == dict.fromkeys(counts, 1)
     assert set(keys(tenth.train)) < set(keys(half.train)) < set(keys(whole.train))
     assert keys(half.val) == keys(tenth.val) == keys(whole.val)
-    assert set(keys(half.train)) != set(keys(open_data(photos, train_fraction=0.5, seed=1).train))
-    digits = open_data("digits", train_fraction=0.1)
+    assert set(keys(half.train)) != set(keys(open_data(photos, SplitPlan(train_fraction=0.5, seed=1)).train))
+    digits = open_data("digits", SplitPlan(train_fraction=0.1))
     assert 130 < len(digits.train) < 160
     assert len(digits.val) == len(open_data("digits").val)
 
 
 def test_a_limit_decodes_no_more_than_it_takes(photos):
     seen = []
-    open_data(photos, limit=6, progress=lambda done, total: seen.append((done, total)))
+    open_data(photos, SplitPlan(limit=6), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(12, 12)]
 
 
@@ -395,7 +395,7 @@ def test_copies_in_any_two_folds_are_noted(photos):
     for number in range(5):
         (photos / "cat" / f"again{number}.jpg").write_bytes((photos / "cat" / "0001.jpg").read_bytes())
     for fold in (1, 2, 3):
-        (note,) = [note for note in open_data(photos, folds=3, fold=fold).notes if "byte-identical" in note]
+        (note,) = [note for note in open_data(photos, SplitPlan(folds=3, fold=fold)).notes if "byte-identical" in note]
         assert note.startswith("6 validation images are byte-identical to a training image, ")
 
 
@@ -411,7 +411,7 @@ def test_of_many_copies_a_few_are_named(photos):
 def test_copies_under_two_names_are_noted(photos):
     for name in ("dog", "owl"):
         (photos / name / "cat.jpg").write_bytes((photos / "cat" / "0003.jpg").read_bytes())
-    splits = open_data(photos, val_fraction=0.05)
+    splits = open_data(photos, SplitPlan(val_fraction=0.05))
     assert not any("/cat.jpg" in key or "0003" in key for key in keys(splits.val))
     assert splits.notes[1:] == [
         "1 image is in several classes, byte-identical: cat/0003.jpg = dog/cat.jpg = owl/cat.jpg."
@@ -432,7 +432,7 @@ def test_copies_under_two_names_are_noted(photos):
 )
 def test_numbers_out_of_range(photos, options, message):
     with pytest.raises(UsageError, match=message):
-        open_data(photos, **options)
+        open_data(photos, **options) if "max_bad" in options else open_data(photos, SplitPlan(**options))
 
 
 def test_a_picture_that_vanishes_is_named(photos):

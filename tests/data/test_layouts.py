@@ -11,7 +11,7 @@ from tests.data.pictures import jpeg
 from tests.data.zoo import class_folders
 from weft.data import open_data
 from weft.data.index.split_names import split_folders, split_of
-from weft.data.sources.open import inspect_data, problem_of
+from weft.data.sources.open import inspect, problem_of
 from weft.errors import DataError, UsageError
 from weft.runs.directory import check_run_dir
 
@@ -94,7 +94,7 @@ def test_folders_with_the_same_subfolders_are_refused_as_a_split(tmp_path: Path)
     )
     with pytest.raises(DataError, match=message):
         open_data(tmp_path)
-    assert "all have the same ones" in problem_of(tmp_path, inspect_data(tmp_path))
+    assert "all have the same ones" in problem_of(inspect(tmp_path))
     classes = ["january", "june"]
     assert open_data(tmp_path, classes=classes, evaluate_only=True).classes == classes, "the model's own classes"
 
@@ -107,7 +107,7 @@ def test_classes_with_other_subfolders_are_named(tmp_path: Path) -> None:
         " (poodle, pug)."
     )
     assert note in open_data(tmp_path).notes
-    assert note in inspect_data(tmp_path).remarks
+    assert note in inspect(tmp_path).remarks
     (tmp_path / "cat" / "own.jpg").write_bytes(jpeg(99))
     assert note not in open_data(tmp_path).notes
 

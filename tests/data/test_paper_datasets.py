@@ -1,10 +1,8 @@
-"""Data sets of the papers in their own layouts: ImageNet-V2, ReaL labels, iNaturalist's JSON, the Stanford Cars
-devkit."""
+"""Data sets of the papers in their own layouts: ImageNet-V2, ReaL labels, the Stanford Cars devkit."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +15,7 @@ from tests.data.pictures import jpeg
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import open_data
-from weft.data.sources.catalog import CATALOG
-from weft.data.sources.inaturalist import convert_inaturalist
-from weft.errors import DataError, UsageError
+from weft.errors import DataError
 from weft.inference.real_labels import read_real_labels, real_score
 from weft.train import evaluate
 
@@ -143,86 +139,6 @@ def test_evaluate_scores_real_labels(nameless: Path, tmp_path: Path, capsys: pyt
     assert "ReaL top-1" in (tmp_path / "out" / "report.md").read_text()
 
 
-def inaturalist(folder: Path, year: int = 2018) -> tuple[Path, Path]:
-    """JSON files and images in iNaturalist's layout."""
-    written = []
-    for split, count in (("train", 3), ("val", 1)):
-        images, annotations = [], []
-        for category in (2, 10, 1):
-            for index in range(count):
-                number = 100 * category + index + (50 if split == "val" else 0)
-                name = f"{split}_val{year}/Plantae/{category}/{number}.jpg"
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(jpeg(number))
-                images.append({"id": number, "file_name": name, "width": 32, "height": 24, "license": 1})
-                annotations.append({"id": number, "image_id": number, "category_id": category})
-        content = {"images": images, "annotations": annotations[::-1], "categories": [{"id": 2, "name": "x"}]}
-        written.append(folder / f"{split}{year}.json")
-        written[-1].write_text(json.dumps(content))
-    return written[0], written[1]
-
-
-def test_inaturalist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train, val = inaturalist(tmp_path)
-    assert main(["data", "inaturalist", str(train), str(val), str(tmp_path / "inat18.csv"), "--json"]) == 0
-    counts = json.loads(capsys.readouterr().out)
-    assert counts == {"out": str(tmp_path / "inat18.csv"), "classes": 3, "train": 9, "val": 3}
-    splits = open_data(tmp_path / "inat18.csv")
-    assert splits.classes == ["1", "2", "10"]
-    assert (len(splits.train), len(splits.val), splits.is_given) == (9, 3, True)
-    for source in (splits.train, splits.val):
-        for i in range(len(source)):
-            sample = source.read(i)
-            assert splits.classes[sample.label] == Path(sample.key).parent.name
-    with pytest.raises(UsageError, match=r"inat18\.csv exists already\. Pass --force"):
-        convert_inaturalist([train], tmp_path / "inat18.csv")
-    elsewhere = convert_inaturalist([train, val], tmp_path / "else" / "t.csv", images=tmp_path)
-    assert len(open_data(elsewhere.out).train) == 9
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c.pop("annotations"), r"must have images \(id, file_name\) and annotations .*KeyError"),
-        (lambda c: c["annotations"].pop(), r"9 .*|1 have none, such as"),
-        (lambda c: c["images"].append({**c["images"][0], "id": 7}) or c["annotations"].append(
-            {"image_id": 7, "category_id": 1}), "is listed more than once"),
-        (lambda c: c["images"].append(3), "must have images"),
-    ],
-)  # fmt: skip
-def test_damaged_annotations(change, message: str, tmp_path: Path) -> None:
-    train, _ = inaturalist(tmp_path)
-    content = json.loads(train.read_text())
-    change(content)
-    train.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=message):
-        convert_inaturalist([train], tmp_path / "t.csv")
-    assert not (tmp_path / "t.csv").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["inaturalist", "a.json"],
-            "must have the form: weft data inaturalist JSON [JSON ...] OUT.csv. Number of paths given: 1.",
-        ),
-        (["inaturalist", "a.json", "out.txt"], "OUT must be a table that ends in .csv; got out.txt."),
-        (["list", "x"], "must have the form: weft data list. Number of paths given: 1."),
-    ],
-)
-def test_words_that_do_not_fit(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_not_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text, message in (("[]", "must hold a JSON object"), ("{", "must be a JSON file")):
-        (tmp_path / "a.json").write_text(text)
-        assert main(["data", "inaturalist", str(tmp_path / "a.json"), str(tmp_path / "o.csv")]) == 3
-        assert message in capsys.readouterr().err
-
-
 def devkit(root: Path, classes: int = 3, train: int = 4, test: int = 2) -> Path:
     """The devkit of Stanford Cars as torchvision expects it: MATLAB files of annotations, folders of images."""
     base = root / "stanford_cars"
@@ -252,7 +168,3 @@ def test_stanford_cars(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (len(splits.train), len(splits.val), splits.is_given) == (12, 6, True)
     read = [splits.train.read(i) for i in range(12)]
     assert {sample.data: sample.label for sample in read} == {jpeg(number): number % 3 for number in range(12)}
-    notes = " ".join(splits.notes)
-    stated = CATALOG["cars"]
-    expected = f"the papers have {stated.classes} / {stated.train:,} / {stated.val:,}"
-    assert bool(re.search(expected, notes)) == (name == "cars")

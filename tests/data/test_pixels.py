@@ -18,6 +18,7 @@ from tests.data.pictures import (
     photo,
     png,
     raw_tiff,
+    tagged_tiff,
     tiff,
 )
 from weft.data import image_size, open_image
@@ -194,6 +195,14 @@ def test_gray_alpha():
     shows(data, np.rint(gray * (alpha / 255) + 255 * (1 - alpha / 255)).astype(int))
 
 
+def test_gray_multiplied_by_its_alpha():
+    """Associated alpha of TIFF: what is stored shows on black."""
+    fields = {258: (3, (8, 8)), 262: (3, (1,)), 277: (3, (2,)), 279: (4, (128,)), 338: (3, (1,))}
+    data = tagged_tiff(fields)  # 0 of 1, 2 of 3, 4 of 5 ...
+    shows(data, np.arange(0, 128, 2).reshape(8, 8), background=(0, 0, 0))
+    shows(data, np.full((8, 8), 254))
+
+
 def test_hidden_colour_does_not_leak():
     shows(encoded(np.full((4, 4, 4), (255, 0, 0, 0), np.uint8), "PNG"), np.full((4, 4), 255))
 
@@ -319,6 +328,15 @@ def test_an_unreadable_profile_is_ignored_and_noted(profile):
     data = encoded(photo(), "PNG", icc_profile=profile)
     np.testing.assert_array_equal(np.asarray(open_image(data)), photo())
     assert image_info(data).notes == ("icc-unreadable",)
+
+
+@pytest.mark.parametrize(("mebibytes", "notes"), [(3, ("icc",)), (5, ("icc-unreadable",))])
+def test_a_profile_larger_than_that_of_any_printer_is_not_read(mebibytes, notes):
+    """A service keeps the conversions of several; the profiles of large printers have 3 MiB."""
+    profile = bytearray(icc_profile(SRGB_PRIMARIES[[1, 2, 0]], 2.2))
+    profile += bytes((mebibytes << 20) - len(profile))
+    profile[:4] = len(profile).to_bytes(4, "big")
+    assert image_info(encoded(photo(8, 8), "JPEG", icc_profile=bytes(profile))).notes == notes
 
 
 def test_a_profile_for_other_channels_is_ignored_and_noted():

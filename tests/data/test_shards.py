@@ -16,9 +16,8 @@ import pytest
 
 from tests.data.pictures import jpeg
 from weft.cli.app import main
-from weft.data import open_data
+from weft.data import inspect, open_data
 from weft.data.index.inventory import Inventory
-from weft.data.sources.open import inspect_data
 from weft.errors import DataError
 
 Members = Iterable[tuple[str, bytes]]
@@ -70,7 +69,7 @@ def test_shards_of_one_name_in_two_folders_keep_all_images(tmp_path: Path) -> No
 def test_a_file_that_a_later_one_replaces_is_counted(tmp_path: Path) -> None:
     new = jpeg(77)
     data = write(tmp_path / "a.tar", [*images(), ("cat/0.jpg", new), ("./cat/1.jpg", new)])
-    inventory = inspect_data(data)
+    inventory = inspect(data)
     assert (len(inventory.good), inventory.skipped) == (12, Counter(replaced=2))
     splits = open_data(data)
     assert [note for note in splits.notes if "2 replaced (a file in a tar that a later one" in note]
@@ -155,12 +154,12 @@ def test_hidden_and_system_files_are_skipped_and_counted_as_in_folders(tmp_path:
     members = [(f"photos/{name}", data) for name, data in images()]
     hidden = [(f"{name.rpartition('/')[0]}/._{name.rpartition('/')[2]}", apple) for name, _ in members]
     data = write(tmp_path / "mac.tar", [*hidden, *members, *((name, apple) for name in junk), ("photos/a.txt", b"x")])
-    inventory = inspect_data(data)
+    inventory = inspect(data)
     assert (len(inventory.good), inventory.bad) == (12, [])
     assert (inventory.skipped, inventory.ignored) == (Counter(hidden=16), Counter(txt=1))
     with tarfile.open(data) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
-    unpacked = inspect_data(tmp_path / "unpacked" / "photos")
+    unpacked = inspect(tmp_path / "unpacked" / "photos")
     assert [entry.key for entry in unpacked.good] == [
         entry.key.removeprefix("mac.tar/photos/") for entry in inventory.good
     ]
@@ -170,7 +169,7 @@ def test_hidden_files_next_to_shards_are_skipped_and_counted(tmp_path: Path) -> 
     write(tmp_path / "train-0.tar", images())
     (tmp_path / "._train-0.tar").write_bytes(b"\0\5\26\7")
     (tmp_path / ".ipynb_checkpoints").mkdir()
-    inventory = inspect_data(tmp_path)
+    inventory = inspect(tmp_path)
     assert (len(inventory.good), inventory.bad, inventory.skipped) == (12, [], Counter(hidden=2))
 
 
@@ -186,7 +185,7 @@ def test_a_shard_has_the_images_that_its_files_have_unpacked(tmp_path: Path) -> 
     (folder / "cat" / "soft.jpg").symlink_to("00000001")
     with tarfile.open(tmp_path / "photos.tar", "w") as archive:
         archive.add(folder, ".")
-    of_folder, of_shard = inspect_data(folder), inspect_data(tmp_path / "photos.tar")
+    of_folder, of_shard = inspect(folder), inspect(tmp_path / "photos.tar")
     assert {entry.key for entry in of_shard.good} == {f"photos.tar/{entry.key}" for entry in of_folder.good}
     assert [bad.reason for bad in of_shard.bad] == [bad.reason for bad in of_folder.bad] == ["not-an-image"]
     assert (of_shard.ignored, of_shard.skipped) == (of_folder.ignored, of_folder.skipped)
@@ -213,7 +212,7 @@ def test_sparse_files_are_reported(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[156:157] = b"S"  # type of the first file
     path.write_bytes(_with_checksum(data, 0))
-    assert [(bad.key, bad.reason) for bad in inspect_data(path).bad] == [("a.tar/cat/0.jpg", "damaged")]
+    assert [(bad.key, bad.reason) for bad in inspect(path).bad] == [("a.tar/cat/0.jpg", "damaged")]
 
 
 FIELDS = {
@@ -247,7 +246,7 @@ def _values(length: int) -> list[bytes]:
 def _refusal(path: Path) -> tuple[str, Inventory | None]:
     """The sentence with which a shard is refused, or what it has; any other exception is a failure."""
     try:
-        return "", inspect_data(path, decode=False)
+        return "", inspect(path, decode=False)
     except DataError as error:
         return str(error), None
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from weft.data import open_data
+from weft.data import SplitPlan, open_data
 
 CLASSES = ("ant", "bee", "cow")
 Name = tuple[str, str]  # class and file
@@ -67,7 +67,7 @@ SOURCES = [folder, table, parquet, shard]
 
 def sides(data: str, seed: int, **options: object) -> dict[Name, str]:
     """Side of every image by its class and file."""
-    splits = open_data(data, seed=seed, **options)
+    splits = open_data(data, SplitPlan(seed=seed, **options))
     found = {}
     for side in ("train", "val"):
         source = getattr(splits, side)

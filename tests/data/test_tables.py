@@ -10,8 +10,7 @@ import pytest
 
 from tests.data.pictures import jpeg
 from weft.cli import main
-from weft.data import open_data
-from weft.data.sources.open import inspect_data
+from weft.data import inspect, open_data
 from weft.errors import DataError, UsageError
 from weft.inference.inputs import open_as_trained
 from weft.recipes import load_recipe
@@ -102,7 +101,7 @@ def test_settings_choose_the_columns(root: Path, capsys: pytest.CaptureFixture[s
     splits = open_data(table, **chosen)
     assert splits.classes == ["cat", "dog"]
     assert not any(note.startswith("Read ") for note in splits.notes)
-    assert len(inspect_data(table, **chosen).good) == NUMBER
+    assert len(inspect(table, **chosen).good) == NUMBER
     with pytest.raises(
         UsageError, match=r"Unknown column for data\.label 'kinds'\. Nearest: kind, .* All names: label, key"
     ):

@@ -183,7 +183,8 @@ def test_a_root_that_may_not_be_listed():
 
 def test_only_some_of_the_root(tmp_path):
     class_folders(tmp_path, 1, ("train", "val", "other"))
-    assert walk(str(tmp_path), only={"train", "val"}).files == ["train/0000.jpg", "val/0000.jpg"]
+    found = walk(str(tmp_path), only={"train", "val"})
+    assert sorted(key for key, kind in found if kind == "file") == ["train/0000.jpg", "val/0000.jpg"]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_every_switch(name, switches):
     check(lively(name, **switches))
 
 
-@pytest.mark.slow_except("ceit_nano_32", "ceit_tiny_patch16_224", "cvt_13", "levit_128s", "levit_384", "t2t_vit_14")
+@pytest.mark.slow_except("ceit_nano_32", "ceit_tiny_patch16_224", "cvt_13", "levit_128s", "levit_384")
 @pytest.mark.parametrize("name", weft.list_models())
 def test_every_variant(name):
     """The big ones on small images: their modules are the same."""

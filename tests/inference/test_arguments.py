@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.data.pictures import jpeg
-from weft.data import BadImage, open_image
-from weft.data.index.inventory import check_outside
+from weft.data import BadImage, inspect, open_image
 from weft.data.prepare import prepare_data
-from weft.data.sources.open import inspect_data
+from weft.data.sources.folder import check_outside
 from weft.errors import UsageError
 from weft.inference import embed, evaluate, similar
 from weft.inference.arguments import check_outside_images, image_files
@@ -38,7 +37,7 @@ def test_a_folder_has_the_same_images_as_a_dataset(tmp_path: Path) -> None:
     (tmp_path / "dog" / "notes").write_text("none")
     (tmp_path / "dog" / "text.png").write_text("none")
     (tmp_path / "dog" / "gone.jpg").symlink_to("nowhere")
-    inventory = inspect_data(tmp_path)
+    inventory = inspect(tmp_path)
     of_dataset = [entry.key for entry in inventory.good] + [bad.key for bad in inventory.bad]
     assert [os.path.relpath(name, tmp_path) for name in image_files(tmp_path)] == sorted(of_dataset)
     assert len(of_dataset) == 6

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from weft.checkpoints import load_model_dir, save_model_dir
-from weft.data import open_data
+from weft.data import SplitPlan, open_data
 from weft.data.index.fingerprint import Fingerprint, fingerprint
 from weft.errors import CheckpointError, DataError
 from weft.inference import evaluate
@@ -175,7 +175,7 @@ def test_training_and_evaluation_split_by_the_seed_of_the_data(tmp_path: Path) -
         evaluated = open_as_trained(data, load_recipe(), recipe, quiet=True)
         return list(trained.val.keys), list(evaluated.val.keys)
 
-    expected = {seed: list(open_data(data, seed=seed).val.keys) for seed in (1, 2, 3)}
+    expected = {seed: list(open_data(data, SplitPlan(seed=seed)).val.keys) for seed in (1, 2, 3)}
     assert expected[1] != expected[3] != expected[2]
     for seed in (1, 2):
         assert held_out(seed=seed) == (expected[seed], expected[seed])

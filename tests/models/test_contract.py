@@ -27,9 +27,8 @@ EACH = (
     "levit_128s",
     "grafted_r50s2_deit_small_6",
     "grafted_r50s4_deit_small_0",
-    "t2t_vit_14",
 )
-FAMILIES = (*NANO, "grafted_r50s2_deit_small_6", "t2t_vit_14")
+FAMILIES = (*NANO, "grafted_r50s2_deit_small_6")
 FAMILIES_LARGE_SLOW = (*NANO, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[len(NANO) :]))
 ignore_jit = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
 

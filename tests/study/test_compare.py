@@ -18,7 +18,7 @@ import weft
 from tests.helpers import put_in_cache
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
-from weft.data import open_data
+from weft.data import SplitPlan, open_data
 from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.intervals import Estimate
@@ -474,7 +474,7 @@ def recipe_for_probe(batch_size):
 
 
 def test_a_probe_is_small_and_estimates_time_and_memory():
-    splits = open_data("digits", limit=128)
+    splits = open_data("digits", SplitPlan(limit=128))
     recipe = recipe_for_probe(64)
     macs = probing.macs_of(recipe, 10)
     assert macs == pytest.approx(VARIANTS["levit_nano_32"].macs, rel=0.02)  # 10 classes
@@ -499,7 +499,7 @@ def test_a_probe_computes_in_the_precision_that_a_run_would_choose(monkeypatch):
     )
     for precision in ("auto", "fp32"):
         recipe = dataclasses.replace(recipe_for_probe(8), precision=precision)
-        probing.probe(recipe, 1e6, open_data("digits", limit=16))
+        probing.probe(recipe, 1e6, open_data("digits", SplitPlan(limit=16)))
     assert used == [("bf16", "bf16"), ("fp32", "fp32")]
 
 
@@ -507,7 +507,7 @@ def test_a_probe_uses_the_threads_of_a_run_and_no_more_after_it(monkeypatch):
     used: list[int] = []
     monkeypatch.setattr(probing, "_timed", lambda plan, learner: used.append(torch.get_num_threads()) or (0, 1, 1))
     before = torch.get_num_threads()
-    probing.probe(recipe_for_probe(64), 1e9, open_data("digits", limit=128), threads=before + 1)
+    probing.probe(recipe_for_probe(64), 1e9, open_data("digits", SplitPlan(limit=128)), threads=before + 1)
     assert used == [before + 1]
     assert torch.get_num_threads() == before
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.train import tiny
 from weft.cli import main
-from weft.data import open_data
+from weft.data import SplitPlan, open_data
 from weft.errors import StoppedError, UsageError
 from weft.recipes import load_recipe
 from weft.train import evaluate, train
@@ -50,7 +50,11 @@ def test_every_image_is_held_out_once(whole, photos: Path) -> None:
     assert record["by_epoch"][0]["top1"] == pytest.approx(record["top1"], abs=1e-3)  # the only epoch is the best
     assert record["top1_interval"] == list(pooled.interval[1:])
     assert (whole.out / "folds" / "report" / "report.html").is_file()
-    held_out = [key for fold in (1, 2, 3) for key in open_data(photos, folds=3, fold=fold, group=r"(\d)\.png").val.keys]
+    held_out = [
+        key
+        for fold in (1, 2, 3)
+        for key in open_data(photos, SplitPlan(folds=3, fold=fold, group="(\\d)\\.png")).val.keys
+    ]
     assert len(set(held_out)) == 27
 
 

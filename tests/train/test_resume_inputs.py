@@ -21,7 +21,7 @@ from tests.helpers import put_in_cache
 from tests.train import tiny
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
-from weft.checkpoints.model_dir import CONFIG, WEIGHTS
+from weft.checkpoints.resolve import CONFIG, WEIGHTS
 from weft.cli import main
 from weft.data.index import fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
@@ -106,7 +106,7 @@ def data(photos: Path, tmp_path: Path) -> Path:
         (lambda data: (data / "class1" / "003.png").unlink(), r"1 image gone \(class1/003.png\)"),
         (lambda data: shutil.copy(data / "class0" / "000.png", data / "class0" / "new.png"), "1 image new"),
         (lambda data: shutil.copy(data / "class0" / "000.png", data / "class0" / "001.png"), "1 image changed"),
-        (lambda data: (data / "class1").rename(data / "other"), r"1 class gone \(class1\) and 1 class new \(other\)"),
+        (lambda data: (data / "class1").rename(data / "other"), r"1 class gone \(class1\), 1 class new \(other\)"),
     ],
     ids=["gone", "new", "changed", "class"],
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.lazy import lazy_names
+from weft.lazy import attach
 
 if TYPE_CHECKING:
     from weft.checkpoints.files import read_state_dict as read_state_dict
@@ -17,22 +17,4 @@ if TYPE_CHECKING:
     from weft.checkpoints.model_dir import load_model_dir as load_model_dir
     from weft.checkpoints.model_dir import save_model_dir as save_model_dir
 
-_HOMES = {
-    "read_state_dict": "weft.checkpoints.files",
-    "LoadReport": "weft.checkpoints.load",
-    "load_checkpoint": "weft.checkpoints.load",
-    "load_model_dir": "weft.checkpoints.model_dir",
-    "save_model_dir": "weft.checkpoints.model_dir",
-    "fetch_pretrained": "weft.checkpoints.hub",
-}
-
-__all__ = [
-    "LoadReport",
-    "fetch_pretrained",
-    "load_checkpoint",
-    "load_model_dir",
-    "read_state_dict",
-    "save_model_dir",
-]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -9,8 +9,7 @@ from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
 from weft.checkpoints.confidence import Confidence
-from weft.checkpoints.finding import CONFIG, PREFIX, WEIGHTS, local_model_dir, without_model
-from weft.checkpoints.unknown import FILE as DETECTOR
+from weft.checkpoints.resolve import CONFIG, WEIGHTS
 from weft.checkpoints.unknown import Sha256, UnknownRecord
 from weft.errors import CheckpointError, UsageError
 from weft.models.data_config import VALUE_RANGE
@@ -75,28 +74,6 @@ class ModelConfig(TypedDict):
     artefact: NotRequired[ExportRecord]
     confidence: NotRequired[Confidence | None]
     unknown: NotRequired[UnknownRecord | None]
-
-
-def model_dir(run: str | Path) -> Path:
-    """Return the model directory of a run (its best model), of a model directory (itself) or of a hub repository.
-
-    Args:
-        run: a run directory, a model directory, or `hf-hub:OWNER/NAME`, which is downloaded.
-
-    Raises:
-        CheckpointError: there is no model directory, or it cannot be downloaded.
-    """
-    if str(run).startswith(PREFIX):
-        from weft.checkpoints.hub import fetch_files  # imports torch
-
-        folder = fetch_files(str(run), (WEIGHTS, CONFIG))
-        if (folder / CONFIG).is_file() and read_config(folder).get("unknown"):
-            fetch_files(f"{str(run).partition('@')[0]}@{folder.name}", (DETECTOR,))  # of the same commit
-        return folder
-    directory = local_model_dir(run)
-    if directory is None:
-        raise CheckpointError(without_model(Path(run)))
-    return directory
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -16,13 +16,10 @@ from safetensors.torch import save
 from torch import nn
 
 from weft.checkpoints.confidence import Confidence, confidence_of
-from weft.checkpoints.config import PREPROCESSING as PREPROCESSING
-from weft.checkpoints.config import checked_names as checked_names
-from weft.checkpoints.config import model_dir as model_dir
-from weft.checkpoints.config import read_config as read_config
+from weft.checkpoints.config import PREPROCESSING, checked_names, read_config
 from weft.checkpoints.files import read_state_dict
-from weft.checkpoints.finding import CONFIG, WEIGHTS
 from weft.checkpoints.load import load_checkpoint
+from weft.checkpoints.resolve import CONFIG, WEIGHTS
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.checkpoints.unknown import UnknownDetector, detector_of, read_detector
 from weft.errors import CheckpointError, UsageError, nearest

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.checkpoints.config import PREPROCESSING
-from weft.checkpoints.finding import CONFIG
+from weft.checkpoints.resolve import CONFIG
 from weft.reading import read_json
 
 PROCESSOR = "preprocessor_config.json"

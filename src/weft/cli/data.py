@@ -1,4 +1,4 @@
-"""`weft data`: check, review and prepare data, list known datasets."""
+"""`weft data`: check, review and prepare data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.errors import DataError, UsageError
 if TYPE_CHECKING:
     from weft.data import Inventory
 
-HELP = "check data, find wrong labels, prepare data for training, list known datasets"
+HELP = "check data, find wrong labels, prepare data for training"
 
 EXAMPLE = """
 weft data check photos              # exit code 0 if `weft train photos` accepts the data, else 3
@@ -44,19 +44,11 @@ weft data review photos --out review              # likely label errors, near-du
 weft data review photos --apply review/changes.csv --out corrected.csv    # then: weft train corrected.csv
 
 weft data prepare photos packed --size 320        # resize images into tar shards; then: weft train packed
-weft data inaturalist train2018.json val2018.json inat18.csv   # table of the annotations of iNaturalist
-weft data list                                    # datasets of the papers
 """
 
 
 SIZE = "320"  # default of --size, in pixels
-PATHS = {  # action -> its paths, and their minimum and maximum number
-    "check": (" DATA", 1, 1),
-    "review": (" DATA", 1, 1),
-    "prepare": (" DATA OUT", 2, 2),
-    "inaturalist": (" JSON [JSON ...] OUT.csv", 2, 100),
-    "list": ("", 0, 0),
-}
+PATHS = {"check": "DATA", "review": "DATA", "prepare": "DATA OUT"}
 
 OPTIONS = {  # action -> options that it reads, in addition to --json; others are refused
     "check": ("--max-pixels", "--no-decode", "--follow-links", "--strict", "--set", "--quiet"),
@@ -65,8 +57,6 @@ OPTIONS = {  # action -> options that it reads, in addition to --json; others ar
         *("--max-pixels", "--set", "--force", "--quiet"),
     ),
     "prepare": ("--size", "--max-pixels", "--set", "--force", "--quiet"),
-    "inaturalist": ("--images", "--force", "--quiet"),
-    "list": ("--quiet",),
 }
 OF_MODEL = ("--run", "--batch-size", "--device", "--precision", "--threads")  # review without --apply
 
@@ -75,17 +65,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.usage = (
         "weft data check DATA | review DATA [--run RUN] [--out DIR] | review DATA --apply CHANGES.csv --out NEW.csv |"
-        " prepare DATA OUT [--size N] | inaturalist JSON [JSON ...] OUT.csv | list"
+        " prepare DATA OUT [--size N]"
     )
     parser.add_argument("action", choices=tuple(PATHS), help="action; none of them changes DATA")
     parser.add_argument(
         "paths",
         nargs="*",
         metavar="PATH",
-        help="check: any data that train reads; review: a folder or a table; prepare: image and output folder;"
-        " inaturalist: annotation files and output table",
+        help="check: any data that train reads; review: a folder or a table; prepare: image and output folder",
     )
-    parser.add_argument("--images", metavar="DIR", help="inaturalist: folder of the images (default: that of OUT)")
     parser.add_argument("--size", metavar="N", help="prepare: length of the shorter side in pixels (default: 320)")
     add_common(parser, "--max-pixels")
     parser.add_argument(
@@ -106,10 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the action."""
-    usage, min_paths, max_paths = PATHS[args.action]
-    if not min_paths <= len(args.paths) <= max_paths:
+    if len(args.paths) != len(PATHS[args.action].split()):
         raise UsageError(
-            f"The command must have the form: weft data {args.action}{usage}. Number of paths given: {len(args.paths)}."
+            f"The command must have the form: weft data {args.action} {PATHS[args.action]}. Number of paths given:"
+            f" {len(args.paths)}."
         )
     refuse_options_of_others(args, f"data {args.action}", args.action, OPTIONS)
     if args.apply is not None:
@@ -118,10 +106,6 @@ def run(args: argparse.Namespace) -> int:
     if args.max_pixels is not None:
         args.max_pixels = _pixels(args.max_pixels)
     args.columns = _columns(args.set)
-    if args.action == "list":
-        return _list(args.json)
-    if args.action == "inaturalist":
-        return _inaturalist(args)
     if args.action == "review":
         return _review(args)
     args.data, args.out = args.paths[0], args.paths[-1]
@@ -134,36 +118,6 @@ def _columns(texts: list[str]) -> dict[str, str]:
     if wrong := next((key for key in columns if key not in ("data.image", "data.label")), None):
         raise UsageError(f"--set takes data.image and data.label here; got '{wrong}'. Leave it out.")
     return {key.removeprefix("data."): value for key, value in columns.items()}
-
-
-def _list(as_json: bool) -> int:
-    from weft.data.sources.catalog import CATALOG
-
-    if as_json:
-        print_json([{"name": name, **known._asdict()} for name, known in CATALOG.items()])
-        return 0
-    rows = [
-        (name, *(f"{count:,}" if count else "-" for count in known[:3]), known.source or "-", known.note)
-        for name, known in CATALOG.items()
-    ]
-    print(table(("name", "classes", "train", "held out", "source", "note"), rows))
-    return 0
-
-
-def _inaturalist(args: argparse.Namespace) -> int:
-    from weft.data.sources.inaturalist import convert_inaturalist
-    from weft.progress import working
-
-    *annotations, out = args.paths
-    with working("converting", quiet=args.quiet):
-        table = convert_inaturalist(annotations, out, images=args.images, force=args.force)
-    if args.json:
-        print_json({**table._asdict(), "out": str(table.out)})
-    else:
-        print(
-            f"{table.train:,} images for training and {table.val:,} held out, in {table.classes:,} classes: {table.out}"
-        )
-    return 0
 
 
 def _prepare(args: argparse.Namespace) -> int:
@@ -247,8 +201,8 @@ def _review(args: argparse.Namespace) -> int:
 
 def _check_review(args: argparse.Namespace, data: str) -> None:
     """Check what can be checked before torch is imported."""
-    from weft.checkpoints.finding import check_model
-    from weft.data.index.inventory import check_outside
+    from weft.checkpoints.resolve import check_model
+    from weft.data.sources.folder import check_outside
     from weft.data.sources.open import check_exists
     from weft.files import refuse_taken
     from weft.inference.arguments import settings_of
@@ -268,7 +222,7 @@ def _check_review(args: argparse.Namespace, data: str) -> None:
 def _check(args: argparse.Namespace) -> int:
     """Print the report and whether training accepts the data; return 3 if it does not."""
     from weft.data.images.limits import MAX_PIXELS
-    from weft.data.sources.open import inspect_data, problem_of
+    from weft.data.sources.open import inspect, problem_of
     from weft.progress import reading
 
     if args.data == "digits" and not os.path.lexists(args.data):
@@ -276,7 +230,7 @@ def _check(args: argparse.Namespace) -> int:
             "DATA must be a directory; got digits, which is part of scikit-learn and has no files to check."
         )
     with reading(quiet=args.quiet, task_name="checking") as progress:
-        inventory = inspect_data(
+        inventory = inspect(
             args.data,
             **args.columns,
             decode=not args.no_decode,
@@ -284,7 +238,7 @@ def _check(args: argparse.Namespace) -> int:
             follow_links=args.follow_links,
             progress=progress,
         )
-    problem = problem_of(args.data, inventory, **args.columns, follow_links=args.follow_links)
+    problem = problem_of(inventory)
     if args.json:
         # ASCII: a terminal cannot print a file name that is not UTF-8, but json.loads can read its escapes
         print(json.dumps({**inventory.as_dict(), "trainable": not problem, "reason": problem or None}, indent=2))
@@ -325,7 +279,7 @@ def _report(inventory: Inventory) -> str:
     from weft.data.images.decode import REASONS
     from weft.data.index.checks import extensions, same_bytes, tally, unread_notes
     from weft.data.index.tree import SKIPPED
-    from weft.data.loading.preprocessing import eval_crop
+    from weft.data.loading.preprocessing import eval_transform
     from weft.text import first_few, one_line, printable
 
     summary = inventory.as_dict()
@@ -333,7 +287,7 @@ def _report(inventory: Inventory) -> str:
     lines += [""] * bool(lines)
     rows = []
     for split, counts in summary["classes"].items():
-        place = f" in {inventory.val_name if split == 'val' else inventory.train_name}/" if split else ""
+        place = f" in {inventory.folder(split)}/" if split else ""
         each = first_few(f"{name} {count:,}" for name, count in counts.items())
         rows.append((sum(counts.values()), f"good{place}, classes {len(counts):,}{f': {each}' if each else ''}"))
     if summary["outside_classes"]:
@@ -351,7 +305,7 @@ def _report(inventory: Inventory) -> str:
     width = max(len(f"{number:,}") for number, _ in rows)
     lines += [f"{number:>{width},} {text}" for number, text in rows]
     lines += value_notes(inventory.values, inventory.value_range) if inventory.value_range else []
-    lines += filter(None, [eval_crop({}).note(inventory.sizes)])
+    lines += filter(None, [eval_transform({}).note(inventory.sizes)])
     lines += [*unread_notes(inventory), *inventory.remarks]
     if inventory.classes_outside:
         lines.append(

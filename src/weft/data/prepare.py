@@ -14,8 +14,8 @@ from PIL import Image
 
 from weft.data.images.colour import ValueRange, range_comment
 from weft.data.images.decode import image_values, open_image
-from weft.data.index.inventory import check_outside
 from weft.data.index.source import Source, pixel_limit
+from weft.data.sources.folder import check_outside
 from weft.data.sources.open import open_data
 from weft.errors import UsageError
 from weft.files import flush_file, refuse_nameless, remove, swap, sweep, writing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.lazy import lazy_names
+from weft.lazy import attach
 
 if TYPE_CHECKING:
     from weft.deploy.exported import ExportedModel as ExportedModel
@@ -13,14 +13,4 @@ if TYPE_CHECKING:
     from weft.deploy.folding import fold as fold
     from weft.deploy.verification import ExportReport as ExportReport
 
-_HOMES = {
-    "ExportReport": "weft.deploy.verification",
-    "ExportedModel": "weft.deploy.exported",
-    "export": "weft.deploy.exporting",
-    "fold": "weft.deploy.folding",
-    "open_model": "weft.deploy.exported",
-}
-
-__all__ = ["ExportReport", "ExportedModel", "export", "fold", "open_model"]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

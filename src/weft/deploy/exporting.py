@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from weft.checkpoints.model_dir import CONFIG, describe, read_config, weights_sha256
+from weft.checkpoints.config import read_config
+from weft.checkpoints.model_dir import describe, weights_sha256
+from weft.checkpoints.resolve import CONFIG
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.data import Splits
 from weft.deploy import choosing

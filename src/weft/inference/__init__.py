@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.lazy import lazy_names
+from weft.lazy import attach
 
 if TYPE_CHECKING:
     from weft.inference.embedding import Embedding as Embedding
@@ -21,36 +21,4 @@ if TYPE_CHECKING:
     from weft.inference.predictor import ImagePrediction as ImagePrediction
     from weft.inference.predictor import Predictor as Predictor
 
-_HOMES = {
-    "Embedding": "weft.inference.embedding",
-    "Evaluation": "weft.inference.metrics",
-    "FileExplanation": "weft.inference.explain_files",
-    "FilePrediction": "weft.inference.prediction",
-    "ImagePrediction": "weft.inference.predictor",
-    "Predictor": "weft.inference.predictor",
-    "SimilarImage": "weft.inference.embedding",
-    "embed": "weft.inference.embedding",
-    "evaluate": "weft.inference.evaluation",
-    "explain_run": "weft.inference.explain_files",
-    "export_run": "weft.inference.exports",
-    "predict": "weft.inference.prediction",
-    "similar": "weft.inference.embedding",
-}
-
-__all__ = [
-    "Embedding",
-    "Evaluation",
-    "FileExplanation",
-    "FilePrediction",
-    "ImagePrediction",
-    "Predictor",
-    "SimilarImage",
-    "embed",
-    "evaluate",
-    "explain_run",
-    "export_run",
-    "predict",
-    "similar",
-]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

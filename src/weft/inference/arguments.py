@@ -11,7 +11,7 @@ from typing import Any
 from weft.data.images.colour import ValueRange, Values, range_note
 from weft.data.images.decode import BadImage, image_info, image_values
 from weft.data.images.limits import MAX_PIXELS
-from weft.data.index.inventory import check_outside, images_below
+from weft.data.sources.folder import check_outside, images_below
 from weft.devices import check_device
 from weft.errors import DataError, UsageError, need
 from weft.files import check_writable

@@ -122,7 +122,7 @@ def explain_run(
     folder = Path(out)
     make_dir(folder, [INDEX, *_written_before(folder)], force=force)
 
-    if not quiet and (note := value_note(paths, predictor.crop.value_range, predictor.max_pixels)):
+    if not quiet and (note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels)):
         say(note)
     results = ImageList[FileExplanation]()
     used: set[str] = set()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from weft.data import ImageDataset, Sample, Source, Splits, eval_transform, make_loader, open_data
+from weft.data import ImageDataset, Sample, Source, SplitPlan, Splits, eval_transform, make_loader, open_data
 from weft.data.index.fingerprint import Fingerprint
 from weft.data.index.source import pixel_limit
 from weft.data.loading.loader import ImageLoader
@@ -105,20 +106,18 @@ def open_as_trained(
         DataError: the dataset cannot be read.
     """
     as_trained = trained_with or settings
-    is_same = trained_with is None or _is_same(data, trained_with.data.source)  # else the folds and groups mean nothing
+    is_same = trained_with is None or _is_same(data, trained_with.data.source)
+    plan = replace(split_plan(as_trained), train_fraction=1.0, limit=settings.data.limit)
+    if not is_same:  # the folds and groups mean nothing
+        plan = replace(plan, folds=None, fold=1, group=None)
     with reading(quiet=quiet) as progress:
         splits = open_data(
             data,
-            val_fraction=as_trained.data.val_fraction,
-            folds=as_trained.data.folds if is_same else None,
-            fold=(as_trained.data.fold or 1) if is_same else 1,
-            group=as_trained.data.group if is_same else None,
+            plan,
             image=as_trained.data.image,
             label=as_trained.data.label,
-            seed=as_trained.split_seed,
             max_bad=(as_trained if is_same else settings).data.max_bad,
             max_pixels=settings.data.max_pixels or as_trained.data.max_pixels,
-            limit=settings.data.limit,
             follow_links=as_trained.data.follow_links or settings.data.follow_links,
             progress=progress,
             **arguments,
@@ -127,6 +126,20 @@ def open_as_trained(
         for text in splits.notes[1:]:  # the first one counts training images
             say(text)
     return splits
+
+
+def split_plan(recipe: Recipe) -> SplitPlan:
+    """Return the split that a recipe asks for."""
+    data = recipe.data
+    return SplitPlan(
+        val_fraction=data.val_fraction,
+        folds=data.folds,
+        fold=data.fold or 1,
+        seed=recipe.split_seed,
+        group=data.group,
+        train_fraction=data.train_fraction,
+        limit=data.limit,
+    )
 
 
 def class_number(name: str, classes: Sequence[str]) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 from weft import markup
 from weft.data import BadImage
-from weft.data.images.crop import Pixels
 from weft.data.images.encode import image_card
+from weft.data.loading.preprocessing import Pixels
 from weft.inference.arguments import check_top_k, image_files, settings_of, value_note
 from weft.inference.predictor import Predictor
 from weft.notebook import ImageList, described
@@ -121,7 +121,7 @@ def predict(
             say(str(rejection))
     paths = image_files(images)[: settings.data.limit]
     predictions = ImageList[FilePrediction]()
-    if not quiet and (note := value_note(paths, predictor.crop.value_range, predictor.max_pixels)):
+    if not quiet and (note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels)):
         say(note)
     size = int(settings.batch_size)
     with counting(len(paths), quiet=quiet, task_name="classifying") as advance:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.lazy import lazy_names
+from weft.lazy import attach
 
 if TYPE_CHECKING:
     from weft.interpret.explaining import Explanation as Explanation
     from weft.interpret.explaining import explain as explain
 
-_HOMES = {
-    "Explanation": "weft.interpret.explaining",
-    "explain": "weft.interpret.explaining",
-}
-
-__all__ = ["Explanation", "explain"]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

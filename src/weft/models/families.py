@@ -13,12 +13,10 @@ from weft.models.family import Candidate, Family, Variant
 MANY_IMAGES = 10_000  # training images; with more, training starts from random weights
 SMALL_SIDE = 96  # pixels of the shorter side; smaller images are trained at their own size, from random weights
 FOLDERS = ("ceit", "cvt", "levit", "baselines")  # of the papers, in the order of tables
-
 PORTS = "port_"  # names of networks of `ports` begin so; they are listed only if asked for
 
 _families: dict[str, Family] = {
-    family.name: family
-    for family in (ceit.FAMILY, cvt.FAMILY, levit.FAMILY, baselines.GRAFTED, baselines.T2T, *ports.FAMILIES)
+    family.name: family for family in (ceit.FAMILY, cvt.FAMILY, levit.FAMILY, baselines.GRAFTED, *ports.FAMILIES)
 }
 
 

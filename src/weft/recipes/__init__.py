@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.lazy import lazy_names
+from weft.lazy import attach
 
 if TYPE_CHECKING:
     from weft.recipes.describe import settings as settings
@@ -18,15 +18,4 @@ if TYPE_CHECKING:
     from weft.recipes.load import recipe_text as recipe_text
     from weft.recipes.schema import Recipe as Recipe
 
-_HOMES = {
-    "Recipe": "weft.recipes.schema",
-    "dump": "weft.recipes.load",
-    "load_recipe": "weft.recipes.load",
-    "recipe_names": "weft.recipes.load",
-    "recipe_text": "weft.recipes.load",
-    "settings": "weft.recipes.describe",
-}
-
-__all__ = ["Recipe", "dump", "load_recipe", "recipe_names", "recipe_text", "settings"]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

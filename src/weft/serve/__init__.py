@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.lazy import lazy_names
+from weft.lazy import attach
 
 if TYPE_CHECKING:
     from weft.inference.predictor import Predictor as Predictor
@@ -12,13 +12,4 @@ if TYPE_CHECKING:
     from weft.serve.server import serve as serve
     from weft.serve.settings import Settings as Settings
 
-_HOMES = {
-    "Predictor": "weft.inference.predictor",
-    "Settings": "weft.serve.settings",
-    "create_app": "weft.serve.app",
-    "serve": "weft.serve.server",
-}
-
-__all__ = ["Predictor", "Settings", "create_app", "serve"]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

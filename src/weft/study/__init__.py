@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.lazy import lazy_names
+from weft.lazy import attach
 
 if TYPE_CHECKING:
     from weft.study.comparison import compare as compare
@@ -15,16 +15,4 @@ if TYPE_CHECKING:
     from weft.study.result import StudyResult as StudyResult
     from weft.study.run import run_study as run_study
 
-_HOMES = {
-    "Comparison": "weft.study.outcome",
-    "Study": "weft.study.plan",
-    "StudyResult": "weft.study.result",
-    "compare": "weft.study.comparison",
-    "load_study": "weft.study.plan",
-    "run_study": "weft.study.run",
-    "study_names": "weft.study.plan",
-}
-
-__all__ = ["Comparison", "Study", "StudyResult", "compare", "load_study", "run_study", "study_names"]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

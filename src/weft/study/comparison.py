@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits, image_size_hint, open_data
-from weft.data.index.inventory import check_outside
-from weft.data.loading.preprocessing import eval_crop
+from weft.data.loading.preprocessing import eval_transform
+from weft.data.sources.folder import check_outside
 from weft.errors import DataError, UsageError
 from weft.files import write_whole
 from weft.grid import Grid
+from weft.inference.inputs import split_plan
 from weft.models.families import SMALL_SIDE, candidates
 from weft.models.family import Candidate
 from weft.processor import busy_note
@@ -99,18 +100,12 @@ def compare(
     with reading(quiet=quiet) as progress:
         splits = open_data(
             data,
-            limit=source.limit,
+            split_plan(given),
             max_bad=source.max_bad,
             max_pixels=source.max_pixels,
             follow_links=source.follow_links,
-            val_fraction=source.val_fraction,
-            train_fraction=source.train_fraction,
-            folds=source.folds,
-            fold=source.fold or 1,
-            group=source.group,
             image=source.image,
             label=source.label,
-            seed=given.split_seed,
             progress=progress,
         )
     _check_val_size(splits)
@@ -134,7 +129,7 @@ def compare(
         f"Comparing {', '.join(candidate.name for candidate in chosen)} on {len(splits.train):,} training images and"
         f" {len(splits.val):,} held-out images of {data}, in {folder}."
     )
-    crop = eval_crop({"input_size": (3, *Grid.of(given.img_size or side))})
+    crop = eval_transform({"input_size": (3, *Grid.of(given.img_size or side))})
     for note in filter(None, (crop.note(splits.sizes), busy_note(jobs * threads))):
         plan.tell(note)
     if "weights" not in known:

@@ -18,9 +18,9 @@ import torch
 
 from weft.bench.cost import Cost, cost
 from weft.checkpoints import load_checkpoint, save_model_dir
-from weft.checkpoints.config import model_dir, read_config
+from weft.checkpoints.config import read_config
 from weft.checkpoints.hub import create_model, download_weights, is_downloaded
-from weft.data.sources.catalog import CATALOG
+from weft.checkpoints.resolve import model_dir
 from weft.errors import CheckpointError, UsageError
 from weft.files import cache_dir
 from weft.inference.evaluation import evaluate
@@ -36,6 +36,16 @@ from weft.study.statistics import accuracy
 from weft.train.batch_size_finder import seconds_of_step
 
 IMAGENET = "imagenet"
+TRAINING_IMAGES = {  # CeiT (arXiv 2103.11816), section 4, and DeiT (arXiv 2012.12877), Table 6
+    "imagenet": 1_281_167,
+    "inat18": 437_513,
+    "inat19": 265_240,
+    "cars": 8_144,
+    "flowers": 2_040,
+    "pets": 3_680,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+}
 FIRST_BATCH = {"cpu": 8, "cuda": 1024}  # images per step of a measurement, halved until memory suffices
 
 
@@ -261,7 +271,7 @@ def _training(table: str, row: Printed, data: str | None) -> TrainingPlan | None
     datasets = [IMAGENET] if table == TABLES[0] else elsewhere
     assert isinstance(recipe.batch_size, int), name
     per_run = recipe.steps * recipe.batch_size if recipe.steps else 0
-    images = sum(per_run or (recipe.epochs or 0) * CATALOG[key].train for key in datasets)
+    images = sum(per_run or (recipe.epochs or 0) * TRAINING_IMAGES[key] for key in datasets)
     is_finetuning = "--from" in text
     source = data if data and datasets == [IMAGENET] else datasets[0] if len(datasets) == 1 else "DATA"
     options = [

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.capabilities import bf16_note
-from weft.data import open_data
-from weft.data.index.inventory import check_outside
+from weft.data import SplitPlan, open_data
+from weft.data.sources.folder import check_outside
 from weft.errors import UsageError, unknown
 from weft.files import write_whole
 from weft.processor import busy_note
@@ -227,7 +227,7 @@ def _classes(
         return {
             name: open_data(
                 sources[name],
-                limit=64,
+                SplitPlan(limit=64),
                 max_bad=data.max_bad,
                 image=data.image,
                 label=data.label,

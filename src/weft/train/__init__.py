@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.lazy import lazy_names
+from weft.lazy import attach
 
 if TYPE_CHECKING:
     from weft.inference.evaluation import evaluate as evaluate
     from weft.inference.metrics import Evaluation as Evaluation
-    from weft.inference.prediction import FilePrediction as Answer
+    from weft.inference.prediction import FilePrediction as Answer  # noqa: F401
     from weft.inference.prediction import predict as predict
     from weft.runs.hub import push as push
     from weft.train.active import Labelling as Labelling
@@ -27,42 +27,4 @@ if TYPE_CHECKING:
     from weft.train.run import preview as preview
     from weft.train.run import train as train
 
-_HOMES = {
-    "Answer": "weft.inference.prediction:FilePrediction",
-    "Evaluation": "weft.inference.metrics",
-    "Finding": "weft.train.data_review",
-    "LabelProposal": "weft.train.active",
-    "Labelling": "weft.train.active",
-    "Review": "weft.train.data_review",
-    "RunResult": "weft.train.results",
-    "apply_changes": "weft.train.corrections",
-    "evaluate": "weft.inference.evaluation",
-    "find_lr": "weft.train.run",
-    "label": "weft.train.active",
-    "predict": "weft.inference.prediction",
-    "preview": "weft.train.run",
-    "push": "weft.runs.hub",
-    "review": "weft.train.data_review",
-    "train": "weft.train.run",
-}
-
-__all__ = [
-    "Answer",
-    "Evaluation",
-    "Finding",
-    "LabelProposal",
-    "Labelling",
-    "Review",
-    "RunResult",
-    "apply_changes",
-    "evaluate",
-    "find_lr",
-    "label",
-    "predict",
-    "preview",
-    "push",
-    "review",
-    "train",
-]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

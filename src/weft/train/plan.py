@@ -18,7 +18,7 @@ from weft.checkpoints.hub import source_of
 from weft.data import Splits, image_size_hint, open_data
 from weft.data.images.colour import value_notes
 from weft.data.loading.loader import ImageLoader
-from weft.inference.inputs import evaluation_batches
+from weft.inference.inputs import evaluation_batches, split_plan
 from weft.models.families import default_model
 from weft.progress import counting, reading, say
 from weft.recipes import Recipe
@@ -300,17 +300,11 @@ def open_splits(recipe: Recipe, quiet: bool) -> Splits:
     with reading(quiet=quiet) as progress:
         return open_data(
             str(recipe.data.source),
-            val_fraction=recipe.data.val_fraction,
-            train_fraction=recipe.data.train_fraction,
-            folds=recipe.data.folds,
-            fold=recipe.data.fold or 1,
-            group=recipe.data.group,
+            split_plan(recipe),
             image=recipe.data.image,
             label=recipe.data.label,
-            seed=recipe.split_seed,
             max_bad=recipe.data.max_bad,
             max_pixels=recipe.data.max_pixels,
-            limit=recipe.data.limit,
             follow_links=recipe.data.follow_links,
             progress=progress,
         )

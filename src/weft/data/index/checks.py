@@ -5,39 +5,19 @@ from __future__ import annotations
 import itertools
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from weft.data.images.colour import NOTES
-from weft.data.index.inventory import ImageEntry, Inventory, sort_class_names
+from weft.data.index.inventory import Inventory
+from weft.data.index.source import ImageEntry, sort_class_names
 from weft.data.index.tree import SKIPPED
-from weft.errors import DataError, UsageError
+from weft.errors import DataError
 from weft.text import NUM_NAMED, count, first_few, has_control_characters, printable
 
-MAX_ADVISED = 20  # folds that an error advises
 ARCHIVES = {"zip", "tar", "gz", "tgz", "bz2", "xz", "zst", "7z", "rar"}  # extensions
 
 
-def check_numbers(
-    val_fraction: float, max_bad: float, limit: int | None, train_fraction: float, folds: int | None, fold: int
-) -> None:
-    """Raise UsageError for an argument of `open_data` out of its range."""
-    if not 0 < val_fraction < 1:
-        raise UsageError(f"val_fraction must be between 0 and 1, exclusive; got {val_fraction}. The default is 0.2.")
-    if not 0 <= max_bad <= 1:
-        raise UsageError(
-            f"max_bad must be between 0 and 1; got {max_bad}. It is the largest accepted fraction of bad files."
-        )
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit must be at least 1 image; got {limit}.")
-    if not 0 < train_fraction <= 1:
-        raise UsageError(f"train_fraction must be above 0 and at most 1; got {train_fraction}. 1 uses all images.")
-    if folds is not None and folds < 2:
-        raise UsageError(f"folds must be at least 2; got {folds}. 5 is usual.")
-    if not 1 <= fold <= (folds or 1):
-        raise UsageError(f"fold must be from 1 to folds ({folds}); got {fold}.")
-
-
-def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence[str] | None) -> list[str]:
+def class_list(inventory: Inventory, wanted: Sequence[str] | None) -> list[str]:
     """Return the class names; raise DataError if the folders do not define them."""
     root = _root(inventory)
     if links := inventory.classes_outside:
@@ -47,7 +27,7 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
             f"Move the folders there, or follow links: --follow-links."
         )
     own = sort_class_names({name for names in inventory.classes.values() for name in names})
-    if not entries and not inventory.bad:
+    if not inventory.entries and not inventory.bad:
         instead = f" (but {tally(extensions(inventory.ignored))})" if inventory.ignored else ""
         raise DataError(
             f"The data directory must contain images; '{root}' contains none{instead}. "
@@ -59,8 +39,9 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
         )
     if not own:
         raise DataError(
-            f"The data directory must contain one folder per class; '{root}' has {count(len(entries), 'image')} and no "
-            f"folder. Sort the images into folders named after their classes."
+            f"The data directory must contain one folder per class; '{root}' has"
+            f" {count(len(inventory.entries), 'image')} and no folder. Sort the images into folders named after their"
+            " classes."
         )
     if wanted is not None:
         if unknown_names := [name for name in own if name not in set(wanted)]:
@@ -70,8 +51,8 @@ def class_list(inventory: Inventory, entries: list[ImageEntry], wanted: Sequence
             )
         return list(wanted)
     _check_forms(own)
-    names = inventory.classes.get("train", own)
-    train, side = f"{inventory.train_name}/", f"{inventory.val_name}/"
+    names = inventory.classes.get("train", next(iter(inventory.classes.values())))
+    train, side = f"{inventory.folder('train')}/", f"{inventory.folder('val')}/"
     if only_val := sorted(set(own) - set(names)):
         raise DataError(
             f"Every class of {side} must also be in {train}; only in {side}: {first_few(only_val)}. Add images of "
@@ -101,7 +82,7 @@ def check_nesting(inventory: Inventory, wanted: Sequence[str] | None) -> list[st
     each = first_few(f"{name}/ ({first_few(folders)})" for name, folders in nested.items())
     if len(nested) == 1:
         (name,), (folders,) = nested, nested.values()
-        if inventory.val_name or "train" in inventory.classes:
+        if "" not in inventory.classes:
             advice = f"Move the folders in {printable(name)}/ one level up."
         else:
             advice = f"Did you mean {root}/{printable(name)}?"
@@ -157,7 +138,7 @@ def check_empty(names: list[str], entries: list[ImageEntry], inventory: Inventor
     """Raise DataError for classes without a usable training image."""
     filled = {entry.class_name for entry in entries if entry.split != "val"}
     if empty := [name for name in names if name not in filled]:
-        where = f" in {inventory.train_name}/" if inventory.val_name else ""
+        where = f" in {inventory.folder('train')}/" if inventory.is_given else ""
         raise DataError(
             f"Every class must have at least one usable image{where}; empty: {first_few(empty)}. "
             f"Add images, or remove the folder."
@@ -169,13 +150,13 @@ def check_sides(inventory: Inventory, num_train: int, num_val: int, *, is_groupe
     if num_train and num_val:
         return
     sides = (
-        (f"{inventory.train_name}/", f"{inventory.val_name}/")
-        if inventory.val_name
+        (f"{inventory.folder('train')}/", f"{inventory.folder('val')}/")
+        if inventory.is_given
         else ("the training set", "the validation set")
     )
     side = sides[num_train > 0]
     advice = "Add images, two or more per class."
-    if is_grouped and not inventory.val_name:
+    if is_grouped and not inventory.is_given:
         advice = "A class can be held out only if its images are in two groups or more: choose another --group."
     raise DataError(
         f"Training needs usable images in both splits; {side} of '{_root(inventory)}' has none "
@@ -183,27 +164,14 @@ def check_sides(inventory: Inventory, num_train: int, num_val: int, *, is_groupe
     )
 
 
-def check_folds(
-    inventory: Inventory, folds: int, held_out: Callable[[int], Sequence[int]], *, is_grouped: bool
-) -> None:
-    """Raise DataError if a fold of a cross-validation has no usable image.
-
-    Args:
-        inventory: of the dataset.
-        folds: number of folds.
-        held_out: function from a number of folds to the number of images of each.
-        is_grouped: images of one group are in one fold.
-    """
-    counts = list(held_out(folds))
-    if all(counts):
-        return
-    unit = "groups" if is_grouped else "images"
-    fewer = next((number for number in range(min(folds - 1, MAX_ADVISED), 1, -1) if all(held_out(number))), None)
-    advice = f"Add {unit}" if fewer is None else f"Pass --folds {fewer}, or add {unit}"
-    raise DataError(
-        f"Every fold must hold out an image; {count(counts.count(0), 'fold')} of {folds} of '{_root(inventory)}' would"
-        f" have none, because there are too few {unit} per class. {advice}."
-    )
+def check_folds(inventory: Inventory, held_out: Sequence[int], *, is_grouped: bool) -> None:
+    """Raise DataError if one of several folds has no usable image; `held_out` is the number of images of each."""
+    if (empty := [number for number in held_out if not number]) and len(held_out) > 1:
+        unit = "groups" if is_grouped else "images"
+        raise DataError(
+            f"Every fold must hold out an image; {count(len(empty), 'fold')} of {len(held_out)} of '{_root(inventory)}'"
+            f" would have none, because there are too few {unit} per class. Pass fewer --folds, or add {unit}."
+        )
 
 
 def survey_notes(inventory: Inventory, names: list[str], val: list[ImageEntry]) -> list[str]:
@@ -231,7 +199,7 @@ def unread_notes(inventory: Inventory) -> list[str]:
             notes.append(f"Not read, because other shards are for training: {first_few(inventory.unread)}.")
         else:
             names = first_few(f"{name}/" for name in inventory.unread)
-            notes.append(f"Not read, because {inventory.train_name}/ exists: {names}.")
+            notes.append(f"Not read, because {inventory.folder('train')}/ exists: {names}.")
     if inventory.set_aside:
         notes.append(
             f"Not read: {printable(inventory.set_aside)}. After training: weft evaluate RUN DATA --split test."
@@ -239,9 +207,9 @@ def unread_notes(inventory: Inventory) -> list[str]:
     return notes
 
 
-def group_notes(group_of: Mapping[str, str], train: list[ImageEntry], val: list[ImageEntry]) -> list[str]:
+def group_notes(train: list[ImageEntry], val: list[ImageEntry]) -> list[str]:
     """Return notes about groups of images: their number, and those on both sides of a given split."""
-    sides = [{group_of[entry.key] for entry in side} for side in (train, val)]
+    sides = [{entry.group for entry in side} for side in (train, val)]
     notes = [f"{count(len(sides[0]), 'group')} of images for training, {len(sides[1]):,} held out."]
     if torn := sorted(sides[0] & sides[1]):
         notes.append(
@@ -301,4 +269,4 @@ def extensions(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _root(inventory: Inventory) -> str:
-    return printable(str(inventory.root))
+    return printable(inventory.name)

@@ -11,14 +11,13 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from weft.data.images.decode import BadImage
 from weft.data.index.source import Source, Splits
 from weft.errors import CheckpointError, DataError
 from weft.files import write_whole
 from weft.reading import read_bytes, unzipped
-from weft.text import first_few, printable, reason_of
+from weft.text import count, first_few, printable, reason_of
 
 COLUMNS = 5  # of a line: split, class, key, size, hash
 HASHED_BYTES = 2 << 30
@@ -76,8 +75,8 @@ class Fingerprint:
         try:
             packed = read_bytes(path, max_bytes=MAX_PACKED)
             text = unzipped(packed, 64 * len(packed) + (1 << 20)).decode("utf-8", "surrogateescape")
-            count, *rest = text.split("\n")
-            classes, lines = rest[: int(count)], rest[int(count) :]
+            number, *rest = text.split("\n")
+            classes, lines = rest[: int(number)], rest[int(number) :]
             if any(line.count("\t") < COLUMNS - 1 for line in lines):
                 raise ValueError(f"every line must have {COLUMNS} columns")
             return cls(classes, lines)
@@ -108,34 +107,27 @@ def fingerprint(splits: Splits) -> Fingerprint:
 
 def difference(old: Fingerprint, new: Fingerprint) -> str | None:
     """Return the difference as a sentence, or None if the fingerprints are equal."""
-    if old.classes != new.classes:
-        gone, come = set(old.classes) - set(new.classes), set(new.classes) - set(old.classes)
-        if not gone and not come:
-            return "its classes are in another order."
-        return f"{_named('class', 'gone', gone)}{' and ' if gone and come else ''}{_named('class', 'new', come)}."
-    if old.lines == new.lines:
-        return None
-    was, now = (_by_key(one) for one in (old, new))
-    changed = {key for key in was.keys() & now.keys() if was[key] != now[key]}
-    parts = [
-        _named("image", word, keys)
-        for word, keys in (("gone", was.keys() - now.keys()), ("new", now.keys() - was.keys()), ("changed", changed))
-        if keys
-    ]
-    return f"{', '.join(parts)}." if parts else "its images are in another order."
+    classes = (dict.fromkeys(one.classes) for one in (old, new))
+    images = (_by_key(one) for one in (old, new))
+    for one, several, (was, now) in (("class", "classes", classes), ("image", "images", images)):
+        changed = {key for key in was.keys() & now.keys() if was[key] != now[key]}
+        keys_of = {"gone": was.keys() - now.keys(), "new": now.keys() - was.keys(), "changed": changed}
+        parts = [
+            f"{count(len(keys), one, several)} {word} ({first_few(sorted(keys), 3)})"
+            for word, keys in keys_of.items()
+            if keys
+        ]
+        if parts:
+            return f"{', '.join(parts)}."
+        if list(was) != list(now):
+            return f"its {several} are in another order."
+    return None
 
 
-def _by_key(one: Fingerprint) -> dict[str, str]:
+def _by_key(one: Fingerprint) -> dict[str, str | None]:
     """Return a dictionary from key to the other columns."""
     cells = (line.split("\t") for line in one.lines)
     return {cell[-3]: "\t".join([*cell[:-3], *cell[-2:]]) for cell in cells}
-
-
-def _named(what: str, how: str, names: Any) -> str:
-    if not names:
-        return ""
-    plural = {"class": "classes", "image": "images"}[what] if len(names) > 1 else what
-    return f"{len(names):,} {plural} {how} ({first_few(sorted(names))})"
 
 
 def _key(source: Source, i: int) -> str:

@@ -1,7 +1,8 @@
-"""Sources of encoded images: a training and a validation split, whose images are read by index."""
+"""Labelled images: entries of a dataset, sources that read them by index, and the two sides of a dataset."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, Protocol
@@ -13,6 +14,41 @@ from weft.errors import DataError
 from weft.text import printable
 
 NUM_HEADERS = 32  # images that `image_size_hint` opens
+
+Reader = Callable[[str], bytes]
+"""Function from the key of an image to its bytes, picklable for worker processes; raises BadImage or OSError."""
+
+
+class ImageEntry(NamedTuple):
+    """An image of a dataset, before it is opened.
+
+    Attributes:
+        key: path relative to the root, or another unique name.
+        class_name: empty without a class: outside all class folders, or in a test split with hidden labels.
+        split: `train`, `val`, or empty if the dataset defines no split; `test` until the held-out side is chosen.
+        group: images of the same group are on the same side of a split; empty if they are not grouped.
+    """
+
+    key: str
+    class_name: str
+    split: str = ""
+    group: str = ""
+
+
+class BadFile(NamedTuple):
+    """An image file that cannot be used.
+
+    Attributes:
+        key: path relative to the data directory.
+        reason: a key of `weft.data.images.decode.REASONS`.
+        message: sentence that names the file.
+        split: `train`, `val`, or empty if the dataset defines no split.
+    """
+
+    key: str
+    reason: str
+    message: str
+    split: str = ""
 
 
 class Sample(NamedTuple):
@@ -50,25 +86,29 @@ class Source(Protocol):
         ...
 
 
-def pixel_limit(source: Source) -> int:
-    """Return the largest number of pixels of an image of a source."""
-    return getattr(source, "max_pixels", MAX_PIXELS)
+class KeyedSource:
+    """Images that a `Reader` reads by key."""
 
+    def __init__(
+        self, reader: Reader, classes: list[str], keys: list[str], labels: list[int], max_pixels: int = MAX_PIXELS
+    ):
+        self.reader, self.classes, self.keys, self.labels = reader, classes, keys, labels
+        self.max_pixels = max_pixels
 
-class BadFile(NamedTuple):
-    """An image file that cannot be used.
+    def __len__(self) -> int:
+        return len(self.keys)
 
-    Attributes:
-        key: path relative to the data directory.
-        reason: a key of `weft.data.images.decode.REASONS`.
-        message: sentence that names the file.
-        split: `train`, `val`, or empty if the dataset defines no split.
-    """
+    def read(self, i: int) -> Sample:
+        """Return image `i`.
 
-    key: str
-    reason: str
-    message: str
-    split: str = ""
+        Raises:
+            DataError: the image is missing or cannot be read.
+        """
+        key = self.keys[i]
+        try:
+            return Sample(self.reader(key), self.labels[i], key)
+        except (BadImage, OSError) as err:
+            raise lost_error(key, err) from err
 
 
 @dataclass(frozen=True)
@@ -104,9 +144,28 @@ class Splits:
         return common_range(self.values)
 
 
-def lost_error(key: str, err: BadImage) -> DataError:
+def sort_class_names(names: Iterable[str]) -> list[str]:
+    """Sort class names: by value if all are numbers, else alphabetically."""
+    names = list(names)
+    is_numbers = all(name.isascii() and name.isdecimal() for name in names)
+    return sorted(names, key=lambda name: (int(name), name) if is_numbers else (0, name))
+
+
+def pixel_limit(source: Source) -> int:
+    """Return the largest number of pixels of an image of a source."""
+    return getattr(source, "max_pixels", MAX_PIXELS)
+
+
+def bad_file(key: str, err: BadImage | OSError, split: str = "") -> BadFile:
+    """Return the error of an image as a bad file, named by its key."""
+    if not isinstance(err, BadImage):  # disk error
+        err = BadImage("", "unreadable", err.strerror or "")
+    return BadFile(key, err.reason, str(BadImage(printable(key), err.reason, err.detail)), split)
+
+
+def lost_error(key: str, err: BadImage | OSError) -> DataError:
     """Return the error for an image that was usable when the data was opened and is not any more."""
-    now = BadImage(printable(key), err.reason, err.detail)
+    now = bad_file(key, err).message
     return DataError(f"{now} It could be read when the data was opened: restore it, or start again without it.")
 
 

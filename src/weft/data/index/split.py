@@ -12,14 +12,150 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from weft.data.index.source import ImageEntry
 from weft.errors import DataError, UsageError
 from weft.text import printable
+
+Labels = Sequence[int] | Sequence[str]
+"""Class of every image, as an index or a name."""
 
 
 class GroupError(DataError):
     """Groups of images that the data do not have, or that do not allow a split."""
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """Which images are held out, and how many are used.
+
+    Attributes:
+        val_fraction: fraction of each class for validation, between 0 and 1, if the dataset defines no split.
+        folds: number of folds of a cross-validation, at least 2, for a dataset without a split; `fold` is then the
+            validation set, in place of `val_fraction`.
+        fold: from 1 to `folds`.
+        seed: seed of the split, and of the choice by `limit` and `train_fraction`.
+        group: images of the same group are on the same side of the split: a column of the table, or a regular
+            expression whose match in the image's key (the parenthesised part, if there is one) names the group.
+        train_fraction: fraction of each class to use for training, above 0; validation images are all used.
+        limit: maximum number of training images and of validation images, taken round-robin from the classes.
+
+    Raises:
+        UsageError: a number out of its range.
+    """
+
+    val_fraction: float = 0.2
+    folds: int | None = None
+    fold: int = 1
+    seed: int = 0
+    group: str | None = None
+    train_fraction: float = 1.0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.val_fraction < 1:
+            raise UsageError(
+                f"val_fraction must be between 0 and 1, exclusive; got {self.val_fraction}. The default is 0.2."
+            )
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"limit must be at least 1 image; got {self.limit}.")
+        if not 0 < self.train_fraction <= 1:
+            raise UsageError(
+                f"train_fraction must be above 0 and at most 1; got {self.train_fraction}. 1 uses all images."
+            )
+        if self.folds is not None and self.folds < 2:
+            raise UsageError(f"folds must be at least 2; got {self.folds}. 5 is usual.")
+        if not 1 <= self.fold <= (self.folds or 1):
+            raise UsageError(f"fold must be from 1 to folds ({self.folds}); got {self.fold}.")
+
+    @property
+    def description(self) -> str:
+        """The way in which images are held out, for a sentence."""
+        part = f"{100 * self.val_fraction:.0f} %" if self.folds is None else f"fold {self.fold} of {self.folds}"
+        return f"{part} made with seed {self.seed}"
+
+
+DEFAULT = SplitPlan()
+Side = list[ImageEntry]
+
+
+def assign(entries: Side, plan: SplitPlan) -> tuple[Side, Side]:
+    """Return the training and validation images of a dataset without a split: shares of each class, or whole groups."""
+    keys, labels = _keys_and_labels(entries)
+    if plan.group is not None:
+        groups = [entry.group for entry in entries]
+        if plan.folds is None:
+            held_out = grouped_share(labels, groups, plan.val_fraction, plan.seed)
+        else:
+            held_out = grouped_fold(labels, groups, plan.folds, plan.fold, plan.seed)
+        train, val = grouped_split(labels, groups, held_out)
+    elif plan.folds is not None:
+        train, val = stratified_fold(keys, labels, plan.folds, plan.fold, plan.seed)
+    else:
+        train, val = stratified_split(keys, labels, plan.val_fraction, plan.seed)
+    return [entries[i] for i in train], [entries[i] for i in val]
+
+
+def with_trained_classes(train: Side, val: Side, *, is_grouped: bool) -> tuple[Side, Side]:
+    """Move validation images of classes without a training image to train, in whole groups."""
+    if is_grouped:
+        entries = [*train, *val]
+        labels, groups = [entry.class_name for entry in entries], [entry.group for entry in entries]
+        sides = grouped_split(labels, groups, range(len(train), len(entries)))
+        return [entries[i] for i in sides[0]], [entries[i] for i in sides[1]]
+    trained = {entry.class_name for entry in train}
+    moved = [entry for entry in val if entry.class_name not in trained]
+    return sorted(train + moved), [entry for entry in val if entry.class_name in trained]
+
+
+def limited(train: Side, val: Side, plan: SplitPlan) -> tuple[Side, Side]:
+    """Return the images to use: a share of the training images, and at most `limit` of each side."""
+    if plan.train_fraction < 1:
+        train = [train[i] for i in stratified_share(*_keys_and_labels(train), plan.train_fraction, plan.seed)]
+    if plan.limit is not None:
+        train, val = (
+            [side[i] for i in stratified_subset(*_keys_and_labels(side), plan.limit, plan.seed)]
+            for side in (train, val)
+        )
+    return train, val
+
+
+def _keys_and_labels(entries: Side) -> tuple[list[str], list[str]]:
+    return [entry.key for entry in entries], [entry.class_name for entry in entries]
+
+
+def grouped(entries: Side, pattern: str) -> Side:
+    """Return images with their groups by key: where a pattern matches, else a group of its own.
+
+    Args:
+        entries: the images.
+        pattern: regular expression; its parenthesised parts, or the whole match without any, name the group.
+
+    Raises:
+        UsageError: the pattern is not a regular expression.
+        GroupError: it matches no image.
+    """
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(
+            f"--group must be a column of the table, or a regular expression; '{printable(pattern)}' is neither"
+            f" ({error})."
+        ) from None
+    matches = [expression.search(entry.key) for entry in entries]
+    if not any(matches):
+        raise GroupError(
+            f"--group must be a column of the table, or match the names of images; '{printable(pattern)}' matches none"
+            f" of {len(entries):,}, such as '{printable(min((entry.key for entry in entries), default=''))}'."
+        )
+    # A key never begins with a slash, so no match has the name of a single image.
+    groups = [match and ("/".join(filter(None, match.groups())) or match[0]) for match in matches]
+    return [
+        entry._replace(group=f"/{entry.key}" if group is None else group)
+        for entry, group in zip(entries, groups, strict=True)
+    ]
 
 
 def rank(key: str, seed: int) -> bytes:
@@ -28,7 +164,7 @@ def rank(key: str, seed: int) -> bytes:
 
 
 def stratified_split(
-    keys: Sequence[str], labels: Sequence[int], val_fraction: float, seed: int
+    keys: Sequence[str], labels: Labels, val_fraction: float, seed: int
 ) -> tuple[list[int], list[int]]:
     """Return (train, val) indices, ascending: `val_fraction` of every class, rounded, at least one image in each split.
 
@@ -43,7 +179,7 @@ def stratified_split(
 
 
 def stratified_fold(
-    keys: Sequence[str], labels: Sequence[int], folds: int, fold: int, seed: int
+    keys: Sequence[str], labels: Labels, folds: int, fold: int, seed: int
 ) -> tuple[list[int], list[int]]:
     """Return (train, val) indices, ascending, of one fold of a cross-validation.
 
@@ -51,7 +187,7 @@ def stratified_fold(
     has at least one image in the training set of every fold.
 
     Args:
-        keys, labels: name and class index of every image.
+        keys, labels: name and class of every image.
         folds: number of folds, at least 2.
         fold: the fold that is held out, from 1.
         seed: of the folds.
@@ -64,7 +200,7 @@ def stratified_fold(
     return _rest(len(keys), val), sorted(val)
 
 
-def grouped_share(labels: Sequence[int], groups: Sequence[str], share: float, seed: int) -> list[int]:
+def grouped_share(labels: Labels, groups: Sequence[str], share: float, seed: int) -> list[int]:
     """Return indices of whole groups, ascending: about the fraction `share` of every class.
 
     The groups of a class are taken in the order of their ranks until they have its share of the images. The rank, a
@@ -72,7 +208,7 @@ def grouped_share(labels: Sequence[int], groups: Sequence[str], share: float, se
     there are no others. An image more or less moves only groups at the end of the share.
 
     Args:
-        labels, groups: class index and group of every image. A group belongs to the class of most of its images.
+        labels, groups: class and group of every image. A group belongs to the class of most of its images.
         share: fraction of the images, between 0 and 1.
         seed: of the ranks.
     """
@@ -89,7 +225,7 @@ def grouped_share(labels: Sequence[int], groups: Sequence[str], share: float, se
     return [i for i, group in enumerate(groups) if group in chosen]
 
 
-def grouped_fold(labels: Sequence[int], groups: Sequence[str], folds: int, fold: int, seed: int) -> list[int]:
+def grouped_fold(labels: Labels, groups: Sequence[str], folds: int, fold: int, seed: int) -> list[int]:
     """Return indices of whole groups, ascending: one fold of a cross-validation, with about as many images as others.
 
     The groups of a class, in the order of their ranks, are cut into runs of equal numbers of images. The size of a
@@ -113,12 +249,12 @@ def grouped_fold(labels: Sequence[int], groups: Sequence[str], folds: int, fold:
     return [i for i, group in enumerate(groups) if group in chosen]
 
 
-def _groups_by_class(labels: Sequence[int], groups: Sequence[str], seed: int) -> list[dict[str, int]]:
+def _groups_by_class(labels: Labels, groups: Sequence[str], seed: int) -> list[dict[str, int]]:
     """Return the size of the groups of every class, in the order of their ranks."""
-    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    counts: dict[str, Counter[Any]] = defaultdict(Counter)
     for label, group in zip(labels, groups, strict=True):
         counts[group][label] += 1
-    by_class: dict[int, dict[str, int]] = defaultdict(dict)
+    by_class: dict[Any, dict[str, int]] = defaultdict(dict)
     for group in sorted(counts, key=lambda name: rank(name, seed)):
         label = min(counts[group], key=lambda label: (-counts[group][label], label))
         by_class[label][group] = counts[group].total()
@@ -135,9 +271,7 @@ def _capped(sizes: list[int], parts: int) -> list[int]:
     return [min(size * unit, rest) or 1 for size in sizes]
 
 
-def grouped_split(
-    keys: Sequence[str], labels: Sequence[int], groups: Sequence[str], held_out: list[int]
-) -> tuple[list[int], list[int]]:
+def grouped_split(labels: Labels, groups: Sequence[str], held_out: Iterable[int]) -> tuple[list[int], list[int]]:
     """Return (train, val) indices, ascending: `held_out` without the groups that leave a class without training image.
 
     A class whose images are all in one group, as the only image of a class, is never held out.
@@ -147,13 +281,13 @@ def grouped_split(
         trained = {label for i, label in enumerate(labels) if i not in val}
         kept = {groups[i] for i in val if labels[i] not in trained}
         if not kept:
-            return _rest(len(keys), val), sorted(val)
+            return _rest(len(labels), val), sorted(val)
         # One group per round is enough for its classes, and leaves others held out.
         first = min(kept)
         val -= {i for i in val if groups[i] == first}
 
 
-def stratified_subset(keys: Sequence[str], labels: Sequence[int] | Sequence[str], limit: int, seed: int) -> list[int]:
+def stratified_subset(keys: Sequence[str], labels: Labels, limit: int, seed: int) -> list[int]:
     """Return at most `limit` indices, ascending, taken round-robin from the classes.
 
     The order of the classes is random, and the same for training and validation images. `labels` are indices or names.
@@ -173,49 +307,18 @@ def proportional_subset(keys: Sequence[str], limit: int, seed: int) -> list[int]
     return sorted(sorted(range(len(keys)), key=lambda i: rank(f"subset/{keys[i]}", seed))[:limit])
 
 
-def stratified_share(keys: Sequence[str], labels: Sequence[int], share: float, seed: int) -> list[int]:
+def stratified_share(keys: Sequence[str], labels: Labels, share: float, seed: int) -> list[int]:
     """Return indices, ascending: the fraction `share` of every class, rounded, at least one image. A smaller share is a
     subset of a larger one."""
     members = _by_class(keys, labels, seed).values()
     return sorted(i for group in members for i in group[: max(round(len(group) * share), 1)])
 
 
-def _by_class(keys: Sequence[str], labels: Sequence[Any], seed: int) -> dict[Any, list[int]]:
+def _by_class(keys: Sequence[str], labels: Labels, seed: int) -> dict[Any, list[int]]:
     members = defaultdict(list)
     for i, label in enumerate(labels):
         members[label].append(i)
     return {label: sorted(members[label], key=lambda i: rank(keys[i], seed)) for label in sorted(members)}
-
-
-def group_names(keys: Sequence[str], pattern: str) -> dict[str, str]:
-    """Return the group of every image by its key: where a pattern matches, else a group of its own.
-
-    Args:
-        keys: names of the images.
-        pattern: regular expression; its parenthesised parts, or the whole match without any, name the group.
-
-    Raises:
-        UsageError: the pattern is not a regular expression.
-        GroupError: it matches no image.
-    """
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise UsageError(
-            f"--group must be a column of the table, or a regular expression; '{printable(pattern)}' is neither"
-            f" ({error})."
-        ) from None
-    matches = {key: expression.search(key) for key in keys}
-    if not any(matches.values()):
-        raise GroupError(
-            f"--group must be a column of the table, or match the names of images; '{printable(pattern)}' matches none"
-            f" of {len(keys):,}, such as '{printable(min(keys, default=''))}'."
-        )
-    # A key never begins with a slash, so no match has the name of a single image.
-    return {
-        key: f"/{key}" if match is None else "/".join(filter(None, match.groups())) or match[0]
-        for key, match in matches.items()
-    }
 
 
 def _rest(number: int, indices: Iterable[int]) -> list[int]:

@@ -9,13 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass, field
-
-from weft.data.images.decode import BadImage
-from weft.data.index.source import BadFile
-from weft.text import printable
+from collections.abc import Collection, Iterator
 
 JUNK = {"__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+found"}
 EXTENSIONS = {  # format by file name; the content decides
@@ -33,25 +27,6 @@ SKIPPED = {  # reasons for skipped entries
     "beside": "an image next to the folders of a split, or next to shards or Parquet files",
     "same-sample": "a further image with the same label file; the one with the shortest ending is read",
 }
-
-
-@dataclass
-class Tree:
-    """Content of a directory tree. Paths are relative to the root, with `/`; surrogates for bytes that are not UTF-8.
-
-    Attributes:
-        files: regular files, and links to regular files outside the tree.
-        folders: folders and followed links to folders.
-        bad: entries that are images by name, or folders, and cannot be read.
-        skipped: number of skipped entries by key of `SKIPPED`.
-        links_out: links to folders outside the root that were not followed.
-    """
-
-    files: list[str] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
-    bad: list[BadFile] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
-    links_out: list[str] = field(default_factory=list)
 
 
 def extension(name: str) -> str:
@@ -82,103 +57,67 @@ def num_beside(folder: str) -> int:
     return sum(not is_junk(name) for name in names)
 
 
-def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool = False) -> Tree:
-    """List a directory tree. Only folders are opened.
+def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield (path, kind) of the entries of a directory tree. Only folders are opened.
+
+    A path is relative to the root, with `/`, and with surrogates for bytes that are not UTF-8. The kind is `file` (a
+    regular file, or a link to one outside the tree), `folder` (also a link that is followed), a key of `SKIPPED`, or
+    for a folder that cannot be read the reason of the operating system after `unreadable: `.
 
     Args:
         root: an existing folder, or a link to one.
         only: top-level names to include; all by default.
         follow_links: also enter folders outside the root through links.
     """
-    return _Walk(root, only, follow_links).run()
-
-
-class _Walk:
-    def __init__(self, root: str, only: Collection[str] | None, follow_links: bool):
-        self.root, self.real_root = root, os.path.realpath(root)
-        self.only, self.follow_links = only, follow_links
-        self.tree = Tree()
-        self.seen: set[tuple[int, int]] = set()  # (device, inode) of every folder entered and file listed
-        self.links: list[str] = []
-
-    def run(self) -> Tree:
-        self.enter("")
-        while self.links:  # links last, so that a file is listed by its real name
-            links, self.links = sorted(self.links), []
-            for key in links:
-                self.follow(key)
-        self.tree.files.sort()
-        self.tree.folders.sort()
-        return self.tree
-
-    def enter(self, key: str) -> None:
-        """List the folder `key` recursively."""
-        waiting = [key]
-        while waiting:
-            key = waiting.pop()
+    inside = os.path.join(os.path.realpath(root), "")
+    seen = set[tuple[int, int]]()  # (device, inode) of every folder entered and file listed
+    folders, links, later = [""], list[str](), list[str]()
+    while folders or links or later:
+        if folders:
+            key = folders.pop()
             try:
-                status = os.stat(self.path(key))
-                with os.scandir(self.path(key)) as entries:
-                    inside = list(entries)
+                status = os.stat(os.path.join(root, key))
+                with os.scandir(os.path.join(root, key)) as scanned:
+                    entries = [entry for entry in scanned if key or only is None or entry.name in only]
             except OSError as err:
-                self.refuse(key, "unreadable", err.strerror)
+                yield key, f"unreadable: {err.strerror}"
                 continue
-            if (status.st_dev, status.st_ino) in self.seen:
+            if (status.st_dev, status.st_ino) in seen:
                 continue
-            self.seen.add((status.st_dev, status.st_ino))
+            seen.add((status.st_dev, status.st_ino))
             if key:
-                self.tree.folders.append(key)
-            if not key and self.only is not None:
-                inside = [entry for entry in inside if entry.name in self.only]
-                self.tree.skipped += Counter(beside=num_beside(self.root))  # without zeros
-            inner = [self.note(f"{key}/{entry.name}" if key else entry.name, entry, status.st_dev) for entry in inside]
-            waiting += [folder for folder in inner if folder]
-
-    def note(self, key: str, entry: os.DirEntry[str], device: int) -> str:
-        """Record an entry; return its key if it is a folder to enter, else an empty string."""
-        if is_junk(entry.name):
-            self.tree.skipped["hidden"] += 1
-        elif entry.is_symlink():
-            self.links.append(key)
-        elif entry.is_dir(follow_symlinks=False):
-            return key
-        elif entry.is_file(follow_symlinks=False):
-            self.seen.add((device, entry.inode()))
-            self.tree.files.append(key)
+                yield key, "folder"
+            for entry in entries:
+                name = f"{key}/{entry.name}" if key else entry.name
+                if is_junk(entry.name):
+                    yield name, "hidden"
+                elif entry.is_symlink():
+                    later.append(name)
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
+                elif entry.is_file(follow_symlinks=False):
+                    seen.add((status.st_dev, entry.inode()))
+                    yield name, "file"
+                else:
+                    yield name, "special"
+        elif links:  # after all folders, so that a file is listed by its real name
+            key = links.pop()
+            try:
+                status = os.stat(os.path.join(root, key))
+            except OSError:
+                yield key, "broken-link"
+                continue
+            is_inside = os.path.realpath(os.path.join(root, key)).startswith(inside)
+            if (status.st_dev, status.st_ino) in seen:
+                yield key, "link-to-listed"
+            elif stat.S_ISREG(status.st_mode):
+                seen.add((status.st_dev, status.st_ino))
+                yield key, "file"
+            elif not stat.S_ISDIR(status.st_mode):
+                yield key, "special"
+            elif is_inside or follow_links:
+                folders.append(key)
+            else:
+                yield key, "link-out"
         else:
-            self.pass_over(key, "special", "not-a-file")
-        return ""
-
-    def follow(self, key: str) -> None:
-        try:
-            status = os.stat(self.path(key))
-        except OSError:
-            self.pass_over(key, "broken-link", "missing")
-            return
-        identity = status.st_dev, status.st_ino
-        is_inside = os.path.realpath(self.path(key)).startswith(os.path.join(self.real_root, ""))
-        if identity in self.seen:
-            self.tree.skipped["link-to-listed"] += 1
-        elif stat.S_ISREG(status.st_mode):
-            self.seen.add(identity)
-            self.tree.files.append(key)
-        elif not stat.S_ISDIR(status.st_mode):
-            self.pass_over(key, "special", "not-a-file")
-        elif is_inside or self.follow_links:
-            self.enter(key)
-        else:
-            self.tree.skipped["link-out"] += 1
-            self.tree.links_out.append(key)
-
-    def pass_over(self, key: str, why: str, reason: str) -> None:
-        """Record a bad file if its name is an image's, else count it as skipped."""
-        if extension(key) in EXTENSIONS:
-            self.refuse(key, reason)
-        else:
-            self.tree.skipped[why] += 1
-
-    def refuse(self, key: str, reason: str, detail: str | None = None) -> None:
-        self.tree.bad.append(BadFile(key, reason, str(BadImage(printable(key), reason, detail or ""))))
-
-    def path(self, key: str) -> str:
-        return os.path.join(self.root, key)
+            links, later = sorted(later, reverse=True), []

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from weft.data.index.inventory import ImageEntry
+from weft.data.index.inventory import Inventory
+from weft.data.index.source import ImageEntry
 from weft.data.index.split import stratified_split
-from weft.data.sources.listing import Listing
 from weft.lazy import package_folder
 
 DIGITS = "digits"  # the name of this dataset wherever data is named
@@ -23,7 +23,7 @@ SPLIT_SEED = 0
 WHITE = 16  # the largest value; 0 is the background
 
 
-def open_digits() -> Listing:
+def open_digits() -> Inventory:
     """List the digits as PNG files in memory, with keys `digits/0000` to `digits/1796` in scikit-learn's order."""
     images, labels = read_digits()
     keys = [f"digits/{i:04d}" for i in range(len(labels))]
@@ -34,7 +34,7 @@ def open_digits() -> Listing:
         ImageEntry(key, classes[label], "val" if i in val else "train")
         for i, (key, label) in enumerate(zip(keys, labels, strict=True))
     ]
-    return Listing(DIGITS, entries, files.__getitem__, classes)
+    return Inventory(DIGITS, entries, files.__getitem__, {"": classes})
 
 
 def read_digits() -> tuple[np.ndarray, list[int]]:

@@ -21,9 +21,9 @@ import numpy as np
 from PIL import Image
 
 from weft.data.images.decode import BadImage, read_regular
-from weft.data.index.inventory import ImageEntry, sort_class_names
+from weft.data.index.inventory import Inventory
+from weft.data.index.source import ImageEntry, sort_class_names
 from weft.data.index.split_names import SIDES, split_of
-from weft.data.sources.listing import Listing
 from weft.errors import DataError, need, unknown
 from weft.files import cache_dir
 from weft.text import first_few, printable, reason_of
@@ -53,7 +53,7 @@ class LibraryReader:
         return self.bytes_of(self.parts[int(part)], int(number))
 
 
-def open_torchvision(address: str) -> Listing:
+def open_torchvision(address: str) -> Inventory:
     """List the images of a torchvision dataset, with its own split.
 
     Args:
@@ -91,7 +91,8 @@ def open_torchvision(address: str) -> Listing:
     notes = []
     if len(parts) > 2:
         notes.append(f"As in the papers, the splits train and val of {name} are for training, and test is held out.")
-    return Listing(f"torchvision:{name}", entries, LibraryReader(parts, _torchvision_bytes), classes, notes=notes)
+    reader = LibraryReader(parts, _torchvision_bytes)
+    return Inventory(f"torchvision:{name}", entries, reader, {"": classes}, remarks=notes)
 
 
 def _labels(part: Any) -> list[int]:
@@ -136,7 +137,7 @@ def _png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def open_hf(address: str, image: str | None = None, label: str | None = None) -> Listing:
+def open_hf(address: str, image: str | None = None, label: str | None = None) -> Inventory:
     """List the images of a Hugging Face dataset, from the hub or from disk.
 
     Args:
@@ -181,7 +182,7 @@ def open_hf(address: str, image: str | None = None, label: str | None = None) ->
     others = [word for word in splits_by_name if word not in words]
     notes = [f"Not read: {first_few(others)} of hf:{printable(name)}."] if others else []
     reader = LibraryReader(parts, bytes_in(image))
-    return Listing(f"hf:{name}", entries, reader, [name for name in classes if name], notes=notes)
+    return Inventory(f"hf:{name}", entries, reader, {"": [name for name in classes if name]}, remarks=notes)
 
 
 def _split_words(name: str, options: dict[str, str], words: list[str]) -> dict[str, str]:

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from weft.data.images.decode import HEAD_BYTES, MAX_BYTES, BadImage, archive_kind, sniff
-from weft.data.index.inventory import ImageEntry, sort_class_names
-from weft.data.index.source import BadFile
+from weft.data.index.inventory import Inventory
+from weft.data.index.source import BadFile, ImageEntry, sort_class_names
 from weft.data.index.split_names import split_folders, split_of
 from weft.data.index.tree import EXTENSIONS, extension, is_junk, num_beside
-from weft.data.sources.listing import Listing
 from weft.errors import DataError, UsageError
 from weft.text import first_few, printable, reason_of
 
@@ -119,7 +118,7 @@ def is_shards(data: str) -> bool:
         return False
 
 
-def open_shards(data: str) -> Listing:
+def open_shards(data: str) -> Inventory:
     """List the images in tar shards.
 
     The class of an image is the text of its label file, whose name is that of the image up to a dot. Without any label
@@ -139,10 +138,10 @@ def open_shards(data: str) -> Listing:
     is_given = len(set(splits.values())) > 1
     root = os.path.commonpath([path.absolute().parent for path in paths])
     names = {path: path.absolute().relative_to(root).as_posix() for path in paths}
-    listing = Listing(printable(data), [], ShardReader(places := {}), [], unread=[names[path] for path in unread])
+    inventory = Inventory(data, [], ShardReader(places := {}), {}, unread=[names[path] for path in unread])
     if Path(data).is_dir():
         num_hidden = sum(is_junk(entry.name) for entry in Path(data).iterdir())
-        listing.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
+        inventory.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
     images: list[_Image] = []
     for path, split in splits.items():
         split = split if is_given else ""
@@ -153,23 +152,23 @@ def open_shards(data: str) -> Listing:
             images.append(_Image(name, key, label, split))
         for key, reason, detail in shard.bad:
             name = f"{names[path]}/{key}"
-            listing.bad.append(BadFile(name, reason, str(BadImage(printable(name), reason, detail)), split))
+            inventory.bad.append(BadFile(name, reason, str(BadImage(printable(name), reason, detail)), split))
         if not shard.is_ended:
             name = names[path]
             message = f"{printable(name)} has no end marker: its last images may be missing. Copy it again."
-            listing.bad.append(BadFile(name, "truncated", message, split))
-        listing.skipped += shard.skipped  # without zeros
-        listing.ignored += shard.ignored
+            inventory.bad.append(BadFile(name, "truncated", message, split))
+        inventory.skipped += shard.skipped  # without zeros
+        inventory.ignored += shard.ignored
     if not is_given:
-        images = _inner_split(images, listing)
-    _add_entries(images, listing)
-    listing.classes = sort_class_names({entry.class_name for entry in listing.entries})
+        images = _inner_split(images, inventory)
+    _add_entries(images, inventory)
+    inventory.classes = {"": sort_class_names({entry.class_name for entry in inventory.entries})}
     number = len(splits)
-    listing.notes.append(f"{len(listing.entries):,} images in {number} tar {'file' if number == 1 else 'files'}.")
-    return listing
+    inventory.remarks.append(f"{len(inventory.entries):,} images in {number} tar {'file' if number == 1 else 'files'}.")
+    return inventory
 
 
-def _inner_split(images: list[_Image], listing: Listing) -> list[_Image]:
+def _inner_split(images: list[_Image], inventory: Inventory) -> list[_Image]:
     """Return the images with the split of the folders that they are in, such as `photos/train/cat/1.jpg`; the rule of
     a folder. A note names the folders of no side, whose images are left out."""
     base = _base([_folders(image.key) for image in images])
@@ -183,7 +182,9 @@ def _inner_split(images: list[_Image], listing: Listing) -> list[_Image]:
     if unread:
         train = next(name for name, side in sides.items() if side == "train")
         where = first_few(f"{name}/" if name else "images outside all folders" for name in unread)
-        listing.notes.append(f"Not read, because {printable(train)}/ exists in {listing.name}: {where}.")
+        inventory.remarks.append(
+            f"Not read, because {printable(train)}/ exists in {printable(inventory.name)}: {where}."
+        )
     return [
         image._replace(split=sides[folders[0]])
         for image, folders in zip(images, inner, strict=True)
@@ -191,7 +192,7 @@ def _inner_split(images: list[_Image], listing: Listing) -> list[_Image]:
     ]
 
 
-def _add_entries(images: list[_Image], listing: Listing) -> None:
+def _add_entries(images: list[_Image], inventory: Inventory) -> None:
     """Add images with their classes: those of label files, else the folders, as in a folder of class folders."""
     is_labelled = any(image.label is not None for image in images)  # a folder of labelled images is no class
     nested: dict[str, set[str]] | None = None if is_labelled else defaultdict(set)
@@ -208,12 +209,12 @@ def _add_entries(images: list[_Image], listing: Listing) -> None:
             elif nested is not None:
                 nested[label].add(folders[1])
         if label is not None:
-            listing.entries.append(ImageEntry(name, label, split))
+            inventory.entries.append(ImageEntry(name, label, split))
         else:
             text = f"{printable(name)} has no label ({', '.join(f'.{ending}' for ending in LABELS)})"
             text += "." if is_labelled else ", and is in no folder."
-            listing.bad.append(BadFile(name, "no-class", text, split))
-    listing.nested = {name: sorted(folders) for name, folders in sorted((nested or {}).items())}
+            inventory.bad.append(BadFile(name, "no-class", text, split))
+    inventory.nested = {name: sorted(folders) for name, folders in sorted((nested or {}).items())}
 
 
 def _base(paths: list[list[str]]) -> int:

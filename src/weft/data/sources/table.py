@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.data.images.decode import read_regular
-from weft.data.index.inventory import ImageEntry, sort_class_names
+from weft.data.index.inventory import Inventory
+from weft.data.index.source import ImageEntry, Reader, sort_class_names
 from weft.data.index.split_names import SIDES, is_flag_of_split, split_of
 from weft.data.index.tree import EXTENSIONS, extension, is_junk, num_beside
-from weft.data.sources.listing import Listing, Reader
+from weft.data.sources.folder import FileReader
 from weft.data.sources.parquet import SUFFIX, ParquetRows, read_parquet
 from weft.errors import DataError, unknown
 from weft.text import count, first_few, printable
@@ -44,21 +44,6 @@ _ENCODINGS = {
 _SIGNS = "\u2018\u2019\u201c\u201d\u2013\u2014\u2026\u20ac\xb0\xa0"  # quotes, dashes, ellipsis, euro, degree, space
 _DELIMITERS = (",", ";", "\t", "|")
 _YES, _NO = {"1", "1.0", "true"}, {"0", "0.0", "false"}
-
-
-class FileReader:
-    """Read files by path, relative to a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = os.fspath(folder)
-
-    def __call__(self, key: str) -> bytes:
-        """Return the bytes of a file."""
-        return read_regular(os.path.join(self.folder, key))
-
-    def size(self, key: str) -> int:
-        """Return the size of a file in bytes."""
-        return os.stat(os.path.join(self.folder, key)).st_size
 
 
 class Table(NamedTuple):
@@ -85,7 +70,7 @@ class Columns(NamedTuple):
     split: int | None
 
 
-def open_table(path: Path, group: str | None = None, image: str | None = None, label: str | None = None) -> Listing:
+def open_table(path: Path, group: str | None = None, image: str | None = None, label: str | None = None) -> Inventory:
     """List the images of a table.
 
     Args:
@@ -114,15 +99,14 @@ def open_table(path: Path, group: str | None = None, image: str | None = None, l
         reader = FileReader(path.parent)
         entries = _located(entries, path.parent, table.header[columns.image], name, notes)
         _check_once(entries, table, name)
-    groups = None
     if group is not None and group in table.header:
         place = table.header.index(group)
         pairs = zip(table.rows, entries, strict=True)
-        groups = {entry.key: _text_in(row, place) or f"/{entry.key}" for (_, row), entry in pairs}
+        entries = [entry._replace(group=_text_in(row, place) or f"/{entry.key}") for (_, row), entry in pairs]
     own = [] if parquet is None else parquet.classes.get(table.header[columns.labels[0]], [])
     classes = own + sort_class_names({entry.class_name for entry in entries} - {"", *own})
     skipped = Counter(beside=num_beside(os.fspath(path))) if path.is_dir() else Counter()
-    return Listing(name, entries, reader, classes, notes=[*table.notes, *notes], groups=groups, skipped=+skipped)
+    return Inventory(str(path), entries, reader, {"": classes}, remarks=[*table.notes, *notes], skipped=+skipped)
 
 
 def other_columns(

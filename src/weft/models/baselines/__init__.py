@@ -1,4 +1,4 @@
-"""Networks that the papers compare with: grafted hybrids (LeViT, Table 1), T2T-ViT, and DeiT and ResNet from timm."""
+"""Networks that the papers compare with: grafted hybrids (LeViT, Table 1), and DeiT and ResNet from timm."""
 
 from __future__ import annotations
 
@@ -56,67 +56,6 @@ GRAFTED = Family(
     feature_levels="weft.models.baselines.grafted:feature_levels",
     cam_target="weft.models.baselines.grafted:cam_target",
     fold_rules="weft.models.baselines.grafted:RULES",
-)
-
-T2T = Family(
-    name="T2TViT",
-    network="weft.models.baselines.t2t:T2TViT",
-    # Sizes: Table 1 of arXiv 2101.11986.
-    variants={
-        "t2t_vit_14": Variant(
-            dict(embed_dim=384, depth=14, num_heads=6),
-            params=21_465_806,
-            macs=4_783_468_544,
-            top1=81.5,
-            top1_source="CeiT paper, main table",
-            printed=("21.5M", "5.2G"),
-        ),
-        "t2t_vit_19": Variant(
-            dict(embed_dim=448, depth=19, num_heads=7),
-            params=39_085_070,
-            macs=8_479_682_176,
-            top1=81.9,
-            top1_source="CeiT paper, main table",
-            printed=("39.2M", "8.9G"),
-        ),
-        "t2t_vit_24": Variant(
-            dict(embed_dim=512, depth=24, num_heads=8),
-            params=64_000_974,
-            macs=13_661_874_688,
-            top1=82.3,
-            top1_source="CeiT paper, main table",
-            printed=("64.1M", "14.1G"),
-        ),
-        "t2t_vit_t_14": Variant(
-            dict(embed_dim=384, depth=14, num_heads=6, token_type="transformer"),
-            params=21_465_422,
-            macs=6_088_721_920,
-            top1=80.7,
-            top1_source="CvT paper, Table 3",
-            printed=("22M", "6.1G"),
-            default_cfg=dict(first_conv="tokens_to_token.attention1.attn.qkv"),
-        ),
-        "t2t_vit_t_19": Variant(
-            dict(embed_dim=448, depth=19, num_heads=7, token_type="transformer"),
-            params=39_084_686,
-            macs=9_784_935_552,
-            top1=81.4,
-            top1_source="CvT paper, Table 3",
-            printed=("39M", "9.8G"),
-            default_cfg=dict(first_conv="tokens_to_token.attention1.attn.qkv"),
-        ),
-        "t2t_vit_t_24": Variant(
-            dict(embed_dim=512, depth=24, num_heads=8, token_type="transformer"),
-            params=64_000_590,
-            macs=14_967_128_064,
-            top1=82.2,
-            top1_source="CvT paper, Table 3",
-            printed=("64M", "15.0G"),
-            default_cfg=dict(first_conv="tokens_to_token.attention1.attn.qkv"),
-        ),
-    },
-    default_cfg=dict(first_conv="tokens_to_token.attention1.kqv", crop_pct=0.9),
-    cam_target="weft.models.baselines.t2t:cam_target",
 )
 
 CANDIDATES = {  # of timm, for `weft compare`

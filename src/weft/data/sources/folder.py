@@ -1,0 +1,198 @@
+"""Open a folder of images: one folder per class, directly or below the folders of a split."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from weft.data.images.decode import HEAD_BYTES, BadImage, archive_kind, open_regular, read_regular, sniff
+from weft.data.index.inventory import Inventory, in_threads
+from weft.data.index.source import BadFile, ImageEntry, bad_file, sort_class_names
+from weft.data.index.split_names import held_out_side, split_folders, split_of
+from weft.data.index.tree import EXTENSIONS, extension, is_folder, is_junk, num_beside, walk
+from weft.errors import DataError, UsageError
+from weft.text import printable
+
+
+class FileReader:
+    """Read files by path, relative to a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = os.fspath(folder)
+
+    def __call__(self, key: str) -> bytes:
+        """Return the bytes of a file."""
+        return read_regular(os.path.join(self.folder, key))
+
+    def size(self, key: str) -> int:
+        """Return the size of a file in bytes."""
+        return os.stat(os.path.join(self.folder, key)).st_size
+
+
+def open_folder(path: str | Path, *, test: bool = False, follow_links: bool = False) -> Inventory:
+    """List the images of a folder: walk it, and read the first bytes of every file.
+
+    Args:
+        path: folder of class folders, or folder with `train/` and optionally `val/` or `test/`, by any of the names of
+            `weft.data.index.split_names`.
+        test: read the test split in place of the validation split.
+        follow_links: also enter folders outside `path` through links.
+
+    Raises:
+        DataError: `path` does not exist, is not a directory, or cannot be read.
+    """
+    root = existing(path)
+    sides, unread, set_aside = _split(root, test=test)
+    depths = {name: _depth(root / name, name) for name in sides}
+    classes: dict[str, list[str]] = {side: [] for side in sides.values()} or {"": []}
+    inventory = Inventory(str(root), [], FileReader(root), classes, unread=unread, set_aside=set_aside)
+    inventory.folders = {side: name for name, side in sides.items()}
+    if sides and (number := num_beside(os.fspath(root))):
+        inventory.skipped["beside"] = number
+    files = []
+    for key, kind in walk(os.fspath(root), only=sides or None, follow_links=follow_links):
+        top, *_ = parts = key.split("/")
+        split, inner = sides.get(top, ""), parts[depths.get(top, 0) :]
+        if kind == "file":
+            files.append(ImageEntry(key, inner[0] if len(inner) > 1 else "", split))
+        elif kind == "folder":
+            classes[split] += inner if len(inner) == 1 else []
+        elif problem := _problem(key, kind):
+            inventory.bad.append(bad_file(key, problem, split))
+        else:
+            inventory.skipped[kind] += 1
+            if kind == "link-out" and len(inner) < 2:
+                inventory.classes_outside.append(key)
+    for names in classes.values():
+        names[:] = sort_class_names(names)
+    for entry, result in in_threads(partial(_sniffed, root), sorted(files)):
+        if isinstance(result, BadFile):
+            inventory.bad.append(result)
+        elif result:
+            inventory.entries.append(entry)
+        else:
+            inventory.ignored[extension(entry.key)] += 1
+    inventory.bad.sort()
+    inventory.nested = _nested(inventory.entries, depths)
+    return inventory
+
+
+def existing(path: str | Path) -> Path:
+    """Return the path of a folder of images; refuse one that does not exist or cannot be read."""
+    name = printable(os.fspath(path))
+    todo = "Pass a folder with one folder of images per class, or the name digits."
+    if not os.path.lexists(path):
+        raise DataError(f"The data directory must exist; '{name}' does not. {todo}")
+    if not os.path.isdir(path):
+        if kind := archive_kind(path):
+            raise DataError(f"The data must be a directory; '{name}' is {kind}. Unpack it, and pass the folder.")
+        raise DataError(f"The data must be a directory; '{name}' is not. {todo}")
+    try:
+        with os.scandir(path):
+            return Path(path)
+    except OSError as err:
+        raise DataError(f"The data directory must be readable; '{name}' is not ({err.strerror}).") from err
+
+
+def check_outside(out: str | Path, *data: str | Path, is_dataset: bool = True) -> None:
+    """Refuse an output in a folder of images, where a later run would read it as a class or an image.
+
+    Args:
+        out: file or directory to write.
+        data: folders of images; other sources are ignored.
+        is_dataset: next to the folders of a split, where nothing is read, an output is allowed.
+
+    Raises:
+        UsageError: `out` is in one of the folders.
+    """
+    for folder in data:
+        root, resolved = Path(folder).resolve(), Path(out).resolve()
+        if not root.is_dir() or not resolved.is_relative_to(root):
+            continue
+        is_beside = is_dataset and resolved != root and bool(_split(root, test=False)[0])
+        if not is_beside or split_of(resolved.relative_to(root).parts[0]):
+            raise UsageError(
+                f"The output must be outside the data folder, where it would be read as a class or an image;"
+                f" {printable(str(out))} is in {printable(os.fspath(folder))}. Choose another path."
+            )
+
+
+def images_below(folder: Path) -> list[str]:
+    """Return the image files of a folder by name or content, as `inspect` finds them; paths relative to it, sorted."""
+    found = dict(walk(os.fspath(folder)))
+    named = [(key, kind) for key, kind in found.items() if extension(key) in EXTENSIONS]
+    images = {key for key, kind in named if kind == "file" or _problem(key, kind)}
+    others = [ImageEntry(key, "") for key, kind in found.items() if kind == "file" and key not in images]
+    images |= {entry.key for entry, is_image in in_threads(partial(_sniffed, folder), others) if is_image}
+    return sorted(images)
+
+
+def _split(root: Path, *, test: bool) -> tuple[dict[str, str], list[str], str]:
+    """Return the folders of the split with their sides, those of no side, and that of a test split that is not read.
+
+    Only folders that contain folders count: a `train` that contains files is a class, and a `test` of unsorted files
+    has no classes.
+    """
+    names = _folders(root)
+    named = (name for name in names if split_of(name) and _folders(root / name))
+    folder_of = {side: name for name, side in split_folders(named).items()}
+    held_out = held_out_side(folder_of, test=test)
+    if not folder_of:
+        return {}, [], ""
+    sides = {folder_of["train"]: "train"} | ({folder_of[held_out]: "val"} if held_out else {})
+    set_aside = folder_of.get("test", "") if held_out != "test" else ""
+    unread = [name for name in names if name not in sides and name != set_aside]
+    return sides, unread, f"{set_aside}/" if set_aside else ""
+
+
+def _folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if is_folder(entry) and not is_junk(entry.name))
+    except OSError:  # `walk` reports it
+        return []
+
+
+def _depth(folder: Path, name: str) -> int:
+    """Return the number of folders above the class folders: 2 for `seg_train/seg_train`, as archives are unpacked."""
+    depth = 1
+    while len(inner := _folders(folder)) == 1 and split_of(inner[0]) == split_of(name) and _folders(folder / inner[0]):
+        folder, depth = folder / inner[0], depth + 1
+    return depth
+
+
+def _nested(entries: Iterable[ImageEntry], depths: Mapping[str, int]) -> dict[str, list[str]]:
+    """Return the folders in each class; none if an image is directly in a class folder."""
+    nested: dict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        parts = entry.key.split("/")
+        inner = parts[depths.get(parts[0], 0) :]
+        if len(inner) == 2:
+            return {}
+        if len(inner) > 2:
+            nested[inner[0]].add(inner[1])
+    return {name: sorted(folders) for name, folders in sorted(nested.items())}
+
+
+def _problem(key: str, kind: str) -> BadImage | None:
+    """Return why an entry of `walk` is a bad file: an unreadable folder, or an image by its name that is no file."""
+    if kind.startswith("unreadable: "):
+        return BadImage("", "unreadable", kind.removeprefix("unreadable: "))
+    reason = {"special": "not-a-file", "broken-link": "missing"}.get(kind)
+    return BadImage("", reason) if reason and extension(key) in EXTENSIONS else None
+
+
+def _sniffed(root: Path, entry: ImageEntry) -> bool | BadFile:
+    """Return whether a file is an image by its first bytes; a bad file if only its extension is an image's."""
+    try:
+        with open_regular(os.path.join(root, entry.key)) as file:
+            if sniff(file.read(HEAD_BYTES)) is not None:
+                return True
+        problem = BadImage("", "not-an-image")
+    except (BadImage, OSError) as err:
+        problem = err
+    return bad_file(entry.key, problem, entry.split) if extension(entry.key) in EXTENSIONS else False

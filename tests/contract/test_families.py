@@ -16,12 +16,13 @@ from weft.models.families import FOLDERS, VARIANTS, families
 
 SOURCE = Path(weft.__file__).parent
 LIST = SOURCE / "models" / "families.py"  # the one file that names them: it holds the list, and the default model
+PLACES = (*FOLDERS, "ports")
 NAMES = {*FOLDERS, *VARIANTS, *(family.name for family in families())} - {"baselines"}
 INSIDE = {"attention_biases", "lca", "num_stages", "leff", "kv_stride"}  # arguments and parameters of one family
 
 
 def files() -> list[Path]:
-    folders = [SOURCE / "models" / folder for folder in FOLDERS]
+    folders = [SOURCE / "models" / folder for folder in PLACES]
     return [
         path
         for path in sorted(SOURCE.rglob("*.py"))
@@ -39,7 +40,7 @@ def breaches(source: str) -> Iterator[str]:
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    folders = "|".join(FOLDERS)
+    folders = "|".join(PLACES)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names]
@@ -92,5 +93,4 @@ def test_every_reference_of_a_record_exists(family) -> None:
         resolve(field)
     resolve(family.feature_levels)
     resolve(family.fold_rules)
-    resolve(family.fold_network)
     assert family.builds(resolve(family.network).__new__(resolve(family.network)))

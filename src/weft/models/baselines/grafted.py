@@ -178,7 +178,7 @@ class Grafted(Backbone):
         return [grid]
 
     def positions(self) -> dict[str, int]:
-        """Return the position embedding; prefix tokens have positions, too."""
+        """Return the position embedding, which includes the prefix tokens."""
         return {} if self.pos_embed is None else {"pos_embed": 0}
 
     def drop_levels(self, count: int, keep_head: bool) -> None:

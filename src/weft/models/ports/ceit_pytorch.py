@@ -2,7 +2,7 @@
 
 Unlike the released CeiT: the stem's convolution has a padding of 4 and a bias, its pool no padding; no bias in q, k, v
 and in the depthwise convolution; GELU also at the end of LeFF, which leaves the class token as it is; heads of 64
-channels, whatever the width; in LCA four heads, a narrower feed-forward and no embedding of the layer; LayerNorms with
+channels at every width; in LCA four heads, a narrower feed-forward and no embedding of the layer; LayerNorms with
 an eps of 1e-5.
 """
 
@@ -18,7 +18,7 @@ from weft.models.ceit.attention import cam_target as cam_target
 from weft.models.ceit.network import Attention, CeiT, LayerwiseClassAttention, LeFF
 from weft.models.layout import Layout, State
 
-HEAD_DIM, LCA_HEADS = 64, 4  # its defaults; weights show only their products with the number and the width of heads
+HEAD_DIM, LCA_HEADS = 64, 4  # its defaults; weights show the number of heads times their width only
 
 
 class CeiTPytorch(CeiT):

@@ -1,6 +1,6 @@
 """The CvT of vit-pytorch (github.com/lucidrains/vit-pytorch), which articles print: the network for its weights.
 
-Unlike the released CvT: keys and values share one depthwise convolution; heads of 64 channels, whatever the width (four
+Unlike the released CvT: keys and values share one depthwise convolution; heads of 64 channels at every width (four
 of them for the 384 channels of the last stage in older versions); scores are scaled by that width; no bias in q, k, v;
 an exact GELU; no class token, and no norm in front of the mean.
 """

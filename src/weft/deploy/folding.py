@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from weft.errors import UsageError
 from weft.layers import activation, norm
 from weft.models.families import families
-from weft.models.family import resolve
 
 Rules = Mapping[type[nn.Module], Callable[[Any], nn.Module]]
 
@@ -69,8 +67,8 @@ def _rules() -> Rules:
     """Return the rules of all families whose code is loaded, by type of module: no others can have built the model."""
     rules: dict[type[nn.Module], Callable[[Any], nn.Module]] = {**norm.RULES, **activation.RULES}
     for family in families():
-        if not isinstance(family.network, str) or family.network.partition(":")[0] in sys.modules:
-            rules |= resolve(family.fold_rules)
+        if family.is_loaded:
+            rules |= family.code("inference", "RULES", {})
     return rules
 
 

@@ -27,7 +27,7 @@ from weft.files import sha256_of
 from weft.inference.arguments import recipe_of
 from weft.inference.backends import Backend, ExportBackend
 from weft.inference.probabilities import ranked, softmax
-from weft.models.data_config import preprocessing
+from weft.models.contract import preprocessing
 from weft.processor import num_threads
 from weft.progress import loading, say
 from weft.text import printable, reason_of

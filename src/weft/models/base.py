@@ -156,6 +156,11 @@ class Backbone(nn.Module, ABC):
         name = self.feature_info[count - 1]["module"].partition(".")[0]
         setattr(self, name, getattr(self, name)[:count])
 
+    def default_levels(self) -> tuple[int, ...]:
+        """Return the levels that `features_only` returns: all if there are at most four, else four, evenly spread."""
+        count = len(self.feature_info)
+        return tuple(range(count)) if count <= 4 else tuple((i + 1) * count // 4 - 1 for i in range(4))
+
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns from parameter names to layer groups, from stem to head (timm's layer-wise decay)."""
         stages: list[tuple[str, Any]] = [(r"^stages\.(\d+)\.", (0,))]
@@ -283,11 +288,9 @@ class Backbone(nn.Module, ABC):
                 owner, _, leaf = name.rpartition(".")
                 setattr(self.get_submodule(owner), leaf, nn.Parameter(resized, requires_grad=own.requires_grad))
         self.img_size, self.grids = size, grids
-        for name in ("model_args", "_traits", "_model_args"):  # the last two are timm's own notes
-            setattr(self, name, {**getattr(self, name, {}), "img_size": tuple(size)})
-        for name in ("pretrained_cfg", "default_cfg"):
-            if hasattr(self, name):
-                setattr(self, name, {**getattr(self, name), "input_size": (self.in_chans, *size)})
+        self.model_args = {**self.model_args, "img_size": tuple(size)}
+        if hasattr(self, "pretrained_cfg"):
+            self.pretrained_cfg = self.default_cfg = {**self.pretrained_cfg, "input_size": (self.in_chans, *size)}
 
     def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         """Fit the learned positions of a state dict to this model's size; return it, and the names that changed.
@@ -311,6 +314,15 @@ class Backbone(nn.Module, ABC):
         """Return the names of parameters without weight decay, in addition to those with one axis."""
         tokens = (name for name, _ in self.named_parameters() if name.endswith(("cls_token", "dist_token")))
         return {*self.positions(), *tokens}
+
+    @property
+    def _model_args(self) -> dict[str, Any]:
+        """Name of `model_args` in timm, whose `create_model` writes it, and whose `save_for_hf` reads it."""
+        return self.model_args
+
+    @_model_args.setter
+    def _model_args(self, model_args: dict[str, Any]) -> None:
+        self.model_args = model_args
 
     def check_image_size(self, image: Tensor) -> None:
         """Raise a UsageError for images of another size than `img_size`; for networks with learned positions."""

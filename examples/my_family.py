@@ -131,6 +131,11 @@ def attention(model: Mixed, weights: Sequence[Tensor], img_size: Grid) -> Attent
     return AttentionTrace([AttentionLayer(w, grid, grid, 0, True, at) for w, at in zip(weights, levels, strict=True)])
 
 
+def cam_target(model: Mixed) -> CamTarget:
+    """Name the last map, for Grad-CAM."""
+    return CamTarget(model.blocks[-1], 0, lambda args: args[1])
+
+
 FAMILY = Family(
     name="Mixed",
     network=Mixed,
@@ -139,7 +144,5 @@ FAMILY = Family(
         "mixed_micro_32": Variant(dict(img_size=32, embed_dim=48, depth=3)),
     },
     default_cfg=dict(first_conv="stem.0.linear", fixed_input_size=False),
-    attention=attention,
-    cam_target=lambda model: CamTarget(model.blocks[-1], 0, lambda args: args[1]),
     candidates={"small": Candidate("Mixed", "mixed_nano_32")},
 )

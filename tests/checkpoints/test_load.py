@@ -14,8 +14,8 @@ from tests.reference.deterministic import fill
 from weft.checkpoints.layout import convert, translate
 from weft.checkpoints.load import layouts, recognise
 from weft.errors import CheckpointError, UsageError
+from weft.models.building import switches as switches_of
 from weft.models.layout import Layout
-from weft.models.registry import switches as switches_of
 
 SHAPES = json.loads((Path(__file__).parents[1] / "reference" / "official_state_dicts.json").read_text())
 

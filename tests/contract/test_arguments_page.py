@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import timm.models.levit
 
-from weft.models.registry import FACTORY, switches
+from weft.models.building import FACTORY, switches
 
 PAGE = (Path(__file__).parents[2] / "docs" / "arguments.md").read_text()
 FAMILIES = {"CeiT": "ceit_tiny_patch16_224", "CvT": "cvt_13", "LeViT": "levit_128s"}

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.models.families import FOLDERS, VARIANTS, families
+from weft.models.families import FOLDERS, VARIANTS, families, family_of
+from weft.models.family import Family
 
 SOURCE = Path(weft.__file__).parent
 LIST = SOURCE / "models" / "families.py"  # the one file that names them: it holds the list, and the default model
@@ -85,12 +86,20 @@ def test_records_need_no_torch() -> None:
 
 
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
-def test_every_reference_of_a_record_exists(family) -> None:
-    from weft.models.family import resolve
+def test_the_code_of_a_family_is_in_its_files(family: Family) -> None:
+    folder = Path(sys.modules[family.network_class.__module__].__file__ or "").parent
+    assert family.is_loaded
+    assert family_of(family.network_class.__new__(family.network_class)) is family
+    for file, name in (("weights", "LAYOUTS"), ("inference", "RULES"), ("attention", "attention")):
+        assert (family.code(file, name) is not None) == (folder / f"{file}.py").is_file()
+    assert family.has_attention == (folder / "attention.py").is_file()
 
-    for field in (family.network, family.layouts, family.built_values, family.attention, family.cam_target):
-        resolve(field)
-    resolve(family.feature_levels)
-    resolve(family.fold_rules)
-    resolve(family.fold_network)
-    assert family.builds(resolve(family.network).__new__(resolve(family.network)))
+
+def test_an_error_inside_a_file_of_a_family_is_no_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_family").mkdir()
+    (tmp_path / "a_family" / "weights.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    family = Family("A", "a_family.network:A", {})
+    assert (family.code("inference", "RULES", {}), family.has_attention) == ({}, False)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        family.code("weights", "LAYOUTS")

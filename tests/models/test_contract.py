@@ -302,8 +302,10 @@ def test_unknown_names():
         weft.create_model("levit_128z")
     with pytest.raises(UsageError, match=r"Unknown argument of cvt_13 'num_class'. Nearest: num_classes"):
         weft.create_model("cvt_13", num_class=3)
-    with pytest.raises(TypeError, match="not_a_model_arg"):
+    with pytest.raises(UsageError, match="not_a_model_arg"):
         timm.create_model("weft_cvt_nano_32", not_a_model_arg=1)
+    with pytest.raises(UsageError, match="feature_cls of weft's models must be 'getter'; got 'fx'"):
+        timm.create_model("weft_cvt_nano_32", features_only=True, feature_cls="fx")
 
 
 def test_timm_names_are_created_and_not_shadowed():

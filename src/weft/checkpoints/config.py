@@ -9,14 +9,14 @@ from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
 from weft.checkpoints.confidence import Confidence
-from weft.checkpoints.resolve import CONFIG, WEIGHTS
-from weft.checkpoints.unknown import Sha256, UnknownRecord
+from weft.checkpoints.unknown import Sha256, Threshold
 from weft.errors import CheckpointError, UsageError
-from weft.models.data_config import VALUE_RANGE
+from weft.models.contract import VALUE_RANGE
 from weft.models.imagenet import imagenet_classes
 from weft.reading import read_json
 from weft.text import has_control_characters
 
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 TIMM_ON_HUB = "models--timm--"  # start of the folder of a repository of timm in the cache of the hub
 PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", VALUE_RANGE)
 
@@ -73,7 +73,7 @@ class ModelConfig(TypedDict):
     weights_sha256: NotRequired[Sha256]
     artefact: NotRequired[ExportRecord]
     confidence: NotRequired[Confidence | None]
-    unknown: NotRequired[UnknownRecord | None]
+    unknown: NotRequired[Threshold | None]
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from weft.checkpoints.layout import RenamedState, convert
 from weft.errors import CheckpointError, UsageError
 from weft.models.base import Backbone
 from weft.models.families import families, family_of
-from weft.models.family import Family, resolve
+from weft.models.family import Family
 from weft.models.layout import Layout, State
 
 _NOTHING_LOADED = "Nothing was loaded."
@@ -175,16 +175,16 @@ def recognise(state: Mapping[str, Tensor]) -> Layout | None:
 
 def layouts() -> tuple[Layout, ...]:
     """Return all known layouts of other libraries."""
-    return tuple(layout for family in families() for layout in family.all_layouts())
+    return tuple(layout for family in families() for layout in family.code("weights", "LAYOUTS", ()))
 
 
 def _family_of_layout(layout: Layout) -> Family:
-    return next(family for family in families() if layout in family.all_layouts())
+    return next(family for family in families() if layout in family.code("weights", "LAYOUTS", ()))
 
 
 def _built_values(model: nn.Module, layout: Layout) -> dict[str, Any]:
     """Return the constructor arguments of a built model that no tensor shows."""
-    built_values = resolve(_family_of_layout(layout).built_values)
+    built_values = _family_of_layout(layout).code("weights", "built_values")
     return built_values(model) if built_values else {}
 
 

@@ -165,6 +165,11 @@ class Backbone(nn.Module, ABC):
         """Fit the learned positions of a state dict to this model's size; return it, and the names that changed."""
         return state, []
 
+    def default_levels(self) -> tuple[int, ...]:
+        """Return the levels that `features_only` returns: all if there are at most four, else four, evenly spread."""
+        count = len(self.feature_info)
+        return tuple(range(count)) if count <= 4 else tuple((i + 1) * count // 4 - 1 for i in range(4))
+
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns from parameter names to layer groups, from stem to head (timm's layer-wise decay)."""
         return dict(
@@ -286,11 +291,17 @@ class Backbone(nn.Module, ABC):
     def record_input_size(self, img_size: Grid) -> None:
         """Record a changed image size in `model_args` and timm's configuration."""
         self.model_args = {**self.model_args, "img_size": tuple(img_size)}
-        self._traits = {**getattr(self, "_traits", {}), "img_size": tuple(img_size)}  # timm's own notes
-        self._model_args = {**getattr(self, "_model_args", {}), "img_size": tuple(img_size)}
-        for name in ("pretrained_cfg", "default_cfg"):
-            if hasattr(self, name):
-                setattr(self, name, {**getattr(self, name), "input_size": (self.in_chans, *img_size)})
+        if hasattr(self, "pretrained_cfg"):
+            self.pretrained_cfg = self.default_cfg = {**self.pretrained_cfg, "input_size": (self.in_chans, *img_size)}
+
+    @property
+    def _model_args(self) -> dict[str, Any]:
+        """Name of `model_args` in timm, whose `create_model` writes it, and whose `save_for_hf` reads it."""
+        return self.model_args
+
+    @_model_args.setter
+    def _model_args(self, model_args: dict[str, Any]) -> None:
+        self.model_args = model_args
 
     def check_image_size(self, image: Tensor) -> None:
         """Raise a UsageError for images of another size than `img_size`; for networks with learned positions."""

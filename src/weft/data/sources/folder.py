@@ -28,10 +28,6 @@ class FileReader:
         """Return the bytes of a file."""
         return read_regular(os.path.join(self.folder, key))
 
-    def size(self, key: str) -> int:
-        """Return the size of a file in bytes."""
-        return os.stat(os.path.join(self.folder, key)).st_size
-
 
 def open_folder(path: str | Path, *, test: bool = False, follow_links: bool = False) -> Inventory:
     """List the images of a folder: walk it, and read the first bytes of every file.

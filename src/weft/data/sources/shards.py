@@ -57,10 +57,6 @@ class ShardReader:
             raise BadImage(printable(key), "truncated")
         return data
 
-    def size(self, key: str) -> int:
-        """Return the size of an image in bytes."""
-        return self.places[key].size
-
 
 class _Image(NamedTuple):
     """An image in a shard: its name in the dataset and in the archive, its class by a label file, and its split."""

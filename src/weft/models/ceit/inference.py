@@ -131,7 +131,7 @@ def fold_leff(leff: LeFF) -> nn.Module:
     return FoldedLeFF(leff)
 
 
-def fold_embedding(model: CeiT) -> nn.Module:
+def fold_embedding(model: CeiT) -> CeiT:
     """Add the class token to its position embedding: both are the same for all images."""
     pos_embed = model.pos_embed.clone()
     pos_embed[:, :1] += model.cls_token
@@ -148,12 +148,17 @@ def keep_class_token(model: CeiT) -> CeiT:
     return model
 
 
+def fold_network(model: CeiT) -> nn.Module:
+    """Fold what depends on the position of the class token."""
+    return keep_class_token(fold_embedding(model))
+
+
 RULES = {
     ImageToTokens: fold_stem,
     Attention: fold_attention,
     LastTokenAttention: fold_attention,
     LeFF: fold_leff,
-    CeiT: fold_embedding,
+    CeiT: fold_network,
 }
 
 

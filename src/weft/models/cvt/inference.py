@@ -72,4 +72,9 @@ def keep_class_token(model: CvT) -> CvT:
     return model
 
 
-RULES = {TokenEmbed: fold_embedding, ConvProjection: fold_projection, ConvAttention: fold_attention}
+RULES = {
+    TokenEmbed: fold_embedding,
+    ConvProjection: fold_projection,
+    ConvAttention: fold_attention,
+    CvT: keep_class_token,
+}

@@ -10,23 +10,20 @@ those with a second head for the teacher (`distilled=True`), the default here. L
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
 import timm
 import torch
 from jaxtyping import Float
-from timm.models.resnet import Bottleneck
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.norm import absorb
 from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import to_map, to_tokens
-from weft.models.base import Backbone, CamTarget
+from weft.models.base import Backbone
 
 STAGE_CHANS = (64, 256, 512, 1024, 2048)  # behind the stem and each stage of ResNet-50
 STAGE_STRIDES = (4, 4, 8, 16, 32)
@@ -217,6 +214,11 @@ class Grafted(Backbone):
         names = {"pos_embed", "cls_token", "dist_token"}
         return {name for name, _ in self.named_parameters() if name in names}
 
+    def default_levels(self) -> tuple[int, ...]:
+        """All convolutional stages, and the last layer; without stages four layers, evenly spread."""
+        num_stages, depth = len(self.stages), len(self.blocks)
+        return (*range(num_stages), num_stages + depth - 1) if num_stages and depth else super().default_levels()
+
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return dict(
             stem=r"^stem\.",
@@ -227,37 +229,3 @@ class Grafted(Backbone):
                 (r"^(?:norm|head|head_dist)\.", (99999,)),
             ],
         )
-
-
-def feature_levels(args: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the default levels of `features_only`: all convolutional stages, and the last layer; without stages four
-    layers, evenly spread."""
-    num_stages, depth = args["num_stages"], args["depth"]
-    if num_stages == 0:
-        return tuple((i + 1) * depth // 4 - 1 for i in range(4))
-    return (*range(num_stages), num_stages + depth - 1) if depth else tuple(range(num_stages))
-
-
-def cam_target(model: Grafted) -> CamTarget:
-    """Return the last map that reaches the class token; of a network without layers the last stage's."""
-    if len(model.blocks) > 1:
-        return CamTarget(model.blocks[-2], model.num_prefix, lambda args: model.grid)
-    return CamTarget(model.proj if len(model.blocks) else model.stages[-1], 0, lambda args: model.grid)
-
-
-def fold_bottleneck(block: Bottleneck) -> nn.Module:
-    """Merge each BatchNorm into the convolution before it."""
-    for i in (1, 2, 3):
-        conv, norm = block.get_submodule(f"conv{i}"), block.get_submodule(f"bn{i}")
-        setattr(block, f"conv{i}", absorb(cast("nn.Conv2d", conv), norm))
-        setattr(block, f"bn{i}", nn.Identity())
-    return block
-
-
-def fold_heads(model: Grafted) -> nn.Module:
-    """Return the mean of the two heads also in training mode. They read two tokens, so both stay."""
-    model.distilled_training = False
-    return model
-
-
-RULES = {Bottleneck: fold_bottleneck, Grafted: fold_heads}

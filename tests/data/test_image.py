@@ -16,7 +16,8 @@ from PIL import Image, ImageFile, ImageOps
 
 from tests.data.pictures import bomb, encoded, jpeg, paged_tiff, photo, png, rle8, text_bomb
 from weft.data import BadImage, image_size, open_image
-from weft.data.images.decode import FORMATS, REASONS, image_info, sniff
+from weft.data.images.decode import REASONS, image_info
+from weft.data.images.formats import FORMATS, sniff
 from weft.errors import DataError
 
 

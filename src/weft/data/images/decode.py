@@ -39,6 +39,7 @@ from weft.data.images.bit_depth import (
     values_of,
 )
 from weft.data.images.colour import MODE_NOTES, UPRIGHT, frames_note, orientation, to_rgb
+from weft.data.images.formats import FORMATS, HEAD_BYTES, archive_kind_of, is_cut, sniff
 from weft.data.images.jpeg_ends import is_ended, with_end_marker
 from weft.errors import DataError
 from weft.text import one_line, printable
@@ -47,27 +48,13 @@ with contextlib.suppress(OSError, AttributeError):  # else libtiff prints every 
     ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)  # a library that Pillow's own module links
 warnings.filterwarnings("ignore", module=r"PIL\.")  # of damaged metadata, for example: the image is usable or it is not
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "HEIF")
-HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"}
 COMPRESSIONS = {  # format -> supported compressions, as Pillow names them
     "TIFF": ("raw", "tiff_lzw", "jpeg", "tiff_adobe_deflate", "tiff_deflate", "packbits"),
     "BMP": (0, 3),  # none, bit fields
 }
 UNSUPPORTED_MODES = {"F": "float-pixels", "LAB": "lab-pixels"}
-ARCHIVES = {
-    b"PK\x03\x04": "a ZIP archive",
-    b"\x1f\x8b": "a gzip archive",
-    b"BZh": "a bzip2 archive",
-    b"\xfd7zXZ": "an xz archive",
-    b"\x28\xb5\x2f\xfd": "a Zstandard archive",
-    b"Rar!": "a RAR archive",
-    b"7z\xbc\xaf": "a 7z archive",
-}  # first bytes of files that are not read, and often mistaken for data
-TAR_MAGIC = slice(257, 262)
 MAX_BYTES = 1 << 30
-MAX_BOXES = 1_000  # of an AVIF or HEIF file; encoders write 3 or 4
 MAX_ASPECT = 100  # ratio of longer to shorter side; resizing the shorter side to the model's size scales the longer
-HEAD_BYTES = 32  # enough for `sniff`
 WHITE = (255, 255, 255)
 
 REASONS = {
@@ -226,48 +213,6 @@ def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> t
         return _upright_size(image, image.size)
 
 
-def sniff(head: bytes) -> str | None:
-    """Return the format (one of `FORMATS`) by the first `HEAD_BYTES` bytes of a file; None for any other."""
-    if head.startswith(b"\xff\xd8\xff"):
-        return "JPEG"
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "PNG"
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "WEBP"
-    if head[:6] in (b"GIF87a", b"GIF89a"):
-        return "GIF"
-    if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        return "TIFF"
-    if head[4:8] == b"ftyp":  # the major brand, the version, and compatible brands
-        brands = {head[8:12], *(head[place : place + 4] for place in range(16, min(len(head), _box_size(head)), 4))}
-        if brands & {b"avif", b"avis"}:
-            return "AVIF"
-        return "HEIF" if brands & HEIF_BRANDS else None
-    # text may also begin with "BM"; the length of the second header identifies a bitmap
-    if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in (12, 40, 52, 56, 64, 108, 124):
-        return "BMP"
-    return None
-
-
-def archive_kind(path: str | Path) -> str:
-    """Return `a ZIP archive` or the like by the first bytes of a file; empty for any other file."""
-    try:
-        with open(path, "rb") as file:
-            return _archive_kind(file.read(TAR_MAGIC.stop))
-    except OSError:
-        return ""
-
-
-def _archive_kind(data: bytes) -> str:
-    if data[TAR_MAGIC] == b"ustar":
-        return "a tar archive"
-    return next((kind for start, kind in ARCHIVES.items() if data.startswith(start)), "")
-
-
-def _box_size(head: bytes) -> int:
-    return int.from_bytes(head[:4], "big")
-
-
 @functools.cache
 def _has_heif() -> bool:
     """Register the decoder of HEIF images; return whether it is installed."""
@@ -358,7 +303,7 @@ def _opened(name: str, data: bytes, max_pixels: int) -> Iterator[Image.Image]:
     """Open an image with its header read and checked; convert every exception raised inside to `BadImage`."""
     format = sniff(data[:HEAD_BYTES])
     if format is None:
-        kind = _archive_kind(data)
+        kind = archive_kind_of(data)
         raise BadImage(name, "not-an-image", f"it is {kind}; unpack it" if kind else "")
     if format == "HEIF" and not _has_heif():
         raise BadImage(name, "no-decoder")
@@ -400,25 +345,12 @@ def _reason(err: Exception, data: bytes, format: str, max_pixels: int) -> tuple[
         return "out-of-memory", ""
     if "max_text" in text or "text chunks" in text:
         return "metadata-bomb", printable(str(err))
-    is_truncated = _is_cut(data, format) or isinstance(err, EOFError) or "truncated" in text
+    is_truncated = is_cut(data, format) or isinstance(err, EOFError) or "truncated" in text
     if not isinstance(err, UnidentifiedImageError):
         return "truncated" if is_truncated else "damaged", printable(str(err))
     article = "an" if format == "AVIF" else "a"
     detail = f"it begins like {article} {format} file, but its header cannot be read"
     return ("truncated", "") if is_truncated else ("damaged", detail)
-
-
-def _is_cut(data: bytes, format: str) -> bool:
-    """Return whether a container is shorter than it states; the decoders of these formats give no reason."""
-    if format == "WEBP":
-        return len(data) < int.from_bytes(data[4:8], "little") + 8
-    place = 0
-    for _ in range(MAX_BOXES if format in ("AVIF", "HEIF") else 0):
-        if place + 8 > len(data):
-            break
-        size = _box_size(data[place : place + 4]) or len(data) - place  # 0: to the end of the file
-        place += max(int.from_bytes(data[place + 8 : place + 16], "big") if size == 1 else size, 8)
-    return place > len(data)
 
 
 def _upright_size(image: Image.Image, stored: tuple[int, int]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from weft.checkpoints.confidence import Confidence
 from weft.checkpoints.unknown import Sha256, Threshold
 from weft.errors import CheckpointError, UsageError
-from weft.models.data_config import VALUE_RANGE
+from weft.models.contract import VALUE_RANGE
 from weft.models.imagenet import imagenet_classes
 from weft.reading import read_json
 from weft.text import has_control_characters

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from weft.checkpoints.files import read_contents
 from weft.checkpoints.load import (
     LoadReport,
+    family_of_layout,
     find_prefix,
     given_prefix,
     head_prefixes,
@@ -27,7 +28,7 @@ from weft.models.building import create_model
 from weft.models.building import switches as switches_of
 from weft.models.contract import preprocessing, resized
 from weft.models.families import VARIANTS, families, family_of
-from weft.models.layout import State
+from weft.models.layout import Layout, State
 
 
 def convert_checkpoint(
@@ -76,10 +77,10 @@ def convert_checkpoint(
         prefix, model = _matching(state, settings or {}, img_size, source)
     else:
         prefix = find_prefix(create_model(model, device="meta"), state, head=head)
-    converted, required = _converted(under(state, prefix))
+    converted, required, layout = _converted(under(state, prefix))
     switches = {**required, **(settings or {})}
     if model is None:
-        model = _model_of(converted, switches, img_size, source)
+        model = _model_of(converted, switches, img_size, source, layout)
     beside = read_metadata(file.parent)
     size = img_size if img_size is not None else _size_of(beside, model)
     if size is not None and model in VARIANTS:
@@ -99,13 +100,13 @@ def convert_checkpoint(
     return replace(report, model=model, switches=switches, **of_file)
 
 
-def _converted(weights: State) -> tuple[State, dict[str, Any]]:
-    """Return a state dict under weft's keys, and the constructor arguments that it requires."""
+def _converted(weights: State) -> tuple[State, dict[str, Any], Layout | None]:
+    """Return a state dict under weft's keys, the constructor arguments that it requires, and the layout that it had."""
     layout = recognise(weights)
     if layout is None:
-        return weights, {}
+        return weights, {}, None
     required = {key: value for key, value in layout.switches(weights).items() if value is not None}
-    return layout.convert(weights)[0], required
+    return layout.convert(weights)[0], required, layout
 
 
 def _size_of(beside: SourceMetadata, model: str) -> tuple[int, int] | None:
@@ -123,8 +124,8 @@ def _matching(state: State, settings: Mapping[str, Any], img_size: Any, source: 
         if any(prefix.startswith(outer) for outer in found):  # a part of a network that was found
             continue
         try:
-            converted, required = _converted(under(state, prefix))
-            found[prefix] = _model_of(converted, {**required, **settings}, img_size, source)
+            converted, required, layout = _converted(under(state, prefix))
+            found[prefix] = _model_of(converted, {**required, **settings}, img_size, source, layout)
         except UsageError as error:
             first = first or error
         except CheckpointError:  # the tensors do not fit together
@@ -141,13 +142,15 @@ def _matching(state: State, settings: Mapping[str, Any], img_size: Any, source: 
     return next(iter(found.items()))
 
 
-def _model_of(state: State, switches: Mapping[str, Any], img_size: Any, source: str | Path) -> str:
-    """Return the name of weft's only model that matches a state dict under weft's keys.
+def _model_of(
+    state: State, switches: Mapping[str, Any], img_size: Any, source: str | Path, layout: Layout | None
+) -> str:
+    """Return the name of weft's only model, of the family of the layout, that matches a state dict under weft's keys.
 
     `img_size` decides between models that differ only in their position embeddings.
     """
     matches: dict[str, bool] = {}
-    for name, row in VARIANTS.items():
+    for name, row in (family_of_layout(layout).variants if layout else VARIANTS).items():
         if not set(switches) <= set(switches_of(name)):
             continue
         values = _arguments_for(name, state, switches)

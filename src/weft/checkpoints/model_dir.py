@@ -25,7 +25,7 @@ from weft.errors import CheckpointError, UsageError, nearest
 from weft.files import new_directory, sha256_of, write_text, write_whole
 from weft.lazy import LazyModule
 from weft.models.building import build_described, create_model, without_random_init
-from weft.models.data_config import VALUE_RANGE
+from weft.models.contract import VALUE_RANGE
 from weft.models.families import VARIANTS, plugin_of
 
 timm: Any = LazyModule("timm")
@@ -111,7 +111,7 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
         closest = ", ".join(nearest(name, VARIANTS))
         raise CheckpointError(
             f"{path / CONFIG} must name a model that exists; got {name!r}. Nearest: {closest}. If it is a module of"
-            " your own, register it first, in Python: weft.register_module(MODULE)."
+            " your own, register a function that builds it first: timm.models.register_model(FUNCTION)."
         )
     weights = path / WEIGHTS
     expected = config.get("weights_sha256")

@@ -1,7 +1,7 @@
 """Resolve the name of a model: a directory on this disk, a repository on the hub, or a public model.
 
 One rule for all verbs: `hf-hub:OWNER/NAME` is a repository; else, what has a separator or exists is a path; else, it is
-the name of a model. No torch is imported, so that a misspelt name is refused soon.
+the name of a model. timm is imported only for names that are not those of weft's networks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 from weft.checkpoints.config import CONFIG, WEIGHTS
 from weft.errors import CheckpointError
 from weft.lazy import LazyModule
-from weft.models.families import VARIANTS
-from weft.models.timm_names import may_be_timm, nearest_names
+from weft.models.families import VARIANTS, nearest_names
 
 timm: Any = LazyModule("timm")
 
@@ -43,12 +42,9 @@ def find_model(run: str | Path) -> Path | str:
 
 
 def check_model(run: str | Path) -> None:
-    """Raise the error of `find_model` as far as it is known without torch, timm and the hub."""
-    if is_path(run):
-        if not str(run).startswith(PREFIX) and local_model_dir(run) is None:
-            raise CheckpointError(_no_model_in(Path(run)))
-    elif not _variant(str(run)) and not may_be_timm(str(run)):
-        raise CheckpointError(_no_such_name(str(run)))
+    """Raise the error of `find_model` for a path without a model; names are left to it, since it imports timm."""
+    if is_path(run) and not str(run).startswith(PREFIX) and local_model_dir(run) is None:
+        raise CheckpointError(_no_model_in(Path(run)))
 
 
 def model_dir(run: str | Path) -> Path:

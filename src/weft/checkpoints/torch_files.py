@@ -11,6 +11,7 @@ import contextlib
 import io
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -122,14 +123,17 @@ def _checked_folder(path: Path, entries: Sequence[zipfile.ZipInfo]) -> str:
             f"{path} must be a file of torch.save; it is some other zip archive. If the weights are inside, unpack it."
         )
     folder = names[0].partition("/")[0]
-    if len({name.casefold() for name in names}) < len(names):
-        raise MalformedPickle("two parts have the same name")
-    if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
-        raise MalformedPickle("a part is compressed or encrypted, which torch.save never does")
-    if sum(entry.file_size for entry in entries) > path.stat().st_size:
-        raise MalformedPickle("its parts claim to be larger than the file")
-    if entries[names.index(f"{folder}/data.pkl")].file_size > MAX_PICKLE_BYTES:
-        raise MalformedPickle("its pickle is too large for a state dict")
+    counts = Counter(name.casefold() for name in names)
+    if twice := next((name for name, count in counts.items() if count > 1), None):
+        raise MalformedPickle(f"two parts have the same name, {twice!r}")
+    if packed := [e.filename for e in entries if e.compress_type != zipfile.ZIP_STORED or e.flag_bits & 1]:
+        raise MalformedPickle(f"{packed[0]!r} in it is compressed or encrypted, which torch.save never does")
+    claimed, num_bytes = sum(entry.file_size for entry in entries), path.stat().st_size
+    if claimed > num_bytes:
+        raise MalformedPickle(f"its parts claim {claimed:,} bytes, and the file has {num_bytes:,}")
+    num_bytes = entries[names.index(f"{folder}/data.pkl")].file_size
+    if num_bytes > MAX_PICKLE_BYTES:
+        raise MalformedPickle(f"its pickle has {num_bytes:,} bytes, too many for a state dict")
     return folder
 
 

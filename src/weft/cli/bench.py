@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     from weft.bench.choices import BEST, check_choices, check_cold_start
     from weft.checkpoints.resolve import check_model, is_path
     from weft.devices import check_device
-    from weft.models.timm_names import check_name
+    from weft.models.families import check_name
 
     batch_sizes = [text if text == BEST else whole("--batch-size", text) for text in args.batch_size]
     rounds = whole("--rounds", args.rounds)
@@ -127,7 +127,8 @@ def run(args: argparse.Namespace) -> int:
     check_cold_start(args.cold_start, args.device)
     check_device(args.device)
     for model in args.models:
-        (check_model if is_path(model) else check_name)(model)
+        if is_path(model):
+            check_model(model)
     if args.plot and all(map(_is_export, args.models)):
         raise UsageError("A plot needs multiply-adds, which are not known for exports; also measure a model or a run.")
     from weft.progress import loading
@@ -137,6 +138,9 @@ def run(args: argparse.Namespace) -> int:
         from weft.bench.speed import speed
         from weft.capabilities import bf16_note
 
+        for model in args.models:
+            if not is_path(model):
+                check_name(model)
     if args.plot:
         check_plot(args.plot)
     if "bf16" in args.precision and (emulated := bf16_note(args.device, "bf16")) is not None:

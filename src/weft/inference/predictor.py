@@ -15,8 +15,8 @@ from PIL import Image
 from weft.checkpoints.confidence import Rejection, confidence_of
 from weft.checkpoints.config import CONFIG, read_config
 from weft.checkpoints.resolve import find_model
+from weft.data.images import MAX_PIXELS
 from weft.data.images.decode import open_image
-from weft.data.images.limits import MAX_PIXELS
 from weft.data.loading.preprocessing import Pixels, eval_transform
 from weft.deploy import choosing
 from weft.deploy.opening import Export, open_export
@@ -27,7 +27,7 @@ from weft.files import sha256_of
 from weft.inference.arguments import recipe_of
 from weft.inference.backends import Backend, ExportBackend
 from weft.inference.probabilities import ranked, softmax
-from weft.models.data_config import preprocessing
+from weft.models.contract import preprocessing
 from weft.processor import num_threads
 from weft.progress import loading, say
 from weft.text import printable, reason_of

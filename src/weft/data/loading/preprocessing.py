@@ -16,7 +16,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from weft.errors import UsageError
-from weft.models.data_config import data_config
+from weft.models.contract import data_config
 
 if TYPE_CHECKING:
     from torch import Tensor

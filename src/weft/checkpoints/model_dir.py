@@ -24,6 +24,7 @@ from weft.checkpoints.unknown import UnknownDetector, detector_of, read_detector
 from weft.errors import CheckpointError, UsageError, nearest
 from weft.files import new_directory, sha256_of, write_text, write_whole
 from weft.lazy import LazyModule
+from weft.models.base import Backbone
 from weft.models.building import build_described, create_model, without_random_init
 from weft.models.contract import VALUE_RANGE
 from weft.models.families import VARIANTS, plugin_of
@@ -205,6 +206,8 @@ def _timm_config(model: Any, names: list[str] | None) -> dict[str, Any]:
     cfg = timm.models.filter_pretrained_cfg(dict(model.pretrained_cfg), remove_source=True)
     current = timm.models.get_model_input_config(model)  # as built, or resized since then
     channels, *size = current["input_size"]
+    if isinstance(model, Backbone) and current["fixed_input_size"]:
+        arguments.setdefault("img_size", tuple(size))  # also where it is the default
     of_source = ("architecture", "state_dict", "label_offset", VALUE_RANGE)
     cfg = {key: value for key, value in cfg.items() if key not in of_source and not key.startswith("test_")}
     cfg |= {

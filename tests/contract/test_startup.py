@@ -332,7 +332,7 @@ REFUSED = {
     "data check nowhere": "'nowhere' does not",
     "data check photos.zip": "is a ZIP archive. Unpack it",
     "data check gzip.tar": "gzip.tar' cannot be read (it is a gzip archive). Unpack it",
-    "data prepare photos full": "needs a new folder",
+    "data prepare photos full": "must be new",
 }
 
 # Names that neither weft nor a directory has: timm is asked, whose import takes seconds.

@@ -89,7 +89,8 @@ def test_records_need_no_torch() -> None:
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_the_code_of_a_family_is_in_its_files(family: Family) -> None:
     if ".ports." in family.reference:  # one file has all of it
-        assert family.code("weights", "LAYOUTS") and family.has_attention
+        assert family.code("weights", "LAYOUTS")
+        assert family.has_attention
         return
     folder = Path(sys.modules[family.network_class.__module__].__file__ or "").parent
     assert family.is_loaded

@@ -332,7 +332,7 @@ REFUSED = {
     "data check nowhere": "'nowhere' does not",
     "data check photos.zip": "is a ZIP archive. Unpack it",
     "data check gzip.tar": "gzip.tar' cannot be read (it is a gzip archive). Unpack it",
-    "data prepare photos full": "needs a new folder",
+    "data prepare photos full": "must be new",
 }
 
 # Names that neither weft nor a directory has: timm is asked, whose import takes seconds.
@@ -421,6 +421,7 @@ def test_unknown_names_are_refused_with_the_nearest_and_nothing_is_written(
         Path(name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(Path(name) / "a.png")
     Path("w.pth").touch()
+    Image.new("RGB", (8, 8)).save("x.jpg")
     before = sorted(tmp_path.rglob("*"))
     for line, part in UNKNOWN.items():
         assert main(line.split()) in (2, 4), line

@@ -22,7 +22,7 @@ from tests.data.pictures import (
     tiff,
 )
 from weft.data import image_size, open_image
-from weft.data.images.colour import Values, common_range, range_note
+from weft.data.images.bit_depth import Values, common_range, range_note
 from weft.data.images.decode import image_info, image_values
 
 LEVELS = np.arange(256).reshape(16, 16)
@@ -164,12 +164,6 @@ def test_cmyk():
 def test_cmyk_jpeg_is_inverted_as_adobe_does():
     paper = Image.new("CMYK", (16, 16), (0, 0, 0, 0))
     shows(encoded(paper, "JPEG", quality=95), np.full((16, 16), 255))
-
-
-def test_lab():
-    # neutral colours: L* of 0, 53.585 and 100 are sRGB 0, 128 and 255
-    neutral = Image.frombytes("LAB", (3, 1), bytes([0, 0, 0, round(53.585 * 2.55), 0, 0, 255, 0, 0]))
-    shows(encoded(neutral, "TIFF"), np.array([[0, 128, 255]]))
 
 
 def test_ycbcr():

@@ -423,13 +423,13 @@ def test_prepared_once(tmp_path: Path) -> None:
     for i in range(len(before.train)):
         assert after.train.labels[i] == before.train.labels[i]
         assert min(Image.open(io.BytesIO(after.train.read(i).data)).size) == 16
-    with pytest.raises(UsageError, match=r"needs a new folder; .*packed exists already"):
+    with pytest.raises(UsageError, match=r"must be new; .*packed exists already"):
         prepare_data(photos, tmp_path / "packed", 16)
     first = [path.read_bytes() for path in sorted((tmp_path / "packed").iterdir())]
     prepare_data(photos, tmp_path / "packed", 16, force=True)
     assert [path.read_bytes() for path in sorted((tmp_path / "packed").iterdir())] == first
     (tmp_path / "packed" / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"also contains 'mine\.txt'"):
+    with pytest.raises(UsageError, match=r"also holds 'mine\.txt'"):
         prepare_data(photos, tmp_path / "packed", 16, force=True)
     with pytest.raises(UsageError, match="size must be at least 8 pixels; got 4"):
         prepare_data(photos, tmp_path / "other", 4)

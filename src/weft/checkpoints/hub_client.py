@@ -22,8 +22,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-from weft.checkpoints.config import read_config
-from weft.checkpoints.resolve import CONFIG, WEIGHTS
+from weft.checkpoints.config import CONFIG, WEIGHTS, read_config
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.errors import CheckpointError
 from weft.progress import is_muted

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from weft.checkpoints.config import CONFIG, WEIGHTS
 from weft.errors import CheckpointError
 from weft.lazy import LazyModule
 from weft.models.families import VARIANTS, nearest_names
@@ -17,7 +18,6 @@ from weft.models.families import VARIANTS, nearest_names
 timm: Any = LazyModule("timm")
 
 PREFIX = "hf-hub:"  # as in timm
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
 GRAPHS = (".onnx", ".xml", ".pt2")  # files of a single export
 
 

@@ -221,7 +221,7 @@ def _check_review(args: argparse.Namespace, data: str) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     """Print the report and whether training accepts the data; return 3 if it does not."""
-    from weft.data.images.limits import MAX_PIXELS
+    from weft.data.images import MAX_PIXELS
     from weft.data.sources.open import inspect, problem_of
     from weft.progress import reading
 
@@ -275,7 +275,8 @@ def _pixels(text: str) -> int:
 
 
 def _report(inventory: Inventory) -> str:
-    from weft.data.images.colour import NOTES, value_notes
+    from weft.data.images.bit_depth import value_notes
+    from weft.data.images.colour import NOTES
     from weft.data.images.decode import REASONS
     from weft.data.index.checks import extensions, same_bytes, tally, unread_notes
     from weft.data.index.tree import SKIPPED

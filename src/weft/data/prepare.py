@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import shutil
+import itertools
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from weft.data.images.colour import ValueRange, range_comment
+from weft.data.images.bit_depth import ValueRange, range_comment
 from weft.data.images.decode import image_values, open_image
-from weft.data.index.source import Source, pixel_limit
+from weft.data.index.source import KeyedSource
 from weft.data.sources.folder import check_outside
 from weft.data.sources.open import open_data
 from weft.errors import UsageError
-from weft.files import flush_file, refuse_nameless, remove, swap, sweep, writing
+from weft.files import new_directory, refuse_existing
 from weft.progress import counting, reading, say
 
 SHARD_BYTES = 256 << 20
@@ -69,69 +68,43 @@ def prepare_data(
     out = Path(out)
     if size < 8:
         raise UsageError(f"size must be at least 8 pixels; got {size}.")
-    refuse_nameless(out)
     check_outside(out, data)
-    with writing(out):
-        sweep(out.parent, remove, out.name)  # of a process that was killed
-    _check_place(out, force)
+    shards = [file.name for file in out.glob("*.tar")]
+    refuse_existing(out, shards, force=force)
     with reading(quiet=quiet) as progress:
         splits = open_data(data, image=image, label=label, max_pixels=max_pixels, progress=progress)
     if not quiet:
         for text in splits.notes:
             say(text)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.part")
-    before = 0
-    total = len(splits.train) + len(splits.val)
-    with writing(out), counting(total, quiet=quiet, task_name="packing") as advance:
-        try:
-            partial.mkdir(parents=True)
-            for side, source in (("train", splits.train), ("val", splits.val)):
-                for num_bytes in _pack(partial, side, source, size, splits.value_range):
-                    before += num_bytes
-                    advance(1)
-            shards = sorted(partial.glob("*.tar"))
-            after = sum(shard.stat().st_size for shard in shards)
-            swap(partial, out, out.with_name(f".{out.name}.{os.getpid()}.old"))
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return Prepared(len(splits.train), len(splits.val), len(shards), before, after)
+    before, total = 0, len(splits.train) + len(splits.val)
+    with (
+        new_directory(out, shards, force=force) as folder,
+        counting(total, quiet=quiet, task_name="packing") as advance,
+    ):
+        for side, source in (("train", splits.train), ("val", splits.val)):
+            for num_bytes in _pack(folder, side, source, size, splits.value_range):
+                before += num_bytes
+                advance(1)
+    after = [file.stat().st_size for file in out.iterdir()]
+    return Prepared(len(splits.train), len(splits.val), len(after), before, sum(after))
 
 
-def _check_place(out: Path, force: bool) -> None:
-    entries = list(out.iterdir()) if out.is_dir() else [out] if out.exists() else []
-    if entries and not force:
-        raise UsageError(f"The prepared data needs a new folder; {out} exists already. Pass --force, or another path.")
-    if foreign := sorted(entry.name for entry in entries if entry.suffix != ".tar"):
-        raise UsageError(f"--force replaces only a folder of .tar files; {out} also contains '{foreign[0]}'.")
-
-
-def _pack(folder: Path, side: str, source: Source, size: int, value_range: ValueRange | None) -> Iterator[int]:
+def _pack(folder: Path, side: str, source: KeyedSource, size: int, value_range: ValueRange | None) -> Iterator[int]:
     """Write the shards of one split; yield the original size of every image in bytes."""
-    number, archive = 0, None
-
-    def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-        member = tarfile.TarInfo(name)  # without time and owner, so that equal data gives an equal file
-        member.size = len(data)
-        archive.addfile(member, io.BytesIO(data))
-
-    for i in range(len(source)):
-        sample = source.read(i)
-        data = _smaller(sample.data, size, pixel_limit(source), value_range)
-        if archive is None or archive.offset > SHARD_BYTES:
-            if archive is not None:
-                _finish(archive)
-            archive = tarfile.open(folder / f"{side}-{number:06}.tar", "w", format=tarfile.PAX_FORMAT)
-            number += 1
-        add(archive, f"{i:08}.jpg", data)
-        add(archive, f"{i:08}.cls", source.classes[sample.label].encode())
-        yield len(sample.data)
-    if archive is not None:
-        _finish(archive)
-
-
-def _finish(archive: tarfile.TarFile) -> None:
-    archive.close()
-    flush_file(Path(str(archive.name)))
+    i = 0
+    for number in itertools.count():
+        if i == len(source):
+            return
+        with tarfile.open(folder / f"{side}-{number:06}.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+            while i < len(source) and archive.offset <= SHARD_BYTES:
+                sample = source.read(i)
+                image = _smaller(sample.data, size, source.max_pixels, value_range)
+                for ending, data in (("jpg", image), ("cls", source.classes[sample.label].encode())):
+                    member = tarfile.TarInfo(f"{i:08}.{ending}")  # no time, no owner: equal data gives an equal file
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+                yield len(sample.data)
+                i += 1
 
 
 def _smaller(data: bytes, size: int, max_pixels: int, value_range: ValueRange | None) -> bytes:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.config import PREPROCESSING, read_config
-from weft.checkpoints.resolve import CONFIG, WEIGHTS, find_model
+from weft.checkpoints.config import CONFIG, PREPROCESSING, WEIGHTS, read_config
+from weft.checkpoints.resolve import find_model
 from weft.deploy.choosing import FILE, expected_order, exports_in, read_choice, saturation_note
 from weft.deploy.formats import RUNTIMES
 from weft.errors import CheckpointError, UsageError, is_installed

@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.checkpoints.unknown import detector_of
 from weft.data import Source, Splits
-from weft.data.images.colour import range_note
+from weft.data.images.bit_depth import range_note
 from weft.data.loading.loader import ImageLoader
 from weft.data.sources.folder import check_outside
 from weft.errors import DataError, UsageError

@@ -292,6 +292,15 @@ class Backbone(nn.Module, ABC):
         if hasattr(self, "pretrained_cfg"):
             self.pretrained_cfg = self.default_cfg = {**self.pretrained_cfg, "input_size": (self.in_chans, *size)}
 
+    @property
+    def _model_args(self) -> dict[str, Any]:
+        """Name of `model_args` in timm, whose `create_model` writes it, and whose `save_for_hf` reads it."""
+        return self.model_args
+
+    @_model_args.setter
+    def _model_args(self, model_args: dict[str, Any]) -> None:
+        self.model_args = model_args
+
     def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         """Fit the learned positions of a state dict to this model's size; return it, and the names that changed.
 
@@ -314,15 +323,6 @@ class Backbone(nn.Module, ABC):
         """Return the names of parameters without weight decay, in addition to those with one axis."""
         tokens = (name for name, _ in self.named_parameters() if name.endswith(("cls_token", "dist_token")))
         return {*self.positions(), *tokens}
-
-    @property
-    def _model_args(self) -> dict[str, Any]:
-        """Name of `model_args` in timm, whose `create_model` writes it, and whose `save_for_hf` reads it."""
-        return self.model_args
-
-    @_model_args.setter
-    def _model_args(self, model_args: dict[str, Any]) -> None:
-        self.model_args = model_args
 
     def check_image_size(self, image: Tensor) -> None:
         """Raise a UsageError for images of another size than `img_size`; for networks with learned positions."""

@@ -26,10 +26,11 @@ from weft.text import reason_of
 MANY_IMAGES = 10_000  # training images; with more, training starts from random weights
 SMALL_SIDE = 96  # pixels of the shorter side; smaller images are trained at their own size, from random weights
 FOLDERS = ("ceit", "cvt", "levit", "baselines")  # of the papers, in the order of tables
-PORTS = "port_"  # names of networks of `ports` begin so; they are listed only if asked for
 ENTRY_POINTS = "weft.families"  # group of entry points
 PLUGINS = "WEFT_PLUGINS"  # variable of the environment: paths, separated as in PATH
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+
+PORTS = "port_"  # names of networks of `ports` begin so; they are listed only if asked for
 
 _families: dict[str, Family] = {
     family.name: family for family in (ceit.FAMILY, cvt.FAMILY, levit.FAMILY, baselines.FAMILY, *ports.FAMILIES)
@@ -158,7 +159,7 @@ def family_of(model: object) -> Family | None:
 def is_model(name: str) -> bool:
     """Return whether weft or timm has a model of this name, with or without a tag.
 
-    timm, whose import takes seconds, is asked about names that are not weft's.
+    timm is imported, which takes seconds, for names that are not those of weft's networks.
     """
     if name in VARIANTS:
         return True
@@ -229,7 +230,8 @@ def default_model(side: int, num_images: int) -> tuple[str, int | None]:
 
 
 class _Variants(Mapping[str, Variant]):
-    """All models by name, those of plugins included, which are loaded on first use; those of `ports` are not listed."""
+    """All models by name, those of plugins included, which are loaded on first use; those of `ports`
+    are found, but not listed."""
 
     def _all(self) -> dict[str, Variant]:
         return {name: variant for family in families() for name, variant in family.variants.items()}

@@ -9,9 +9,9 @@ from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 
 from weft.checkpoints import load_model_dir
-from weft.checkpoints.config import read_config
+from weft.checkpoints.config import CONFIG, WEIGHTS, read_config
 from weft.checkpoints.hub_client import hub_errors
-from weft.checkpoints.resolve import CONFIG, PREFIX, WEIGHTS, find_model
+from weft.checkpoints.resolve import PREFIX, find_model
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.errors import UsageError
 from weft.intervals import accuracy_text

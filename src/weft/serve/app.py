@@ -48,7 +48,6 @@ STATUS_OF_REASON = {  # HTTP status for an image that cannot be used; 400 for al
     "not-an-image": 415,
     "too-many-pixels": 422,
     "too-thin": 422,
-    "too-complex": 422,
     "compression": 415,
     "metadata-bomb": 422,
     "out-of-memory": 422,

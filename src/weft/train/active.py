@@ -13,7 +13,7 @@ from scipy.special import softmax
 from weft.capabilities import bf16_note
 from weft.data import Source
 from weft.data.images.decode import BadImage, read_regular
-from weft.data.index.fingerprint import hash_of
+from weft.data.index.inventory import digest_of
 from weft.data.index.split import stratified_subset
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_table
@@ -152,7 +152,7 @@ def label(
     network = predictor.source_model
     files = list(dict.fromkeys(str(Path(path).absolute()) for path in image_files(images)))
     images_of_run = images_of(Path(run))
-    labelled = set() if images_of_run is None else images_of_run.hashes
+    labelled = set() if images_of_run is None else images_of_run.digests
     is_labelled = [_is_among(path, labelled) for path in files]
     if not labelled and not quiet:
         say("Which images are already labelled is unknown: the run has no hashes in images.tsv.gz.")
@@ -232,15 +232,15 @@ def choose(features: np.ndarray, probabilities: np.ndarray, known: np.ndarray, b
     return chosen
 
 
-def _is_among(path: str, hashes: set[str]) -> bool:
-    """Return whether a file is among hashes; False for a file that cannot be read."""
-    if not hashes:
+def _is_among(path: str, digests: set[str]) -> bool:
+    """Return whether a file is among digests; False for a file that cannot be read."""
+    if not digests:
         return False
     try:
         data = read_regular(path)
     except (BadImage, OSError):
         return False
-    return hash_of(data) in hashes
+    return digest_of(data) in digests
 
 
 def _precision_of(run: Path, device: str) -> str:
@@ -275,7 +275,7 @@ def _images_of_run(run: Path, classes: Sequence[str], quiet: bool) -> _RunImages
         if list(splits.classes) != list(classes):
             raise DataError(f"The classes of {printable(str(recipe.data.source))} have changed.")
         everything = JoinedSource(splits.train, splits.val)
-        sides = images.sides_of(everything)
+        sides = [*images.sides_of(splits.train), *images.sides_of(splits.val)]
     except DataError as error:
         if not quiet:
             say(f"The images of the run are not used: {error}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits
-from weft.data.images.encode import image_to_show
+from weft.data.images.decode import image_to_show
 from weft.data.index.source import pixel_limit
 from weft.data.sources.folder import check_outside
 from weft.errors import DataError

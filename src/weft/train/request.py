@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.resolve import CONFIG, PREFIX, WEIGHTS
+from weft.checkpoints.config import CONFIG, WEIGHTS
+from weft.checkpoints.resolve import PREFIX
 from weft.data.sources.open import check_exists
 from weft.devices import check_device
 from weft.errors import CheckpointError, UsageError

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from weft.data.images.colour import ValueRange, Values, common_range
-from weft.data.images.decode import MAX_PIXELS, BadImage, ImageInfo, image_info
+from weft.data.images import MAX_PIXELS
+from weft.data.images.bit_depth import ValueRange, Values, common_range
+from weft.data.images.decode import BadImage, ImageInfo, image_info
 from weft.data.index.source import BadFile, ImageEntry, Reader, bad_file
 from weft.data.index.split_names import held_out_side
 from weft.data.index.tree import EXTENSIONS, extension
@@ -48,7 +49,7 @@ class Inventory:
         notes: number of conversions of checked images, by key of `weft.data.images.colour.NOTES`.
         sizes: (height, width) of checked images in pixels.
         values: of checked images of more than 8 bits per channel.
-        hashes: `hash_of` of every checked image that can be used, by key.
+        digests: `digest_of` of every checked image that can be used, by key.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Inventory:
     notes: Counter[str] = field(default_factory=Counter)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     values: list[Values] = field(default_factory=list)
-    hashes: dict[str, bytes] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_given(self) -> bool:
@@ -83,11 +84,11 @@ class Inventory:
     @property
     def copies(self) -> list[list[str]]:
         """Groups of two or more keys whose files are byte-identical, of checked images."""
-        seen, several = set[bytes](), set[bytes]()
-        for digest in self.hashes.values():
+        seen, several = set[str](), set[str]()
+        for digest in self.digests.values():
             (several if digest in seen else seen).add(digest)
-        keys = defaultdict[bytes, list[str]](list)
-        for key, digest in self.hashes.items():
+        keys = defaultdict[str, list[str]](list)
+        for key, digest in self.digests.items():
             if digest in several:
                 keys[digest].append(key)
         return list(keys.values())
@@ -178,7 +179,7 @@ def check(
         if isinstance(result, BadFile):
             inventory.bad.append(result)
         else:
-            info, inventory.hashes[entry.key] = result
+            info, inventory.digests[entry.key] = result
             inventory.notes.update(info.notes)
             inventory.sizes.append(info.size)
             inventory.values += [] if info.values is None else [info.values]
@@ -189,17 +190,17 @@ def check(
     inventory.bad.sort()
 
 
-def _decoded(read: Reader, max_pixels: int, entry: ImageEntry) -> tuple[ImageInfo, bytes] | BadFile:
+def _decoded(read: Reader, max_pixels: int, entry: ImageEntry) -> tuple[ImageInfo, str] | BadFile:
     try:
         data = read(entry.key)
-        return image_info(data, max_pixels=max_pixels), hash_of(data)
+        return image_info(data, max_pixels=max_pixels), digest_of(data)
     except (BadImage, OSError) as err:
         return bad_file(entry.key, err, entry.split)
 
 
-def hash_of(data: bytes) -> bytes:
-    """Return the 96-bit hash of an image file."""
-    return hashlib.blake2b(data, digest_size=12).digest()
+def digest_of(data: bytes) -> str:
+    """Return the size of a file in bytes and its 96-bit hash in hexadecimal digits, separated by a tab."""
+    return f"{len(data)}\t{hashlib.blake2b(data, digest_size=12).hexdigest()}"
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:

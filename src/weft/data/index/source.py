@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
-from weft.data.images.colour import ValueRange, Values, common_range
+from weft.data.images import MAX_PIXELS
+from weft.data.images.bit_depth import ValueRange, Values, common_range
 from weft.data.images.decode import BadImage, image_size
-from weft.data.images.limits import MAX_PIXELS
 from weft.errors import DataError
 from weft.text import printable
 
@@ -87,13 +87,19 @@ class Source(Protocol):
 
 
 class KeyedSource:
-    """Images that a `Reader` reads by key."""
+    """Images that a `Reader` reads by key, with the size and hash of each file as it was checked."""
 
     def __init__(
-        self, reader: Reader, classes: list[str], keys: list[str], labels: list[int], max_pixels: int = MAX_PIXELS
+        self,
+        reader: Reader,
+        classes: list[str],
+        keys: list[str],
+        labels: list[int],
+        max_pixels: int = MAX_PIXELS,
+        digests: Sequence[str] = (),
     ):
         self.reader, self.classes, self.keys, self.labels = reader, classes, keys, labels
-        self.max_pixels = max_pixels
+        self.max_pixels, self.digests = max_pixels, digests
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -127,8 +133,8 @@ class Splits:
         values: of the images of more than 8 bits per channel.
     """
 
-    train: Source
-    val: Source
+    train: KeyedSource
+    val: KeyedSource
     classes: list[str]
     notes: list[str] = field(default_factory=list)
     bad: tuple[BadFile, ...] = ()

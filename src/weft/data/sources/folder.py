@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from weft.data.images.decode import HEAD_BYTES, BadImage, archive_kind, open_regular, read_regular, sniff
+from weft.data.images.decode import BadImage, open_regular, read_regular
+from weft.data.images.formats import HEAD_BYTES, archive_kind, sniff
 from weft.data.index.inventory import Inventory, in_threads
 from weft.data.index.source import BadFile, ImageEntry, bad_file, sort_class_names
 from weft.data.index.split_names import held_out_side, split_folders, split_of
@@ -26,10 +27,6 @@ class FileReader:
     def __call__(self, key: str) -> bytes:
         """Return the bytes of a file."""
         return read_regular(os.path.join(self.folder, key))
-
-    def size(self, key: str) -> int:
-        """Return the size of a file in bytes."""
-        return os.stat(os.path.join(self.folder, key)).st_size
 
 
 def open_folder(path: str | Path, *, test: bool = False, follow_links: bool = False) -> Inventory:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.data.images.limits import MAX_PIXELS
+from weft.data.images import MAX_PIXELS
 from weft.data.index.checks import (
     check_bad,
     check_empty,
@@ -252,13 +252,17 @@ def _split(
         outside = count(len(inventory.entries) - len(inside), "image")
         notes.append(f"Not used, because outside all class folders: {outside}.")
     number = {name: i for i, name in enumerate(names)}
-    sources = (
-        KeyedSource(inventory.read, names, [e.key for e in side], [number[e.class_name] for e in side], max_pixels)
-        for side in (train, val)
-    )
+
+    def source(side: Side) -> KeyedSource:
+        keys, labels = [entry.key for entry in side], [number[entry.class_name] for entry in side]
+        return KeyedSource(
+            inventory.read, names, keys, labels, max_pixels, [inventory.digests.get(key, "") for key in keys]
+        )
+
     split_of = {entry.key: split for split, side in zip(("train", "val"), sides, strict=True) for entry in side}
     return Splits(
-        *sources,
+        source(train),
+        source(val),
         classes=names,
         notes=notes + nesting + inventory.remarks,
         bad=tuple(file._replace(split=file.split or split_of.get(file.key, "")) for file in inventory.bad),

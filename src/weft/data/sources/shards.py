@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from weft.data.images.decode import HEAD_BYTES, MAX_BYTES, BadImage, archive_kind, sniff
+from weft.data.images.decode import MAX_BYTES, BadImage
+from weft.data.images.formats import HEAD_BYTES, archive_kind, sniff
 from weft.data.index.inventory import Inventory
 from weft.data.index.source import BadFile, ImageEntry, sort_class_names
 from weft.data.index.split_names import split_folders, split_of
@@ -55,10 +56,6 @@ class ShardReader:
         if len(data) < place.size:
             raise BadImage(printable(key), "truncated")
         return data
-
-    def size(self, key: str) -> int:
-        """Return the size of an image in bytes."""
-        return self.places[key].size
 
 
 class _Image(NamedTuple):

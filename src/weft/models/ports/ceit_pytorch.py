@@ -76,9 +76,6 @@ def _set_heads(attn: Attention, dim: int, num_heads: int, head_dim: int) -> None
     attn.qkv, attn.proj = nn.Linear(dim, 3 * num_heads * head_dim, bias=False), nn.Linear(num_heads * head_dim, dim)
 
 
-RULES: dict[type[nn.Module], Any] = {}  # those of CeiT's modules
-
-
 def _patches_to_kernel(state: State) -> State:
     """Theirs flattens a patch (rows, columns, channels) in front of a linear layer; here it is a convolution."""
     name = "to_patch_embedding.1.weight"

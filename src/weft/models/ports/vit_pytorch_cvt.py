@@ -71,9 +71,6 @@ class VitPytorchCvT(CvT):
         self._init_weights()
 
 
-RULES: dict[type[nn.Module], Any] = {}  # those of CvT's modules
-
-
 def _split_kv(state: State) -> State:
     """Theirs has one 1x1 convolution for keys and values: its first half makes the keys; norms are (1, c, 1, 1)."""
     result: State = {}

@@ -22,7 +22,7 @@ from weft.data.index.source import BadFile, ImageEntry, bad_file, sort_class_nam
 from weft.data.index.split_names import split_folders, split_of
 from weft.data.index.tree import EXTENSIONS, extension, is_folder_of, is_junk, num_beside
 from weft.errors import DataError, UsageError
-from weft.text import first_few, printable, reason_of
+from weft.text import count, first_few, printable, reason_of
 
 LABELS = ("cls", "json", "txt")  # where a sample has several, the first of these decides
 MAX_LABEL_BYTES = 1 << 16
@@ -133,8 +133,7 @@ def open_shards(data: str) -> Inventory:
         images = _inner_split(images, inventory)
     _add_entries(images, inventory)
     inventory.classes = {"": sort_class_names({entry.class_name for entry in inventory.entries})}
-    number = len(splits)
-    inventory.remarks.append(f"{len(inventory.entries):,} images in {number} tar {'file' if number == 1 else 'files'}.")
+    inventory.remarks.append(f"{count(len(inventory.entries), 'image')} in {count(len(splits), 'tar file')}.")
     return inventory
 
 

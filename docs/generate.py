@@ -28,7 +28,6 @@ from sphinx.util.nodes import make_refnode
 import weft
 from weft.cli.app import EXIT_CODES, VERBS, verb_module, verb_parser
 from weft.models.families import families
-from weft.models.family import resolve
 from weft.recipes import Recipe
 
 DOCS = Path(__file__).parent
@@ -172,7 +171,7 @@ def public_names(module: str) -> list[str]:
 
 def python_reference() -> dict[str, str]:
     """Return the pages of the Python reference, by path: an overview, and one page per package, module or network."""
-    classes = {resolve(family.network).__module__: resolve(family.network) for family in families()}
+    classes = {family.network_class.__module__: family.network_class for family in families()}
     networks = {module: kind.__name__ for module, kind in classes.items()}
     modules = [*packages(), *filter(_exists, MODULES)]
     _documented.clear()

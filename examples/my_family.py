@@ -81,15 +81,7 @@ class Mixed(Backbone):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        super().__init__(
-            in_chans=in_chans,
-            num_classes=num_classes,
-            num_features=embed_dim,
-            global_pool=global_pool,
-            pools=("avg",),
-            drop_rate=drop_rate,
-        )
-        self.img_size = Grid.of(img_size)
+        super().__init__(img_size, in_chans, num_classes, embed_dim, global_pool, ("avg",), drop_rate)
         if self.grid(self.img_size).tokens == 0:
             raise UsageError(f"img_size must be at least 4 pixels; got {self.img_size}.")
         half = embed_dim // 2
@@ -115,13 +107,8 @@ class Mixed(Backbone):
         return taps
 
     def finish(self, taps: list[tuple[Tensor, tuple[int, int]]]) -> Tensor:
-        """Return the normalized tokens of the last block, which `pool` averages."""
+        """Return the normalized tokens of the last block, which the base class averages."""
         return self.norm(taps[-1][0])
-
-    def as_fmap(self, tap: tuple[Tensor, tuple[int, int]], level: int, norm: bool) -> Tensor:
-        """Return the tokens behind a block as a map."""
-        tokens, grid = tap
-        return to_map(self.norm(tokens) if norm else tokens, grid)
 
 
 def attention(model: Mixed, weights: Sequence[Tensor], img_size: Grid) -> AttentionTrace:
@@ -129,6 +116,11 @@ def attention(model: Mixed, weights: Sequence[Tensor], img_size: Grid) -> Attent
     grid, last = Mixed.grid(img_size), len(weights) - 1
     levels = [f"blocks.{i}" if i == last else "" for i in range(len(weights))]
     return AttentionTrace([AttentionLayer(w, grid, grid, 0, True, at) for w, at in zip(weights, levels, strict=True)])
+
+
+def cam_target(model: Mixed) -> CamTarget:
+    """Name the last map, for Grad-CAM."""
+    return CamTarget(model.blocks[-1], 0, lambda args: args[1])
 
 
 FAMILY = Family(
@@ -139,7 +131,5 @@ FAMILY = Family(
         "mixed_micro_32": Variant(dict(img_size=32, embed_dim=48, depth=3)),
     },
     default_cfg=dict(first_conv="stem.0.linear", fixed_input_size=False),
-    attention=attention,
-    cam_target=lambda model: CamTarget(model.blocks[-1], 0, lambda args: args[1]),
     candidates={"small": Candidate("Mixed", "mixed_nano_32")},
 )

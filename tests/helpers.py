@@ -130,3 +130,11 @@ def counted_calls() -> Iterator[Calls]:
         yield calls
     finally:
         sys.setprofile(before)
+
+
+def baselines() -> list[dict[str, str]]:
+    """Networks of timm that the papers use as teachers and baselines: the rows of the table in docs/recipes.md."""
+    page = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    lines = page[page.index("| name | role |") :].partition("\n\n")[0].splitlines()
+    keys = ("name", "role", "size", "params", "paper_top1", "paper_source", "tag_top1", "tag_source")
+    return [dict(zip(keys, line.strip("| ").split(" | "), strict=True)) for line in lines[2:]]

@@ -26,7 +26,7 @@ from weft.cli import main
 from weft.deploy import open_model
 from weft.errors import CheckpointError, UsageError
 from weft.interpret import explain
-from weft.models import families, plugins
+from weft.models import families
 from weft.models.families import VARIANTS, family_of
 
 ROOT = Path(__file__).parents[1]
@@ -38,13 +38,13 @@ PAGE = ROOT / "docs" / "your-own-network.md"
 def _forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let every test begin without plugins, and leave none behind: neither in weft nor in timm's registry."""
     weft.list_models()
-    monkeypatch.setenv(plugins.VARIABLE, "")
+    monkeypatch.setenv(families.PLUGINS, "")
     known = dict(families._families)
     yield
     families._families.clear()
     families._families.update(known)
     families._sources.clear()
-    plugins._loaded.clear()
+    families._loaded.clear()
     registered = timm.models._registry._module_to_models["registry"]  # of weft.models.registry
     for name in {name for name in registered if name.removeprefix("weft_") not in VARIANTS}:
         registered.remove(name)
@@ -87,7 +87,7 @@ def test_it_trains_and_resumes_and_exports(tmp_path: Path, capsys: pytest.Captur
     assert main(["train", "--resume", str(run), *plugin, "--quiet"]) == 0
     assert main(["export", str(run), str(run / "onnx"), *plugin, "--format", "onnx", "--quiet"]) == 0
     capsys.readouterr()
-    plugins._loaded.clear()
+    families._loaded.clear()
     del families._families["Mixed"]
     families._sources.clear()
     assert main(["train", "--resume", str(run), "--quiet"]) == 2
@@ -104,7 +104,7 @@ def test_no_file_loads_a_plugin(tmp_path: Path) -> None:
     """A model directory that names a file which exists is refused; the file is not run."""
     weft.load_plugin(EXAMPLE)
     folder = save_model_dir(lively("mixed_micro_32", num_classes=2), tmp_path / "model")
-    plugins._loaded.clear()
+    families._loaded.clear()
     del families._families["Mixed"]
     harmful = written(tmp_path, "raise SystemExit('run')")
     config = json.loads((folder / "config.json").read_text()) | {"plugin": str(harmful)}
@@ -142,7 +142,7 @@ def test_plugins_that_cannot_be_used_say_why(text: str, message: str, tmp_path: 
     with pytest.raises(UsageError, match=message):
         weft.load_plugin(written(tmp_path, text))
     assert dict(VARIANTS) == before
-    assert os.environ[plugins.VARIABLE] == ""
+    assert os.environ[families.PLUGINS] == ""
 
 
 @pytest.mark.parametrize("name", ["missing.py", "folder", "notes.txt"])
@@ -159,7 +159,7 @@ def test_a_package_adds_a_family_and_a_broken_one_is_reported(tmp_path: Path) ->
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\nfamily = {entry}\n")
+        (info / "entry_points.txt").write_text(f"[{families.ENTRY_POINTS}]\nfamily = {entry}\n")
     ended = subprocess.run(
         [sys.executable, "-m", "weft", "models", "mixed_micro*", "--json"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},

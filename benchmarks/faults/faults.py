@@ -4,6 +4,9 @@
     python benchmarks/faults/faults.py reach   # the tests that run each line: `make test` with probes
     python benchmarks/faults/faults.py run     # each fault alone: the test that fails, or `missed`
 
+`reach tests/data` runs these tests only, after they have changed, and keeps what is known of the others. A line outside
+all functions runs once, when the first test imports it, so `run` takes all tests in the folder of its room.
+
 The statements are drawn from all statements of a room, and the change from all that fit the statement, by a generator
 with a fixed seed: nobody chooses. Comments, docstrings, imports, messages and annotations are not changed. A fault that
 changes no behaviour counts as missed, unless the column `note`, which is written by hand, says why it has no effect.
@@ -35,12 +38,13 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("faults.csv")
 WORK = Path(tempfile.gettempdir()) / "weft-faults"
+HITS, PASSED = WORK / "hits.tsv", WORK / "passed.tsv"  # place of a fault and test; seconds and test
 SEED, EACH = 0, 6
 ROOMS = {  # files and folders below src/weft
     "order and seeding": ("data/loading/order.py", "data/loading/seeding.py", "data/loading/dataset.py"),
     "split": ("data/index/split.py",),
     "decode": ("data/images/decode.py", "data/images/colour.py"),
-    "crop": ("data/images/crop.py", "data/loading/preprocessing.py", "data/loading/transforms.py"),
+    "crop": ("data/loading/preprocessing.py", "data/loading/transforms.py"),
     "fold": ("deploy/folding.py", "models/ceit/inference.py", "models/cvt/inference.py", "models/levit/inference.py"),
     "objective": ("train/objective.py", "train/distillation.py"),
     "state": ("train/state.py",),
@@ -63,12 +67,12 @@ FIELDS = ("room", "file", "line", "before", "after", "caught_by", "note")
 PROBE = """
 import os
 _seen = set()
-def hit(number):
+def hit(line):
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    if (number, test) not in _seen:
-        _seen.add((number, test))
+    if (line, test) not in _seen:
+        _seen.add((line, test))
         file = os.open({path!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, f"{{number}}\\t{{test}}\\n".encode())
+        os.write(file, f"{{line}}\\t{{test}}\\n".encode())
         os.close(file)
 """
 
@@ -82,6 +86,23 @@ class Fault(NamedTuple):
     before: str
     after: str
     start: int  # line of the statement, before which a probe is put
+
+    @property
+    def place(self) -> str:
+        """The line, in the records of `reach`, which stay true if the number of the line changes."""
+        return f"{self.file}: {self.before}"
+
+    @property
+    def tests(self) -> str:
+        """The folder, or the file, with the tests of the room: how their names begin."""
+        folder, is_inside, _ = self.file.partition("/")
+        return f"tests/{folder}/" if is_inside else f"tests/test_{folder}"
+
+    def runs_at_import(self) -> bool:
+        """Whether the line is outside the bodies of all functions."""
+        tree = ast.parse((ROOT / "src" / "weft" / self.file).read_text())
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return not any(node.body[0].lineno <= self.line <= (node.end_lineno or 0) for node in functions)
 
     def source(self) -> str:
         """The file with this fault."""
@@ -266,48 +287,52 @@ def copied(name: str) -> Path:
     return folder / "src"
 
 
-def reach(workers: int) -> None:
-    """Run the fast suite once, and record which tests run the line of each fault."""
+def reach(workers: int, tests: list[str]) -> None:
+    """Run the fast suite, or some of its tests, and record which tests run the line of each fault, and which pass."""
     source = copied("reach")
-    hits = WORK / "hits.tsv"
-    hits.write_text("")
-    hits.chmod(0o666)  # some tests run as another user
-    (source / "weft_probe.py").write_text(PROBE.format(path=str(hits)))
-    probes: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for number, (fault, _) in enumerate(listed()):
-        probes[fault.file].append((fault.start, number))
+    for records in (HITS, PASSED):
+        old = records.read_text().splitlines(keepends=True) if tests and records.exists() else []
+        records.write_text("".join(line for line in old if not line.partition("\t")[2].startswith(tuple(tests))))
+    HITS.chmod(0o666)  # some tests run as another user
+    (source / "weft_probe.py").write_text(PROBE.format(path=str(HITS)))
+    probes: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for fault, _ in listed():
+        probes[fault.file].append((fault.start, fault.place))
     for file, places in probes.items():
         path = source / "weft" / file
         lines = path.read_text().splitlines(keepends=True)
-        for start, number in sorted(places, reverse=True):
+        for start, place in sorted(places, reverse=True):
             while lines[start - 1].lstrip().startswith(("elif", "else", "except", "case", ")", "]", "}")):
                 start -= 1
             old = lines[start - 1]
             indent = old[: len(old) - len(old.lstrip())]
-            lines.insert(start - 1, f'{indent}__import__("weft_probe").hit({number})\n')
+            lines.insert(start - 1, f'{indent}__import__("weft_probe").hit({place!r})\n')
         text = "".join(lines)
         future = "from __future__ import annotations\n"
         ast.parse(text)
         assert text.index(future) < (text.find("weft_probe") % (1 << 40)), file
         path.write_text(text)
     junit = WORK / "reach.xml"
-    subprocess.run(
-        pytest_command(f"--junitxml={junit}", "-o", "junit_family=xunit1", "-n", str(workers), "--dist", "worksteal"),
-        cwd=ROOT,
-        env=environment(source),
-        check=False,
-    )
+    options = (f"--junitxml={junit}", "-o", "junit_family=xunit1", "-n", str(workers), "--dist", "worksteal")
+    subprocess.run(pytest_command(*options, *tests), cwd=ROOT, env=environment(source), check=False)
+    with PASSED.open("a") as file:
+        file.writelines(f"{seconds}\t{test}\n" for test, seconds in durations(junit).items())
+    reached = tests_by_place()
+    print(f"{sum(fault.place in reached for fault, _ in listed())} of {len(listed())} faults are reached by a test")
+
+
+def tests_by_place() -> dict[str, set[str]]:
     reached = defaultdict(set)
-    for line in hits.read_text().splitlines():
-        number, _, test = line.partition("\t")
-        reached[int(number)].add(test)
-    print(f"{len(reached)} of {len(listed())} faults are reached by a test")
+    for line in HITS.read_text().splitlines():
+        place, _, test = line.partition("\t")
+        reached[place].add(test)
+    return reached
 
 
-def durations() -> dict[str, float]:
+def durations(junit: Path) -> dict[str, float]:
     """Node ids of the tests that passed without a fault, with their seconds."""
     found = {}
-    for case in ET.parse(WORK / "reach.xml").iter("testcase"):
+    for case in ET.parse(junit).iter("testcase"):
         if case.find("failure") is None and case.find("error") is None and case.find("skipped") is None:
             module = case.get("file", "")
             inner = case.get("classname", "").removeprefix(module.removesuffix(".py").replace("/", ".")).strip(".")
@@ -317,9 +342,23 @@ def durations() -> dict[str, float]:
 
 
 def tried(number: int, fault: Fault, tests: list[str], usual: float, seconds: float) -> str:
-    """The first test that fails with the fault; `missed` if none does, or if the tests take longer than `seconds`."""
-    if not tests:
-        return "missed"
+    """The first test that fails with the fault and passes without it.
+
+    `missed` if there is none, or if the tests take longer than `seconds` and usually almost as long.
+    """
+    while tests:
+        result = failed(number, fault, tests, usual, seconds)
+        if result in ("missed", "does not end"):
+            return result
+        first = next(test for test in tests if test.startswith(result))  # of the module, if it cannot be imported
+        if failed(number, fault._replace(after=fault.before), [first], usual, seconds) == "missed":
+            return result
+        tests = [test for test in tests if not test.startswith(result)]
+    return "missed"
+
+
+def failed(number: int, fault: Fault, tests: list[str], usual: float, seconds: float) -> str:
+    """The first test that fails with the fault."""
     source = copied(f"fault-{number}")
     (source / "weft" / fault.file).write_text(fault.source())
     log = source.parent / "log.txt"
@@ -334,10 +373,10 @@ def tried(number: int, fault: Fault, tests: list[str], usual: float, seconds: fl
         result = "missed"
     else:
         text = log.read_text()
-        lines = [line for line in text.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        lines = [line for line in text.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
         if not lines:
             raise RuntimeError(f"no test of {fault} failed, and pytest ended with {process.exitcode}: {text[-2000:]}")
-        result = lines[0].split(" ")[1]
+        result = lines[0].partition(" ")[2].partition(" - ")[0]
     shutil.rmtree(source.parent, ignore_errors=True)
     return result
 
@@ -362,23 +401,19 @@ def run(workers: int, again: bool, seconds: float, most: int | None) -> None:
     """Try each fault that has no result; with `again`, also those that were missed."""
     for library in LIBRARIES:
         importlib.import_module(library)
-    passed = durations()
-    reached = defaultdict(set)
-    for line in (WORK / "hits.tsv").read_text().splitlines():
-        number, _, test = line.partition("\t")
-        reached[int(number)].add(test)
+    passed = {test: float(time) for time, _, test in (line.partition("\t") for line in PASSED.read_text().splitlines())}
+    reached = tests_by_place()
     pairs = listed()
     rows = [row for _, row in pairs]
-    sane = pairs[0][0]._replace(after=pairs[0][0].before)
-    if (result := tried(len(pairs), sane, ["tests/data/test_order.py"], 1, 600)) != "missed":
-        sys.exit(f"Without a fault, a test fails: {result}")
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
         futures = {}
         for number, (fault, row) in enumerate(pairs):
             if row["caught_by"] and not (again and row["caught_by"] == "missed"):
                 continue
-            own = f"tests/{fault.file.partition('/')[0]}"
-            tests = sorted(reached[number] & passed.keys(), key=lambda test: (not test.startswith(own), passed[test]))
+            tests = reached[fault.place] & passed.keys()
+            if fault.runs_at_import():
+                tests |= {test for test in passed if test.startswith(fault.tests)}
+            tests = sorted(tests, key=lambda test: (not test.startswith(fault.tests), passed[test]))
             usual = sum(map(passed.__getitem__, tests[:most]))
             futures[pool.submit(tried, number, fault, tests[:most], usual, seconds)] = fault, row
         for future in as_completed(futures):
@@ -400,11 +435,12 @@ def report(rows: list[dict[str, str]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=("draw", "reach", "run"))
+    parser.add_argument("tests", nargs="*", help="of reach: files and folders (default: all tests)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--again", action="store_true", help="also try faults that were missed")
     parser.add_argument("--most", type=int, help="limit on the tests for one fault (default: all that reach it)")
     parser.add_argument("--seconds", type=float, default=900, help="limit for one fault (default: 900)")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.step == "draw":
         old = (
             {tuple(row[name] for name in FIELDS[:5] if name != "line"): row for row in read_table()}
@@ -418,7 +454,7 @@ def main() -> None:
             rows.append(row | {name: kept.get(name, "") for name in ("caught_by", "note")})
         write_table(rows)
     elif args.step == "reach":
-        reach(args.workers)
+        reach(args.workers, args.tests)
     else:
         run(args.workers, args.again, args.seconds, args.most)
 

@@ -30,8 +30,7 @@ SECONDS = 60.0
 
 def attacks() -> dict[str, tuple[int, Callable[[Any], object]]]:
     """Return the attacks by name: number of clients at the same time, and the function that each calls."""
-    from tests.data.pictures import png
-    from tests.data.test_structure import progressive
+    from tests.data.pictures import png, progressive
     from tests.serve.test_attacks import POST, deep_png, profiled, trailers
 
     thin = png(1, 1_000_000, zlib.compress(bytes(4) * 1_000_000))

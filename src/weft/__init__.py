@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from weft.interpret import explain as explain
     from weft.memory import keep_memory as keep_memory
     from weft.models import list_models as list_models
-    from weft.models.own import register_module as register_module
-    from weft.models.plugins import load_plugin as load_plugin
+    from weft.models.families import load_plugin as load_plugin
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__, "__version__")
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft.text import printable
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NUMBER = re.compile(r"[<+-]?\s?[\d.,]+\s?[%MGk]?( to [\d.,]+)?(\s\([^)]*\))?|[-+]?")  # with an interval
 VISIBLE_SHARE = 0.12  # opacity of a cell with one image of many
@@ -102,6 +106,19 @@ def gallery(cards: Sequence[Card]) -> str:
         shown.append(f'<figure class="card"><div class="images">{images}</div>{caption}</figure>')
     kind = "cards narrow" if all(len(card.images) <= 1 for card in cards) else "cards"
     return f'<div class="{kind}">{"".join(shown)}</div>'
+
+
+def encoded(pixels: np.ndarray) -> tuple[str, bytes]:
+    """Return the MIME type and the content of an image file: lossless for a small image, which is enlarged.
+
+    Args:
+        pixels: uint8, (height, width) or (height, width, 3).
+    """
+    from PIL import Image
+
+    buffer, is_small = io.BytesIO(), min(pixels.shape[:2]) <= SMALL
+    Image.fromarray(pixels).save(buffer, "PNG" if is_small else "JPEG", quality=90)
+    return "image/png" if is_small else "image/jpeg", buffer.getvalue()
 
 
 def fields(values: Sequence[tuple[str, str]]) -> str:

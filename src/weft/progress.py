@@ -174,6 +174,11 @@ def muted() -> Iterator[None]:
         _muted = before
 
 
+def is_muted() -> bool:
+    """Return whether `muted` is in effect."""
+    return _muted
+
+
 def stderr_console() -> Console:
     """Return a console on stderr that prints text as it is."""
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)

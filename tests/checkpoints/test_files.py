@@ -206,16 +206,16 @@ def view(size: int, stride: int, offset: int = 0) -> bytes:
 
 
 LYING_PICKLES = {
-    "a tensor beyond its storage": (lambda: pickled(view(1 << 40, 1)), "one needs more data than the file has"),
+    "a tensor beyond its storage": (lambda: pickled(view(1 << 40, 1)), "a tensor needs more data than the file has"),
     "an offset beyond its storage": (
         lambda: pickled(view(4, 1, offset=1 << 40)),
-        "one needs more data than the file has",
+        "a tensor needs more data than the file has",
     ),
     "a storage beyond its record": (
         lambda: pickled(view(4, 1), numel=1 << 40),
-        "one needs more data than the file has",
+        "a tensor needs more data than the file has",
     ),
-    "a negative size": (lambda: pickled(view((1 << 64) - 4, 1)), "one needs more data than the file has"),
+    "a negative size": (lambda: pickled(view((1 << 64) - 4, 1)), "a tensor needs more data than the file has"),
 }
 
 

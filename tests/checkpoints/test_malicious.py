@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib
 import io
+import json
 import operator
 import os
 import pickle
@@ -294,7 +295,9 @@ EXPENSIVE = {
         None,
     ),
     "endless operations": (b"\x80\x02" + b"N0" * 1_000_001 + b"N.", "more than 2,000,000 operations"),
-    "a huge number": (b"\x80\x02\x8b" + struct.pack("<I", 10_000_000) + b"\x7f" * 10_000_000 + b".", "2,048 bits"),
+    "a huge number": (b"\x80\x02\x8b" + struct.pack("<I", 10_000_000) + b"\x7f" * 10_000_000 + b".", "holds a int"),
+    "marks": (b"\x80\x02" + b"(" * 1_000_000 + b".", None),
+    "sets": (b"\x80\x04" + b"\x8f" * 1_000_000 + b".", None),
     "a huge number in digits": (b"\x80\x02L" + b"9" * 10_000_000 + b"L\n.", "cannot be read to the end"),
     "a text that claims terabytes": (b"\x80\x04\x8d" + struct.pack("<Q", 1 << 42) + b".", "cannot be read to the end"),
     "bytes that claim terabytes": (b"\x80\x05\x96" + struct.pack("<Q", 1 << 42) + b".", "cannot be read to the end"),
@@ -321,6 +324,44 @@ def test_the_cost_of_a_pickle_is_bounded_by_its_bytes(tmp_path, kind, zipped):
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 100 * len(data) + (64 << 20)
+
+
+SMALL = {
+    "an index of the memo": b"\x80\x02Nr" + struct.pack("<I", 1 << 26) + b".",
+    "an array of bytes": b"\x80\x05\x96" + struct.pack("<Q", 1 << 30) + b".",
+    "a deep tuple as a key": b"\x80\x02})" + b"\x85" * 300_000 + b"K\x01s.",
+}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_small_file_takes_little_memory(tmp_path, kind, zipped):
+    """Each takes 1 GB or ends the process in Python's unpickler in C."""
+    path = tmp_path / "x.pth"
+    magic = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({"little_endian": True}, 2)
+    path.write_bytes(archive(SMALL[kind]) if zipped else magic + SMALL[kind] + pickle.dumps([], 2))
+    tracemalloc.start()
+    for import_foreign in (False, True):
+        with pytest.raises(CheckpointError, match=r"x\.pth") as caught:
+            read_state_dict(path, import_foreign=import_foreign)
+        assert caught.value.exit_code == 4
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 64 << 20
+    assert main(["convert", str(path), str(tmp_path / "out")]) == 4
+
+
+def test_attributes_of_a_class_are_not_set(tmp_path, monkeypatch):
+    """torch.load compares the source of a class with that in the file, and writes the difference to NAME.patch."""
+    monkeypatch.chdir(tmp_path)
+    attributes = pickle.dumps({"dump_patches": True, "__module__": "json", "__name__": "x"}, 2)[2:-1]
+    data = b"\x80\x02cjson\nJSONDecoder\nq\xc8N" + attributes + b"\x86b0"
+    data += b"(X\x06\x00\x00\x00moduleh\xc8X\x01\x00\x00\x00fX\x01\x00\x00\x00stQ."
+    magic = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({"little_endian": True}, 2)
+    Path("x.pth").write_bytes(magic + data + pickle.dumps([], 2))
+    open_with_stand_ins(Path("x.pth"))
+    assert json.JSONDecoder.__name__ == "JSONDecoder"
+    assert [file.name for file in tmp_path.iterdir()] == ["x.pth"]
 
 
 def test_views_that_claim_more_than_the_file(tmp_path):

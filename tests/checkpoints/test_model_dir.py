@@ -302,3 +302,14 @@ def test_a_kill_at_every_point_of_a_new_calibration_leaves_a_model_that_loads(tm
     assert number > 10
     assert (found and found.serialized()) == (wanted and wanted.serialized())
     load_model_dir(path)
+
+
+def test_a_network_of_timm_keeps_its_channels_and_its_size(tmp_path):
+    gray = weft.create_model("resnet18", num_classes=3, in_chans=1).eval()
+    small = weft.create_model("vit_tiny_patch16_224", num_classes=3, img_size=64).eval()
+    for model, size in ((gray, [1, 224, 224]), (small, [3, 64, 64])):
+        save_model_dir(model, tmp_path / "m", force=True)
+        again, _ = load_model_dir(tmp_path / "m")
+        assert list(again.pretrained_cfg["input_size"]) == size
+        x = torch.randn(1, *size)
+        assert torch.equal(again(x), model(x))

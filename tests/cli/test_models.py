@@ -8,7 +8,7 @@ import pytest
 
 from weft.cli import main
 from weft.models.families import VARIANTS, family_named
-from weft.models.papers import printed_rows
+from weft.models.papers import row_of
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,21 +69,33 @@ def test_the_numbers_of_ceit_base_are_those_of_its_source(capsys: pytest.Capture
     assert main(["models", "ceit_base*", "--papers"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("the paper prints DeiT-B's 86.6 M and 17.4 G for CeiT-B") == 2
-    for row in printed_rows():
-        variant = VARIANTS.get(row.builds)
-        if variant is not None and variant.printed is not None and row.paper == "CeiT":
-            assert float(variant.printed[0].rstrip("M")) == row.params_m
 
 
 def test_json_holds_the_exact_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == sorted(VARIANTS)
-    for row in rows:
-        variant, family = VARIANTS[row["name"]], family_named(row["name"])
+    for found in rows:
+        variant, family, row = VARIANTS[found["name"]], family_named(found["name"]), row_of(found["name"])
         assert family is not None
-        numbers = {key: getattr(variant, key) for key in ("size", "params", "macs", "top1", "top1_source")}
-        printed = dict(zip(("printed_params", "printed_macs"), variant.printed or (None, None), strict=True))
+        assert row is not None
+        numbers = {"size": variant.size, "params": row.params, "macs": row.macs, "top1": row.top1}
+        printed = {key: found[key] for key in ("printed_params", "printed_macs")}
         licence = "apache-2.0" if variant.weights else ""
-        assert row == {"name": row["name"], "family": family.name, **numbers, "weights_licence": licence, **printed}
-    assert {name for name in VARIANTS if VARIANTS[name].printed} == {name for name in VARIANTS if "nano" not in name}
+        expected = {"name": found["name"], "family": family.name, **numbers, "top1_source": row.source}
+        assert found == {**expected, "weights_licence": licence, **printed}
+    in_print = {row["name"]: (row["printed_params"], row["printed_macs"]) for row in rows if row["printed_params"]}
+    assert set(in_print) == {name for name in VARIANTS if "nano" not in name}
+    assert in_print["levit_256"] == ("18.9M", "1.12G")
+    assert in_print["levit_128s"] == ("7.8M", "305M")
+    assert in_print["ceit_base_patch16_224"] == ("94.4M", None)
+
+
+def test_the_source_of_an_accuracy() -> None:
+    rows = {name: row_of(name) for name in VARIANTS}
+    sources = {name: row.source for name, row in rows.items() if row}
+    assert sources["ceit_tiny_patch16_384"] == "CeiT paper, main table"
+    assert sources["ceit_base_patch16_224"] == "CeiT released README, 100 epochs"
+    assert sources["cvt_w24"] == "CvT paper, Table 3, ImageNet-22k first"
+    assert sources["grafted_r50s0_deit_small_12"] == "LeViT paper, Table 1"
+    assert sources["levit_nano_32"] == ""

@@ -19,17 +19,18 @@ from safetensors.torch import load_file
 
 from tests.compat.record import DATA, SMALL, service_answers, variant_facts, verb_answers
 from weft.data import eval_transform
-from weft.data.images.limits import MAX_PIXELS
+from weft.data.images import MAX_PIXELS
 from weft.deploy import open_model
 from weft.deploy.select import candidates
 from weft.models.families import VARIANTS
+from weft.models.papers import row_of
 from weft.study import run_study
 from weft.study.runner import Job, read_result
 from weft.train import predict, train
 
 NETWORKS = json.loads((DATA / "networks.json").read_text())
 ANSWERS = json.loads((DATA / "answers.json").read_text())
-LARGE = [name for name in VARIANTS if VARIANTS[name].params > 50_000_000]
+LARGE = [name for name in VARIANTS if (row := row_of(name)) and (row.params or 0) > 50_000_000]
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.models.families import FOLDERS, VARIANTS, families
+from weft.models.families import FOLDERS, VARIANTS, families, family_of
+from weft.models.family import Family
 
 SOURCE = Path(weft.__file__).parent
 LIST = SOURCE / "models" / "families.py"  # the one file that names them: it holds the list, and the default model
+PLACES = (*FOLDERS, "ports")
 NAMES = {*FOLDERS, *VARIANTS, *(family.name for family in families())} - {"baselines"}
 INSIDE = {"attention_biases", "lca", "num_stages", "leff", "kv_stride"}  # arguments and parameters of one family
 
 
 def files() -> list[Path]:
-    folders = [SOURCE / "models" / folder for folder in FOLDERS]
+    folders = [SOURCE / "models" / folder for folder in PLACES]
     return [
         path
         for path in sorted(SOURCE.rglob("*.py"))
@@ -39,7 +41,7 @@ def breaches(source: str) -> Iterator[str]:
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    folders = "|".join(FOLDERS)
+    folders = "|".join(PLACES)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names]
@@ -85,12 +87,21 @@ def test_records_need_no_torch() -> None:
 
 
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
-def test_every_reference_of_a_record_exists(family) -> None:
-    from weft.models.family import resolve
+def test_the_code_of_a_family_is_in_its_files(family: Family) -> None:
+    has_attention = family.has_attention  # by the text of a file that need not be imported
+    assert has_attention == (family.name != "Grafted")
+    assert (family.code("attention", "attention") is not None) == has_attention == family.has_attention
+    assert family_of(family.network_class.__new__(family.network_class)) is family
+    assert family.is_loaded
+    assert family.code("attention", "cam_target")
+    assert bool(family.code("weights", "LAYOUTS")) == (family.name != "Grafted")
 
-    for field in (family.network, family.layouts, family.built_values, family.attention, family.cam_target):
-        resolve(field)
-    resolve(family.feature_levels)
-    resolve(family.fold_rules)
-    resolve(family.fold_network)
-    assert family.builds(resolve(family.network).__new__(resolve(family.network)))
+
+def test_an_error_inside_a_file_of_a_family_is_no_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_family").mkdir()
+    (tmp_path / "a_family" / "weights.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    family = Family("A", "a_family.network:A", {})
+    assert (family.code("inference", "RULES", {}), family.has_attention) == ({}, False)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        family.code("weights", "LAYOUTS")

@@ -9,6 +9,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +19,17 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import weft
+import weft.models.registry  # registers weft's models with timm
 from weft.checkpoints import load_model_dir, save_model_dir
-from weft.checkpoints.finding import is_path
+from weft.checkpoints.resolve import is_path
+from weft.cli import main
 from weft.data.sources.digits import read_digits
 from weft.devices import check_device
 from weft.errors import UsageError
 from weft.lazy import package_folder
-from weft.models import building, registry
 from weft.models.contract import preprocessing
+from weft.models.families import VARIANTS, is_model, nearest_names
 from weft.models.imagenet import FEWEST, imagenet_classes
-from weft.models.timm_names import may_be_timm, nearest_names, timm_names, timm_tags
 
 # Packages that take longer to import than a prediction does, and modules of torch that only compile and export.
 SLOW = ("timm", "torchvision", "sklearn", "scipy", "matplotlib", "pandas", "transformers", "torch._dynamo", "sympy")
@@ -61,18 +63,19 @@ print("MODULES", *sys.modules)
 
 @pytest.mark.parametrize("name", weft.list_models())
 def test_a_network_is_the_same_with_and_without_timm(name: str) -> None:
-    for arguments in ({}, {"num_classes": 5, "in_chans": 1}):
+    for arguments in ({}, {"num_classes": 5, "in_chans": 1}, {"features_only": True}):
         with torch.device("meta"):
-            ours = building.create_model(name, **arguments)
-            theirs = registry.build_with_timm(name, False, dict(arguments))
+            ours = weft.create_model(name, **arguments)
+            theirs = timm.create_model(f"weft_{name}", **arguments)
         assert _notes(ours) == _notes(theirs)
         assert str(ours) == str(theirs)
         assert timm.data.resolve_model_data_config(theirs) == preprocessing(ours)
 
 
-def _notes(model: torch.nn.Module) -> dict[str, object]:
-    """Return the attributes of a network that are neither torch's nor modules, with those that timm writes."""
-    return {key: value for key, value in vars(model).items() if key in ("_traits", "_model_args") or key[0] != "_"}
+def _notes(model: Any) -> dict[str, object]:
+    """Return the attributes of a network that are neither torch's nor modules."""
+    notes = {key: value for key, value in vars(model).items() if key[0] != "_"}
+    return notes | {"feature_info": getattr(model.feature_info, "info", model.feature_info)}
 
 
 def test_weights_replace_all_values_that_loading_leaves_unset(tmp_path: Path) -> None:
@@ -184,11 +187,12 @@ print(json.dumps(wrong, indent=1))
     assert python(code, tmp_path).strip() == "[]"
 
 
-def test_names_that_are_looked_up_in_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("run_2", "d1", "resnet50", "levit_256"):
-        Path(name).mkdir()
-    assert [name for name in ("run_2", "d1", "resnet50", "levit_256") if is_path(name)] == ["run_2", "d1"]
+    Path("resnet50").mkdir()
+    names = ("resnet50", "levit_256", "resnet18.a1_in1k", "./levit_256", "runs/levit_256", "hf-hub:me/net")
+    paths = ["resnet50", "./levit_256", "runs/levit_256", "hf-hub:me/net"]
+    assert [name for name in names if is_path(name)] == paths
 
 
 def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,8 +252,6 @@ REFUSED = {
     "train photos.zip": "'photos.zip' is a ZIP archive. Unpack it",
     "train photos.tar.gz": "'photos.tar.gz' is a gzip archive. Unpack it",
     "train": "Training needs images",
-    "train photos --model levit_999": "Unknown model 'levit_999'. Nearest: levit_192",
-    "train photos --model resnet500": "Nearest: resnet50",
     "train photos --recipe nope": "Unknown recipe",
     "train photos --epochs x": "epochs must be",
     "train photos --batch-size 0": "batch_size must be",
@@ -260,7 +262,6 @@ REFUSED = {
     "train --resume nowhere": "has no recipe.yaml",
     "train photos --from nowhere": "nowhere is none of these",
     "train photos --from model --from-scratch": "exclude each other",
-    "evaluate nowhere photos": "no directory nowhere",
     "evaluate model nowhere": "'nowhere' does not",
     "evaluate model nowhere.parquet": "'nowhere.parquet' does not",
     "evaluate model photos.zip": "is a ZIP archive. Unpack it",
@@ -270,16 +271,13 @@ REFUSED = {
     "evaluate model photos --workers x": "workers must be",
     "evaluate model photos --real-labels nope.json": "there is none",
     "evaluate model photos --json --csv": "exclude each other",
-    "predict nowhere x.jpg": "no directory nowhere",
     "predict ./nowhere x.jpg": "does not exist",
-    "predict levit_256.fb_dist_in1 x.jpg": "levit_256.fb_dist_in1k",
     "predict model x.jpg --top-k 0": "top_k must be",
     "predict model x.jpg --img-size 0": "img_size must be",
     "predict model x.jpg --limit -1": "data.limit must be",
     "predict model x.jpg --json --csv": "exclude each other",
     "compare nowhere": "'nowhere' does not",
     "compare nowhere.tsv": "'nowhere.tsv' does not",
-    "compare photos --models levit_999 levit_256": "Unknown model 'levit_999'",
     "compare photos --budget soon": "--budget must be a duration",
     "compare photos --recipe nope": "Unknown recipe",
     "compare photos --out full": "must be new or empty",
@@ -292,52 +290,42 @@ REFUSED = {
     "study ceit-leff --seeds 0": "--seeds must be",
     "convert nope.pth new": "nope.pth does not exist",
     "convert w.pth full": "must be new",
-    "convert w.pth new --model levit_999": "Unknown model",
     "convert w.pth new --img-size x": "img_size must be",
-    "export nowhere new": "no directory nowhere",
     "export model full": "must be new",
     "export model new.pth": "must end in",
     "export model new --format onnx --precision bf16": "precision must be",
     "export model new --precision int8": "must be calibrated",
     "export model new --data nowhere": "'nowhere' does not",
     "export model photos/x --data photos": "must be outside the data folder",
-    "bench levit_999": "Unknown model",
     "bench ./nowhere": "does not exist",
     "bench levit_256 --ways nope": "ways must be",
     "bench levit_256 --batch-size 0": "--batch-size must be",
-    "explain nowhere x.jpg --out new": "no directory nowhere",
     "explain model x.jpg --out full": "must be new or empty",
     "explain model x.jpg --out new": "x.jpg cannot be used: the file does not exist",
     "explain model photos --out photos/x": "must be outside the data folder",
     "explain model photos/cat photos/*/*.png --out photos/x": "must be outside the data folder",
-    "serve nowhere": "no directory nowhere",
     "serve model --port 99999999": "port must be",
-    "push nowhere me/model": "no directory nowhere",
     "reproduce nope": "Unknown paper",
     "reproduce levit --row nope": "Unknown row",
     "reproduce levit --data nowhere": "'nowhere' does not",
     "embed model nowhere --out x.npy": "nowhere cannot be used",
-    "embed nowhere photos --out x.npy": "no directory nowhere",
     "embed model photos --out x.txt": "must end in",
     "embed model photos --out full/a.png": "must end in",
     "embed model photos --out photos/cat/x.npy": "must be outside the data folder",
     "embed model photos --out x.npy --batch-size 0": "batch_size must be",
     "similar model x.png photos": "x.png cannot be used",
     "similar model photos/cat/a.png nowhere": "nowhere cannot be used",
-    "similar nowhere x.png photos": "no directory nowhere",
     "similar model x.png photos --out full": "must be new or empty",
     "similar model x.png photos --out photos": "must be outside the data folder",
     "similar model x.png photos --top-k 0": "top_k must be",
     "similar model x.png photos --json --csv": "exclude each other",
     "label model nowhere": "nowhere cannot be used",
-    "label nowhere photos": "no directory nowhere",
     "label model photos --out full": "must be new or empty",
     "label model photos --out photos/cat/new": "must be outside the data folder",
     "data review photos --out photos/x": "must be outside the data folder",
     "data review photos --apply c.csv --out photos/x.csv": "must be outside the data folder",
     "data prepare photos photos/x": "must be outside the data folder",
     "data review nowhere": "'nowhere' does not",
-    "data review photos --run nowhere": "no directory nowhere",
     "data review photos --out full": "must be new or empty",
     "data review photos --apply c.csv": "--apply needs",
     "data review nowhere.csv": "'nowhere.csv' does not",
@@ -345,6 +333,26 @@ REFUSED = {
     "data check photos.zip": "is a ZIP archive. Unpack it",
     "data check gzip.tar": "gzip.tar' cannot be read (it is a gzip archive). Unpack it",
     "data prepare photos full": "must be new",
+}
+
+# Names that neither weft nor a directory has: timm is asked, whose import takes seconds.
+UNKNOWN = {
+    "train photos --model levit_999": "Unknown model 'levit_999'. Nearest: levit_192",
+    "train photos --model resnet500": "Nearest: resnet50",
+    "evaluate nowhere photos": "no directory nowhere",
+    "predict nowhere x.jpg": "no directory nowhere",
+    "predict levit_256.fb_dist_in1 x.jpg": "levit_256.fb_dist_in1k",
+    "compare photos --models levit_999 levit_256": "Unknown model 'levit_999'",
+    "convert w.pth new --model levit_999": "Unknown model",
+    "export nowhere new": "no directory nowhere",
+    "bench levit_999": "Unknown model",
+    "explain nowhere x.jpg --out new": "no directory nowhere",
+    "serve nowhere": "no directory nowhere",
+    "push nowhere me/model": "no directory nowhere",
+    "embed nowhere photos --out x.npy": "no directory nowhere",
+    "similar nowhere x.png photos": "no directory nowhere",
+    "label nowhere photos": "no directory nowhere",
+    "data review photos --run nowhere": "no directory nowhere",
     "models nope": "Unknown model",
 }
 
@@ -405,13 +413,27 @@ sys.exit(main(["predict", "model", "x.jpg", "y*.jpg", "--json"]) != 3)
     assert [(row["image"], row["reason"]) for row in rows] == [("x.jpg", "missing"), ("y*.jpg", "missing")]
 
 
-def test_names_of_timm_are_read_from_its_source() -> None:
-    theirs = {name for name in timm.list_models(include_tags=True) if not name.startswith("weft_")}
-    assert timm_names() == {name.partition(".")[0] for name in theirs}
-    assert all(may_be_timm(name) for name in theirs)
-    assert len({name for name in theirs if "." in name} - timm_tags()) < 60
-    assert not may_be_timm("levit_25")
-    assert not may_be_timm("levit_256.fb_dist_in1")
+def test_unknown_names_are_refused_with_the_nearest_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos/cat", "photos/dog"):
+        Path(name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(Path(name) / "a.png")
+    Path("w.pth").touch()
+    Image.new("RGB", (8, 8)).save("x.jpg")
+    before = sorted(tmp_path.rglob("*"))
+    for line, part in UNKNOWN.items():
+        assert main(line.split()) in (2, 4), line
+        assert part in capsys.readouterr().err, line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_names_are_those_of_weft_and_of_timm() -> None:
+    theirs = timm.list_models(include_tags=True)
+    assert all(is_model(name) for name in (*VARIANTS, *theirs[::50], "resnet50", "vit_base_patch16_224_miil_in21k"))
+    for name in ("levit_25", "levit_256.fb_dist_in1", "../resnet50", "", "local-dir:/etc", "hf-hub:timm/resnet50"):
+        assert not is_model(name), name
     assert nearest_names("vit_base_patch16_224.augreg_in21")[0] == "vit_base_patch16_224.augreg_in21k"
     assert nearest_names("efficentnet_b0")[0] == "efficientnet_b0"
     with pytest.raises(UsageError, match="Nearest: resnet50"):

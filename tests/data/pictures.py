@@ -64,6 +64,21 @@ def text_bomb(num_bytes: int = 1 << 28) -> bytes:
     return png(1, 1, zlib.compress(b"\0\xff\0\0"), extra=chunk(b"zTXt", b"Comment\0\0" + packed))
 
 
+def progressive(scans: int, side: int = 64) -> bytes:
+    """A progressive JPEG whose last scan is repeated; each costs a pass over all coefficients."""
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), (90, 120, 30)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last, end = data.rfind(b"\xff\xda"), data.rfind(b"\xff\xd9")
+    own = data.count(b"\xff\xda")
+    return data[:end] + data[last:end] * (scans - own) + data[end:]
+
+
+def rle8(pixels: bytes) -> bytes:
+    header = struct.pack("<IiiHHIIiiII", 40, 100, 100, 1, 8, 1, len(pixels), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", 1078 + len(pixels), 0, 0, 1078) + header + bytes(1024) + pixels
+
+
 def tiff(pixels: np.ndarray, tags: dict[int, Any] | None = None, **options: Any) -> bytes:
     """A TIFF file with extra tags: float values as DOUBLE, int values as SHORT."""
     info = TiffImagePlugin.ImageFileDirectory_v2()

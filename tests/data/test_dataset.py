@@ -24,7 +24,7 @@ from weft.data import (
     open_image,
     train_transform,
 )
-from weft.data.images.colour import common_range
+from weft.data.images.bit_depth import common_range
 from weft.data.images.decode import image_info
 from weft.data.loading.seeding import epoch_order, seeded_rng
 from weft.errors import DataError, UsageError

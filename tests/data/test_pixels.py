@@ -18,10 +18,11 @@ from tests.data.pictures import (
     photo,
     png,
     raw_tiff,
+    tagged_tiff,
     tiff,
 )
 from weft.data import image_size, open_image
-from weft.data.images.colour import Values, common_range, range_note
+from weft.data.images.bit_depth import Values, common_range, range_note
 from weft.data.images.decode import image_info, image_values
 
 LEVELS = np.arange(256).reshape(16, 16)
@@ -165,12 +166,6 @@ def test_cmyk_jpeg_is_inverted_as_adobe_does():
     shows(encoded(paper, "JPEG", quality=95), np.full((16, 16), 255))
 
 
-def test_lab():
-    # neutral colours: L* of 0, 53.585 and 100 are sRGB 0, 128 and 255
-    neutral = Image.frombytes("LAB", (3, 1), bytes([0, 0, 0, round(53.585 * 2.55), 0, 0, 255, 0, 0]))
-    shows(encoded(neutral, "TIFF"), np.array([[0, 128, 255]]))
-
-
 def test_ycbcr():
     flat = Image.new("YCbCr", (8, 8), (76, 85, 255))  # ITU-R 601: full red
     shows(encoded(flat, "TIFF"), np.broadcast_to([254, 0, 0], (8, 8, 3)))
@@ -192,6 +187,14 @@ def test_gray_alpha():
     gray, alpha = photo(8, 8)[..., 0], LEVELS[:8, ::2]
     data = encoded(Image.merge("LA", [Image.fromarray(gray), Image.fromarray(alpha.astype(np.uint8))]), "PNG")
     shows(data, np.rint(gray * (alpha / 255) + 255 * (1 - alpha / 255)).astype(int))
+
+
+def test_gray_multiplied_by_its_alpha():
+    """Associated alpha of TIFF: what is stored shows on black."""
+    fields = {258: (3, (8, 8)), 262: (3, (1,)), 277: (3, (2,)), 279: (4, (128,)), 338: (3, (1,))}
+    data = tagged_tiff(fields)  # 0 of 1, 2 of 3, 4 of 5 ...
+    shows(data, np.arange(0, 128, 2).reshape(8, 8), background=(0, 0, 0))
+    shows(data, np.full((8, 8), 254))
 
 
 def test_hidden_colour_does_not_leak():
@@ -319,6 +322,15 @@ def test_an_unreadable_profile_is_ignored_and_noted(profile):
     data = encoded(photo(), "PNG", icc_profile=profile)
     np.testing.assert_array_equal(np.asarray(open_image(data)), photo())
     assert image_info(data).notes == ("icc-unreadable",)
+
+
+@pytest.mark.parametrize(("mebibytes", "notes"), [(3, ("icc",)), (5, ("icc-unreadable",))])
+def test_a_profile_larger_than_that_of_any_printer_is_not_read(mebibytes, notes):
+    """A service keeps the conversions of several; the profiles of large printers have 3 MiB."""
+    profile = bytearray(icc_profile(SRGB_PRIMARIES[[1, 2, 0]], 2.2))
+    profile += bytes((mebibytes << 20) - len(profile))
+    profile[:4] = len(profile).to_bytes(4, "big")
+    assert image_info(encoded(photo(8, 8), "JPEG", icc_profile=bytes(profile))).notes == notes
 
 
 def test_a_profile_for_other_channels_is_ignored_and_noted():

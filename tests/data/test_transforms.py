@@ -16,7 +16,7 @@ from torchvision import transforms
 import weft
 from tests.data.pictures import encoded, photo
 from weft.data import eval_transform, open_image, train_transform
-from weft.data.loading.preprocessing import eval_crop, normalize, visible
+from weft.data.loading.preprocessing import visible
 from weft.data.loading.seeding import seeded_rng
 from weft.data.loading.transforms import _rand_augment, _Shift, posterize_at_least_one_bit
 from weft.errors import UsageError
@@ -64,8 +64,8 @@ def test_evaluation_equals_timms_for_every_shape(crop_mode: str, interpolation: 
         assert seen.shape == size
         if expected is not None:
             torch.testing.assert_close(seen, expected, rtol=0, atol=0)
-        batch = np.stack([eval_crop(arguments).pixels(image).values] * 2)
-        assert np.array_equal(normalize(batch, arguments)[1], seen.numpy())
+        batch = np.stack([eval_transform(arguments).pixels(image).values] * 2)
+        assert np.array_equal(eval_transform(arguments).normalize(batch)[1], seen.numpy())
 
 
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32", "cvt_13", "levit_128s"])
@@ -280,7 +280,7 @@ def test_words_that_do_not_fit(make, message):
     ],
 )
 def test_images_that_the_crop_cuts_have_a_note(sizes, input_size, message):
-    crop = eval_crop({"input_size": (3, *input_size), "crop_pct": 0.875})
+    crop = eval_transform({"input_size": (3, *input_size), "crop_pct": 0.875})
     assert re.search(message, crop.note(sizes)) if message else crop.note(sizes) == ""
     for mode in ("squash", "border"):  # nothing is cut
-        assert eval_crop({"input_size": (3, *input_size), "crop_mode": mode}).note(sizes) == ""
+        assert eval_transform({"input_size": (3, *input_size), "crop_mode": mode}).note(sizes) == ""

@@ -13,7 +13,7 @@ import pytest
 
 from tests.data.zoo import ANIMALS, BAD, ELSE, GOOD, class_folders, digest, settle
 from weft.data import inspect, open_data, open_image
-from weft.data.images.colour import common_range
+from weft.data.images.bit_depth import common_range
 from weft.data.images.decode import image_info
 from weft.errors import DataError
 
@@ -112,7 +112,7 @@ def test_training_uses_exactly_the_good_ones(zoo):
 def test_more_than_a_tenth_bad_stops_training(zoo):
     with (
         unprivileged(),
-        pytest.raises(DataError, match=r"At most 0\.1 of the files may be bad; .* 0\.139 are: .*truncated"),
+        pytest.raises(DataError, match=r"At most 0\.1 of the files may be bad; .* 0\.146 are: .*truncated"),
     ):
         open_data(zoo, classes=["a", "b"])
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from pydantic import TypeAdapter
+from safetensors.torch import load_file, save_file
 
 from tests.deploy.test_export import CLASSES, model
 from tests.helpers import lively, without_home
@@ -34,6 +35,8 @@ from weft.inference.predictor import Predictor
 from weft.intervals import Estimate
 
 OTHER = Machine("another processor", "avx2", ("avx2", "fma"), {}, {"openvino": "2026.4"})
+
+PRECISIONS = ("fp32", "bf16", "int8")
 
 RECORD = TypeAdapter(Choice).dump_json(Choice(1, OTHER, (), "onnx-fp32")).decode()
 
@@ -297,6 +300,13 @@ def test_bf16_is_refused_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -
     assert choosing.unsuitable("openvino", "bf16", has_data=True) == "this processor emulates bf16"
     monkeypatch.setattr(choosing, "cpu_flags", tuple)  # as on macOS and Windows
     assert choosing.unsuitable("openvino", "bf16", has_data=True) == "whether this processor has bf16 is not known"
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_only_bf16_needs_instructions(is_fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "has_bf16", lambda: is_fast)
+    suits = {precision: choosing.unsuitable("openvino", precision, has_data=True) is None for precision in PRECISIONS}
+    assert suits == {"fp32": True, "bf16": is_fast, "int8": True}
 
 
 def test_another_machine_measures_again_once(
@@ -805,6 +815,32 @@ def test_an_export_that_is_not_verified_yet_is_not_served(out: Path) -> None:
     shutil.copytree(run / "auto", run / ".int8.1234.part")
     shutil.rmtree(run / "auto")
     assert select.candidates(run) == [run / "best"]
+
+
+def test_an_export_of_another_user_is_not_served(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may write next to a model, as in a shared folder, could have it answer otherwise."""
+    run = run_with_exports(out)
+    foreign, known = run / "auto" / "config.json", Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        found = known(path, **options)
+        return os.stat_result((*found[:4], found.st_uid + 1, *found[5:10])) if path == foreign else found
+
+    monkeypatch.setattr(Path, "stat", stat)
+    notes: list[str] = []
+    assert select.candidates(run, log=notes.append) == [run / "best"]
+    (note,) = notes
+    assert note == f"the export {foreign.parent} is skipped: it belongs to another user than the model."
+
+
+def test_the_export_of_a_model_without_a_checksum_answers(out: Path) -> None:
+    """The weights count, not the bytes of the file, which another program may have written."""
+    run = run_with_exports(out)
+    kept = select.candidates(run)
+    weights, config = (run / "best" / name for name in ("model.safetensors", "config.json"))
+    save_file(load_file(weights), weights, {"format": "pt"})
+    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "weights_sha256"}))
+    assert select.candidates(run) == kept
 
 
 def test_a_run_with_its_exports_alone(out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import logging
@@ -418,8 +419,8 @@ def test_other_answers_in_bf16_are_noticed_without_pictures(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_swapped_classes_are_noticed(tmp_path, monkeypatch, photos):
     swapped = ("right", "left", "up")
-    describe = exporting.describe
-    monkeypatch.setattr(exporting, "describe", lambda net, folder, names, extra: describe(net, folder, swapped, extra))
+    write = exporting.write_config
+    monkeypatch.setattr(exporting, "write_config", lambda net, folder, _, **extra: write(net, folder, swapped, **extra))
     refused(tmp_path, r"must have the class names of the model; it has 'right' instead of", label_names=CLASSES)
     data = open_data(photos)
     refused(tmp_path, r"must have the class names of the folder of images; it has 'right' instead of", data=data)
@@ -427,14 +428,14 @@ def test_swapped_classes_are_noticed(tmp_path, monkeypatch, photos):
 
 @pytest.mark.slow
 def test_other_preprocessing_is_noticed(tmp_path, monkeypatch):
-    describe = exporting.describe
+    write = exporting.write_config
 
-    def other(*words):
-        config = describe(*words)
-        config["pretrained_cfg"]["mean"] = [0.0, 0.0, 0.0]
-        return config
+    def other(net, *words, **extra):
+        net = copy.copy(net)
+        net.pretrained_cfg = {**net.pretrained_cfg, "mean": [0.0, 0.0, 0.0]}
+        return write(net, *words, **extra)
 
-    monkeypatch.setattr(exporting, "describe", other)
+    monkeypatch.setattr(exporting, "write_config", other)
     refused(tmp_path, r"must have the preprocessing of the model; mean is \[0\.0, 0\.0, 0\.0\], not")
 
 

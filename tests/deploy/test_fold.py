@@ -20,28 +20,29 @@ SWITCHES: list[tuple[str, dict[str, Any]]] = [
     *[(name, {}) for name in NANO],
     ("ceit_nano_32", dict(img_size=(40, 36))),
     ("ceit_nano_32", dict(stem_convs=(), leff_kernel=0, lca=False)),
-    ("ceit_nano_32", dict(stem_norm=False, stem_bias=True)),
+    ("ceit_nano_32", dict(stem_norm=False)),
     ("ceit_nano_32", dict(stem_convs=((3, 1), (3, 2)), stem_pool=False)),
     ("ceit_nano_32", dict(leff_norm=False)),
-    ("ceit_nano_32", dict(leff_bias=False, leff_kernel=5, leff_final_act=True, leff_pass_cls=False)),
-    ("ceit_nano_32", dict(qkv_bias=False, lca_num_heads=2, lca_embed=False)),
+    ("ceit_nano_32", dict(leff_kernel=5, leff_final_act=True, leff_pass_cls=False)),
+    ("ceit_nano_32", dict(qkv_bias=False, lca_embed=False)),
     ("ceit_nano_32", dict(global_pool="avg", drop_rate=0.2, drop_path_rate=0.2)),
     ("ceit_nano_32", dict(num_classes=0)),
     ("cvt_nano_32", dict(img_size=(40, 36))),
     ("cvt_nano_32", dict(conv_proj=False)),
-    ("cvt_nano_32", dict(shared_kv=True, kv_stride=1)),
+    ("cvt_nano_32", dict(kv_stride=1)),
     ("cvt_nano_32", dict(qkv_bias=False, scale_by="head_dim", act_layer="gelu")),
     ("cvt_nano_32", dict(pos_embed=(True, False, False), global_pool="avg")),
     ("levit_nano_32", dict(img_size=(48, 36))),
     ("levit_nano_32", dict(norm="layer")),
-    ("levit_nano_32", dict(mlp_norm=False)),
-    ("levit_nano_32", dict(head_norm=False)),
     ("levit_nano_32", dict(distilled=False)),
-    ("levit_nano_32", dict(distilled=False, head_norm=False, num_classes=0)),
     ("levit_nano_32", dict(attn_bias=False, pos_embed=True)),
-    ("levit_nano_32", dict(stem="bare")),
     ("levit_nano_32", dict(act_layer="gelu", attn_act_layer="identity")),
     ("levit_nano_32", dict(num_classes=0)),
+    ("port_ceit_pytorch", dict(img_size=(64, 80), depth=2, lca_head_dim=20)),
+    ("port_ceit_pytorch", dict(img_size=64, depth=2, lca=False, global_pool="avg")),
+    ("port_vit_pytorch_cvt", dict(img_size=64, depth=(1, 1, 1), num_heads=(1, 3, 4))),
+    ("port_vit_pytorch_levit", dict(img_size=64, depth=(1, 1, 1), distilled=True)),
+    ("port_vit_pytorch_levit", dict(img_size=64, depth=(1, 1, 1), num_classes=0)),
 ]
 BIG = ("ceit_base", "ceit_small_patch16_384", "ceit_tiny_patch16_384", "cvt_w24", "grafted", "levit_384")
 
@@ -63,7 +64,7 @@ def test_every_switch(name, switches):
     check(lively(name, **switches))
 
 
-@pytest.mark.slow_except("ceit_nano_32", "ceit_tiny_patch16_224", "cvt_13", "levit_128s", "levit_384", "t2t_vit_14")
+@pytest.mark.slow_except("ceit_nano_32", "ceit_tiny_patch16_224", "cvt_13", "levit_128s", "levit_384")
 @pytest.mark.parametrize("name", weft.list_models())
 def test_every_variant(name):
     """The big ones on small images: their modules are the same."""

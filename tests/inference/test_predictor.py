@@ -13,7 +13,7 @@ import weft
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import eval_transform, open_image
-from weft.data.images.limits import MAX_PIXELS
+from weft.data.images import MAX_PIXELS
 from weft.inference import Predictor, evaluate, predict
 from weft.inference.inputs import open_labelled, select_split, settings_of
 from weft.inference.metrics import measure
@@ -124,7 +124,7 @@ def test_ties_are_in_the_order_of_the_classes() -> None:
     order = [1, 3, 7, 2, 4, 5, 6, 0]
     names = [str(number) for number in range(len(logits))]
     predictor = Predictor(Constant(logits), names)
-    blank = predictor.crop.pixels(Image.new("RGB", (32, 32)))
+    blank = predictor.preprocessing.pixels(Image.new("RGB", (32, 32)))
     assert [int(name) for name, _ in predictor.predict([blank])[0].top(names, 8)] == order
     for place, label in enumerate(order):
         batches = [(torch.zeros(1, 3, 32, 32), torch.tensor([label]))]

@@ -18,8 +18,8 @@ from sklearn.datasets import load_sample_images
 
 import weft
 from tests.helpers import enliven, put_in_cache
-from weft.checkpoints import bundled, hub, save_model_dir
-from weft.checkpoints.public import PublicModel, find_model
+from weft.checkpoints import bundled, hub, hub_client, save_model_dir
+from weft.checkpoints.resolve import find_model
 from weft.cli.app import main
 from weft.data import eval_transform, open_image
 from weft.deploy.select import candidates
@@ -68,7 +68,7 @@ def _no_network(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("torch.hub.download_url_to_file", unreachable)
+    monkeypatch.setattr(hub, "urlopen", unreachable)
     monkeypatch.chdir(tmp_path)
 
 
@@ -110,10 +110,10 @@ def test_a_repository_of_the_hub_is_asked_once_and_has_its_names_however_it_is_l
     load: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    fetch = hub.fetch_files
-    monkeypatch.setattr(hub, "fetch_files", lambda name, files: (asked.append(name), fetch(name, files))[1])
+    fetch = hub_client.fetch_model_dir
+    monkeypatch.setattr(hub_client, "fetch_model_dir", lambda name: (asked.append(name), fetch(name))[1])
     predictor = load(f"hf-hub:{REPO}")
-    assert asked == [f"hf-hub:{REPO}"]
+    assert asked == [REPO]
     assert predictor.classes[:3] == ["tench", "goldfish", "great white shark"]
     service = create_app(Settings(f"hf-hub:{REPO}", max_batch=1)).state.service
     assert service.predictor.metadata["classes"] == predictor.classes
@@ -129,7 +129,7 @@ def test_the_data_config_is_that_of_the_weights() -> None:
 
 
 def test_the_tag_of_wefts_weights_means_wefts_network() -> None:
-    assert find_model("levit_128s.fb_dist_in1k") == PublicModel("levit_128s")
+    assert find_model("levit_128s.fb_dist_in1k") == "levit_128s"
     assert isinstance(Predictor.load("levit_128s.fb_dist_in1k", quiet=True).network, Backbone)
 
 
@@ -145,15 +145,11 @@ def test_a_directory_comes_before_a_model_of_the_same_name(tmp_path: Path, capsy
     save_model_dir(weft.create_model("levit_nano_32", num_classes=2), SMALL, label_names=["left", "right"])
     drawn(3).save(tmp_path / "cat.png")
     assert main(["predict", SMALL, "cat.png"]) == 0
-    printed = capsys.readouterr()
-    assert "left" in printed.out
-    assert (
-        f"{SMALL} is a directory here, and is used. For the public model of this name, pass {REPO[5:]}" in printed.err
-    )
-    assert Predictor.load(f"{SMALL}.r160_in1k", quiet=True).classes[TENCH] == "tench"  # as the note says
+    assert "left" in capsys.readouterr().out
+    assert Predictor.load(f"{SMALL}.r160_in1k", quiet=True).classes[TENCH] == "tench"  # under a name of no directory
     shutil.rmtree(SMALL)
     Path(SMALL).mkdir()
-    with pytest.raises(CheckpointError, match=rf"{SMALL} is neither\..* the directory comes first\..*pass {REPO[5:]}"):
+    with pytest.raises(CheckpointError, match=rf"{SMALL} is neither\."):
         find_model(SMALL)
 
 
@@ -265,7 +261,7 @@ def test_predictions_of_absent_classes_are_errors_among_all_only(
 
     names = imagenet_classes(1000).names  # type: ignore[union-attr]
     monkeypatch.setattr("weft.inference.predictor._export", lambda run, is_fixed, quiet: None)
-    monkeypatch.setattr("weft.inference.predictor.find_model", lambda run, quiet: PublicModel(run))
+    monkeypatch.setattr("weft.inference.predictor.find_model", lambda run: run)
     monkeypatch.setattr("weft.deploy.exported.open_found", lambda found, quiet: (Prefers(), names))
     (tmp_path / "real.json").write_text(json.dumps({"0": [HEN], "1": [HEN, TENCH], "2": [TENCH]}))
     photos = class_folders(tmp_path / "photos", FOLDERS["id"])

@@ -17,8 +17,8 @@ from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.unknown import (
     FILE,
     OriginalClassifier,
+    Threshold,
     UnknownDetector,
-    UnknownRecord,
     read_detector,
     unit_length,
 )
@@ -125,14 +125,15 @@ def test_a_detector_is_read_as_it_was_written(tmp_path: Path) -> None:
     original = OriginalClassifier(*(np.ones(shape, np.float32) for shape in ((5, 16), (5,), (5,))))
     fitted = UnknownDetector(features.mean(0), unit_length(features), original, set_threshold(features[:, 0]))
     (tmp_path / FILE).write_bytes(fitted.serialized())
-    found = read_detector(tmp_path, UnknownRecord(**fitted.record()))
+    record = Threshold(**fitted.record())
+    found = read_detector(tmp_path, record)
     assert found is not None
-    assert found.threshold == fitted.threshold
+    assert found.threshold == record
     assert found.serialized() == fitted.serialized()
     assert read_detector(tmp_path, None) is None
     (tmp_path / FILE).write_bytes(fitted.serialized()[:-1])
     with pytest.raises(CheckpointError, match="damaged"):
-        read_detector(tmp_path, UnknownRecord(**fitted.record()))
+        read_detector(tmp_path, record)
 
 
 def test_a_run_has_a_threshold_of_its_other_images(run: Path, noise: Path) -> None:

@@ -19,7 +19,7 @@ from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.config import read_config
 from weft.cli import main
 from weft.data import SplitPlan, open_data, open_image
-from weft.data.images.crop import EvalCrop, Pixels
+from weft.data.loading.preprocessing import Pixels, Preprocessing
 from weft.data.prepare import prepare_data
 from weft.deploy.opening import Export
 from weft.errors import CheckpointError, UsageError
@@ -65,12 +65,12 @@ def test_every_way_to_open_an_image_gives_the_same_pixels(scans: Path, model: Pa
     graph: Any = SimpleNamespace(has_features=False)
     artefact = {"input": (3, 32, 32), "format": "onnx", "precision": "fp32"}
     export = Export(graph, {**read_config(model), "artefact": artefact})
-    sent = json.loads(json.dumps(dataclasses.asdict(predictor.crop)))  # to a decoder of the service
-    crop = EvalCrop(**{key: decoding._tuple(value) for key, value in sent.items()})
+    sent = json.loads(json.dumps(dataclasses.asdict(predictor.preprocessing)))  # to a decoder of the service
+    crop = Preprocessing(**{key: decoding._tuple(value) for key, value in sent.items()})
     for tensor, key in zip(tensors, source.keys, strict=True):
         pixels = predictor.prepare(scans / key)
         values = np.asarray(Image.open(scans / key)).astype(float) * 255 / WHITE
-        levels = np.asarray(predictor.crop(Image.fromarray(np.rint(values).astype(np.uint8)))).astype(int)
+        levels = np.asarray(predictor.preprocessing.crop(Image.fromarray(np.rint(values).astype(np.uint8)))).astype(int)
         assert np.abs(pixels.values - levels).max() <= 1
         assert torch.equal(predictor.tensor([pixels])[0], tensor)
         served = decoding._decode_image((scans / key).read_bytes(), crop, 10**6)

@@ -25,7 +25,7 @@ import weft
 from tests.data.zoo import GOOD, settle
 from weft.checkpoints import save_model_dir
 from weft.data import open_image
-from weft.data.loading.preprocessing import eval_crop, normalize
+from weft.data.loading.preprocessing import eval_transform
 from weft.deploy import export
 from weft.errors import RUNTIME_EXTRAS
 from weft.inference import Predictor, predict
@@ -141,14 +141,14 @@ def test_help_and_doctor_need_no_torch(folder: Path) -> None:
 def test_pixels_have_the_bits_of_torchvision(tmp_path: Path) -> None:
     """Over all readable images of the zoo, and all values."""
     cfg = {"input_size": (3, 40, 56), "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-    crop = eval_crop(cfg)
+    ours = eval_transform(cfg)
     theirs = transforms.Compose([transforms.ToTensor(), transforms.Normalize(cfg["mean"], cfg["std"])])
     images = [Image.fromarray(np.arange(256, dtype=np.uint8).repeat(3 * 3).reshape(16, 48, 3))]
     settle(tmp_path, GOOD)
     images += [open_image(tmp_path / animal.name) for animal in GOOD]
     for image in images:
-        pixels = crop.pixels(image).values
-        assert np.array_equal(normalize(pixels[None], cfg)[0], theirs(crop(image)).numpy())
+        pixels = ours.pixels(image).values
+        assert np.array_equal(ours.normalize(pixels[None])[0], theirs(ours.crop(image)).numpy())
 
 
 def test_probabilities() -> None:

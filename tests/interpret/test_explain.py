@@ -357,7 +357,7 @@ def test_every_network_of_timm_has_a_map_of_the_aspect_of_the_image_or_is_refuse
     assert max(cam.shape[1] - 1, 0) / width < (cam.shape[0] + 1) / height
 
 
-@pytest.mark.parametrize("name", ["t2t_vit_14", "grafted_r50s2_deit_small_6", "grafted_r50s4_deit_small_0"])
+@pytest.mark.parametrize("name", ["grafted_r50s2_deit_small_6", "grafted_r50s4_deit_small_0"])
 def test_rivals_have_grad_cam(name):
     model = weft.create_model(name, num_classes=4, img_size=64).eval()
     found = explain(model, torch.randn(3, 64, 64))
@@ -366,7 +366,7 @@ def test_rivals_have_grad_cam(name):
     assert found.grad_cam.shape == ((2, 2) if "r50s4" in name else (4, 4))
 
 
-@pytest.mark.parametrize("name", ["t2t_vit_14", "grafted_r50s2_deit_small_6", "grafted_r50s0_deit_small_12"])
+@pytest.mark.parametrize("name", ["grafted_r50s2_deit_small_6", "grafted_r50s0_deit_small_12"])
 def test_one_layer_has_grad_cam_of_the_map_before_it(name):
     model = weft.create_model(name, num_classes=4, img_size=64, depth=1).eval()
     cam = gradcam.grad_cam(model, torch.randn(1, 3, 64, 64), 0)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import timm
 import torch
 
-from weft.cli import main
+from tests.helpers import baselines
 from weft.models.families import VARIANTS, candidates
-from weft.models.papers import baselines
 from weft.recipes import load_recipe
 from weft.recipes.load import recipe_names
 from weft.study.plan import load_study, recipe_of, study_names
@@ -32,35 +29,24 @@ def loaded_by_name() -> set[str]:
 def test_every_name_has_its_tag_and_a_row() -> None:
     names = loaded_by_name()
     assert "regnety_160.deit_in1k" in names
-    rows = {row.name for row in baselines()}
+    rows = {row["name"] for row in baselines()}
     for name in names:
         assert "." in name, f"{name} has no tag: timm would choose one"
-        assert name in rows, f"{name} is not in baselines.csv"
+        assert name in rows, f"{name} is not in docs/recipes.md"
 
 
-@pytest.mark.parametrize("row", baselines(), ids=lambda row: row.name)
-def test_a_tag_is_what_it_says(row) -> None:
-    cfg = timm.get_pretrained_cfg(row.name)
-    assert f"{cfg.architecture}.{cfg.tag}" == row.name
-    assert cfg.input_size == (3, row.size, row.size)
-    assert cfg.hf_hub_id == f"timm/{row.name}"
+@pytest.mark.parametrize("row", baselines(), ids=lambda row: row["name"])
+def test_a_tag_is_what_it_says(row: dict[str, str]) -> None:
+    cfg = timm.get_pretrained_cfg(row["name"])
+    assert f"{cfg.architecture}.{cfg.tag}" == row["name"]
+    assert cfg.input_size == (3, int(row["size"]), int(row["size"]))
+    assert cfg.hf_hub_id == f"timm/{row['name']}"
     with torch.device("meta"):
-        assert sum(p.numel() for p in timm.create_model(row.name).parameters()) == row.params
-    assert abs(row.tag_top1 - row.paper_top1) < 1 or "other training" in row.paper_source
+        count = sum(p.numel() for p in timm.create_model(row["name"]).parameters())
+    assert f"{count / 1e6:.2f}M" == row["params"]
+    assert abs(float(row["tag_top1"]) - float(row["paper_top1"])) < 1 or "other training" in row["paper_source"]
 
 
 def test_the_papers_teacher_is_not_timms_default() -> None:
     """The reason for the tags: without one, timm takes a network that was trained on ImageNet-12k."""
     assert timm.get_pretrained_cfg("regnety_160").tag != "deit_in1k"
-
-
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", "regnety*", "--baselines", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert (row["name"], row["paper_top1"]) == ("regnety_160.deit_in1k", 82.9)
-    assert main(["models", "--baselines", "--markdown"]) == 0
-    assert "| deit_tiny_patch16_224.fb_in1k |" in capsys.readouterr().out
-    assert main(["models", "resnet101", "--baselines"]) == 2
-    assert "Unknown baseline 'resnet101'. Nearest: resnet18.a1_in1k" in capsys.readouterr().err
-    assert main(["models", "--baselines", "--papers"]) == 2
-    assert "--papers and --baselines exclude each other; pass one of them" in capsys.readouterr().err

@@ -22,8 +22,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageCms
 
-from tests.data.pictures import png
-from tests.data.test_structure import progressive
+from tests.data.pictures import png, progressive
 from tests.serve.running import Running, children, picture, running, saved
 from weft.serve.guard import TokenGuesses
 from weft.serve.settings import Settings

@@ -38,8 +38,7 @@ from uvicorn.server import ServerState
 from tests.helpers import lively
 from tests.serve.running import NAMES, picture, saved
 from weft.checkpoints import save_model_dir
-from weft.data import eval_transform
-from weft.data.loading.preprocessing import eval_crop
+from weft.data.loading.preprocessing import eval_transform
 from weft.deploy import export, open_model, runtimes
 from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError
@@ -479,7 +478,7 @@ def test_the_region_is_what_the_transform_leaves(cfg: dict[str, Any], size: tupl
     transform: Any = eval_transform({**cfg, "mean": (0, 0, 0), "std": (1, 1, 1), "interpolation": "bilinear"})
     seen = transform(Image.fromarray(places)).numpy()
     inside = seen[2] > 0.99
-    left, top, wide, high = eval_crop(cfg).region(*size)
+    left, top, wide, high = eval_transform(cfg).region(*size)
     expected = (max(left, 0), max(top, 0), min(left + wide, 1), min(top + high, 1))
     found_there = (seen[0][inside].min(), seen[1][inside].min(), seen[0][inside].max(), seen[1][inside].max())
     assert found_there == pytest.approx(expected, abs=0.02)
@@ -962,6 +961,57 @@ def test_a_refused_body_frees_its_memory_before_the_rest_is_read(
     assert (held, reader.held) == ([0], 0)
 
 
+class Sender:
+    """A client that sends a body of `size` bytes in two parts; counts the parts that were received."""
+
+    def __init__(self, size: int, **headers: str) -> None:
+        self.parts, self.received = [bytes(size // 2), bytes(size - size // 2)], 0
+        pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        self.request = Request({"type": "http", "headers": pairs}, self.receive)
+
+    async def receive(self) -> dict[str, Any]:
+        self.received += 1
+        return {"type": "http.request", "body": self.parts.pop(0), "more_body": bool(self.parts)}
+
+
+async def refusal(reader: guard.BodyReader, sender: Sender) -> int:
+    """The status of a refused body."""
+    with pytest.raises(guard.RequestError) as caught:
+        async with reader.body(sender.request):
+            pass
+    return caught.value.status
+
+
+@pytest.mark.parametrize(("headers", "received"), [({}, 2), ({"expect": "100-continue"}, 0)])
+def test_a_body_that_is_refused_by_its_length_is_received(
+    headers: dict[str, str], received: int, model_dir: Path
+) -> None:
+    """A client that has not sent all of it sees a broken connection instead of the reason; unless it waits to send."""
+    sender = Sender(4000, content_length="4000", **headers)
+    reader = guard.BodyReader(Settings(run=str(model_dir), max_bytes=1000))
+    assert asyncio.run(refusal(reader, sender)) == 413
+    assert (sender.received, reader.held) == (received, 0)
+
+
+def test_bodies_share_their_memory_and_the_last_one_too_many_is_told_to_come_again(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together, bodies may take more than one alone."""
+    monkeypatch.setattr(guard, "HELD_BYTES", 2400)
+    reader = guard.BodyReader(Settings(run=str(model_dir), max_bytes=1000))
+
+    async def go() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(2):
+                assert len(await stack.enter_async_context(reader.body(Sender(1000).request))) == 1000
+            assert await refusal(reader, late := Sender(1000)) == 503
+            assert (late.received, reader.held) == (2, 2000)
+        async with reader.body(Sender(1000).request):
+            assert reader.held == 1000
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("token", ["p\xe4sswort", " a", "a\n", "\udce4"])
 def test_a_token_is_what_a_header_can_hold(token: str, model_dir: Path) -> None:
     with pytest.raises(UsageError, match="token must consist of ASCII letters, digits and punctuation"):
@@ -1108,7 +1158,7 @@ def test_batch_sizes_are_measured_on_graphs_of_the_same_kind(monkeypatch: pytest
 
     class Model(Predictor):
         def __init__(self) -> None:
-            self.crop, self.metadata = SimpleNamespace(pixels=lambda image: np.zeros(3)), {"overlay": False}
+            self.preprocessing, self.metadata = SimpleNamespace(pixels=lambda image: np.zeros(3)), {"overlay": False}
 
         def predict(self, images: Any, *, overlay: bool = False) -> Any:
             return graph._run(np.stack(images))

@@ -22,7 +22,8 @@ from weft.data import SplitPlan, open_data
 from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.intervals import Estimate
-from weft.models.families import VARIANTS, candidates
+from weft.models.families import candidates
+from weft.models.papers import row_of
 from weft.progress import working
 from weft.recipes import Recipe, load_recipe
 from weft.runtime import Runtime
@@ -477,7 +478,7 @@ def test_a_probe_is_small_and_estimates_time_and_memory():
     splits = open_data("digits", SplitPlan(limit=128))
     recipe = recipe_for_probe(64)
     macs = probing.macs_of(recipe, 10)
-    assert macs == pytest.approx(VARIANTS["levit_nano_32"].macs, rel=0.02)  # 10 classes
+    assert macs == pytest.approx(row_of("levit_nano_32").macs, rel=0.02)  # 10 classes
     found = probing.probe(recipe, macs, splits)
     assert found.image > 0
     assert found.batch_size == 64

@@ -18,9 +18,9 @@ from tests.helpers import enliven, lively, put_in_cache
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.errors import CheckpointError, DataError, UsageError
+from weft.models.building import build_described
 from weft.models.families import VARIANTS
 from weft.models.papers import TABLES, Printed, rows_of
-from weft.models.registry import build_described
 from weft.recipes import load_recipe
 from weft.study.reproduce import (
     evaluate_row,

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from tests.train.conftest import COLOURS, PER_CLASS, paint
-from weft.checkpoints.model_dir import model_dir
+from weft.checkpoints.resolve import model_dir
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.train import RunResult, evaluate, predict
 

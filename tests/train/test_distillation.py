@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import weft
+from tests.helpers import lively
 from tests.train.conftest import COLOURS, SHORT
 from weft.checkpoints import save_model_dir
 from weft.data import open_data
@@ -19,6 +20,7 @@ from weft.recipes import load_recipe
 from weft.runtime import Runtime
 from weft.train import RunResult, distillation, train
 from weft.train.distillation import Teacher, has_fixed_inputs, open_teacher
+from weft.train.objective import Objective
 
 CPU = Runtime.of("cpu")
 FIXED = {"augment.crop": "none", "augment.hflip": False, "augment.color_jitter": 0}
@@ -76,6 +78,31 @@ def test_it_sees_the_same_pixels_as_it_wants_them() -> None:
     with torch.no_grad():
         torch.testing.assert_close(teacher((images - mean) / std), model((images - 0.5) / 0.5), atol=1e-4, rtol=1e-4)
     assert teacher(torch.rand(2, 3, 32, 32)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("key", ["mean", "std"])
+def test_one_difference_in_normalisation_is_enough(key: str) -> None:
+    model = lively("ceit_nano_32", num_classes=3).eval()
+    own = preprocessing(model)
+    theirs = {**own, key: (0.3, 0.4, 0.2)}
+    mean, std, own_mean, own_std = (
+        torch.tensor(cfg[name]).view(1, 3, 1, 1) for cfg in (theirs, own) for name in ("mean", "std")
+    )
+    pixels = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = model((pixels - own_mean) / own_std)
+    torch.testing.assert_close(Teacher(model, theirs, CPU)((pixels - mean) / std), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_of_two_heads_one_learns_from_the_teacher(tmp_path: Path) -> None:
+    save_model_dir(student(), tmp_path / "teacher")
+    overrides = {"distill.teacher": str(tmp_path / "teacher"), "distill.alpha": 1.0}
+    recipe, network = load_recipe(overrides=overrides.items()), student()
+    images = torch.randn(4, 3, 32, 32)
+    answers = open_teacher(recipe, network, ["a", "b", "c"], CPU)(images)
+    Objective(recipe)(network.train()(images), torch.eye(3)[[0, 1, 2, 0]], answers).backward()
+    learned = {head: head.linear.weight.grad.abs().sum() > 0 for head in (network.head, network.head_dist)}
+    assert learned == {network.head: False, network.head_dist: True}
 
 
 def test_answers_that_cannot_change_are_asked_for_once(

@@ -29,9 +29,8 @@ from weft.files import cache_dir
 from weft.inference import features
 from weft.inference.features import classifiers, read_features
 from weft.inference.inputs import SourcePart, evaluation_batches
-from weft.models import own
+from weft.models.building import create_model
 from weft.models.contract import resized
-from weft.models.registry import create_model
 from weft.runtime import Runtime
 from weft.train import evaluate, train
 from weft.train.linear_probe import Balance, LinearProbe, fit, fit_heads
@@ -232,12 +231,11 @@ def test_what_does_not_change_the_features_does_not_change_the_key(tmp_path: Pat
         assert keys[0] == keys[1] == keys[2] is not None, name
 
 
-def test_networks_that_no_name_describes_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_that_no_name_describes_are_not_cached() -> None:
     """A module of the user's own, also if it is registered or is one of timm's that was changed."""
     changed: Any = create_model("resnet10t", num_classes=3)
     changed.act1 = nn.SiLU()
-    monkeypatch.setitem(own._modules, "changed_resnet", changed)  # as `register_module` does, without timm's registry
-    changed.pretrained_cfg = {**changed.pretrained_cfg, "architecture": "changed_resnet"}
+    changed.is_own_module = True  # as `register_module` marks it
     composed: Any = create_model("resnet10t", num_classes=3)
     composed.act1 = type("Act", (nn.Module,), {"__module__": "mine", "forward": lambda self, x: x})()
     for network in (Scaled(), changed, composed):

@@ -68,7 +68,7 @@ def test_nothing_to_look_into(photos):
     assert explained_errors(lively("levit_nano_32", num_classes=2), source, []) == []
     for network in (
         weft.create_model("resnet18", num_classes=2),
-        weft.create_model("t2t_vit_14", num_classes=2, img_size=32, depth=1),
+        weft.create_model("grafted_r50s1_deit_small_9", num_classes=2, img_size=32, depth=1),
     ):
         errors = explained_errors(network, source, wrong(2))
         assert [error.overlay for error in errors] == [None, None]

@@ -13,8 +13,8 @@ from timm.layers import FrozenBatchNormAct2d, create_norm, create_norm_act
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from tests.helpers import baselines
 from weft.errors import UsageError
-from weft.models.papers import baselines
 from weft.train import train
 from weft.train.network import synchronized
 
@@ -65,7 +65,7 @@ def test_synchronized_networks_compute_the_same_in_evaluation(name: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(baseline.name for baseline in baselines()))
+@pytest.mark.parametrize("name", sorted(row["name"] for row in baselines()))
 def test_every_baseline_computes_the_same_in_evaluation(name: str) -> None:
     network = timm.create_model(name, num_classes=4)
     assert_same_outputs(network, torch.randn(1, *network.pretrained_cfg["input_size"]))

@@ -17,6 +17,7 @@ from weft.errors import CheckpointError, StoppedError, UsageError
 from weft.inference import predict
 from weft.inference.exports import export_run
 from weft.train import evaluate, train
+from weft.train.own_module import register_module
 
 SETTINGS = {"optim.layer_decay": 0.9, "save.every_steps": 1}
 
@@ -121,20 +122,18 @@ def test_a_module_that_is_no_classifier_is_refused(model: object, message: str, 
     assert not (tmp_path / "run").exists()
 
 
-def test_names_of_modules() -> None:
-    assert weft.register_module(Own(5), name="my-own_5", img_size=16) == "my-own_5"
-    assert weft.create_model("my-own_5").num_classes == 5
-    weft.register_module(Own(6), name="my-own_5", img_size=16)
-    assert weft.create_model("my-own_5").num_classes == 6
-    with pytest.raises(UsageError, match="must be free; resnet18 is a model"):
-        weft.register_module(Own(), name="resnet18")
-    with pytest.raises(UsageError, match="letters, digits"):
-        weft.register_module(Own(), name="../own")
+def test_a_second_module_of_a_class_replaces_the_first() -> None:
+    assert register_module(Own(5), 16) == "Own"
+    assert weft.create_model("Own").num_classes == 5
+    register_module(Own(6), 16)
+    assert weft.create_model("Own").num_classes == 6
+    with pytest.raises(UsageError, match="resnet18 is a model of timm"):
+        register_module(type("resnet18", (Own,), {})(), 16)
 
 
 def test_another_process_says_what_is_missing(photos: Path, tmp_path: Path) -> None:
     train(photos, Own(), img_size=24, epochs=1, batch_size=12, out=tmp_path / "run", quiet=True)
     code = "import sys; from weft.checkpoints import load_model_dir; load_model_dir(sys.argv[1])"
     ended = subprocess.run([sys.executable, "-c", code, tmp_path / "run" / "best"], capture_output=True, text=True)
-    assert "register it first, in Python: weft.register_module(MODULE)" in ended.stderr
+    assert "register a function that builds it first: timm.models.register_model(FUNCTION)" in ended.stderr
     assert CheckpointError.__name__ in ended.stderr

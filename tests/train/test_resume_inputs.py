@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import put_in_cache
 from tests.train import tiny
 from weft.checkpoints import save_model_dir
+from weft.checkpoints.config import CONFIG, WEIGHTS
 from weft.checkpoints.hub import create_model
-from weft.checkpoints.model_dir import CONFIG, WEIGHTS
 from weft.cli import main
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.runs.directory import PUBLIC_CLASSIFIER

@@ -26,7 +26,7 @@ import weft.models.registry  # noqa: F401, registers the networks with timm
 from tests.train.conftest import COLOURS
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.hub import create_model
-from weft.checkpoints.model_dir import model_dir
+from weft.checkpoints.resolve import model_dir
 from weft.cli import main
 from weft.errors import CheckpointError, UsageError
 from weft.recipes import dump, load_recipe

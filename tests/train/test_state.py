@@ -19,6 +19,7 @@ import torch
 from tests.killpoints import killpoints
 from weft import files
 from weft.errors import CheckpointError, StorageError
+from weft.reading import MAX_BYTES
 from weft.train import state
 from weft.train.state import load_state, remove_incomplete, save_state
 
@@ -121,6 +122,20 @@ def test_another_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="its format is 99, but this version of weft reads format 1"):
         load_state(tmp_path)
+
+
+def test_a_long_history_comes_back(tmp_path: Path) -> None:
+    """Of many epochs, beyond the limit on other files."""
+    history = "x" * (MAX_BYTES + 1)
+    save_state(tmp_path, 1, TENSORS, {"history": history}, 2)
+    assert load_state(tmp_path)[0].metadata["history"] == history
+
+
+def test_a_state_that_lost_its_tensors_does_not_stop_the_run(tmp_path: Path) -> None:
+    (saved(tmp_path) / "step-0000000002.safetensors").unlink()
+    save_state(tmp_path, 4, TENSORS, {}, 2)
+    save_state(tmp_path, 5, TENSORS, {}, 2)
+    assert names(tmp_path) == [f"step-000000000{n}.{end}" for n in (4, 5) for end in ("json", "safetensors")]
 
 
 class Killed(BaseException):

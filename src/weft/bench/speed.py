@@ -26,8 +26,9 @@ from weft.bench.cold_start import ColdStart, measure_cold_starts
 from weft.bench.peers import peers_of
 from weft.bench.worker import REFERENCE, Task, is_directory, tf32
 from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
+from weft.checkpoints.config import read_config
 from weft.checkpoints.hub import create_model
-from weft.checkpoints.model_dir import model_dir, read_config
+from weft.checkpoints.resolve import model_dir
 from weft.deploy.graphs import DTYPES, check_tools
 from weft.deploy.verification import relative_difference
 from weft.devices import NO_CUDA

@@ -29,7 +29,7 @@ from weft.bench.cost import Cost, cost
 from weft.bench.peers import build_peer, merge_batch_norms, peers_of
 from weft.checkpoints import load_checkpoint
 from weft.checkpoints.hub import create_model
-from weft.checkpoints.model_dir import model_dir
+from weft.checkpoints.resolve import model_dir
 from weft.deploy import ExportedModel, fold, open_model
 from weft.deploy.graphs import Cast, check_tools, write_graph
 from weft.deploy.onnx_runtime import import_onnx_runtime

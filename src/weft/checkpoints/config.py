@@ -9,15 +9,14 @@ from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
 from weft.checkpoints.confidence import Confidence
-from weft.checkpoints.finding import CONFIG, PREFIX, WEIGHTS, local_model_dir, without_model
-from weft.checkpoints.unknown import FILE as DETECTOR
-from weft.checkpoints.unknown import Sha256, UnknownRecord
+from weft.checkpoints.unknown import Sha256, Threshold
 from weft.errors import CheckpointError, UsageError
-from weft.models.data_config import VALUE_RANGE
+from weft.models.contract import VALUE_RANGE
 from weft.models.imagenet import imagenet_classes
 from weft.reading import read_json
 from weft.text import has_control_characters
 
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 TIMM_ON_HUB = "models--timm--"  # start of the folder of a repository of timm in the cache of the hub
 PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", VALUE_RANGE)
 
@@ -35,7 +34,7 @@ Value = Annotated[int, Field(ge=-(2**31), le=2**32 - 1)]
 
 
 @with_config(extra="allow")
-class Preprocessing(TypedDict, total=False):
+class PretrainedCfg(TypedDict, total=False):
     """Preprocessing of images, under timm's keys."""
 
     input_size: tuple[Annotated[int, Field(ge=1, le=64)], Size, Size]
@@ -67,36 +66,14 @@ class ModelConfig(TypedDict):
     architecture: str
     plugin: NotRequired[str]
     num_classes: Annotated[int, Field(ge=0, le=1_000_000)]
-    pretrained_cfg: NotRequired[Preprocessing]
+    pretrained_cfg: NotRequired[PretrainedCfg]
     model_args: NotRequired[dict[str, Any]]
     label_names: NotRequired[list[str] | None]
     value_range: NotRequired[Annotated[tuple[Value, Value], AfterValidator(_ascending)]]
     weights_sha256: NotRequired[Sha256]
     artefact: NotRequired[ExportRecord]
     confidence: NotRequired[Confidence | None]
-    unknown: NotRequired[UnknownRecord | None]
-
-
-def model_dir(run: str | Path) -> Path:
-    """Return the model directory of a run (its best model), of a model directory (itself) or of a hub repository.
-
-    Args:
-        run: a run directory, a model directory, or `hf-hub:OWNER/NAME`, which is downloaded.
-
-    Raises:
-        CheckpointError: there is no model directory, or it cannot be downloaded.
-    """
-    if str(run).startswith(PREFIX):
-        from weft.checkpoints.hub import fetch_files  # imports torch
-
-        folder = fetch_files(str(run), (WEIGHTS, CONFIG))
-        if (folder / CONFIG).is_file() and read_config(folder).get("unknown"):
-            fetch_files(f"{str(run).partition('@')[0]}@{folder.name}", (DETECTOR,))  # of the same commit
-        return folder
-    directory = local_model_dir(run)
-    if directory is None:
-        raise CheckpointError(without_model(Path(run)))
-    return directory
+    unknown: NotRequired[Threshold | None]
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -1,37 +1,37 @@
-"""Weights and model directories on the Hugging Face hub, and `create_model` with public weights."""
+"""Build models with public weights, which are on the hub, at their authors', or in an installed package."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HfHubHTTPError,
-    HFValidationError,
     HTTPError,
     LocalEntryNotFoundError,
-    LocalTokenNotFoundError,
     RepositoryNotFoundError,
-    RevisionNotFoundError,
 )
 from torch import Tensor, nn
 
 from weft.checkpoints.bundled import bundle_advice, bundle_of, read_bundle
-from weft.checkpoints.downloads import cache_if_unreachable, hub_file, is_reachable, url_to_file
 from weft.checkpoints.files import read_state_dict
-from weft.checkpoints.finding import PREFIX
+from weft.checkpoints.hub_client import REPLY_SECONDS, hub_file
 from weft.checkpoints.load import to_weft
 from weft.errors import CheckpointError, nearest
+from weft.files import sha256_of, write_whole
 from weft.lazy import LazyModule
 from weft.models.building import create_model as build
 from weft.models.families import VARIANTS
 from weft.models.family import PublicWeights
+from weft.models.imagenet import imagenet_classes
+from weft.progress import say, working
 from weft.text import reason_of
 
 timm: Any = LazyModule("timm")
@@ -58,75 +58,79 @@ def create_model(
         UsageError: an unknown name or argument, or an unsupported size.
         CheckpointError: there are no public weights, or they cannot be downloaded.
     """
-    if pretrained and name in VARIANTS:
-        kwargs["pretrained_cfg_overlay"] = dict(state_dict=fetch_pretrained(name, cache_dir))
-    elif pretrained and bundle_of(name) is not None and not is_cached(name, cache_dir):
-        kwargs["pretrained_cfg_overlay"] = dict(state_dict=read_bundle(name))
+    if not pretrained:
+        return build(name, **kwargs)
+    if weights := _local_weights(name, cache_dir):
+        kwargs["pretrained_cfg_overlay"] = {**(kwargs.get("pretrained_cfg_overlay") or {}), **weights}
     elif cache_dir is not None:
         kwargs["cache_dir"] = cache_dir
-    if not pretrained or "pretrained_cfg_overlay" in kwargs:
-        return build(name, pretrained=pretrained, **kwargs)
-    return _of_timm(name, cache_dir, kwargs)
+    model: Any = build(name, pretrained=True, **kwargs)
+    if weights and hasattr(model, "pretrained_cfg"):
+        cfg = {key: value for key, value in model.pretrained_cfg.items() if key not in weights}
+        model.pretrained_cfg = model.default_cfg = cfg
+    return model
 
 
-def _of_timm(name: str, cache_dir: str | Path | None, kwargs: dict[str, Any]) -> nn.Module:
-    """Build a model of timm with public weights."""
-    cfg = timm.get_pretrained_cfg(name) if timm.is_model(name.split(".")[0]) else None
-    if cfg is not None and cfg.hf_hub_id and not is_cached(name, cache_dir):
-        with contextlib.suppress(HfHubHTTPError, HTTPError, OSError):  # timm knows other names, and states the reason
-            hub_file(cfg.hf_hub_id, FILES[0], cache_dir=cache_dir)
-    with cache_if_unreachable():
-        try:
-            return build(name, pretrained=True, **kwargs)
-        except CheckpointError as error:
-            if is_reachable():
-                raise
-            raise CheckpointError(
-                f"The weights of {name} must be on the hub or in its cache; they are not in the cache, and the hub"
-                " cannot be reached. Connect to the internet, or set HF_HOME to a cache that has them."
-                f"{bundle_advice()}"
-            ) from error
+def load_public(name: str, *, quiet: bool = False) -> tuple[Any, list[str]]:
+    """Load a public model with the preprocessing and the ImageNet classes that it was trained with.
+
+    Args:
+        name: as `create_model` takes it.
+        quiet: do not print where the weights come from.
+
+    Returns:
+        The model in evaluation mode, and its class names.
+
+    Raises:
+        CheckpointError: there are no public weights, they have no classifier, or they cannot be downloaded.
+    """
+    if name not in VARIANTS:
+        _check_classifier(name)
+    model: Any = create_model(name, pretrained=True)
+    classes = imagenet_classes(model.num_classes)
+    assert classes is not None, name  # of the variants, and checked above for the others
+    if not quiet:
+        say(f"Public weights {source_of(name)}.")
+    return model.eval(), classes.names
 
 
-def has_public_weights(name: str) -> bool:
-    """Return whether a model of weft or timm has public weights, on the hub or elsewhere."""
-    if name in VARIANTS:
-        return VARIANTS[name].weights is not None
+def _check_classifier(name: str) -> None:
+    """Check that timm has public weights of this name, with ImageNet classes."""
     cfg = timm.get_pretrained_cfg(name)
-    return bool(cfg and cfg.has_weights)
+    tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
+    with_classes = [tag for tag in tags if (c := timm.get_pretrained_cfg(tag)) and imagenet_classes(c.num_classes)]
+    instead = f" Tags with classes: {', '.join(with_classes[:3])}." if with_classes else ""
+    if cfg is None or not cfg.has_weights:
+        raise CheckpointError(
+            f"A model name needs public weights; {name} has none.{instead} Or train it: weft train DATA --model {name}"
+        )
+    if imagenet_classes(cfg.num_classes) is None:
+        outputs = (
+            "no classifier: they compute features"
+            if cfg.num_classes == 0
+            else f"{cfg.num_classes} outputs without known class names: features, or classes of another dataset"
+        )
+        raise CheckpointError(
+            f"A model name needs public weights that classify into ImageNet's classes; those of {name} have"
+            f" {outputs}.{instead} To classify your own images, train it: weft train DATA --model {name}"
+        )
 
 
-def is_cached(name: str, cache_dir: str | Path | None = None) -> bool:
-    """Return whether the hub's cache has the public weights of a model."""
+def _local_weights(name: str, cache_dir: str | Path | None) -> dict[str, Any]:
+    """Return the entry of timm's `pretrained_cfg` for public weights on this disk, downloaded if necessary.
+
+    It is empty for weights that are not on the hub, which timm downloads from elsewhere, and for unknown names.
+    """
     if name in VARIANTS:
-        source = VARIANTS[name].weights
-        repo = source.repo if source else ""
-    else:
-        cfg = timm.get_pretrained_cfg(name)
-        repo = (cfg and cfg.hf_hub_id) or ""
-    return _is_in_hub_cache(repo, cache_dir)
-
-
-def is_downloaded(source: PublicWeights) -> bool:
-    """Return whether public weights are on this disk: in the cache of the hub, or as the file of their authors."""
-    return _is_in_hub_cache(source.repo) or bool(source.file and _path_of(source.file).is_file())
-
-
-def _is_in_hub_cache(repo: str, cache_dir: str | Path | None = None) -> bool:
-    folder = None if cache_dir is None else str(cache_dir)
-    return bool(repo) and any(isinstance(try_to_load_from_cache(repo, file, folder), str) for file in FILES)
-
-
-def source_of(name: str) -> str:
-    """Describe where `create_model(name, pretrained=True)` takes its weights from."""
-    bundle = None if name in VARIANTS or is_cached(name) else bundle_of(name)
-    if bundle is not None:
-        return f"of {name} in the package {bundle.project} ({bundle.source})"
-    if name in VARIANTS:
-        weights = VARIANTS[name].weights
-        return weights.repo if weights is not None else ""
-    cfg = timm.get_pretrained_cfg(name)
-    return (cfg and cfg.hf_hub_id) or f"of {name}"
+        return {"state_dict": fetch_pretrained(name, cache_dir)}
+    if bundle_of(name) is not None and not is_cached(name, cache_dir):
+        return {"state_dict": read_bundle(name)}
+    cfg = timm.get_pretrained_cfg(name) if timm.is_model(name.partition(".")[0]) else None
+    if cfg is None or not cfg.hf_hub_id:
+        return {}
+    file = cfg.hf_hub_filename or FILES[1]
+    files = dict.fromkeys((file.replace(FILES[1], FILES[0]), file))  # as timm, which prefers safetensors
+    return {"file": str(download_weights(PublicWeights(cfg.hf_hub_id), cache_dir, files=[*files]))}
 
 
 def fetch_pretrained(name: str, cache_dir: str | Path | None = None) -> dict[str, Tensor]:
@@ -154,31 +158,39 @@ def fetch_pretrained(name: str, cache_dir: str | Path | None = None) -> dict[str
     return to_weft(read_state_dict(download_weights(source, cache_dir)))
 
 
-def download_weights(source: PublicWeights, cache_dir: str | Path | None = None) -> str | Path:
+def download_weights(
+    source: PublicWeights, cache_dir: str | Path | None = None, *, files: Sequence[str] = FILES
+) -> str | Path:
     """Return a local file with weights, from the hub or else from the URL of the authors.
+
+    Args:
+        source: where the weights are.
+        cache_dir: directory for downloaded files; None for that of huggingface_hub.
+        files: names in the repository; the first that exists is used.
 
     Raises:
         CheckpointError: neither can be downloaded; with the reasons.
     """
     problems = []
-    for file in FILES:
+    for file in files:
         try:
             return hub_file(source.repo, file, cache_dir=cache_dir)
         except LocalEntryNotFoundError:  # offline, and not in the cache
             problems.append("they are not in the cache, and the hub cannot be reached")
         except (EntryNotFoundError, RepositoryNotFoundError):
             problems.append(f"{file}: does not exist")
-        except (HfHubHTTPError, OSError) as err:
+        except (HfHubHTTPError, HTTPError, OSError) as err:
             problems.append(f"{file}: {reason_of(err)}")
     if source.file:
         try:
             return _fetch_file(source.file, cache_dir)
-        except (OSError, RuntimeError) as err:
+        except (OSError, HTTPException) as err:
             problems.append(f"{source.file}: {reason_of(err)}")
     reasons = "; ".join(dict.fromkeys(problems))
     raise CheckpointError(
-        f"The weights {source.repo} must be on the hub or in its cache; {reasons}. Connect to the internet,"
-        f" or download the file elsewhere and convert it: weft convert FILE DIR --model NAME.{bundle_advice()}"
+        f"The weights {source.repo} must be on the hub or in its cache; {reasons}. Connect to the internet, set HF_HOME"
+        " to a cache that has them, or download the file elsewhere and convert it: weft convert FILE DIR --model"
+        f" NAME.{bundle_advice()}"
     )
 
 
@@ -186,15 +198,19 @@ def _fetch_file(url: str, cache_dir: str | Path | None) -> Path:
     """Download a file or take it from the cache; verify it by the sha256 in its name.
 
     Raises:
-        OSError: the download failed.
-        RuntimeError: the sha256 differs.
+        OSError, HTTPException: the download failed, or the sha256 differs.
     """
     path = _path_of(url, cache_dir)
     sha256 = path.stem.rpartition("-")[2]
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest().startswith(sha256):
+    if path.is_file() and sha256_of(path).startswith(sha256):
         return path
+    with working(f"downloading {path.name}", unit="", quiet=False), urlopen(url, timeout=REPLY_SECONDS) as reply:
+        content = reply.read()
+    actual = hashlib.sha256(content).hexdigest()[: len(sha256)]
+    if actual != sha256:
+        raise OSError(f"its sha256 must begin with {sha256}; it begins with {actual}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    url_to_file(url, path, sha256)
+    write_whole(path, content)
     return path
 
 
@@ -203,56 +219,41 @@ def _path_of(url: str, cache_dir: str | Path | None = None) -> Path:
     return Path(cache_dir or Path(torch.hub.get_dir()) / "checkpoints") / url.rpartition("/")[2]
 
 
-def fetch_files(name: str, files: Sequence[str]) -> Path:
-    """Download files of a repository on the hub, or take them from the cache, and return their directory.
-
-    Args:
-        name: `hf-hub:OWNER/NAME`, or with a branch, tag or commit: `hf-hub:OWNER/NAME@v1`.
-        files: names of the files; no others are downloaded.
-
-    Raises:
-        CheckpointError: the repository does not exist or cannot be downloaded.
-    """
-    repo, _, revision = name.removeprefix(PREFIX).partition("@")
-    folder: Path | None = None
-    with hub_errors(repo):
-        for file in files:
-            try:
-                folder = Path(hub_file(repo, file, revision=revision or None)).parent
-            except LocalEntryNotFoundError:
-                raise
-            except EntryNotFoundError:  # the caller names a file that is missing
-                continue
-            revision = folder.name  # the commit, so that all files are of the same
-    if folder is None:
-        raise CheckpointError(f"{repo} on the hub must hold {' and '.join(files)}; it has none of them.")
-    return folder
+def has_public_weights(name: str) -> bool:
+    """Return whether a model of weft or timm has public weights, on the hub or elsewhere."""
+    if name in VARIANTS:
+        return VARIANTS[name].weights is not None
+    cfg = timm.get_pretrained_cfg(name)
+    return bool(cfg and cfg.has_weights)
 
 
-@contextlib.contextmanager
-def hub_errors(repo: str) -> Iterator[None]:
-    """Raise errors of huggingface_hub as a CheckpointError with advice."""
-    try:
-        yield
-    except HFValidationError as err:
-        raise CheckpointError(f"A model on the hub must be named OWNER/NAME; got '{repo}'.") from err
-    except LocalTokenNotFoundError as err:
-        raise CheckpointError(
-            f"{repo} needs a login to the hub; you are not logged in. Run `hf auth login`, or set HF_TOKEN."
-        ) from err
-    except LocalEntryNotFoundError as err:
-        raise CheckpointError(
-            f"{repo} must be on the hub or in its cache; it is not in the cache, and the hub cannot be reached."
-            " Connect to the internet, and try again."
-        ) from err
-    except RevisionNotFoundError as err:
-        raise CheckpointError(
-            f"{repo} must have this branch, tag or commit on the hub; it has not. Check the part after @."
-        ) from err
-    except RepositoryNotFoundError as err:
-        raise CheckpointError(
-            f"{repo} must exist on the hub; it does not, or it is private. See https://huggingface.co/{repo}. For a"
-            " private repository, run `hf auth login`."
-        ) from err
-    except (HfHubHTTPError, HTTPError, OSError) as err:
-        raise CheckpointError(f"A request to the hub failed for {repo}: {reason_of(err)}.") from err
+def is_cached(name: str, cache_dir: str | Path | None = None) -> bool:
+    """Return whether the hub's cache has the public weights of a model."""
+    return _is_in_hub_cache(_repo_of(name), cache_dir)
+
+
+def is_downloaded(source: PublicWeights) -> bool:
+    """Return whether public weights are on this disk: in the cache of the hub, or as the file of their authors."""
+    return _is_in_hub_cache(source.repo) or bool(source.file and _path_of(source.file).is_file())
+
+
+def source_of(name: str) -> str:
+    """Describe where `create_model(name, pretrained=True)` takes its weights from."""
+    bundle = None if name in VARIANTS or is_cached(name) else bundle_of(name)
+    if bundle is not None:
+        return f"of {name} in the package {bundle.project} ({bundle.source})"
+    return _repo_of(name) or f"of {name}"
+
+
+def _repo_of(name: str) -> str:
+    """Return the repository with the public weights of a model; '' if no hub has them."""
+    if name in VARIANTS:
+        weights = VARIANTS[name].weights
+        return weights.repo if weights is not None else ""
+    cfg = timm.get_pretrained_cfg(name)
+    return (cfg and cfg.hf_hub_id) or ""
+
+
+def _is_in_hub_cache(repo: str, cache_dir: str | Path | None = None) -> bool:
+    folder = None if cache_dir is None else str(cache_dir)
+    return bool(repo) and any(isinstance(try_to_load_from_cache(repo, file, folder), str) for file in FILES)

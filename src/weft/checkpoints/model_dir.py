@@ -16,12 +16,8 @@ from safetensors.torch import save
 from torch import nn
 
 from weft.checkpoints.confidence import Confidence, confidence_of
-from weft.checkpoints.config import PREPROCESSING as PREPROCESSING
-from weft.checkpoints.config import checked_names as checked_names
-from weft.checkpoints.config import model_dir as model_dir
-from weft.checkpoints.config import read_config as read_config
+from weft.checkpoints.config import CONFIG, PREPROCESSING, WEIGHTS, checked_names, read_config
 from weft.checkpoints.files import read_state_dict
-from weft.checkpoints.finding import CONFIG, WEIGHTS
 from weft.checkpoints.load import load_checkpoint
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.checkpoints.unknown import UnknownDetector, detector_of, read_detector
@@ -29,7 +25,7 @@ from weft.errors import CheckpointError, UsageError, nearest
 from weft.files import new_directory, sha256_of, write_text, write_whole
 from weft.lazy import LazyModule
 from weft.models.building import build_described, create_model, without_random_init
-from weft.models.data_config import VALUE_RANGE
+from weft.models.contract import VALUE_RANGE
 from weft.models.families import VARIANTS, plugin_of
 
 timm: Any = LazyModule("timm")
@@ -62,9 +58,8 @@ def save_model_dir(
     with new_directory(path, (WEIGHTS, CONFIG, DETECTOR), force=force) as folder:
         weights = _serialized(model)
         (folder / WEIGHTS).write_bytes(weights)
-        config = describe(model, folder, label_names, {"weights_sha256": hashlib.sha256(weights).hexdigest()})
+        config = write_config(model, folder, label_names, weights_sha256=hashlib.sha256(weights).hexdigest())
         _check_rebuilds(model, config)
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
     return path
 
 
@@ -80,7 +75,7 @@ def _serialized(model: nn.Module) -> bytes:
 def _check_rebuilds(model: nn.Module, config: dict[str, Any]) -> None:
     """Check that the model can be rebuilt from its name: it was not changed (pruned, folded ...) after it was built."""
     name = config["architecture"].removeprefix("weft_")
-    rebuilt = create_model(name, device="meta", **arguments_of(config))
+    rebuilt = create_model(name, device="meta", **config["model_args"], **more_arguments(config))
     expected, actual = ({n: t.shape for n, t in m.state_dict().items()} for m in (rebuilt, model))
     if expected != actual:
         changed = sorted(set(expected.items()) ^ set(actual.items()))[0][0]
@@ -116,7 +111,7 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
         closest = ", ".join(nearest(name, VARIANTS))
         raise CheckpointError(
             f"{path / CONFIG} must name a model that exists; got {name!r}. Nearest: {closest}. If it is a module of"
-            " your own, register it first, in Python: weft.register_module(MODULE)."
+            " your own, register a function that builds it first: timm.models.register_model(FUNCTION)."
         )
     weights = path / WEIGHTS
     expected = config.get("weights_sha256")
@@ -162,11 +157,6 @@ def write_confidence(path: Path, confidence: Confidence, detector: UnknownDetect
     write_text(path / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
-def arguments_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `create_model` to rebuild the model of a config."""
-    return {**config["model_args"], **more_arguments(config)}
-
-
 def more_arguments(config: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments to rebuild a model that are not in `model_args`: classes and input channels."""
     arguments = {"num_classes": config["num_classes"]}
@@ -175,36 +165,61 @@ def more_arguments(config: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def describe(model: Any, folder: Path, label_names: Sequence[str] | None, extra: dict[str, Any]) -> dict[str, Any]:
-    """Return the contents of config.json: timm's keys, with the constructor arguments that the model was built with.
+def write_config(model: Any, folder: Path, label_names: Sequence[str] | None = None, **extra: Any) -> dict[str, Any]:
+    """Write config.json, under timm's keys and weft's, and the file of the detector of unknown images.
 
     Args:
-        model: the model.
-        folder: the model directory; the file of the detector of unknown images is written into it, and timm may write a
-            temporary config.json.
+        model: the model, with the constructor arguments that it was built with.
+        folder: the model directory.
         label_names: one name per class, or None.
-        extra: additional keys.
+        **extra: additional entries.
+
+    Returns:
+        The contents of config.json.
 
     Raises:
         UsageError: the names do not match the classes.
     """
     names = checked_names(label_names, getattr(model, "num_classes", None))
-    plugin = plugin_of(model)
-    confidence = confidence_of(model)
-    extra = {"confidence": confidence.as_dict(), **extra} if confidence is not None else extra
+    config = _timm_config(model, names)
+    if plugin := plugin_of(model):
+        config["plugin"] = plugin
     if (detector := detector_of(model)) is not None:
         (folder / DETECTOR).write_bytes(detector.serialized())
-        extra = {"unknown": detector.record(), **extra}
-    extra = ({"label_names": names} if names else {}) | ({"plugin": plugin} if plugin else {}) | extra
-    file = folder / CONFIG
-    read_from_model = ("num_classes", "in_chans", "global_pool")  # timm reads these from the model itself
-    given = {k: v for k, v in getattr(model, "model_args", {}).items() if k not in read_from_model}
-    timm.models._hub.save_config_for_hf(model, str(file), model_config=dict(extra), model_args=given)
-    config = json.loads(file.read_text(encoding="utf-8"))
-    not_switches = ("num_classes", "in_chans", "features_only", "cache_dir")
-    config["model_args"] = {k: v for k, v in config.get("model_args", {}).items() if k not in not_switches}
-    if len(getattr(model, "pretrained_cfg", {})):
-        config["pretrained_cfg"] |= {k: model.pretrained_cfg[k] for k in PREPROCESSING if k in model.pretrained_cfg}
-    if value_range := config["pretrained_cfg"].pop(VALUE_RANGE, None):
+        config["unknown"] = detector.record()
+    if (confidence := confidence_of(model)) is not None:
+        config["confidence"] = confidence.as_dict()
+    config |= extra
+    if value_range := model.pretrained_cfg.get(VALUE_RANGE):
         config[VALUE_RANGE] = value_range  # not in `pretrained_cfg`, whose readers in timm refuse keys of others
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
     return config
+
+
+def _timm_config(model: Any, names: list[str] | None) -> dict[str, Any]:
+    """Return the entries of config.json that timm reads."""
+    of_model = ("num_classes", "in_chans", "global_pool")  # timm reads these from the model itself
+    given = {key: value for key, value in getattr(model, "model_args", {}).items() if key not in of_model}
+    arguments = timm.models.get_model_args(model, given)
+    left_out = ("num_classes", "in_chans", "features_only", "cache_dir")
+    cfg = timm.models.filter_pretrained_cfg(dict(model.pretrained_cfg), remove_source=True)
+    current = timm.models.get_model_input_config(model)  # as built, or resized since then
+    channels, *size = current["input_size"]
+    of_source = ("architecture", "state_dict", "label_offset", VALUE_RANGE)
+    cfg = {key: value for key, value in cfg.items() if key not in of_source and not key.startswith("test_")}
+    cfg |= {
+        "custom_load": False,
+        "num_classes": model.num_classes,
+        "input_size": (channels, *(size if current["fixed_input_size"] else cfg["input_size"][1:])),
+        "fixed_input_size": current["fixed_input_size"],
+        "first_conv": current["first_conv"],
+    }
+    return {
+        "architecture": model.pretrained_cfg["architecture"],
+        "num_classes": model.num_classes,
+        "num_features": model.num_features,
+        **({"global_pool": arguments["global_pool"]} if arguments.get("global_pool") else {}),
+        **({"label_names": names} if names else {}),
+        "model_args": {key: value for key, value in arguments.items() if key not in left_out},
+        "pretrained_cfg": cfg,
+    }

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.config import PREPROCESSING
-from weft.checkpoints.finding import CONFIG
+from weft.checkpoints.config import CONFIG, PREPROCESSING
 from weft.reading import read_json
 
 PROCESSOR = "preprocessor_config.json"

@@ -13,7 +13,7 @@ The model directory has the arrays in `unknown.safetensors`, and the threshold i
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,6 +45,7 @@ class Threshold:
         other_unknown: number of them below the threshold.
         auroc: area under the ROC curve of held-out images against images of no class, from 0 to 1; None without such
             images.
+        sha256: of the file of the detector, in config.json.
     """
 
     value: Annotated[float, Field(allow_inf_nan=False)]
@@ -53,13 +54,7 @@ class Threshold:
     other_count: Count = 0
     other_unknown: Count = 0
     auroc: Annotated[float, Field(ge=0, le=1)] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnknownRecord(Threshold):
-    """Entry of config.json: the threshold, and the sha256 of the file of the detector."""
-
-    sha256: Sha256
+    sha256: Sha256 = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +151,7 @@ def class_probabilities(features: np.ndarray, weight: np.ndarray, bias: np.ndarr
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-def read_detector(folder: Path, record: UnknownRecord | None) -> UnknownDetector | None:
+def read_detector(folder: Path, record: Threshold | None) -> UnknownDetector | None:
     """Read the detector of a model directory or an export; None if config.json states none.
 
     Args:
@@ -177,9 +172,8 @@ def read_detector(folder: Path, record: UnknownRecord | None) -> UnknownDetector
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != record.sha256:
         raise CheckpointError(f"{file} must have the sha256 that config.json states; it is damaged. Copy it again.")
-    threshold = Threshold(**{field.name: getattr(record, field.name) for field in fields(Threshold)})
     try:
-        return UnknownDetector.deserialized(content, threshold)
+        return UnknownDetector.deserialized(content, record)
     except (SafetensorError, KeyError) as error:
         raise CheckpointError(f"{file} must have the arrays of a detector of unknown images; it does not.") from error
 

@@ -139,7 +139,7 @@ def _run(argv: list[str]) -> int:
     limit_threads()
     _check_temporary()
     for path in getattr(args, "plugin", ()):
-        importlib.import_module("weft.models.plugins").load_plugin(path)
+        importlib.import_module("weft.models.families").load_plugin(path)
     is_quiet = getattr(args, "quiet", False)
     with importlib.import_module("weft.progress").muted() if is_quiet else contextlib.nullcontext():
         return verb_module(verb).run(args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from weft.cli.options import add_common, example, note, one_format, print_csv, print_json, table, whole
@@ -117,9 +116,9 @@ def run(args: argparse.Namespace) -> int:
     for name, default in FIXED.items():
         setattr(args, name, getattr(args, name) or default)
     from weft.bench.choices import BEST, check_choices, check_cold_start
-    from weft.checkpoints.finding import check_model
+    from weft.checkpoints.resolve import check_model, is_path
     from weft.devices import check_device
-    from weft.models.timm_names import check_name
+    from weft.models.families import check_name
 
     batch_sizes = [text if text == BEST else whole("--batch-size", text) for text in args.batch_size]
     rounds = whole("--rounds", args.rounds)
@@ -128,10 +127,8 @@ def run(args: argparse.Namespace) -> int:
     check_cold_start(args.cold_start, args.device)
     check_device(args.device)
     for model in args.models:
-        if Path(model).exists() or "/" in model:
+        if is_path(model):
             check_model(model)
-        else:
-            check_name(model)
     if args.plot and all(map(_is_export, args.models)):
         raise UsageError("A plot needs multiply-adds, which are not known for exports; also measure a model or a run.")
     from weft.progress import loading
@@ -141,6 +138,9 @@ def run(args: argparse.Namespace) -> int:
         from weft.bench.speed import speed
         from weft.capabilities import bf16_note
 
+        for model in args.models:
+            if not is_path(model):
+                check_name(model)
     if args.plot:
         check_plot(args.plot)
     if "bf16" in args.precision and (emulated := bf16_note(args.device, "bf16")) is not None:
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
 def _is_export(model: str) -> bool:
     """Return whether a path is an export."""
     from weft.checkpoints.config import read_config
-    from weft.checkpoints.finding import local_model_dir
+    from weft.checkpoints.resolve import local_model_dir
 
     folder = local_model_dir(model)
     return folder is not None and "artefact" in read_config(folder)

@@ -53,15 +53,13 @@ def run(args: argparse.Namespace) -> int:
     from weft.data.sources.open import check_exists
     from weft.devices import check_device
     from weft.files import refuse_taken
-    from weft.models.timm_names import check_name
+    from weft.models.families import check_name
     from weft.recipes import load_recipe
     from weft.train.stop import seconds_of
 
     seeds, jobs, settings = whole("--seeds", args.seeds), whole("--jobs", args.jobs), run_settings(args)
     budget = None if args.budget is None else seconds_of(args.budget, "--budget")
     check_device(load_recipe(args.recipe, list(settings.items())).device)
-    for name in args.models:
-        check_name(name)
     check_exists(args.data)
     if args.out is not None:
         check_outside(args.out, args.data)
@@ -72,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     with loading(quiet=args.quiet):
         from weft.study import compare
 
+        for name in args.models:
+            check_name(name)
     result = compare(
         args.data,
         models=args.models,

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert a checkpoint, and print the model."""
     from weft.files import refuse_existing
-    from weft.models.timm_names import check_name
+    from weft.models.families import check_name
     from weft.progress import working
     from weft.recipes import load_recipe
 
@@ -59,8 +59,6 @@ def run(args: argparse.Namespace) -> int:
     recipe = load_recipe(None, values)
     if not args.force:
         refuse_existing(Path(args.out), force=False)
-    if args.model is not None:
-        check_name(args.model)
     if not Path(args.source).exists():
         raise CheckpointError(f"The checkpoint must be a file; {args.source} does not exist.")
     from weft.progress import loading
@@ -68,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     with loading(quiet=args.quiet):
         from weft.checkpoints.conversion import convert_checkpoint
 
+        if args.model is not None:
+            check_name(args.model)
     with working("converting", quiet=args.quiet):
         conversion = convert_checkpoint(
             args.source,

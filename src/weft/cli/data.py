@@ -201,7 +201,7 @@ def _review(args: argparse.Namespace) -> int:
 
 def _check_review(args: argparse.Namespace, data: str) -> None:
     """Check what can be checked before torch is imported."""
-    from weft.checkpoints.finding import check_model
+    from weft.checkpoints.resolve import check_model
     from weft.data.sources.folder import check_outside
     from weft.data.sources.open import check_exists
     from weft.files import refuse_taken
@@ -221,7 +221,7 @@ def _check_review(args: argparse.Namespace, data: str) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     """Print the report and whether training accepts the data; return 3 if it does not."""
-    from weft.data.images.limits import MAX_PIXELS
+    from weft.data.images import MAX_PIXELS
     from weft.data.sources.open import inspect, problem_of
     from weft.progress import reading
 
@@ -275,11 +275,12 @@ def _pixels(text: str) -> int:
 
 
 def _report(inventory: Inventory) -> str:
-    from weft.data.images.colour import NOTES, value_notes
+    from weft.data.images.bit_depth import value_notes
+    from weft.data.images.colour import NOTES
     from weft.data.images.decode import REASONS
     from weft.data.index.checks import extensions, same_bytes, tally, unread_notes
     from weft.data.index.tree import SKIPPED
-    from weft.data.loading.preprocessing import eval_crop
+    from weft.data.loading.preprocessing import eval_transform
     from weft.text import first_few, one_line, printable
 
     summary = inventory.as_dict()
@@ -305,7 +306,7 @@ def _report(inventory: Inventory) -> str:
     width = max(len(f"{number:,}") for number, _ in rows)
     lines += [f"{number:>{width},} {text}" for number, text in rows]
     lines += value_notes(inventory.values, inventory.value_range) if inventory.value_range else []
-    lines += filter(None, [eval_crop({}).note(inventory.sizes)])
+    lines += filter(None, [eval_transform({}).note(inventory.sizes)])
     lines += [*unread_notes(inventory), *inventory.remarks]
     if inventory.classes_outside:
         lines.append(

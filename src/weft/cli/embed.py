@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute features, write them, and print their number."""
-    from weft.checkpoints.finding import check_model
+    from weft.checkpoints.resolve import check_model
     from weft.inference.arguments import check_images, feature_files, settings_of
     from weft.progress import loading
 

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Explain predictions, and print the files."""
     if args.out is None:
         raise UsageError("weft explain needs an output directory; pass --out DIR.")
-    from weft.checkpoints.finding import check_model
+    from weft.checkpoints.resolve import check_model
     from weft.files import refuse_taken
     from weft.inference.arguments import check_images, check_outside_images, settings_of
 

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export a model, and print the differences from the model."""
-    from weft.checkpoints.finding import check_model
+    from weft.checkpoints.resolve import check_model
     from weft.data.sources.folder import check_outside
     from weft.data.sources.open import check_exists
     from weft.deploy.formats import AUTO, SUFFIXES, checked_format

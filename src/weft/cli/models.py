@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
+import dataclasses
 from typing import Any
 
 from weft.cli.options import add_common, example, note, print_json, table
-from weft.errors import UsageError, unknown
-from weft.models import list_models
-from weft.models.families import VARIANTS, family_named
-from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, baselines, printed_rows
-from weft.models.timm_names import may_be_timm, timm_names, unknown_model
+from weft.errors import unknown
+from weft.models.families import VARIANTS, check_name, family_named, list_models
+from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, printed_rows, row_of
 
 HELP = "list models: size, parameters, multiply-adds, reported accuracy, weights"
 
@@ -27,7 +25,6 @@ levit_128s   224   7.78M  304.7M  7.8M, 305M   76.6  LeViT paper, Table 3  apach
 weft models resnet50                 # a model of timm, counted; `weft models resnet` lists all that match
 weft models --papers                 # all rows of the papers' tables, also ResNet, EfficientNet, DeiT, T2T-ViT, PVT
 weft models CvT --papers transfer    # fine-tuning on other datasets
-weft models --baselines              # timm's models with public weights: teachers and baselines
 """
 
 
@@ -47,24 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=TABLES[0],
         help="list the papers' tables, with parameters and multiply-adds as counted by weft (default: imagenet)",
     )
-    parser.add_argument(
-        "--baselines",
-        action="store_true",
-        help="list timm's models with public weights, by tag, with reported accuracy and source",
-    )
     add_common(parser, "--json")
-    parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     example(parser, EXAMPLE)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
-    if args.papers is not None and args.baselines:
-        raise UsageError("--papers and --baselines exclude each other; pass one of them.")
     if args.papers is not None:
         return _papers(args)
-    if args.baselines:
-        return _baselines(args)
     pattern = args.pattern.lower()
     if not any(character in pattern for character in "*?["):
         pattern = f"*{pattern.replace('-', '_')}*"
@@ -73,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(records)
     else:
-        _print_table(HEADER, [_cells(record) for record in records], args.markdown)
+        print(table(HEADER, [_cells(record) for record in records]))
     return 0
 
 
@@ -83,22 +70,16 @@ def _of_timm(name: str, pattern: str) -> list[dict[str, Any]]:
     Raises:
         UsageError: neither weft nor timm has such a model.
     """
-    matching = fnmatch.filter(sorted(timm_names()), pattern)
-    plain = pattern.strip("*")
-    exact = name if may_be_timm(name) and name not in matching else next((m for m in matching if m == plain), "")
-    if not exact and not matching:
-        raise unknown_model(name)
     import timm  # takes seconds
 
-    if exact and not timm.is_model(exact):
-        raise unknown_model(name)
-    if not exact and len(matching) > 1:
-        note(f"These models are timm's. Parameters and MACs of one of them: weft models {matching[0]}")
-    return (
-        [_timm_record(exact, counted=True)]
-        if exact
-        else [_timm_record(known, counted=len(matching) == 1) for known in matching if timm.is_model(known)]
-    )
+    matching = timm.list_models(pattern)
+    exact = name if timm.is_model(name.partition(".")[0]) else pattern.strip("*")
+    if exact not in matching and (matching and "." not in name):
+        if len(matching) > 1:
+            note(f"These models are timm's. Parameters and MACs of one of them: weft models {matching[0]}")
+        return [_timm_record(known, counted=len(matching) == 1) for known in matching]
+    check_name(exact)
+    return [_timm_record(exact, counted=True)]
 
 
 def _timm_record(name: str, *, counted: bool) -> dict[str, Any]:
@@ -127,38 +108,13 @@ def _timm_record(name: str, *, counted: bool) -> dict[str, Any]:
     }
 
 
-def _baselines(args: argparse.Namespace) -> int:
-    selected = [row for row in baselines() if fnmatch.fnmatchcase(row.name.lower(), args.pattern.lower())]
-    if not selected:
-        raise unknown("baseline", args.pattern, [row.name for row in baselines()], "weft models --baselines")
-    if args.json:
-        print_json([row._asdict() for row in selected])
-        return 0
-    header = ("name", "role", "size", "params", "top-1 in the paper", "source", "top-1 of the tag", "source")
-    rows = [
-        (
-            row.name,
-            row.role,
-            str(row.size),
-            f"{row.params / 1e6:.2f}M",
-            f"{row.paper_top1:.1f}",
-            row.paper_source,
-            f"{row.tag_top1:.2f}",
-            row.tag_source,
-        )
-        for row in selected
-    ]
-    _print_table(header, rows, args.markdown)
-    return 0
-
-
 def _papers(args: argparse.Namespace) -> int:
     selected = printed_rows(args.papers, args.pattern)
     if not selected:
         papers = sorted({row.paper for row in printed_rows(args.papers)})
         raise unknown("paper or model", args.pattern, papers, f"weft models --papers {args.papers}")
     if args.json:
-        print_json([row._asdict() for row in selected])
+        print_json([dataclasses.asdict(row) for row in selected])
         return 0
     notes = [row for row in selected if row.note]
     numbers = {id(row): f"[{number}]" for number, row in enumerate(notes, 1)}
@@ -174,13 +130,13 @@ def _papers(args: argparse.Namespace) -> int:
             )
             for row in selected
         ]
-        _print_table((*header, *speeds, "note"), rows, args.markdown)
+        print(table((*header, *speeds, "note"), rows))
     else:
         header = ("paper", "model", "size", "params", "(weft)", "MACs", "(weft)", *DATA_SETS.values())
         rows = [
             (*_printed(row), *(_number(row.elsewhere.get(name)) for name in DATA_SETS.values())) for row in selected
         ]
-        _print_table(header, rows, args.markdown)
+        print(table(header, rows))
     print(
         "\nParameters in millions and MACs in 10^9: as reported, and as counted by weft, which includes the matrix"
         " multiplications of attention."
@@ -188,7 +144,7 @@ def _papers(args: argparse.Namespace) -> int:
     if args.papers == "imagenet":
         print("Reported throughput (images/s): V100; Xeon 6138 and Graviton2 with one thread.")
     for row in notes:
-        print(f"{'- ' if args.markdown else ''}{numbers[id(row)]} {row.paper}, {row.model}: {row.note}.")
+        print(f"{numbers[id(row)]} {row.paper}, {row.model}: {row.note}.")
     return 0
 
 
@@ -202,34 +158,26 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 
-def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]], is_markdown: bool) -> None:
-    if is_markdown:
-        print("\n".join(f"| {' | '.join(row)} |" for row in [header, ("---",) * len(header), *rows]))
-    else:
-        print(table(header, rows))
-
-
 def _record(name: str) -> dict[str, Any]:
     """Return a row of the table, as `--json` prints it."""
-    variant, family = VARIANTS[name], family_named(name)
-    printed_params, printed_macs = variant.printed or (None, None)
-    params, macs = variant.params, variant.macs
-    if params is None or macs is None:  # of a plugin
+    variant, family, row = VARIANTS[name], family_named(name), row_of(name)
+    if row is None:  # of a plugin
         from weft.bench.cost import cost
         from weft.models.building import create_model
 
-        params, macs = cost(create_model(name, device="meta"), variant.size)
+        row = Printed(size=variant.size, **cost(create_model(name, device="meta"), variant.size)._asdict())
+    macs = row.macs_g
     return {
         "name": name,
         "family": family.name if family else "",
         "size": variant.size,
-        "params": params,
-        "macs": macs,
-        "top1": variant.top1,
-        "top1_source": variant.top1_source,
+        "params": row.params,
+        "macs": row.macs,
+        "top1": row.top1,
+        "top1_source": row.source,
         "weights_licence": variant.weights.licence if variant.weights else "",
-        "printed_params": printed_params,
-        "printed_macs": printed_macs,
+        "printed_params": None if row.params_m is None else f"{row.params_m:g}M",
+        "printed_macs": None if macs is None else f"{macs:g}G" if macs >= 1 else f"{macs * 1000:g}M",
     }
 
 

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Classify images, and print the predictions as text, JSON or CSV."""
-    from weft.checkpoints.finding import check_model
+    from weft.checkpoints.resolve import check_model
     from weft.inference.arguments import check_top_k, settings_of
 
     one_format(args)

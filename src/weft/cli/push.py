@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Upload a model, and print the address of its page."""
-    from weft.checkpoints.finding import check_model
+    from weft.checkpoints.resolve import check_model
 
     check_model(args.run)
     from weft.progress import loading

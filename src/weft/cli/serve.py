@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         is_open=args.no_token,
         log=args.log,
     )
-    from weft.checkpoints.finding import check_model
+    from weft.checkpoints.resolve import check_model
     from weft.devices import check_device
 
     check_device(args.device)

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find similar images, and print them as text, JSON or CSV."""
-    from weft.checkpoints.finding import check_model
+    from weft.checkpoints.resolve import check_model
     from weft.files import refuse_taken
     from weft.inference.arguments import check_images, check_outside_images, check_top_k, settings_of
     from weft.progress import loading

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from weft.data.images.colour import ValueRange, range_comment
+from weft.data.images.bit_depth import ValueRange, range_comment
 from weft.data.images.decode import image_values, open_image
 from weft.data.index.source import KeyedSource
 from weft.data.sources.folder import check_outside

@@ -25,8 +25,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from weft.checkpoints.config import read_config
-from weft.checkpoints.finding import CONFIG
+from weft.checkpoints.config import CONFIG, read_config
 from weft.errors import CheckpointError, StorageError, UsageError, WeftError
 from weft.files import cache_file, sha256_of, write_text
 from weft.processor import cpu_flags, cpu_name, has_bf16, has_int8, limits, num_threads, onednn_flags, processor_class

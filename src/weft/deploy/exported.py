@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.checkpoints.model_dir import load_model_dir, more_arguments, read_config
-from weft.checkpoints.public import PublicModel, find_model, load_public
+from weft.checkpoints.config import read_config
+from weft.checkpoints.hub import load_public
+from weft.checkpoints.model_dir import load_model_dir, more_arguments
+from weft.checkpoints.resolve import find_model
 from weft.deploy.opening import Export, open_export
 from weft.models.building import build_described
 
@@ -69,7 +71,7 @@ def open_model(run: str | Path, threads: int | None = None, *, quiet: bool = Fal
     """Load a model: of a run, a model directory, an export, a repository on the hub, or a public one by its name.
 
     Args:
-        run: as in `weft.checkpoints.public.find_model`.
+        run: as in `weft.checkpoints.resolve.find_model`.
         threads: number of threads of an export; None for torch's current number. Other models use torch's.
         quiet: print no notes.
 
@@ -80,14 +82,14 @@ def open_model(run: str | Path, threads: int | None = None, *, quiet: bool = Fal
         CheckpointError: there is no such model, or a file is missing, damaged, or of another version of weft.
         UsageError: the runtime of the export is not installed.
     """
-    return open_found(find_model(run, quiet=quiet), threads, quiet=quiet)
+    return open_found(find_model(run), threads, quiet=quiet)
 
 
 def open_found(
-    model_source: Path | PublicModel, threads: int | None = None, *, quiet: bool = False
+    model_source: Path | str, threads: int | None = None, *, quiet: bool = False
 ) -> tuple[Any, list[str] | None]:
-    """Load the model that `weft.checkpoints.public.find_model` has found, as `open_model` does."""
-    if isinstance(model_source, PublicModel):
+    """Load the model that `weft.checkpoints.resolve.find_model` has found, as `open_model` does."""
+    if isinstance(model_source, str):
         return load_public(model_source, quiet=quiet)
     config = read_config(model_source)
     if "artefact" not in config:

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from weft.checkpoints.model_dir import CONFIG, describe, read_config, weights_sha256
+from weft.checkpoints.config import CONFIG, read_config
+from weft.checkpoints.model_dir import weights_sha256, write_config
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.data import Splits
 from weft.deploy import choosing
@@ -229,8 +230,7 @@ def write_export(
         **({"opset": OPSET} if format == "onnx" else {}),
         **({"weight_bits": WEIGHT_BITS} if precision == "int8" else {}),
     }
-    config = describe(model, folder, label_names, {"artefact": artefact})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8", newline="\n")
+    write_config(model, folder, label_names, artefact=artefact)
     return infer
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,8 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.errors import UsageError
 from weft.layers import activation, norm
-from weft.models.families import families, family_of
-from weft.models.family import resolve
+from weft.models.families import families
 
 Rules = Mapping[type[nn.Module], Callable[[Any], nn.Module]]
 
@@ -50,9 +48,6 @@ def fold(model: nn.Module, device: str | torch.device | None = None) -> nn.Modul
     device = torch.device(device)
     copied = copy.deepcopy(model).eval().requires_grad_(False)
     folded: Any = _folded(copied.to("cpu" if device.type == "mps" else device), _rules())  # MPS has no float64
-    family = family_of(folded)
-    if family is not None and family.fold_network is not None:
-        folded = resolve(family.fold_network)(folded)
     unmerged = [name for name, module in folded.named_modules() if isinstance(module, _BatchNorm)]
     if unmerged:
         raise UsageError(
@@ -72,8 +67,8 @@ def _rules() -> Rules:
     """Return the rules of all families whose code is loaded, by type of module: no others can have built the model."""
     rules: dict[type[nn.Module], Callable[[Any], nn.Module]] = {**norm.RULES, **activation.RULES}
     for family in families():
-        if not isinstance(family.network, str) or family.network.partition(":")[0] in sys.modules:
-            rules |= resolve(family.fold_rules)
+        if family.is_loaded:
+            rules |= family.code("inference", "RULES", {})
     return rules
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.config import PREPROCESSING, read_config
-from weft.checkpoints.finding import CONFIG, WEIGHTS
-from weft.checkpoints.public import PublicModel, find_model
+from weft.checkpoints.config import CONFIG, PREPROCESSING, WEIGHTS, read_config
+from weft.checkpoints.resolve import find_model
 from weft.deploy.choosing import FILE, expected_order, exports_in, read_choice, saturation_note
 from weft.deploy.formats import RUNTIMES
 from weft.errors import CheckpointError, UsageError, is_installed
@@ -38,8 +37,8 @@ def candidates(
     """
     if runtime not in RUNTIMES:
         raise UsageError(f"runtime must be one of {', '.join(RUNTIMES)}; got {runtime!r}.")
-    model = find_model(run, quiet=True)
-    if isinstance(model, PublicModel):
+    model = find_model(run)
+    if isinstance(model, str):
         if runtime in ("auto", "torch"):
             return [run]
         raise UsageError(

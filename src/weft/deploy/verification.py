@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from weft import markup
-from weft.checkpoints.model_dir import PREPROCESSING, read_config
+from weft.checkpoints.config import PREPROCESSING, read_config
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
 from weft.data.loading.loader import ImageLoader
 from weft.deploy.choosing import ConsideredExport

@@ -62,10 +62,8 @@ class ExportBackend:
         self.name, self.precision = export.format, export.precision
         self.detector = None if mirror else detector_of(export)
         family = export.family
-        network: Any = "ExportedModel" if family is None else family.network
-        self.architecture = network.rpartition(":")[2] if isinstance(network, str) else network.__name__
-        is_described = family is not None and family.attention is not None
-        self.has_attention = is_described and not mirror and is_installed("torch")
+        self.architecture = "ExportedModel" if family is None else family.reference.rpartition(":")[2]
+        self.has_attention = family is not None and family.has_attention and not mirror and is_installed("torch")
 
     def run(self, images: Float[np.ndarray, "b c h w"], *, attention: bool) -> ModelOutputs:
         """Run one forward pass; with a detector and attention, or with `mirror`, two."""

@@ -203,7 +203,7 @@ def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int, *, q
     Raises:
         NonFiniteError: the features are not finite.
     """
-    if not quiet and (note := value_note(paths, predictor.crop.value_range, predictor.max_pixels)):
+    if not quiet and (note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels)):
         say(note)
     used, errors, rows = [], [], []
     with (

@@ -10,7 +10,6 @@ from torch import nn
 
 from weft import markup
 from weft.data import Source, eval_transform, open_image
-from weft.data.images.encode import encoded
 from weft.data.index.source import pixel_limit
 from weft.errors import DataError
 from weft.inference.metrics import Mistake
@@ -77,9 +76,9 @@ def gallery_html(errors: Sequence[ExplainedError]) -> str:
     cards = []
     for error in errors:
         mistake = error.mistake
-        images = [(*encoded(error.image), f"{mistake.key}, true class {mistake.true}")]
+        images = [(*markup.encoded(error.image), f"{mistake.key}, true class {mistake.true}")]
         if error.overlay is not None:
-            images.append((*encoded(error.overlay), f"attention map, predicted class {mistake.predicted}"))
+            images.append((*markup.encoded(error.overlay), f"attention map, predicted class {mistake.predicted}"))
         lines = [
             f"true class: {mistake.true}",
             f"predicted: {mistake.predicted}, {100 * mistake.probability:.0f} %",

@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.checkpoints.unknown import detector_of
 from weft.data import Source, Splits
-from weft.data.images.colour import range_note
+from weft.data.images.bit_depth import range_note
 from weft.data.loading.loader import ImageLoader
 from weft.data.sources.folder import check_outside
 from weft.errors import DataError, UsageError
@@ -166,9 +166,9 @@ def evaluate(
                 " except the top-1 among all classes."
             )
         say(f"Evaluating {SPLIT_NAMES[split]}: {len(source):,} images.")
-        value_range = predictor.crop.value_range
+        value_range = predictor.preprocessing.value_range
         range_text = range_note(splits.values, value_range, range_advice(value_range))
-        for note in filter(None, (range_text, predictor.crop.note(splits.sizes))):
+        for note in filter(None, (range_text, predictor.preprocessing.note(splits.sizes))):
             say(note)
         if trained_on and split != "train":
             say(f"The model was trained on {trained_on:,} of these images, so the accuracy is too high.")

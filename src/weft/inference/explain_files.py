@@ -13,7 +13,6 @@ import numpy as np
 
 from weft import markup
 from weft.data import BadImage
-from weft.data.images.encode import encoded
 from weft.files import make_dir, write_text, writing
 from weft.inference.arguments import check_outside_images, value_note
 from weft.inference.inputs import class_number, image_files, settings_of
@@ -68,7 +67,7 @@ class FileExplanation:
                 maps = {name: overlaid(image, arrays[key]) for key, name in MAPS.items() if key in arrays}
         except (EOFError, OSError, ValueError, KeyError, BadZipFile):  # deleted or damaged since
             return markup.Card([], [*lines, f"{self.folder / self.arrays} can no longer be read"], self.image)
-        images = [(*encoded(pixels), name) for name, pixels in {"image": image, **maps}.items()]
+        images = [(*markup.encoded(pixels), name) for name, pixels in {"image": image, **maps}.items()]
         caption = ", ".join(["image", *maps])
         return markup.Card(images, [*lines, caption], self.image, min(image.shape[:2]) <= markup.SMALL)
 
@@ -122,7 +121,7 @@ def explain_run(
     folder = Path(out)
     make_dir(folder, [INDEX, *_written_before(folder)], force=force)
 
-    if not quiet and (note := value_note(paths, predictor.crop.value_range, predictor.max_pixels)):
+    if not quiet and (note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels)):
         say(note)
     results = ImageList[FileExplanation]()
     used: set[str] = set()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.checkpoints.public import load_model
+from weft.checkpoints import load_model_dir
+from weft.checkpoints.hub import load_public
+from weft.checkpoints.resolve import find_model
 from weft.data.sources.folder import check_outside
 from weft.deploy import ExportReport, export
 from weft.errors import DataError
@@ -42,7 +44,8 @@ def export_run(
     settings = settings_of(None, None, "cpu", None, None, limit, follow_links, max_pixels)
     if data is not None:
         check_outside(out, data)
-    model, classes = load_model(run, quiet=quiet)
+    source = find_model(run)
+    model, classes = load_public(source, quiet=quiet) if isinstance(source, str) else load_model_dir(source)
     splits = None
     if data is not None:
         splits = open_labelled(data, classes, model.num_classes, settings, recipe_of(Path(run)), quiet)

@@ -27,7 +27,6 @@ from weft.errors import CheckpointError, UsageError
 from weft.files import cache_file
 from weft.models.contract import evaluation_mode
 from weft.models.families import plugin_of
-from weft.models.own import is_registered
 from weft.runtime import Runtime
 from weft.text import printable
 from weft.version import __version__
@@ -197,8 +196,8 @@ def network_key(network: nn.Module, runtime: Runtime) -> str | None:
     cfg, arguments = getattr(network, "pretrained_cfg", None) or {}, getattr(network, "_model_args", None)
     name = cfg.get("architecture")
     code = {type(module).__module__.partition(".")[0] for module in network.modules()}
-    has_own_code = not code <= CODE or plugin_of(network) is not None
-    if name is None or arguments is None or is_registered(name) or has_own_code:
+    has_own_code = not code <= CODE or plugin_of(network) is not None or getattr(network, "is_own_module", False)
+    if name is None or arguments is None or has_own_code:
         return None
     kept = {key: value for key, value in arguments.items() if key not in SHOWN and not NO_EFFECT.search(key)}
     versions = [__version__, importlib.metadata.version("timm"), torch.__version__]

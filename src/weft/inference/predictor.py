@@ -13,13 +13,11 @@ from jaxtyping import Float
 from PIL import Image
 
 from weft.checkpoints.confidence import Rejection, confidence_of
-from weft.checkpoints.config import read_config
-from weft.checkpoints.finding import CONFIG
-from weft.checkpoints.public import PublicModel, find_model
-from weft.data.images.crop import Pixels
+from weft.checkpoints.config import CONFIG, read_config
+from weft.checkpoints.resolve import find_model
+from weft.data.images import MAX_PIXELS
 from weft.data.images.decode import open_image
-from weft.data.images.limits import MAX_PIXELS
-from weft.data.loading.preprocessing import eval_crop, normalize
+from weft.data.loading.preprocessing import Pixels, eval_transform
 from weft.deploy import choosing
 from weft.deploy.opening import Export, open_export
 from weft.deploy.select import candidates
@@ -29,7 +27,7 @@ from weft.files import sha256_of
 from weft.inference.arguments import recipe_of
 from weft.inference.backends import Backend, ExportBackend
 from weft.inference.probabilities import ranked, softmax
-from weft.models.data_config import preprocessing
+from weft.models.contract import preprocessing
 from weft.processor import num_threads
 from weft.progress import loading, say
 from weft.text import printable, reason_of
@@ -139,7 +137,7 @@ class Predictor:
         self.confidence = confidence_of(model)
         self.temperature = 1.0 if self.confidence is None else self.confidence.temperature
         self.detector = self.backend.detector
-        self.crop = eval_crop(self.cfg)
+        self.preprocessing = eval_transform(self.cfg)
         self._source_model = model
         self.metadata = {
             "classes": self.classes,
@@ -205,7 +203,7 @@ class Predictor:
             CheckpointError: the model is missing or cannot be read.
         """
         max_pixels = max_pixels or _pixel_limit(run)
-        model_source = find_model(run, quiet=quiet)  # once: the newest commit of a repository on the hub
+        model_source = find_model(run)  # once: the newest commit of a repository on the hub
         if (export := _export(model_source, is_fixed=is_fixed, quiet=quiet)) is not None:
             _check_export_device(device)
             if precision == "bf16" != (own := export.config["artefact"]["precision"]):
@@ -305,7 +303,7 @@ class Predictor:
 
     def timed_call(self) -> Callable[[int], object]:
         """Return a function that predicts a batch of blank images of the given size, to measure its time."""
-        blank = self.crop.pixels(Image.new("RGB", (1, 1)))
+        blank = self.preprocessing.pixels(Image.new("RGB", (1, 1)))
         return lambda count: self.predict([blank] * count)
 
     def reject_at(self, error: float) -> Rejection:
@@ -332,7 +330,7 @@ class Predictor:
         Raises:
             UsageError: the model fails, mostly because memory does not suffice for a batch.
         """
-        blank = self.crop.pixels(Image.new("RGB", (1, 1)))
+        blank = self.preprocessing.pixels(Image.new("RGB", (1, 1)))
         sizes = sorted({1, batch_size, max(batch_size // 2, 1), max(batch_size // 4, 1)}, reverse=True)
         if batch_size > 4:
             sizes.append(3)  # another one, for which OpenVINO compiles its graph for any batch size
@@ -356,11 +354,13 @@ class Predictor:
         Raises:
             BadImage: the file is not an image, or exceeds a limit.
         """
-        return self.crop.pixels(open_image(image, max_pixels=self.max_pixels, value_range=self.crop.value_range))
+        return self.preprocessing.pixels(
+            open_image(image, max_pixels=self.max_pixels, value_range=self.preprocessing.value_range)
+        )
 
     def array(self, images: Sequence[Pixels]) -> Float[np.ndarray, "b c h w"]:
         """Stack and normalise prepared images; equal to `eval_transform` bit by bit."""
-        return normalize(np.stack([image.values for image in images]), self.cfg)
+        return self.preprocessing.normalize(np.stack([image.values for image in images]))
 
     def tensor(self, images: Sequence[Pixels]) -> Float[Tensor, "b c h w"]:
         """Return `array` as a tensor of torch."""
@@ -414,7 +414,7 @@ class Predictor:
 
     def _overlay(self, saliency: Float[np.ndarray, "h w"], size: tuple[int, int]) -> Overlay:
         low, high = float(saliency.min()), float(saliency.max())
-        return Overlay((saliency - low) / max(high - low, 1e-12), self.crop.region(*size))
+        return Overlay((saliency - low) / max(high - low, 1e-12), self.preprocessing.region(*size))
 
 
 def _pixel_limit(run: str | Path) -> int:
@@ -423,7 +423,7 @@ def _pixel_limit(run: str | Path) -> int:
     return (recipe and recipe.data.max_pixels) or MAX_PIXELS
 
 
-def _export(model_source: Path | PublicModel, *, is_fixed: bool, quiet: bool) -> Export | None:
+def _export(model_source: Path | str, *, is_fixed: bool, quiet: bool) -> Export | None:
     """Load an export; None if it is another model."""
     if not isinstance(model_source, Path) or "artefact" not in (config := read_config(model_source)):
         return None

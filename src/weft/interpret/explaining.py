@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from weft import markup
 from weft.checkpoints.confidence import confidence_of
 from weft.data import eval_transform, open_image
-from weft.data.images.encode import encoded
 from weft.data.loading.preprocessing import visible
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
@@ -74,7 +73,7 @@ class Explanation:
             if fmap is not None:
                 images.append((name, overlaid(self.image, fmap)))
         is_small = min(self.image.shape[:2]) <= markup.SMALL
-        cards = [markup.Card([(*encoded(image), name)], [name], is_small=is_small) for name, image in images]
+        cards = [markup.Card([(*markup.encoded(image), name)], [name], is_small=is_small) for name, image in images]
         return markup.fragment(markup.gallery(cards))
 
 

@@ -17,7 +17,6 @@ from weft.layers.tokens import to_map
 from weft.models.base import CamTarget
 from weft.models.contract import mean_logits
 from weft.models.families import family_of
-from weft.models.family import resolve
 
 
 class _Level(NamedTuple):
@@ -84,7 +83,8 @@ def _clone_inference_tensors(model: nn.Module) -> None:
 def _cam_target(model: nn.Module) -> CamTarget | None:
     """Return the last map that a family of weft names; None for other networks."""
     family = family_of(model)
-    return resolve(family.cam_target)(model) if family is not None and family.cam_target is not None else None
+    cam_target = None if family is None else family.code("attention", "cam_target")
+    return None if cam_target is None else cam_target(model)
 
 
 def _feature_modules(model: Any) -> list[nn.Module]:

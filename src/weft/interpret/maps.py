@@ -18,7 +18,7 @@ from weft.errors import CheckpointError, UsageError, WeftError
 from weft.grid import Grid
 from weft.layers.attention import AttentionLayer, AttentionTrace, record_attention
 from weft.models.families import families, family_of
-from weft.models.family import Family, resolve
+from weft.models.family import Family
 from weft.text import reason_of
 
 
@@ -62,8 +62,8 @@ def attention_maps(model: nn.Module | None, weights: Sequence[Tensor], img_size:
         CheckpointError: the weights are not those of the layers of the network, as of an export of another network.
     """
     family = family_of(model)
-    if family is None or family.attention is None:
-        shown = ", ".join(family.name for family in families() if family.attention is not None)
+    if family is None or not family.has_attention:
+        shown = ", ".join(family.name for family in families() if family.has_attention)
         raise UsageError(
             f"Attention maps need a network of {shown}; got {type(model).__name__}. Ask for Grad-CAM alone."
         )
@@ -80,7 +80,7 @@ def attention_maps(model: nn.Module | None, weights: Sequence[Tensor], img_size:
 
 def _maps(family: Family, model: Any, weights: Sequence[Tensor], img_size: Grid) -> AttentionMaps:
     mean = [weight.float().mean(dim=1) for weight in weights]
-    trace: AttentionTrace = resolve(family.attention)(model, mean, img_size)
+    trace: AttentionTrace = family.code("attention", "attention")(model, mean, img_size)
     layers, expected = trace.layers, len(trace.layers) + (trace.layer_shares is not None)
     if len(weights) != expected:
         raise UsageError(
@@ -95,7 +95,7 @@ def _maps(family: Family, model: Any, weights: Sequence[Tensor], img_size: Grid)
 def has_attention(model: object) -> bool:
     """Return whether weft can show the attention of a network."""
     family = family_of(model)
-    return family is not None and family.attention is not None
+    return family is not None and family.has_attention
 
 
 def rollout(layers: Sequence[AttentionLayer], depth: Float[Tensor, "b depth"] | None = None) -> Float[Tensor, "b h w"]:

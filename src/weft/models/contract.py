@@ -1,17 +1,36 @@
-"""Functions for any classifier under timm's contract: mean of several heads, preprocessing, input size."""
+"""Functions for any classifier under timm's contract: preprocessing, mean of several heads, input size."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from weft.grid import Grid
-from weft.models.data_config import data_config as data_config
-from weft.models.data_config import preprocessing as preprocessing
+from weft.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+torch: Any = LazyModule("torch")
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as in torchvision and timm
+DEFAULTS = dict(
+    input_size=(3, 224, 224), interpolation="bicubic", mean=MEAN, std=STD, crop_pct=0.875, crop_mode="center"
+)  # timm's
+VALUE_RANGE = "value_range"  # key of weft's own: black and white of images of more than 8 bits per channel
+
+
+def preprocessing(model: Any) -> dict[str, Any]:
+    """Return how images are prepared for a model, under timm's keys (`input_size`, `mean`, `std`, `crop_pct`, ...), and
+    its `value_range` if it has one."""
+    return data_config(getattr(model, "pretrained_cfg", {}))
+
+
+def data_config(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the preprocessing that a `pretrained_cfg` describes, with timm's defaults for what it leaves out."""
+    resolved = {key: cfg.get(key) or default for key, default in DEFAULTS.items()}
+    return resolved | ({VALUE_RANGE: cfg[VALUE_RANGE]} if cfg.get(VALUE_RANGE) else {})
 
 
 def mean_logits(logits: Tensor | tuple[Tensor, ...]) -> Tensor:

@@ -1,34 +1,22 @@
 """Family: the record of everything that weft knows about one family of networks.
 
-A record is data and imports no torch, so that `weft models` and `weft --help` start quickly. Code is given as a
-reference, "package.module:name", which `resolve` imports on first use; a plugin may give the objects themselves.
+A record is data and imports no torch, so that `weft models` and `weft --help` start quickly. The code of a family is in
+files with fixed names, which `Family.code` imports on first use.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
+import importlib.util
+import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from weft.models.layout import Layout
-
-Reference = Any  # an object, or "package.module:name"
-
-
-def resolve(reference: Reference) -> Any:
-    """Return the object that a reference names; an object is returned unchanged."""
-    return _imported(reference) if isinstance(reference, str) else reference
-
-
-@functools.cache
-def _imported(reference: str) -> Any:
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 class PublicWeights(NamedTuple):
@@ -55,21 +43,11 @@ class Variant:
 
     Attributes:
         args: constructor arguments.
-        params: number of parameters, all heads included; None: not counted yet.
-        macs: multiply-adds of one image in evaluation, attention included; None: not counted yet.
-        top1: reported top-1 accuracy on ImageNet-1k in percent; None: not reported.
-        top1_source: where that number is printed.
-        printed: parameters and "FLOPs" as the source prints them; None for FLOPs that it does not print.
         weights: public weights.
         default_cfg: entries of timm's default_cfg that differ from those of the family.
     """
 
     args: Mapping[str, Any]
-    params: int | None = None
-    macs: int | None = None
-    top1: float | None = None
-    top1_source: str = ""
-    printed: tuple[str, str | None] | None = None
     weights: PublicWeights | None = None
     default_cfg: Mapping[str, Any] = field(default_factory=dict)
 
@@ -134,53 +112,75 @@ class Candidate:
 class Family:
     """A family of networks.
 
+    Its code is in the package of its network, in files that are optional but for the first. A module of another name
+    than `network`, as in a plugin of one file, has all of it itself.
+
+    - `network.py`: the class, a `weft.models.base.Backbone`.
+    - `weights.py`: `LAYOUTS`, a tuple of `weft.models.layout.Layout`: weights of other libraries that can be loaded.
+    - `inference.py`: `RULES`, from a module type, that of the network included, to a function that returns the folded
+      module.
+    - `attention.py`: `attention`, a function (model, weights, image size) -> `weft.layers.attention.AttentionTrace`,
+      and `cam_target`, a function of a model -> `weft.models.base.CamTarget`, its last map for Grad-CAM.
+
     Attributes:
         name: of the family, as files and reports have it.
-        network: class, a `weft.models.base.Backbone`.
+        network: class, or "package.network:Class", so that no torch is imported.
         variants: models by name.
         default_cfg: entries of timm's default_cfg: `first_conv`, `classifier`, `crop_pct`, `fixed_input_size` ...
-        feature_levels: function of the constructor arguments -> levels that `features_only` returns by default; None:
-            all if there are at most four, else four, evenly spread.
-        layouts: tuple of `weft.models.layout.Layout`: weights of other libraries that can be loaded.
-        built_values: function of a built model -> constructor arguments that matter to its outputs and that no tensor
-            shows; compared with what a layout asks for.
         position_keys: endings of the names of tensors that depend on the image size.
         head_keys: names of the head's weight, whose first axis is the number of classes.
-        attention: function (model, weights, image size) -> `weft.layers.attention.AttentionTrace`; None: no maps.
-        cam_target: function of a model -> `weft.models.base.CamTarget`, the last map for Grad-CAM; None: found by
-            timm's conventions.
-        fold_rules: mapping from module type to a function that returns the folded module.
-        fold_network: function that turns the folded network into its inference form; None: unchanged.
         peers: function of a model name -> its `Peer`s, the closest first.
         candidates: what `weft compare` trains by default, under "small" (images up to 96 pixels) and "large".
         speed_protocol: how the paper measures throughput, for `weft bench --protocol`; None: it has no such table.
-        shard_units: types of modules that FSDP shards one by one, in addition to those called `Block`.
     """
 
     name: str
-    network: Reference
+    network: type[nn.Module] | str
     variants: Mapping[str, Variant]
     default_cfg: Mapping[str, Any] = field(default_factory=dict)
-    feature_levels: Reference = None
-    layouts: Reference = ()
-    built_values: Reference = None
     position_keys: tuple[str, ...] = ("pos_embed",)
     head_keys: tuple[str, ...] = ("head.weight",)
-    attention: Reference = None
-    cam_target: Reference = None
-    fold_rules: Reference = field(default_factory=dict)
-    fold_network: Reference = None
     peers: Callable[[str], tuple[Peer, ...]] = lambda name: ()
     candidates: Mapping[str, Candidate] = field(default_factory=dict)
     speed_protocol: SpeedProtocol | None = None
-    shard_units: Reference = ()
 
-    def builds(self, model: object) -> bool:
-        """Return whether a model is a network of this family, without importing the family's code."""
-        if not isinstance(self.network, str):
-            return isinstance(model, self.network)
-        return self.network in (f"{kind.__module__}:{kind.__qualname__}" for kind in type(model).__mro__)
+    @property
+    def reference(self) -> str:
+        """Module and class of the network, as "package.network:Class"."""
+        network = self.network
+        return network if isinstance(network, str) else f"{network.__module__}:{network.__qualname__}"
 
-    def all_layouts(self) -> tuple[Layout, ...]:
-        """Return the layouts of other libraries."""
-        return resolve(self.layouts)
+    @property
+    def network_class(self) -> type[nn.Module]:
+        """Class of the network; imports torch."""
+        return self.code("network", self.reference.partition(":")[2])
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the code of the network is imported."""
+        return self._module("network") in sys.modules
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether the family describes its attention layers; imports nothing."""
+        name = self._module("attention")
+        if name in sys.modules:
+            return hasattr(sys.modules[name], "attention")
+        spec = importlib.util.find_spec(name)
+        source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text(encoding="utf-8")
+        return re.search(r"^(def attention\(|from .* import .*\battention\b)", source, re.MULTILINE) is not None
+
+    def code(self, file: str, name: str, default: Any = None) -> Any:
+        """Return what a file of the family defines, such as `code("weights", "LAYOUTS")`; else the default."""
+        module = self._module(file)
+        try:
+            return getattr(importlib.import_module(module), name, default)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+            return default
+
+    def _module(self, file: str) -> str:
+        module = self.reference.partition(":")[0]
+        package, _, own = module.rpartition(".")
+        return f"{package}.{file}" if own == "network" else module

@@ -9,9 +9,9 @@ from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 
 from weft.checkpoints import load_model_dir
-from weft.checkpoints.hub import PREFIX, hub_errors
-from weft.checkpoints.model_dir import CONFIG, WEIGHTS, read_config
-from weft.checkpoints.public import PublicModel, find_model
+from weft.checkpoints.config import CONFIG, WEIGHTS, read_config
+from weft.checkpoints.hub_client import hub_errors
+from weft.checkpoints.resolve import PREFIX, find_model
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.errors import UsageError
 from weft.intervals import accuracy_text
@@ -114,7 +114,7 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
 def _own_model(run: str | Path) -> Path:
     """Return the model directory to upload."""
     model_source = find_model(run)
-    if isinstance(model_source, PublicModel):
+    if isinstance(model_source, str):
         raise UsageError(
             f"push uploads weights that you trained; {run} is the name of a public model, whose weights are public"
             " already. Pass a run directory or a model directory."

@@ -25,7 +25,7 @@ from starlette.responses import PlainTextResponse, Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from weft.data import BadImage
-from weft.data.images.crop import Pixels
+from weft.data.loading.preprocessing import Pixels
 from weft.deploy.choosing import BATCH_SIZES
 from weft.inference.predictor import ImagePrediction, Predictor
 from weft.processor import begin_in_thread, call_in_thread, set_num_threads
@@ -48,7 +48,6 @@ STATUS_OF_REASON = {  # HTTP status for an image that cannot be used; 400 for al
     "not-an-image": 415,
     "too-many-pixels": 422,
     "too-thin": 422,
-    "too-complex": 422,
     "compression": 415,
     "metadata-bomb": 422,
     "out-of-memory": 422,
@@ -187,7 +186,7 @@ class Service:
         try:
             async with asyncio.timeout(self.settings.timeout):
                 with self.batcher.reserve(len(uploads)):
-                    decoding = (self.decoders.pixels(upload.data, predictor.crop) for upload in uploads)
+                    decoding = (self.decoders.pixels(upload.data, predictor.preprocessing) for upload in uploads)
                     prepared = await asyncio.gather(*decoding)
                 images = [item for item in prepared if isinstance(item, Pixels)]
                 predictions = iter(await self.batcher.predict(images, predictor, overlay)) if images else iter(())
@@ -366,7 +365,7 @@ def _loaded(settings: Settings, predictor: Predictor | None = None) -> tuple[Pre
 def _max_batch(settings: Settings, predictor: Predictor) -> int:
     if settings.max_batch is not None and settings.max_latency_ms is None:
         return settings.max_batch
-    blank = predictor.crop.pixels(Image.new("RGB", (1, 1)))
+    blank = predictor.preprocessing.pixels(Image.new("RGB", (1, 1)))
 
     def seconds(size: int) -> float:
         begun = time.perf_counter()

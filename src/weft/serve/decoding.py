@@ -25,8 +25,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from weft.data.images.crop import EvalCrop, Pixels
 from weft.data.images.decode import REASONS, BadImage, open_image
+from weft.data.loading.preprocessing import Pixels, Preprocessing
 
 STUCK_SECONDS = 2.0  # on one image; after that, a decoder counts as not available
 
@@ -65,7 +65,7 @@ class DecoderPool:
             if not isinstance(result, BadImage) or result.reason != "zero-byte":
                 raise RuntimeError(f"An image decoder process must start; it does not: {result}")
 
-    async def pixels(self, data: bytes | bytearray, crop: EvalCrop) -> Pixels | BadImage:
+    async def pixels(self, data: bytes | bytearray, crop: Preprocessing) -> Pixels | BadImage:
         """Return the pixels of an uploaded file, or the reason why it cannot be used.
 
         Raises:
@@ -84,7 +84,7 @@ class DecoderPool:
         for decoder in self._all:
             decoder.kill()
 
-    def _decode(self, data: bytes | bytearray, crop: EvalCrop | None) -> Pixels | BadImage:
+    def _decode(self, data: bytes | bytearray, crop: Preprocessing | None) -> Pixels | BadImage:
         decoder = self._idle.pop()  # never empty: there are as many threads as processes
         try:
             return decoder.decode((data, crop, self.max_pixels), self.seconds)
@@ -121,7 +121,7 @@ class _DecoderProcess:
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def decode(self, task: tuple[bytes | bytearray, EvalCrop | None, int], seconds: float) -> Pixels | BadImage:
+    def decode(self, task: tuple[bytes | bytearray, Preprocessing | None, int], seconds: float) -> Pixels | BadImage:
         try:
             self.start()
             process = self.process
@@ -174,7 +174,7 @@ def decoder_main(memory: int) -> None:
             task, data = _receive(sys.stdin.buffer)
         except EOFError:
             return
-        crop = task["crop"] and EvalCrop(**{key: _tuple(value) for key, value in task["crop"].items()})
+        crop = task["crop"] and Preprocessing(**{key: _tuple(value) for key, value in task["crop"].items()})
         match _decode_image(data, crop, task["max_pixels"]):
             case Pixels(values, size):
                 _send(output, {"size": size}, values.tobytes())
@@ -182,7 +182,7 @@ def decoder_main(memory: int) -> None:
                 _send(output, {"reason": bad.reason, "detail": bad.detail}, b"")
 
 
-def _decode_image(data: bytes | bytearray, crop: EvalCrop | None, max_pixels: int) -> Pixels | BadImage:
+def _decode_image(data: bytes | bytearray, crop: Preprocessing | None, max_pixels: int) -> Pixels | BadImage:
     try:
         image = open_image(bytes(data), max_pixels=max_pixels, value_range=crop and crop.value_range)
         assert crop is not None  # only the empty test request has no crop
@@ -219,7 +219,7 @@ def _receive(pipe: IO[bytes]) -> tuple[Any, bytes]:
     return json.loads(text), data
 
 
-def _validated(header: Any, data: bytes, crop: EvalCrop | None) -> Pixels | BadImage:
+def _validated(header: Any, data: bytes, crop: Preprocessing | None) -> Pixels | BadImage:
     """Return the result in a message of a decoder; raises the error of the lookup if a part is missing or wrong."""
     if "reason" in header:
         if header["reason"] not in REASONS:

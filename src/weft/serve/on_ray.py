@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UsageError, install_command, unknown
-from weft.models.plugins import VARIABLE as PLUGINS
+from weft.models.families import PLUGINS
 from weft.serve.settings import MAX_BATCH, TOKEN, Settings
 
 try:

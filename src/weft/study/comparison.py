@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits, image_size_hint, open_data
-from weft.data.loading.preprocessing import eval_crop
+from weft.data.loading.preprocessing import eval_transform
 from weft.data.sources.folder import check_outside
 from weft.errors import DataError, UsageError
 from weft.files import write_whole
@@ -129,7 +129,7 @@ def compare(
         f"Comparing {', '.join(candidate.name for candidate in chosen)} on {len(splits.train):,} training images and"
         f" {len(splits.val):,} held-out images of {data}, in {folder}."
     )
-    crop = eval_crop({"input_size": (3, *Grid.of(given.img_size or side))})
+    crop = eval_transform({"input_size": (3, *Grid.of(given.img_size or side))})
     for note in filter(None, (crop.note(splits.sizes), busy_note(jobs * threads))):
         plan.tell(note)
     if "weights" not in known:

@@ -18,15 +18,15 @@ import torch
 
 from weft.bench.cost import Cost, cost
 from weft.checkpoints import load_checkpoint, save_model_dir
-from weft.checkpoints.config import model_dir, read_config
+from weft.checkpoints.config import read_config
 from weft.checkpoints.hub import create_model, download_weights, is_downloaded
+from weft.checkpoints.resolve import model_dir
 from weft.errors import CheckpointError, UsageError
 from weft.files import cache_dir
 from weft.inference.evaluation import evaluate
-from weft.models.families import VARIANTS
+from weft.models.families import VARIANTS, is_model
 from weft.models.family import PublicWeights
 from weft.models.papers import DATA_SETS, TABLES, Printed, papers
-from weft.models.timm_names import timm_names
 from weft.recipes import Recipe, load_recipe, recipe_text
 from weft.recipes.yaml_reader import compose, record
 from weft.runtime import Runtime
@@ -333,7 +333,7 @@ def training_speed(recipe: Recipe, images: int, device: str | None = None, num_c
 
 def count_row(row: Printed) -> Cost | None:
     """Count parameters and multiply-adds of the network of a row again; None if no network can be built."""
-    if row.builds not in VARIANTS and row.builds not in timm_names():
+    if not row.builds or not is_model(row.builds):
         return None
     with torch.device("meta"):
         return cost(create_model(row.builds), row.size)

@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 
 from weft.errors import CheckpointError, StoppedError, UsageError, WeftError, need
 from weft.files import make_dir, no_follow, write_whole
-from weft.models.plugins import VARIABLE as PLUGINS
+from weft.models.families import PLUGINS
 from weft.processor import available_cores
 from weft.reading import read_json
 from weft.runs.directory import EpochRow, read_metrics

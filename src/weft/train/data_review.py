@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits
-from weft.data.images.encode import image_to_show
+from weft.data.images.decode import image_to_show
 from weft.data.index.source import pixel_limit
 from weft.data.sources.folder import check_outside
 from weft.errors import DataError
@@ -174,8 +174,8 @@ def review(
     labels = np.array([*splits.train.labels, *splits.val.labels], int)
     sides = np.array(["train"] * len(splits.train) + ["val"] * len(splits.val))
     predictor = feature_predictor(model, settings, quiet)
-    if predictor.crop.value_range is None:  # of a public model, for example
-        predictor.crop = dataclasses.replace(predictor.crop, value_range=splits.value_range)
+    if predictor.preprocessing.value_range is None:  # of a public model, for example
+        predictor.preprocessing = dataclasses.replace(predictor.preprocessing, value_range=splits.value_range)
     features = read_files(predictor, paths, int(settings.batch_size), quiet=quiet)
     is_read = np.isin(paths, features.images)
     unreadable = [(str(bad.key), bad.message) for bad in splits.bad] + features.errors

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft.checkpoints import load_model_dir
-from weft.checkpoints.hub import PREFIX, create_model
-from weft.checkpoints.model_dir import CONFIG, model_dir
+from weft.checkpoints.config import CONFIG
+from weft.checkpoints.hub import create_model
+from weft.checkpoints.resolve import PREFIX, model_dir
 from weft.data.loading.order import Key
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from weft.checkpoints.bundled import BUNDLES, bundle_of
-from weft.checkpoints.downloads import is_reachable
 from weft.checkpoints.hub import has_public_weights, is_cached
+from weft.checkpoints.hub_client import is_reachable
 from weft.models.families import MANY_IMAGES, SMALL_SIDE
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import recipe_names

@@ -20,8 +20,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from weft.errors import UsageError
-from weft.models.families import family_of
-from weft.models.family import resolve
 from weft.recipes import Recipe
 from weft.runtime import Runtime
 
@@ -54,10 +52,8 @@ class ShardedModel:
             )
         self.network = copy.deepcopy(model)
         self.mesh = init_device_mesh(runtime.device.type, (runtime.world,))
-        family = family_of(model)
-        units = tuple(resolve(unit) for unit in resolve(family.shard_units)) if family else ()
         for module in self.network.modules():
-            if type(module).__name__ == "Block" or isinstance(module, units):  # the name in weft's and timm's networks
+            if type(module).__name__ == "Block":  # the name in weft's and timm's networks
                 fully_shard(module, mesh=self.mesh)
         fully_shard(self.network, mesh=self.mesh)
         self.average = {name: _local(value).clone() for name, value in self._state().items()} if is_averaged else {}

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from weft.checkpoints import load_checkpoint
-from weft.checkpoints.hub import PREFIX, create_model
-from weft.checkpoints.model_dir import CONFIG, WEIGHTS, model_dir, read_config
+from weft.checkpoints.config import CONFIG, WEIGHTS, read_config
+from weft.checkpoints.hub import create_model
+from weft.checkpoints.resolve import PREFIX, model_dir
 from weft.errors import CheckpointError, UsageError
 from weft.lazy import LazyModule
 from weft.models.building import build_described

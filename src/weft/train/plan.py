@@ -16,10 +16,10 @@ from torch import nn
 
 from weft.checkpoints.hub import source_of
 from weft.data import Splits, image_size_hint, open_data
-from weft.data.images.colour import value_notes
+from weft.data.images.bit_depth import value_notes
 from weft.data.loading.loader import ImageLoader
 from weft.inference.inputs import evaluation_batches, split_plan
-from weft.models.families import default_model
+from weft.models.families import check_name, default_model
 from weft.progress import counting, reading, say
 from weft.recipes import Recipe
 from weft.recipes.rules import check_rules
@@ -190,6 +190,8 @@ def make_plan(request: Request, *, quiet: bool) -> Plan:
         UsageError, DataError, CheckpointError: settings, data or weights that cannot be used.
     """
     asked = request.resolved
+    if asked.model is not None:
+        check_name(asked.model)
     runtime = Runtime.of(asked.device, asked.precision, deterministic=asked.deterministic)
     quiet = quiet or not runtime.is_main
     recipe, note = runtime.gather(few_images.with_available_weights(request))[

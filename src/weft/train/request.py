@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.finding import CONFIG, PREFIX, WEIGHTS
+from weft.checkpoints.config import CONFIG, WEIGHTS
+from weft.checkpoints.resolve import PREFIX
 from weft.data.sources.open import check_exists
 from weft.devices import check_device
 from weft.errors import CheckpointError, UsageError
 from weft.inference.arguments import check_other
-from weft.models.timm_names import check_name
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import default_recipe, overrides_of, recipe_names
 from weft.recipes.rules import check_rules
@@ -111,7 +111,7 @@ class Request:
         """The recipe as far as it is known without the images, checked.
 
         Raises:
-            UsageError: an invalid setting, an unknown model, a device that this machine does not have, settings that
+            UsageError: an invalid setting, a device that this machine does not have, settings that
                 contradict each other, or no dataset.
             DataError: there is no such dataset, or none of the images of `data.other` can be read.
             CheckpointError: there are no such weights to start from.
@@ -122,8 +122,6 @@ class Request:
         if self.from_scratch:
             recipe = self._without_weights(recipe)
         check_device(recipe.device)
-        if recipe.model is not None:
-            check_name(recipe.model)
         if recipe.start_from is not None and not recipe.start_from.startswith(PREFIX):
             start_file(recipe.start_from)
         check_exists(str(recipe.data.source))

@@ -70,8 +70,8 @@ def train(
     Args:
         data: a folder of images (one folder per class, or train/ and val/ above them), any other source that
             `weft.data.open_data` reads, or 'digits'; None where the recipe names it.
-        model: name of a network, or a module that returns logits, of which a copy is trained
-            (`weft.register_module`); None to choose a network by the size and number of the images.
+        model: name of a network, or a module that returns logits, of which a copy is trained;
+            None to choose a network by the size and number of the images.
         recipe: name of a recipe of weft, or a YAML file.
         settings: dotted keys of the recipe and their values, such as `{"optim.lr": 3e-4}`.
         start_from: a run, a model directory or a checkpoint file with the weights to start from.
@@ -295,11 +295,11 @@ def _registered(module: Any, img_size: int | tuple[int, int] | str | None, resum
     """Register a module to train; return its name."""
     from torch import nn
 
-    from weft.models.own import register_module
+    from weft.train.own_module import register_module
 
     if not isinstance(module, nn.Module):
         raise UsageError(f"model must be a name or a torch.nn.Module; got a {type(module).__name__}.")
-    return register_module(module, img_size=_size_of(img_size, resume))
+    return register_module(module, _size_of(img_size, resume))
 
 
 def _size_of(img_size: int | tuple[int, int] | str | None, resume: str | Path | None) -> int | tuple[int, int] | None:

@@ -12,9 +12,9 @@ import torch
 
 from weft.capabilities import bf16_note
 from weft.checkpoints import save_model_dir
-from weft.checkpoints.model_dir import read_config
+from weft.checkpoints.config import read_config
 from weft.data.loading.order import epochs_of
-from weft.data.loading.preprocessing import eval_crop
+from weft.data.loading.preprocessing import eval_transform
 from weft.files import remove, sweep, write_text
 from weft.inference.arguments import check_other
 from weft.inference.metrics import Evaluation, class_lines
@@ -70,7 +70,7 @@ class TrainingRun:
         """Train from the first step."""
         for text in self.plan.notes:
             self.note(text)
-        if cut := eval_crop(preprocessing(self.model)).note(self.splits.sizes):
+        if cut := eval_transform(preprocessing(self.model)).note(self.splits.sizes):
             self.note(cut)
         if self.runtime.device.type == "cpu" and (busy := busy_note(torch.get_num_threads())) is not None:
             self.note(busy)

@@ -16,7 +16,7 @@ from weft.checkpoints.confidence import Confidence
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.unknown import OriginalClassifier, UnknownDetector, class_probabilities, unit_length
 from weft.data import Source
-from weft.data.images.limits import MAX_PIXELS
+from weft.data.images import MAX_PIXELS
 from weft.data.index.split import proportional_subset, stratified_subset
 from weft.data.loading.dataset import LOST
 from weft.deploy import fold

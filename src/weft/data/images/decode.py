@@ -1,9 +1,12 @@
 """Decode an untrusted image file to upright 8-bit RGB, or raise `BadImage` with the reason.
 
 Training, evaluation, prediction, serving and `weft data check` all use this code path: they get the same pixels and
-agree on which images are usable. Only the decoders of eight formats are enabled (`FORMATS`). Size, aspect ratio and
-structure are checked before any pixel is decoded. A changed byte inside compressed data cannot always be detected: such
-an image decodes to wrong pixels.
+agree on which images are usable. Only the decoders of eight formats are enabled (`FORMATS`). Size and aspect ratio are
+checked before any pixel is decoded. A changed byte inside compressed data cannot always be detected: such an image
+decodes to wrong pixels.
+
+Importing this module turns off the warnings of Pillow. Decoding raises Pillow's limit on pixels to that of weft, and
+turns off `LOAD_TRUNCATED_IMAGES`.
 """
 
 from __future__ import annotations
@@ -12,63 +15,48 @@ import contextlib
 import ctypes
 import errno
 import functools
-import hashlib
 import importlib
 import io
 import os
 import re
 import stat
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 
-from weft.data.images.colour import (
-    Header,
-    NoValueRange,
+from weft.data.images import MAX_PIXELS
+from weft.data.images.bit_depth import (
     ValueRange,
     Values,
     commented_values,
-    describe,
+    common_range,
+    is_deep,
     lower_bytes,
-    read_header,
-    to_rgb,
-    upright_size,
+    scaled_colours,
     values_of,
 )
-from weft.data.images.limits import MAX_PIXELS
-from weft.data.images.structure import StructureError, check_structure, scans_of
+from weft.data.images.colour import MODE_NOTES, UPRIGHT, frames_note, orientation, to_rgb
+from weft.data.images.formats import FORMATS, HEAD_BYTES, archive_kind_of, is_cut, sniff
+from weft.data.images.jpeg_ends import is_ended, with_end_marker
 from weft.errors import DataError
 from weft.text import one_line, printable
 
 with contextlib.suppress(OSError, AttributeError):  # else libtiff prints every damaged strip on stderr
     ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)  # a library that Pillow's own module links
+warnings.filterwarnings("ignore", module=r"PIL\.")  # of damaged metadata, for example: the image is usable or it is not
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "HEIF")
-HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"}
-ARCHIVES = {
-    b"PK\x03\x04": "a ZIP archive",
-    b"\x1f\x8b": "a gzip archive",
-    b"BZh": "a bzip2 archive",
-    b"\xfd7zXZ": "an xz archive",
-    b"\x28\xb5\x2f\xfd": "a Zstandard archive",
-    b"Rar!": "a RAR archive",
-    b"7z\xbc\xaf": "a 7z archive",
-}  # first bytes of files that are not read, and often mistaken for data
-TAR_MAGIC = slice(257, 262)
+COMPRESSIONS = {  # format -> supported compressions, as Pillow names them
+    "TIFF": ("raw", "tiff_lzw", "jpeg", "tiff_adobe_deflate", "tiff_deflate", "packbits"),
+    "BMP": (0, 3),  # none, bit fields
+}
+UNSUPPORTED_MODES = {"F": "float-pixels", "LAB": "lab-pixels"}
 MAX_BYTES = 1 << 30
-MAX_BOXES = 1_000  # of an AVIF or HEIF file; encoders write 3 or 4
 MAX_ASPECT = 100  # ratio of longer to shorter side; resizing the shorter side to the model's size scales the longer
-HEAD_BYTES = 32  # enough for `sniff`
 WHITE = (255, 255, 255)
-END_MARKER = b"\xff\xd9"  # of a JPEG
-RESTART = re.compile(rb"\xff[\xd0-\xd7]")
-MIN_PADDING = 4  # zero bytes at the end of a JPEG that are no pixels
 
-Result = TypeVar("Result")
 REASONS = {
     "missing": "the file does not exist",
     "not-a-file": "it must be a regular file, not a folder, pipe, socket or device",
@@ -81,10 +69,10 @@ REASONS = {
     "damaged": "its content cannot be decoded",
     "too-many-pixels": "it has too many pixels",
     "too-thin": f"its longer side is more than {MAX_ASPECT} times its shorter side",
-    "too-complex": "it has far more parts than its format needs, and would be slow to decode",
     "compression": "its compression is not supported",
     "metadata-bomb": "its text metadata expands beyond the limit",
     "float-pixels": "its pixels are floating point; save them as integers of 8 or 16 bits",
+    "lab-pixels": "its colours are Lab; save them as RGB",
     "integer-pixels": "its pixels are wide or signed integers, and the model stores no value range to scale them by",
     "no-class": "it has no label",
     "out-of-memory": "there is not enough memory to decode it",
@@ -155,74 +143,17 @@ def open_image(
     Raises:
         BadImage: the image cannot be used; its `reason` is a key of `REASONS`.
     """
-    return _with_image(source, max_pixels, lambda image: _decoded(image, at_least, background, value_range)[0])[0]
-
-
-def _with_image(
-    source: str | Path | bytes, max_pixels: int, use: Callable[[Image.Image], Result]
-) -> tuple[Result, bool]:
-    """Return the result of a function of the opened image, and whether the file has its end marker."""
-    name, data = _content(source)
-    if sniff(data) != "JPEG" or data.endswith(END_MARKER) or scans_of(data)[1]:
-        with _opened(name, data, max_pixels) as image:
-            return use(image), True
-    whole = _with_end_marker(data, max_pixels)
-    with _opened(name, whole or data, max_pixels) as image:
-        result = use(image)
-        if whole is None:  # Pillow accepts some, such as those that are filled up with zeros
-            raise BadImage(name, "truncated")
-    return result, False
-
-
-def _decoded(
-    image: Image.Image,
-    at_least: int | None,
-    background: tuple[int, int, int],
-    value_range: ValueRange | None,
-    *,
-    is_measured: bool = False,
-) -> tuple[Image.Image, Header, Values | None]:
-    """Decode to RGB and also return the header; shared by `open_image` and `image_info`, so that they agree.
-
-    With `is_measured`, also return the values of an image of more than 8 bits, which is scaled by its own range.
-    """
-    header = read_header(image)  # before decoding: a TIFF's metadata is read once, and may raise
-    if at_least is not None and image.format in ("JPEG", "MPO"):  # of HEIF it would take an embedded thumbnail
-        image.draft(None, (at_least, at_least))
-    low_bytes = None
-    if header.is_deep and (is_measured or value_range is not None):
-        file: Any = image  # `fp` is that of `_opened`
-        low_bytes = lower_bytes(image, file.fp.getvalue())
-    image.load()
-    values = commented_values(image) if is_measured else None
-    if is_measured and header.is_deep and (low_bytes is not None or image.mode[0] in "IF"):
-        values = values_of(image, low_bytes)
-        value_range = values.low, max(values.high, values.low + 1)
-    return to_rgb(image, background, value_range, low_bytes), header, values
-
-
-def _with_end_marker(data: bytes, max_pixels: int) -> bytes | None:
-    """Return a JPEG that lacks its end marker with one; None if pixels are also missing.
-
-    A decoder reads no further than the last block. If no block is missing, the pixels do not depend on what follows;
-    else the bits that follow become pixels.
-    """
-    cut = data.rstrip(b"\0")
-    data = (cut if len(data) - len(cut) >= MIN_PADDING else data).rstrip(b"\xff")
-    if not scans_of(data)[0]:
-        return None
-    restarts = RESTART.findall(data, data.rfind(b"\xff\xda"))  # the decoder looks for the next one, and skips the rest
-    restart = bytes((0xFF, 0xD0 + (restarts[-1][1] + 1) % 8 if restarts else 0xD0))
-    contents = set()
-    try:
-        for bits in (b"", b"\x00", b"\x55", b"\xfe"):
-            following = 64 * bits + restart + 64 * bits if bits else b""
-            with _opened("", data + following + END_MARKER, max_pixels) as image:
-                image.load()
-                contents.add(hashlib.sha256(image.tobytes()).digest())
-    except BadImage:
-        return None
-    return data + END_MARKER if len(contents) == 1 else None
+    with _opened_whole(source, max_pixels) as (image, data, _):
+        deep = is_deep(image)
+        if at_least is not None and image.format in ("JPEG", "MPO"):  # of HEIF it would take an embedded thumbnail
+            image.draft(None, (at_least, at_least))
+        low_bytes = lower_bytes(image, data) if deep and value_range is not None else None
+        image.load()
+        if low_bytes is not None and value_range is not None:
+            image = scaled_colours(image, low_bytes, value_range)
+        elif image.mode == "I" and value_range is None:
+            raise BadImage("", "integer-pixels")
+        return to_rgb(image, background, value_range)[0]
 
 
 def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
@@ -233,14 +164,22 @@ def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
     Raises:
         BadImage: as `open_image`, for the same reasons.
     """
-
-    def info(image: Image.Image) -> ImageInfo:
-        _, header, values = _decoded(image, max(min(image.size) // 8, 1), WHITE, None, is_measured=True)
+    with _opened_whole(source, max_pixels) as (image, data, file_notes):
+        deep, stored = is_deep(image), image.size
+        if image.format in ("JPEG", "MPO"):
+            side = max(min(image.size) // 8, 1)
+            image.draft(None, (side, side))
+        low_bytes = lower_bytes(image, data) if deep else None
+        image.load()
+        values = commented_values(image)
+        notes = [MODE_NOTES[image.mode]] if image.mode in MODE_NOTES else []
+        if low_bytes is not None or image.mode.startswith("I"):
+            values = values_of(image, low_bytes)
+        notes += ["gray"] * image.mode.startswith("I") + ["16-bit"] * deep
+        notes += to_rgb(image, WHITE, values and (values.low, max(values.high, values.low + 1)))[1]
+        notes += file_notes + frames_note(image)
         format = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a phone's JPEG with a second image
-        return ImageInfo(upright_size(image, header), format, describe(image, header), values)
-
-    result, is_ended = _with_image(source, max_pixels, info)
-    return result if is_ended else result._replace(notes=(*result.notes, "no-end-marker"))
+        return ImageInfo(_upright_size(image, stored), format, tuple(notes), values)
 
 
 def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Values | None:
@@ -250,8 +189,18 @@ def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) ->
         BadImage: as `open_image`.
     """
     with _opened(*_content(source), max_pixels) as image:
-        is_deep = read_header(image).is_deep
-    return image_info(source, max_pixels=max_pixels).values if is_deep else None
+        deep = is_deep(image)
+    return image_info(source, max_pixels=max_pixels).values if deep else None
+
+
+def image_to_show(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Open an image for a person; more than 8 bits per channel are scaled by the values of the image.
+
+    Raises:
+        BadImage: as `open_image`.
+    """
+    values = image_values(path, max_pixels=max_pixels)
+    return open_image(path, max_pixels=max_pixels, value_range=values and common_range([values]))
 
 
 def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -261,49 +210,7 @@ def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> t
         BadImage: the header cannot be read, or a limit is exceeded.
     """
     with _opened(*_content(source), max_pixels) as image:
-        return upright_size(image, read_header(image))
-
-
-def sniff(head: bytes) -> str | None:
-    """Return the format (one of `FORMATS`) by the first `HEAD_BYTES` bytes of a file; None for any other."""
-    if head.startswith(b"\xff\xd8\xff"):
-        return "JPEG"
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "PNG"
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "WEBP"
-    if head[:6] in (b"GIF87a", b"GIF89a"):
-        return "GIF"
-    if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        return "TIFF"
-    if head[4:8] == b"ftyp":  # the major brand, the version, and compatible brands
-        brands = {head[8:12], *(head[place : place + 4] for place in range(16, min(len(head), _box_size(head)), 4))}
-        if brands & {b"avif", b"avis"}:
-            return "AVIF"
-        return "HEIF" if brands & HEIF_BRANDS else None
-    # text may also begin with "BM"; the length of the second header identifies a bitmap
-    if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in (12, 40, 52, 56, 64, 108, 124):
-        return "BMP"
-    return None
-
-
-def archive_kind(path: str | Path) -> str:
-    """Return `a ZIP archive` or the like by the first bytes of a file; empty for any other file."""
-    try:
-        with open(path, "rb") as file:
-            return _archive_kind(file.read(TAR_MAGIC.stop))
-    except OSError:
-        return ""
-
-
-def _archive_kind(data: bytes) -> str:
-    if data[TAR_MAGIC] == b"ustar":
-        return "a tar archive"
-    return next((kind for start, kind in ARCHIVES.items() if data.startswith(start)), "")
-
-
-def _box_size(head: bytes) -> int:
-    return int.from_bytes(head[:4], "big")
+        return _upright_size(image, image.size)
 
 
 @functools.cache
@@ -343,46 +250,6 @@ def open_regular(path: str | Path) -> io.BufferedReader:
     return file
 
 
-@contextlib.contextmanager
-def _opened(name: str, data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """Open an image with its header read and its size checked; convert every exception raised inside to `BadImage`."""
-    with io.BytesIO(data) as file, _pillow_limits(max_pixels):
-        head = data[:HEAD_BYTES]
-        format = sniff(head)
-        if format is None:
-            kind = _archive_kind(data)
-            raise BadImage(name, "not-an-image", f"it is {kind}; unpack it" if kind else "")
-        if format == "HEIF" and not _has_heif():
-            raise BadImage(name, "no-decoder")
-        try:
-            check_structure(data, format)
-            with Image.open(file, formats=(format,)) as image:
-                _check_size(name, image.size, max_pixels)
-                yield image
-                _check_size(name, image.size, max_pixels)  # HEIF: the size that was decoded
-        except BadImage:
-            raise
-        except StructureError as err:
-            raise BadImage(name, err.reason, str(err)) from err
-        except NoValueRange as err:
-            raise BadImage(name, err.reason) from err
-        except Image.DecompressionBombError as err:  # Pillow's own check comes first; its message has the number
-            claimed = re.search(r"\d+", str(err))
-            detail = f"{claimed[0] if claimed else 'more'}, the limit is {max_pixels}"
-            raise BadImage(name, "too-many-pixels", detail) from err
-        except MemoryError as err:
-            raise BadImage(name, "out-of-memory") from err
-        except UnidentifiedImageError as err:
-            reason = _reason(err, head, file)
-            article = "an" if format == "AVIF" else "a"
-            detail = f"it begins like {article} {format} file, but its header cannot be read"
-            raise BadImage(name, reason, detail if reason == "damaged" else "") from err
-        except (
-            Exception
-        ) as err:  # Pillow raises many types for malformed bytes: SyntaxError, KeyError, struct.error, ...
-            raise BadImage(name, _reason(err, head, file), printable(str(err))) from err
-
-
 def _content(source: str | Path | bytes) -> tuple[str, bytes]:
     """Return the name of an image in messages, and its bytes: a decoder may treat a file on disk differently."""
     if isinstance(source, bytes):
@@ -409,71 +276,84 @@ def read_regular(path: str | Path) -> bytes:
         return file.read()
 
 
-def _is_cut(file: BinaryIO) -> bool:
-    """Return whether the last box of an AVIF or HEIF file is longer than the file."""
-    end, place = file.seek(0, os.SEEK_END), 0
-    for _ in range(MAX_BOXES):
-        if place + 8 > end:
-            break
-        file.seek(place)
-        head = file.read(16)
-        size = _box_size(head)
-        if size == 1:  # the size follows in 64 bits
-            size = int.from_bytes(head[8:], "big")
-        elif size == 0:  # to the end of the file
-            return False
-        place += max(size, 8)
-    return place > end
+@contextlib.contextmanager
+def _opened_whole(source: str | Path | bytes, max_pixels: int) -> Iterator[tuple[Image.Image, bytes, list[str]]]:
+    """Open an image as `_opened`; also return the bytes of the file, and the notes that only these show."""
+    name, data = _content(source)
+    is_whole = sniff(data) != "JPEG" or is_ended(data)
+    whole = data if is_whole else with_end_marker(data, functools.partial(_pixels, max_pixels=max_pixels))
+    with _opened(name, whole or data, max_pixels) as image:
+        is_turned = image.format == "TIFF" and orientation(image) in UPRIGHT  # by Pillow, while it loads
+        yield image, data, ["exif-rotated"] * is_turned + ["no-end-marker"] * (not is_whole)
+        if whole is None:  # Pillow accepts some, such as those that are filled up with zeros
+            raise BadImage("", "truncated")
 
 
-def _check_size(name: str, size: tuple[int, int], max_pixels: int) -> None:
-    width, height = size
-    if width * height > max_pixels:
-        raise BadImage(name, "too-many-pixels", f"{width * height}, the limit is {max_pixels}")
-    if max(size) > MAX_ASPECT * min(size):
-        raise BadImage(name, "too-thin", f"it is {width} x {height}")
-
-
-def _reason(err: Exception, head: bytes, file: BinaryIO) -> str:
-    text = str(err).lower()
-    if "max_text" in text or "text chunks" in text:
-        return "metadata-bomb"
-    if sniff(head) == "WEBP":
-        # libwebp gives no reason; the container states its length
-        return "truncated" if file.seek(0, os.SEEK_END) < int.from_bytes(head[4:8], "little") + 8 else "damaged"
-    if sniff(head) in ("AVIF", "HEIF") and _is_cut(file):
-        return "truncated"
-    return "truncated" if isinstance(err, EOFError) or "truncated" in text else "damaged"
-
-
-_limits_lock = threading.Lock()
-_limits_active: list[int] = []
-_limits_saved = contextlib.ExitStack()
+def _pixels(data: bytes, max_pixels: int) -> bytes | None:
+    """Return the pixels of a file; None if it cannot be decoded."""
+    try:
+        with _opened("", data, max_pixels) as image:
+            return image.tobytes()
+    except BadImage:
+        return None
 
 
 @contextlib.contextmanager
-def _pillow_limits(max_pixels: int) -> Iterator[None]:
-    """Set Pillow's process-wide limits while any thread decodes, and restore them after the last one.
-
-    Pillow raises above twice `MAX_IMAGE_PIXELS` and warns below; it also limits its own allocations by this number, so
-    it follows `max_pixels`. With several limits in several threads the largest applies here; `_check_size` checks the
-    exact one.
-    """
-    with _limits_lock:
-        if not _limits_active:
-            _limits_saved.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            _limits_saved.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
-            _limits_saved.callback(setattr, ImageFile, "LOAD_TRUNCATED_IMAGES", ImageFile.LOAD_TRUNCATED_IMAGES)
-            ImageFile.LOAD_TRUNCATED_IMAGES = False
-        _limits_active.append(max_pixels)
-        Image.MAX_IMAGE_PIXELS = (max(_limits_active) + 1) // 2
+def _opened(name: str, data: bytes, max_pixels: int) -> Iterator[Image.Image]:
+    """Open an image with its header read and checked; convert every exception raised inside to `BadImage`."""
+    format = sniff(data[:HEAD_BYTES])
+    if format is None:
+        kind = archive_kind_of(data)
+        raise BadImage(name, "not-an-image", f"it is {kind}; unpack it" if kind else "")
+    if format == "HEIF" and not _has_heif():
+        raise BadImage(name, "no-decoder")
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # True: missing pixels are gray
+    # Pillow raises above twice its limit, and also limits its own allocations by it; `_check` has the exact limit
+    Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or 0, max_pixels)
     try:
-        yield
-    finally:
-        with _limits_lock:
-            _limits_active.remove(max_pixels)
-            if _limits_active:
-                Image.MAX_IMAGE_PIXELS = (max(_limits_active) + 1) // 2
-            else:
-                _limits_saved.close()
+        with Image.open(io.BytesIO(data), formats=(format,)) as image:
+            _check(image, max_pixels)
+            yield image
+            _check(image, max_pixels)  # HEIF: the size that was decoded
+    except Exception as err:  # Pillow raises many types for malformed bytes: SyntaxError, KeyError, struct.error, ...
+        raise BadImage(name, *_reason(err, data, format, max_pixels)) from err
+
+
+def _check(image: Image.Image, max_pixels: int) -> None:
+    width, height = image.size
+    compression = image.info.get("compression")
+    if width * height > max_pixels:
+        raise BadImage("", "too-many-pixels", f"{width * height}, the limit is {max_pixels}")
+    if max(image.size) > MAX_ASPECT * min(image.size):
+        raise BadImage("", "too-thin", f"it is {width} x {height}")
+    if image.format in COMPRESSIONS and compression not in (None, *COMPRESSIONS[image.format]):
+        known = ", ".join(map(str, COMPRESSIONS[image.format]))
+        raise BadImage("", "compression", f"{image.format} compression {compression}; supported are {known}")
+    if image.mode in UNSUPPORTED_MODES:
+        raise BadImage("", UNSUPPORTED_MODES[image.mode])
+
+
+def _reason(err: Exception, data: bytes, format: str, max_pixels: int) -> tuple[str, str]:
+    """Return the reason and the detail of an image that cannot be used."""
+    text = str(err).lower()
+    if isinstance(err, BadImage):
+        return err.reason, err.detail
+    if isinstance(err, Image.DecompressionBombError):
+        claimed = re.search(r"\d+", text)
+        return "too-many-pixels", f"{claimed[0] if claimed else 'more'}, the limit is {max_pixels}"
+    if isinstance(err, MemoryError):
+        return "out-of-memory", ""
+    if "max_text" in text or "text chunks" in text:
+        return "metadata-bomb", printable(str(err))
+    is_truncated = is_cut(data, format) or isinstance(err, EOFError) or "truncated" in text
+    if not isinstance(err, UnidentifiedImageError):
+        return "truncated" if is_truncated else "damaged", printable(str(err))
+    article = "an" if format == "AVIF" else "a"
+    detail = f"it begins like {article} {format} file, but its header cannot be read"
+    return ("truncated", "") if is_truncated else ("damaged", detail)
+
+
+def _upright_size(image: Image.Image, stored: tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) in pixels after EXIF orientation; `stored` is the size before decoding."""
+    is_sideways = orientation(image) >= 5 and image.format != "TIFF"  # Pillow rotates TIFFs, and their sizes
+    return stored if is_sideways else (stored[1], stored[0])

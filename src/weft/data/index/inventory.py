@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from weft.data.images.colour import ValueRange, Values, common_range
-from weft.data.images.decode import MAX_PIXELS, BadImage, ImageInfo, image_info
+from weft.data.images import MAX_PIXELS
+from weft.data.images.bit_depth import ValueRange, Values, common_range
+from weft.data.images.decode import BadImage, ImageInfo, image_info
 from weft.data.index.source import BadFile, ImageEntry, Reader, bad_file
 from weft.data.index.split_names import held_out_side
 from weft.data.index.tree import EXTENSIONS, extension

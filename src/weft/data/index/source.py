@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
-from weft.data.images.colour import ValueRange, Values, common_range
+from weft.data.images import MAX_PIXELS
+from weft.data.images.bit_depth import ValueRange, Values, common_range
 from weft.data.images.decode import BadImage, image_size
-from weft.data.images.limits import MAX_PIXELS
 from weft.errors import DataError
 from weft.text import printable
 

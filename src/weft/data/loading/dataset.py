@@ -65,6 +65,10 @@ class ImageDataset(Dataset):
         """Allocate shared memory in which each worker process records the index that it is reading."""
         self.reading = torch.full((workers,), LOST, dtype=torch.int64).share_memory_()
 
+    def being_read(self) -> list[int]:
+        """Return the indices that the workers are reading."""
+        return [] if self.reading is None else [index for index in self.reading.tolist() if index != LOST]
+
     def __getitem__(self, key: int | tuple[int, int] | Key) -> tuple[Float[Tensor, "c h w"], int]:
         """Return (image, label) for an index, or for the key (epoch, index[, repetition]) of a loader.
 

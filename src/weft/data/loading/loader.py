@@ -2,53 +2,36 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
-import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from weft.data.loading.dataset import ImageDataset
 from weft.data.loading.order import WHOLE, Key, Order, Share
-from weft.errors import DataError, UsageError
+from weft.errors import DataError, UsageError, WeftError
 from weft.text import printable
 
 TIMEOUT_S = 60  # per batch
 
 
-_CAN_BLOCK = hasattr(signal, "pthread_sigmask")  # not on Windows
-_CAN_WAIT = hasattr(signal, "sigwaitinfo")  # not on macOS and Windows
-_TERMINAL_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
-_BLOCKED_SIGNALS = [*_TERMINAL_SIGNALS, signal.SIGTERM] if _CAN_WAIT else _TERMINAL_SIGNALS
-
-
-def _exit_on_parent_sigterm(worker: int) -> None:
-    """Ignore the signals of a terminal in this worker process, and exit on a SIGTERM from the training process only.
-
-    On macOS and Windows a SIGTERM from any process ends the worker.
-    """
+def _leave_process_group(worker: int) -> None:
+    """Leave the process group of the training process, whose signals (Ctrl-C, `timeout`, a closed terminal) also reach
+    its workers: if a worker ended before its parent has stopped, torch would raise in the parent, in the middle of a
+    step. The parent ends its workers; if it is killed, they end within seconds."""
     sys.excepthook = _report_error
-    if not _CAN_WAIT:
-        for number in _TERMINAL_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        return
-    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)  # if the worker is forked by a server from before
-    parent = multiprocessing.parent_process()  # `os.getppid` would return the server
-    assert parent is not None
-
-    def watch() -> None:
-        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent.pid:
-            pass
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
+    if hasattr(os, "setsid"):
+        os.setsid()
+    else:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _report_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -57,20 +40,10 @@ def _report_error(kind: type[BaseException], error: BaseException, traceback: Tr
         sys.__excepthook__(kind, error, traceback)
 
 
-def _resource_error(workers: int, error: OSError | RuntimeError) -> UsageError:
-    """Return the error for a lack of file descriptors, shared memory or processes for workers."""
-    hook, sys.unraisablehook = (
-        sys.unraisablehook,
-        lambda _: None,
-    )  # torch's iterators raise when deleted half-built
-    error.__traceback__ = None  # its frames keep open what was opened before
-    sys.unraisablehook = hook
-    reason = printable(str(error).rstrip().rpartition("\n")[2])
-    return UsageError(
-        f"There must be resources for {workers} worker processes; {reason}. Lower --workers (0 uses the training"
-        " process) or --batch-size, or raise the limits: /dev/shm (docker run --shm-size), open files (ulimit -n),"
-        " processes (ulimit -u)."
-    )
+class _WorkerIterator(_MultiProcessingDataLoaderIter):
+    """Iterator of torch that can be deleted if one of its workers did not start."""
+
+    _workers_status: ClassVar[Any] = defaultdict(bool)  # torch sets its own when all have started
 
 
 class EpochBatches(Sampler[list[Key]]):
@@ -110,49 +83,43 @@ class ImageLoader(DataLoader):
         self.batch_sampler.start = step
 
     def _get_iterator(self) -> Any:
-        """Start worker processes with SIGINT, SIGHUP and SIGTERM blocked from their first instruction.
-
-        A signal to the process group (Ctrl-C, `timeout`, a cluster's scheduler) also reaches the workers. If a worker
-        ended before the parent has stopped, torch would raise in the parent in the middle of a step.
-        """
         if self.num_workers == 0:
             return super()._get_iterator()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS) if _CAN_BLOCK else ()  # children inherit it
-        try:
-            return super()._get_iterator()
-        except OSError as err:
-            raise _resource_error(self.num_workers, err) from None
-        finally:
-            if _CAN_BLOCK:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.check_worker_number_rationality()
+        self.dataset.watch(self.num_workers)
+        return _WorkerIterator(self)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own, narrower type is private
         try:
             yield from super().__iter__()
-        except DataError as err:
-            # torch wraps a worker's exception in the text of its traceback; the last line is our message
-            message = str(err).rstrip().rsplit("DataError: ", 1)[-1]
-            # its frames reference the workers in a cycle; garbage-collected, each takes five seconds to end
-            err.__traceback__ = None
-            raise DataError(message) from None
-        except RuntimeError as err:
-            if "allocate shared memory" in str(err):
-                raise _resource_error(self.num_workers, err) from None
-            if "timed out" not in str(err):
-                raise
-            err.__traceback__ = None
-            self._iterator = None  # ends the workers that still respond
-            raise DataError(self._timeout_message()) from None
+        except (DataError, OSError, RuntimeError) as err:
+            raise self._as_weft_error(err) from None
 
-    def _timeout_message(self) -> str:
-        assert self.dataset.reading is not None, "only workers time out"
-        names = []
-        for index in self.dataset.reading.tolist():
-            names += [] if index < 0 else [printable(self.dataset.source.keys[index])]
-        return (
-            f"Every batch must be read within {self.timeout:g} s; one was not. The workers are reading "
-            f"{', '.join(names)}. Check that this file and its disk are reachable."
-        )
+    def _as_weft_error(self, err: Exception) -> Exception:
+        """Return the error of weft for one of torch; an unknown one unchanged."""
+        is_starting = self.num_workers > 0 and self._iterator is None
+        if isinstance(err, DataError):
+            # torch wraps a worker's exception in the text of its traceback; the last line is our message
+            error: WeftError = DataError(str(err).rstrip().rsplit("DataError: ", 1)[-1])
+        elif (isinstance(err, OSError) and is_starting) or "allocate shared memory" in str(err):
+            error = UsageError(
+                f"There must be resources for {self.num_workers} worker processes;"
+                f" {printable(str(err).rstrip().splitlines()[-1])}. Lower --workers (0 uses the training process)"
+                " or --batch-size, or raise the limits: /dev/shm (docker run --shm-size), open files (ulimit -n),"
+                " processes (ulimit -u)."
+            )
+        elif "timed out" in str(err):
+            self._iterator = None  # ends the workers that still respond
+            error = DataError(
+                f"Every batch must be read within {self.timeout:g} s; one was not. The workers are reading "
+                f"{', '.join(printable(self.dataset.source.keys[index]) for index in self.dataset.being_read())}."
+                " Check that this file and its disk are reachable."
+            )
+        else:
+            return err
+        # its frames hold open files, and the workers in a cycle: garbage-collected, each takes five seconds to end
+        err.__traceback__ = None
+        return error
 
 
 def make_loader(
@@ -186,7 +153,8 @@ def make_loader(
         timeout_s: maximum time for a batch from the workers, in seconds.
 
     Raises:
-        UsageError: a number out of its range, no complete batch with `drop_last`, or no resources for the workers.
+        UsageError: a number out of its range, or no complete batch with `drop_last`; when iteration starts, no
+            resources for the workers.
     """
     if batch_size < 1 or workers < 0:
         raise UsageError(f"batch_size must be at least 1 and workers at least 0; got {batch_size} and {workers}.")
@@ -200,11 +168,6 @@ def make_loader(
         share=share,
         labels=dataset.source.labels if is_balanced else None,
     )
-    if workers:
-        try:
-            dataset.watch(workers)
-        except RuntimeError as error:
-            raise _resource_error(workers, error) from None
     return ImageLoader(
         dataset,
         batch_sampler=EpochBatches(dataset, order),
@@ -212,6 +175,6 @@ def make_loader(
         persistent_workers=workers > 0,
         pin_memory=torch.cuda.is_available(),
         timeout=timeout_s if workers else 0,
-        worker_init_fn=_exit_on_parent_sigterm,
+        worker_init_fn=_leave_process_group,
         generator=torch.Generator(),  # else every iteration would draw from the global generator
     )

@@ -101,8 +101,6 @@ class Order:
         return [_part(keys, first + number, self.share.parts) for number in range(self.share.accumulate)]
 
     def _order(self, epoch: int) -> list[Draw]:
-        if not self.shuffle:
-            epoch = 0
         if self._drawn[0] != epoch:
             self._drawn = (epoch, self._draw(epoch))
         return self._drawn[1]

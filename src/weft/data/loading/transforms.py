@@ -6,13 +6,14 @@ Both take the result of `open_image`, so that training, evaluation and predictio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from weft.data.loading.preprocessing import check_interpolation, eval_crop, per_channel
+from weft.data.loading.preprocessing import check_interpolation, color_mode, eval_transform, per_channel
 from weft.errors import UsageError
 from weft.lazy import LazyModule
 from weft.text import reason_of
@@ -75,9 +76,10 @@ def train_transform(
     height_width = (size, size) if isinstance(size, int) else size
     mean, std = per_channel(mean, in_chans), per_channel(std, in_chans)
     check_interpolation(interpolation)
+    mode = color_mode(in_chans)  # gray images keep their levels exactly
     if crop == "none":
         whole = dict(input_size=(in_chans, *height_width), interpolation=interpolation, mean=mean, std=std)
-        steps: list[Any] = [eval_crop({**whole, "crop_pct": crop_pct, "crop_mode": crop_mode})]
+        steps: list[Any] = [eval_transform({**whole, "crop_pct": crop_pct, "crop_mode": crop_mode}).crop]
     else:
         steps = [_crop(crop, height_width, scale, ratio, interpolation)]
     if hflip:
@@ -86,25 +88,10 @@ def train_transform(
         steps.append(transforms.ColorJitter(color_jitter, color_jitter, color_jitter))
     if rand_augment:
         steps.append(_rand_augment(rand_augment, height_width, mean, interpolation))
-    steps += [_Channels(in_chans), transforms.ToTensor(), transforms.Normalize(mean, std)]
+    steps += [methodcaller("convert", mode), transforms.ToTensor(), transforms.Normalize(mean, std)]
     if erase_prob:
         steps.append(timm_data.random_erasing.RandomErasing(erase_prob, mode="pixel", device="cpu"))
     return transforms.Compose(steps)
-
-
-class _Channels:
-    """Keep RGB, or convert to one channel of luma (ITU-R 601-2); gray images keep their levels exactly."""
-
-    def __init__(self, in_chans: int):
-        self.mode = {1: "L", 3: "RGB"}.get(in_chans)
-        if self.mode is None:
-            raise UsageError(f"in_chans must be 3 (RGB) or 1 (gray) for image files; got {in_chans}.")
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return image.convert(self.mode)
-
-    def __repr__(self) -> str:
-        return f"Channels({self.mode})"
 
 
 def _crop(
@@ -116,14 +103,12 @@ def _crop(
         return timm_data.transforms.RandomResizedCropAndInterpolation(
             size, scale=scale, ratio=ratio, interpolation=interpolation
         )
-    if crop == "cut":
-        larger = (size[0] + CUT_MARGIN, size[1] + CUT_MARGIN)
-        mode = transforms.InterpolationMode("bicubic" if interpolation == "random" else interpolation)
-        return transforms.Compose([transforms.Resize(larger, mode), transforms.RandomCrop(size)])
-    if crop != "shift":
+    if crop not in ("shift", "cut"):
         raise UsageError(f"crop must be auto, resized, shift, cut or none; got '{crop}'.")
+    margin = CUT_MARGIN if crop == "cut" else 0
     mode = transforms.InterpolationMode("bicubic" if interpolation == "random" else interpolation)
-    return transforms.Compose([transforms.Resize(size, mode), _Shift(max(round(min(size) * PADDED_RATIO), 1))])
+    window = transforms.RandomCrop(size) if margin else _Shift(max(round(min(size) * PADDED_RATIO), 1))
+    return transforms.Compose([transforms.Resize([side + margin for side in size], mode), window])
 
 
 class _Shift:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from weft.data.images.decode import HEAD_BYTES, BadImage, archive_kind, open_regular, read_regular, sniff
+from weft.data.images.decode import BadImage, open_regular, read_regular
+from weft.data.images.formats import HEAD_BYTES, archive_kind, sniff
 from weft.data.index.inventory import Inventory, in_threads
 from weft.data.index.source import BadFile, ImageEntry, bad_file, sort_class_names
 from weft.data.index.split_names import held_out_side, split_folders, split_of

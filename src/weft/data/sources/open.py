@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.data.images.limits import MAX_PIXELS
+from weft.data.images import MAX_PIXELS
 from weft.data.index.checks import (
     check_bad,
     check_empty,

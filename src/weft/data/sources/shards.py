@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from weft.data.images.decode import HEAD_BYTES, MAX_BYTES, BadImage, archive_kind, sniff
+from weft.data.images.decode import MAX_BYTES, BadImage
+from weft.data.images.formats import HEAD_BYTES, archive_kind, sniff
 from weft.data.index.inventory import Inventory
 from weft.data.index.source import BadFile, ImageEntry, bad_file, sort_class_names
 from weft.data.index.split_names import split_folders, split_of

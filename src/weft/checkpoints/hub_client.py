@@ -1,0 +1,160 @@
+"""Download files and model directories from the Hugging Face hub, with the cache of huggingface_hub."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants, get_session, hf_hub_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    LocalTokenNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+from weft.checkpoints.config import CONFIG, WEIGHTS, read_config
+from weft.checkpoints.unknown import FILE as DETECTOR
+from weft.errors import CheckpointError
+from weft.progress import is_muted
+from weft.text import reason_of
+
+REPLY_SECONDS = 4  # to wait for a reply of a server
+UNREACHABLE_SECONDS = 60.0  # after the hub has not replied, during which it is not asked again
+_ask_from = 0.0  # in monotonic time
+
+
+def is_reachable() -> bool:
+    """Return whether the hub replies within 4 s; where it does not, it is not asked again for a minute."""
+    global _ask_from
+    if constants.HF_HUB_OFFLINE or time.monotonic() < _ask_from:
+        return False
+    replies: list[Any] = []
+
+    def ask() -> None:
+        with contextlib.suppress(HTTPError, OSError):
+            replies.append(get_session().head(constants.ENDPOINT, timeout=REPLY_SECONDS))
+
+    # in a thread, since looking up an address, and trying several of them, have no time limit
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(REPLY_SECONDS)
+    if not replies:
+        _ask_from = time.monotonic() + UNREACHABLE_SECONDS
+    return bool(replies)
+
+
+def hub_file(repo: str, file: str, *, revision: str | None = None, cache_dir: str | Path | None = None) -> str:
+    """Return the path of a file of a repository on the hub; download it unless it is cached.
+
+    Raises:
+        OSError, HTTPError: of huggingface_hub.
+    """
+    is_local = not is_reachable()
+    with _bar():
+        return hf_hub_download(
+            repo,
+            file,
+            revision=revision,
+            cache_dir=cache_dir,
+            etag_timeout=REPLY_SECONDS,
+            local_files_only=is_local,
+        )
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[None]:
+    """Let huggingface_hub show its bar, unless progress is muted."""
+    if not is_muted() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+def fetch_model_dir(name: str) -> Path:
+    """Download a model directory from the hub, or take it from the cache.
+
+    Args:
+        name: OWNER/NAME, or with a branch, tag or commit: OWNER/NAME@v1.
+
+    Raises:
+        CheckpointError: the repository does not exist or cannot be downloaded.
+    """
+    repo, _, revision = name.partition("@")
+    folder = fetch_files(repo, (WEIGHTS, CONFIG), revision or None)
+    if (folder / CONFIG).is_file() and read_config(folder).get("unknown"):
+        fetch_files(repo, (DETECTOR,), folder.name)  # of the same commit
+    return folder
+
+
+def fetch_files(repo: str, files: Sequence[str], revision: str | None = None) -> Path:
+    """Download files of a repository on the hub, or take them from the cache, and return their directory.
+
+    Args:
+        repo: OWNER/NAME.
+        files: names of the files; no others are downloaded.
+        revision: branch, tag or commit; None for the main branch.
+
+    Raises:
+        CheckpointError: the repository does not exist or cannot be downloaded.
+    """
+    folder: Path | None = None
+    with hub_errors(repo):
+        for file in files:
+            try:
+                folder = Path(hub_file(repo, file, revision=revision)).parent
+            except LocalEntryNotFoundError:
+                raise
+            except EntryNotFoundError:  # the caller names a file that is missing
+                continue
+            revision = folder.name  # the commit, so that all files are of the same
+    if folder is None:
+        raise CheckpointError(f"{repo} on the hub must hold {' and '.join(files)}; it has none of them.")
+    return folder
+
+
+_HUB_ERRORS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits
+    (HFValidationError, "A model on the hub must be named OWNER/NAME; got '{repo}'."),
+    (
+        LocalTokenNotFoundError,
+        "{repo} needs a login to the hub; you are not logged in. Run `hf auth login`, or set HF_TOKEN.",
+    ),
+    (
+        LocalEntryNotFoundError,
+        "{repo} must be on the hub or in its cache; it is not in the cache, and the hub cannot be reached. Connect to"
+        " the internet, and try again.",
+    ),
+    (
+        RevisionNotFoundError,
+        "{repo} must have this branch, tag or commit on the hub; it has not. Check the part after @.",
+    ),
+    (
+        RepositoryNotFoundError,
+        "{repo} must exist on the hub; it does not, or it is private. See https://huggingface.co/{repo}. For a private"
+        " repository, run `hf auth login`.",
+    ),
+    (Exception, "A request to the hub failed for {repo}: {reason}."),
+)
+
+
+@contextlib.contextmanager
+def hub_errors(repo: str) -> Iterator[None]:
+    """Raise errors of huggingface_hub as a CheckpointError with advice."""
+    try:
+        yield
+    except (HFValidationError, HfHubHTTPError, HTTPError, OSError) as err:
+        text = next(text for kind, text in _HUB_ERRORS if isinstance(err, kind))
+        raise CheckpointError(text.format(repo=repo, reason=reason_of(err))) from err

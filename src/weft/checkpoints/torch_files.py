@@ -1,0 +1,183 @@
+"""Read files of `torch.save`, zip archives and those of PyTorch before 1.6, without running code from them.
+
+`torch.load` is not used: with `weights_only` it refuses protocol 4 and stops at the first foreign name; without it, a
+hostile file reaches TorchScript, a reader of tar files, and a comparison of sources that writes files.
+Tensors are read only when they are needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from weft.checkpoints.pickles import (
+    INCOMPLETE,
+    MAX_PICKLE_BYTES,
+    UNREADABLE,
+    MalformedPickle,
+    Placeholder,
+    Storage,
+    Unpickler,
+)
+from weft.errors import CheckpointError
+from weft.text import first_few, reason_of
+
+_MAGIC = 0x1950A86A20F9469CFC6C  # first pickle of a file of PyTorch before 1.6
+_VERSION = 1001
+
+
+@contextlib.contextmanager
+def open_pickle(path: Path, *, import_foreign: bool = False) -> Iterator[Any]:
+    """Yield the object in a file of `torch.save` (zip or legacy); read its tensors, `StoredTensor`, in the block.
+
+    Args:
+        path: the file.
+        import_foreign: accept names that are neither of torch nor in ACCEPTED.
+
+    Raises:
+        CheckpointError: an unknown name, a damaged file, or another file format; also for errors in the block.
+    """
+    foreign: set[str] = set()
+    try:
+        with path.open("rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"  # the first bytes decide: a zip archive may follow a pickle
+            file.seek(0)
+            try:
+                content = _zip_content(path, file, foreign) if is_zip else _legacy_content(file, foreign)
+            finally:
+                if foreign and not import_foreign:  # this message explains more than that of another error
+                    raise CheckpointError(foreign_names_message(path, sorted(foreign)))
+            yield content
+    except CheckpointError:
+        raise
+    except MemoryError:
+        raise CheckpointError(f"{path} needs more memory than is available. Use a machine with more memory.") from None
+    # MalformedPickle, and what zipfile raises for damaged and malicious tables of contents
+    except (MalformedPickle, zipfile.BadZipFile, OSError, EOFError, ValueError, IndexError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path} must be a complete file of torch.save with tensors and plain values; {reason_of(error)}. Download"
+            " or copy it again, or have its author save it as .safetensors."
+        ) from None
+
+
+def foreign_names_message(path: Path, names: Sequence[str]) -> str:
+    """Return the error message for a file whose pickle has foreign names."""
+    names = [re.sub(r"^commands\.", "subprocess.", name) for name in names]  # its name in Python 2
+    return (
+        f"{path} must hold tensors and plain values only; its pickle names {first_few(names)}. Nothing was loaded or"
+        " run. Ask its author for a .safetensors file, or pass import_foreign=True (--import-foreign): such names"
+        " become inert placeholders, tensors are kept."
+    )
+
+
+def _zip_content(path: Path, file: BinaryIO, foreign: set[str]) -> Any:
+    """Return the object in a file of PyTorch 1.6 or later."""
+    archive = zipfile.ZipFile(file)
+    parts = {entry.filename: entry for entry in archive.infolist()}
+    folder = _checked_folder(path, archive.infolist())
+    if f"{folder}/byteorder" in parts and archive.read(f"{folder}/byteorder") != b"little":
+        raise MalformedPickle("its numbers are not little-endian")
+    storages: dict[str, Storage] = {}
+
+    def read(entry: zipfile.ZipInfo, num_bytes: int) -> np.ndarray:
+        with archive.open(entry) as part:
+            values = _bytes_of(part, num_bytes)
+            part.read()  # zipfile verifies the checksum at the end
+        return values
+
+    def storage(reference: Any) -> Storage:
+        match reference:
+            case ("storage", Placeholder() as kind, str(key), _, int(numel)):
+                entry = parts.get(f"{folder}/data/{key}")
+                if key not in storages and entry is not None:
+                    storages[key] = Storage(kind, numel, lambda count: read(entry, count))
+                    if storages[key].num_bytes > entry.file_size:
+                        raise MalformedPickle(INCOMPLETE)
+                if key in storages:
+                    return storages[key]
+        raise MalformedPickle(INCOMPLETE)
+
+    return Unpickler(io.BytesIO(archive.read(f"{folder}/data.pkl")), storage, foreign).load()
+
+
+def _checked_folder(path: Path, entries: Sequence[zipfile.ZipInfo]) -> str:
+    """Return the folder that contains all parts of a zip archive, after checks of its table of contents."""
+    names = [entry.filename for entry in entries]
+    parts = {name.partition("/")[2] for name in names}
+    programs = ("constants.pkl", "archive_format", "serialized_exported_program.json")
+    if any(part in programs or part.startswith(("code/", "models/")) for part in parts) or path.suffix == ".pt2":
+        raise CheckpointError(
+            f"{path} must hold weights; it holds a program (TorchScript or torch.export), and weft runs no programs. "
+            "Save the model's state_dict() instead."
+        )
+    if len({name.partition("/")[0] for name in names}) != 1 or "data.pkl" not in parts:
+        raise CheckpointError(
+            f"{path} must be a file of torch.save; it is some other zip archive. If the weights are inside, unpack it."
+        )
+    folder = names[0].partition("/")[0]
+    if len({name.casefold() for name in names}) < len(names):
+        raise MalformedPickle("two parts have the same name")
+    if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
+        raise MalformedPickle("a part is compressed or encrypted, which torch.save never does")
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise MalformedPickle("its parts claim to be larger than the file")
+    if entries[names.index(f"{folder}/data.pkl")].file_size > MAX_PICKLE_BYTES:
+        raise MalformedPickle("its pickle is too large for a state dict")
+    return folder
+
+
+def _legacy_content(file: BinaryIO, foreign: set[str]) -> Any:
+    """Return the object in a file of PyTorch before 1.6: five pickles, followed by the storages."""
+    storages: dict[str, Storage] = {}
+    offsets: dict[str, int] = {}  # where the data of each storage begins in the file
+
+    def read(key: str, num_bytes: int) -> np.ndarray:
+        if key not in offsets:
+            raise MalformedPickle(INCOMPLETE)
+        file.seek(offsets[key])
+        return _bytes_of(file, num_bytes)
+
+    def storage(reference: Any) -> Any:
+        match reference:
+            case ("storage", Placeholder() as kind, str(key), _, int(numel), None):
+                if key not in storages:
+                    storages[key] = Storage(kind, numel, lambda count: read(key, count))
+                return storages[key]
+            case ("module", Placeholder(), *_):  # a class, with its source code
+                return reference[1]
+        raise MalformedPickle(INCOMPLETE)
+
+    unpickler = Unpickler(file, storage, foreign)
+    if unpickler.load() != _MAGIC:
+        raise MalformedPickle(f"{UNREADABLE} (it was not written by torch.save)")
+    version, system, content, keys = (unpickler.load() for _ in range(4))
+    if version != _VERSION or not isinstance(system, dict) or system.get("little_endian") is not True:
+        raise MalformedPickle("its numbers are not little-endian")
+    position = file.tell()
+    for key in keys if isinstance(keys, list) else []:
+        if not isinstance(key, str) or key not in storages or key in offsets:
+            raise MalformedPickle(INCOMPLETE)
+        offsets[key] = position + 8  # after the number of values
+        position = offsets[key] + storages[key].num_bytes
+    if position > file.seek(0, io.SEEK_END):
+        raise MalformedPickle(INCOMPLETE)
+    return content
+
+
+def _bytes_of(file: Any, count: int) -> np.ndarray:
+    """Read a number of bytes into a new array, in pieces of 16 MB."""
+    values = np.empty(count, np.uint8)
+    view, done = memoryview(values.data), 0
+    while done < count:
+        num_read = file.readinto(view[done : done + (1 << 24)])
+        if not num_read:
+            raise MalformedPickle(INCOMPLETE)
+        done += num_read
+    return values

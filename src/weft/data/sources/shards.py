@@ -78,8 +78,7 @@ class _Shard:
     links: list[str] = field(default_factory=list)
 
     def add_samples(self, images: _Images, inventory: Inventory) -> None:
-        """Add the images to read, with their class by a label file; of several with the same label file the first with
-        the shortest ending."""
+        """Add the images with their label files; of several with one label file the first with the shortest ending."""
         stems = {name: _label_stem(name, self.labels) for name in self.images}
         chosen: dict[str, str] = {}
         for name in sorted(stems, key=lambda name: name.count(".")):
@@ -119,8 +118,7 @@ def open_shards(data: str) -> Inventory:
     is_given = len(set(splits.values())) > 1
     root = os.path.commonpath([path.absolute().parent for path in paths])
     names = {path: path.absolute().relative_to(root).as_posix() for path in paths}
-    places: dict[str, TarMember] = {}
-    inventory = Inventory(data, [], ShardReader(places), {}, unread=[names[path] for path in unread])
+    inventory = Inventory(data, [], ShardReader(places := {}), {}, unread=[names[path] for path in unread])
     if Path(data).is_dir():
         num_hidden = sum(is_junk(entry.name) for entry in Path(data).iterdir())
         inventory.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
@@ -148,8 +146,7 @@ def _inner_split(images: _Images, inventory: Inventory) -> _Images:
     sides = split_folders({folders[0] for (entry, _), folders in pairs if len(folders) > (not entry.class_name)})
     if not sides:
         return images
-    unread = sorted({folders[0] if folders else "" for folders in inner} - sides.keys())
-    if unread:
+    if unread := sorted({folders[0] if folders else "" for folders in inner} - sides.keys()):
         train = next(name for name, side in sides.items() if side == "train")
         where = first_few(f"{name}/" if name else "images outside all folders" for name in unread)
         name = printable(inventory.name)

@@ -81,15 +81,7 @@ class Mixed(Backbone):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        super().__init__(
-            in_chans=in_chans,
-            num_classes=num_classes,
-            num_features=embed_dim,
-            global_pool=global_pool,
-            pools=("avg",),
-            drop_rate=drop_rate,
-        )
-        self.img_size = Grid.of(img_size)
+        super().__init__(img_size, in_chans, num_classes, embed_dim, global_pool, ("avg",), drop_rate)
         if self.grid(self.img_size).tokens == 0:
             raise UsageError(f"img_size must be at least 4 pixels; got {self.img_size}.")
         half = embed_dim // 2
@@ -115,13 +107,8 @@ class Mixed(Backbone):
         return taps
 
     def finish(self, taps: list[tuple[Tensor, tuple[int, int]]]) -> Tensor:
-        """Return the normalized tokens of the last block, which `pool` averages."""
+        """Return the normalized tokens of the last block, which the base class averages."""
         return self.norm(taps[-1][0])
-
-    def as_fmap(self, tap: tuple[Tensor, tuple[int, int]], level: int, norm: bool) -> Tensor:
-        """Return the tokens behind a block as a map."""
-        tokens, grid = tap
-        return to_map(self.norm(tokens) if norm else tokens, grid)
 
 
 def attention(model: Mixed, weights: Sequence[Tensor], img_size: Grid) -> AttentionTrace:

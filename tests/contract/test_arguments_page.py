@@ -13,6 +13,11 @@ from weft.models.building import FACTORY, switches
 
 PAGE = (Path(__file__).parents[2] / "docs" / "arguments.md").read_text()
 FAMILIES = {"CeiT": "ceit_tiny_patch16_224", "CvT": "cvt_13", "LeViT": "levit_128s"}
+PORTS = {
+    "CeiT: CeiT-pytorch": "port_ceit_pytorch",
+    "CvT: vit-pytorch": "port_vit_pytorch_cvt",
+    "LeViT: vit-pytorch": "port_vit_pytorch_levit",
+}
 
 
 def section(title: str) -> dict[str, str]:
@@ -50,7 +55,8 @@ def test_every_argument_has_its_row(title: str) -> None:
 
 @pytest.mark.parametrize("title", re.findall(r"^## (.+)$", PAGE, re.MULTILINE))
 def test_what_stands_for_it_is_an_argument_of_weft(title: str) -> None:
-    rows, known = section(title), {*switches(FAMILIES[title.partition(":")[0]]), *FACTORY}
+    rows, model = section(title), PORTS.get(title) or FAMILIES[title.partition(":")[0]]
+    known = {*switches(model), *FACTORY}
     assert len(rows) >= 11
     for name, text in rows.items():
         assert text, name

@@ -68,8 +68,8 @@ def test_resized_offsets_follow_a_smooth_table():
 
 def test_embedding_keeps_prefix_tokens_and_native_size():
     embed = torch.randn(1, 1 + 16, 6)
-    assert resize_embedding(embed, Grid(4, 4), Grid(4, 4), 1) is embed
-    resized = resize_embedding(embed, Grid(4, 4), Grid(3, 7), 1)
+    assert resize_embedding(embed, Grid(4, 4), Grid(4, 4)) is embed
+    resized = resize_embedding(embed, Grid(4, 4), Grid(3, 7))
     assert resized.shape == (1, 1 + 21, 6)
     assert torch.equal(resized[:, 0], embed[:, 0])
 
@@ -84,8 +84,9 @@ def test_embedding_is_resized_as_torch_resizes_a_map():
 
 def test_guess_grid():
     assert guess_grid(196, "x") == Grid(14, 14)
-    with pytest.raises(CheckpointError, match=r"pos_embed must hold positions of a square grid.*got 195"):
-        guess_grid(195, "pos_embed")
+    for count in (195, 0, -1):
+        with pytest.raises(CheckpointError, match=rf"pos_embed must hold positions of a square grid.*got {count},"):
+            guess_grid(count, "pos_embed")
 
 
 def halve(table: nn.Parameter) -> nn.Parameter:

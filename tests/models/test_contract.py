@@ -236,14 +236,12 @@ def test_symbolic_trace_of_the_folded_network(name):
 
 @ignore_jit
 @pytest.mark.parametrize("name", FAMILIES_LARGE_SLOW)
-def test_torchscript(name):
+def test_jit_trace(name):
     model = lively(name)
     x = images(model, 3)
     trace = torch.jit.trace(model, x[:2])
-    script = torch.jit.script(model)
     for batch in (x, x[:1]):
         torch.testing.assert_close(trace(batch), model(batch))
-        torch.testing.assert_close(script(batch), model(batch))
 
 
 @pytest.mark.slow_except("cvt_nano_32")
@@ -315,7 +313,8 @@ def test_timm_names_are_created_and_not_shadowed():
 
 def test_list_models():
     assert weft.list_models("ceit_tiny*") == ["ceit_tiny_patch16_224", "ceit_tiny_patch16_384"]
-    assert set(weft.list_models()) == set(VARIANTS) == {m.removeprefix("weft_") for m in timm.list_models("weft_*")}
+    registered = {name.removeprefix("weft_") for name in timm.list_models("weft_*")}
+    assert set(weft.list_models()) == set(VARIANTS) == registered - set(weft.list_models("port_*"))
 
 
 @pytest.mark.slow

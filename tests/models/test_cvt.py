@@ -20,7 +20,7 @@ from weft.errors import UsageError
         dict(conv_proj=(True, False, False)),
         dict(conv_proj=(True, True, False)),
         dict(global_pool="avg"),
-        dict(scale_by="head_dim", act_layer="gelu", qkv_bias=False, shared_kv=True, final_norm=False),
+        dict(scale_by="head_dim", act_layer="gelu", qkv_bias=False),
     ],
     ids=str,
 )

@@ -5,28 +5,27 @@ import torch
 
 from tests.helpers import enliven
 from weft.grid import Grid
-from weft.layers.norm import LinearNorm
-from weft.models.base import activation
+from weft.layers.activation import activation
 from weft.models.ceit import network as ceit
 from weft.models.cvt import network as cvt
 from weft.models.levit import network as levit
 
 ACT = activation("hard_swish")
 BLOCKS = {
-    "LeFF": (lambda: ceit.LeFF(4, 8, 3, norm=True, bias=True, final_act=False, pass_cls=True), (5, 4), [(2, 2)]),
+    "LeFF": (lambda: ceit.LeFF(4, 8, 3, norm=True, final_act=False, pass_cls=True), (5, 4), [(2, 2)]),
     "LCA": (
-        lambda: ceit.LayerwiseClassAttention(4, 3, 2, 2, 2.0, qkv_bias=True, embed=True, norm_eps=1e-6),
+        lambda: ceit.LayerwiseClassAttention(4, 3, 2, 2.0, qkv_bias=True, embed=True),
         (3, 4),
         [],
     ),
     "ConvAttention": (
-        lambda: cvt.ConvAttention(4, 2, 3, True, 3, 2, False, True, 0.5, num_prefix=1, drop_rate=0.0),
+        lambda: cvt.ConvAttention(4, 2, True, 3, 2, True, 0.5, num_prefix=1, drop_rate=0.0),
         (10, 4),
         [(3, 3)],
     ),
-    "Attention": (lambda: levit.Attention(4, 2, 2, 2.0, Grid(2, 3), LinearNorm, ACT, True), (6, 4), []),
+    "Attention": (lambda: levit.Attention(4, 2, 2, 2.0, Grid(2, 3), levit.linear_bn, ACT, True), (6, 4), []),
     "AttentionDownsample": (
-        lambda: levit.AttentionDownsample(4, 6, 2, 2, 4.0, Grid(3, 2), LinearNorm, ACT, True),
+        lambda: levit.AttentionDownsample(4, 6, 2, 2, 4.0, Grid(3, 2), levit.linear_bn, ACT, True),
         (6, 4),
         [],
     ),

@@ -172,6 +172,7 @@ def test_wrong_size_says_what_to_do():
     [
         (dict(depth=(1, 2)), r"depth must have one value per stage, 3 in all; got 2: \(1, 2\)"),
         (dict(norm="group"), "norm must be 'batch' or 'layer' .* got 'group'"),
+        (dict(stem="bare"), "stem 'conv' or 'patch'; got 'batch' and 'bare'"),
         (dict(act_layer="geluu"), "Unknown activation 'geluu'. Nearest: gelu, relu, quick_gelu"),
         (dict(global_pool="max"), "global_pool of LeViT must be one of 'avg', ''; got 'max'"),
         (dict(stem="patch", img_size=7), "img_size must leave at least one place behind the stem; got 7x7"),

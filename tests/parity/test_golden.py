@@ -16,6 +16,7 @@ import weft
 from tests.reference.deterministic import fill, image_batch
 from weft.checkpoints.load import recognise
 from weft.layers.tokens import to_map
+from weft.models.ceit.network import CeiT
 
 FOLDER = Path(__file__).parents[1] / "reference"
 NETWORKS = json.loads((FOLDER / "official_state_dicts.json").read_text())
@@ -26,7 +27,7 @@ RECORDED = sorted({key.split("/")[0] for key in GOLDEN})
 
 def our_name(theirs: str) -> str:
     if theirs == "CeiT-pytorch":
-        return "ceit_tiny_patch16_224"
+        return "port_ceit_pytorch"
     if theirs.startswith("cvt"):
         return "_".join(theirs.split("-")[:2])
     return theirs.lower().replace("_c_", "_")
@@ -79,7 +80,7 @@ def watch(model: nn.Module, taps: dict[str, Tensor], as_maps: bool) -> list:
     def input_of(module, name, change):
         hooks.append(module.register_forward_pre_hook(lambda m, args: taps.__setitem__(name, change(args[0]))))
 
-    if type(model).__name__ == "CeiT":
+    if isinstance(model, CeiT):
         output_of(model.patch_embed.pool, "feature_map_after_i2t_maxpool")
         output_of(model.patch_embed, "tokens_after_i2t")
         output_of(model.lca, "class_token_after_lca")
@@ -88,7 +89,7 @@ def watch(model: nn.Module, taps: dict[str, Tensor], as_maps: bool) -> list:
     elif type(model).__name__ == "CvT":
         for i, stage in enumerate(model.stages):
             output_of(stage.patch_embed, f"feature_map_after_token_embedding_{i}")
-            sides = tuple(model._check_grids(model.img_size)[i])
+            sides = tuple(model.grids[i])
             prefix = model.num_prefix if i == 2 else 0
             output_of(
                 stage.blocks[-1],

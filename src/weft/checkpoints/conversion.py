@@ -13,6 +13,7 @@ from weft.checkpoints.files import read_contents
 from weft.checkpoints.layout import convert
 from weft.checkpoints.load import (
     LoadReport,
+    family_of_layout,
     find_prefix,
     given_prefix,
     head_prefixes,
@@ -29,7 +30,7 @@ from weft.models.building import create_model
 from weft.models.building import switches as switches_of
 from weft.models.contract import preprocessing, resized
 from weft.models.families import VARIANTS, families, family_of
-from weft.models.layout import State
+from weft.models.layout import Layout, State
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def convert_checkpoint(
     switches = {**required, **(settings or {})}
     converted = convert(layout, weights).state if layout else weights
     if model is None:
-        model = find_model(converted, switches, img_size, source)
+        model = find_model(converted, switches, img_size, source, layout)
     beside = read_metadata(file.parent)
     size = img_size if img_size is not None else _size_of(beside, model)
     if size is not None and model in VARIANTS:
@@ -156,7 +157,7 @@ def _matching(state: State, settings: Mapping[str, Any], img_size: Any, source: 
         try:
             layout = recognise(weights)
             required = {k: v for k, v in (layout.switches(weights) if layout else {}).items() if v is not None}
-            found[prefix] = find_model(to_weft(weights), {**required, **settings}, img_size, source)
+            found[prefix] = find_model(to_weft(weights), {**required, **settings}, img_size, source, layout)
         except UsageError as error:
             first = first or error
         except CheckpointError:  # the tensors do not fit together
@@ -174,7 +175,11 @@ def _matching(state: State, settings: Mapping[str, Any], img_size: Any, source: 
 
 
 def find_model(
-    state: Mapping[str, Tensor], switches: Mapping[str, Any], img_size: Any = None, source: str | Path = "the file"
+    state: Mapping[str, Tensor],
+    switches: Mapping[str, Any],
+    img_size: Any = None,
+    source: str | Path = "the file",
+    layout: Layout | None = None,
 ) -> str:
     """Return the name of weft's only model that matches a state dict.
 
@@ -183,12 +188,13 @@ def find_model(
         switches: constructor arguments that the weights require.
         img_size: requested input size; it decides between models that differ only in their position embeddings.
         source: name of the state dict in messages.
+        layout: layout that the state dict was in; only models of its family match.
 
     Raises:
         UsageError: no model matches, or several.
     """
     matches: dict[str, bool] = {}
-    for name, row in VARIANTS.items():
+    for name, row in (family_of_layout(layout).variants if layout else VARIANTS).items():
         if not set(switches) <= set(switches_of(name)):
             continue
         values = _arguments_for(name, state, switches)

@@ -89,11 +89,9 @@ def load_checkpoint(
     prefix = find_prefix(model, theirs, head=head) if prefix is None else given_prefix(theirs, prefix)
     outside = [name for name in theirs if not name.startswith(prefix)]
     theirs = under(theirs, prefix)
-    layout = recognise(theirs) if isinstance(model, Backbone) else None
-    if layout is not None:
-        _check_family(model, layout)
-        if switches == "check":
-            _check_switches(model, layout, theirs)
+    layout = _layout_for(model, theirs) if isinstance(model, Backbone) else None
+    if layout is not None and switches == "check":
+        _check_switches(model, layout, theirs)
     renamed = convert(layout, theirs) if layout else RenamedState(theirs, {name: name for name in theirs})
 
     state, dropped = renamed.state, outside
@@ -178,13 +176,14 @@ def layouts() -> tuple[Layout, ...]:
     return tuple(layout for family in families() for layout in family.code("weights", "LAYOUTS", ()))
 
 
-def _family_of_layout(layout: Layout) -> Family:
+def family_of_layout(layout: Layout) -> Family:
+    """Return the family whose networks have weights in this layout."""
     return next(family for family in families() if layout in family.code("weights", "LAYOUTS", ()))
 
 
 def _built_values(model: nn.Module, layout: Layout) -> dict[str, Any]:
     """Return the constructor arguments of a built model that no tensor shows."""
-    built_values = _family_of_layout(layout).code("weights", "built_values")
+    built_values = family_of_layout(layout).code("weights", "built_values")
     return built_values(model) if built_values else {}
 
 
@@ -220,13 +219,17 @@ def _is_head(model: nn.Module, name: str) -> bool:
     return any(name.startswith(f"{prefix}.") for prefix in head_prefixes(model))
 
 
-def _check_family(model: nn.Module, layout: Layout) -> None:
-    family = _family_of_layout(layout)
-    if family_of(model) is not family:
-        raise CheckpointError(
-            f"The weights of {layout.name} need a {family.name}; the model is {describe_model(model)}, a "
-            f"{type(model).__name__}. Build a model of `weft models '{family.name.lower()}*'`. {_NOTHING_LOADED}"
-        )
+def _layout_for(model: nn.Module, theirs: State) -> Layout | None:
+    """Return the layout of weights for this model; None: they are under its own names."""
+    layout = recognise(theirs)
+    if layout is None or (family := family_of_layout(layout)) is family_of(model):
+        return layout
+    if model.state_dict().keys() <= theirs.keys():  # some networks share names with a layout of another family
+        return None
+    raise CheckpointError(
+        f"The weights of {layout.name} need a {family.name}; the model is {describe_model(model)}, a "
+        f"{type(model).__name__}. Build one of its models, such as {next(iter(family.variants))}. {_NOTHING_LOADED}"
+    )
 
 
 def _check_switches(model: nn.Module, layout: Layout, theirs: State) -> None:

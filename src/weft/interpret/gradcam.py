@@ -83,9 +83,7 @@ def _clone_inference_tensors(model: nn.Module) -> None:
 def _cam_target(model: nn.Module) -> CamTarget | None:
     """Return the last map that a family of weft names; None for other networks."""
     family = family_of(model)
-    if family is None:
-        return None
-    cam_target = family.code("attention", "cam_target") or family.code("inference", "cam_target")
+    cam_target = None if family is None else family.code("attention", "cam_target")
     return None if cam_target is None else cam_target(model)
 
 

@@ -1,4 +1,4 @@
-"""QuickGELU, and an MLP that needs no extra time for it."""
+"""Activations by their names in timm; QuickGELU, and an MLP that needs no extra time for it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from weft.errors import unknown
 from weft.layers.mlp import Mlp
 from weft.layers.norm import with_weights
 
@@ -21,6 +22,28 @@ class QuickGELU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.silu(QUICK * x) * (1 / QUICK)
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "gelu": nn.GELU,
+    "quick_gelu": QuickGELU,
+    "hard_swish": nn.Hardswish,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "identity": nn.Identity,
+}
+
+
+def activation(name: str) -> type[nn.Module]:
+    """Return the class of an activation, by its name in timm."""
+    if name not in ACTIVATIONS:
+        raise unknown("activation", name, ACTIVATIONS, ", ".join(ACTIVATIONS))
+    return ACTIVATIONS[name]
+
+
+def activation_name(module: nn.Module) -> str:
+    """Return the timm name of an activation module; its class name if it has none."""
+    return next((name for name, kind in ACTIVATIONS.items() if type(module) is kind), type(module).__name__)
 
 
 class QuickMlp(Mlp):

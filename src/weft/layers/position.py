@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -12,13 +14,16 @@ from weft.grid import Grid
 from weft.layers.tokens import to_map, to_tokens
 
 
-def resize_embedding(
-    embed: Float[Tensor, "1 n c"], old: Grid, new: Grid, num_prefix_tokens: int = 0
-) -> Float[Tensor, "1 m c"]:
-    """Resize a learned position embedding bicubically; prefix tokens, first in the sequence, are kept as they are."""
+def resize_positions(positions: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Resize learned positions: an embedding (1 n c) of tokens, or a table (heads n) over offsets of tokens."""
+    return (resize_offsets if positions.ndim == 2 else resize_embedding)(positions, old, new)
+
+
+def resize_embedding(embed: Float[Tensor, "1 n c"], old: Grid, new: Grid) -> Float[Tensor, "1 m c"]:
+    """Resize a learned position embedding bicubically; of prefix tokens, first in the sequence, it is unchanged."""
     if old == new:
         return embed
-    prefix, tokens = embed[:, :num_prefix_tokens], embed[:, num_prefix_tokens:]
+    prefix, tokens = embed.tensor_split([embed.shape[1] - old.tokens], dim=1)
     fmap = F.interpolate(to_map(tokens.float(), old).contiguous(), size=tuple(new), mode="bicubic")
     return torch.cat([prefix, to_tokens(fmap).to(embed.dtype)], dim=1)
 
@@ -29,39 +34,13 @@ def guess_grid(num_tokens: int, what: str) -> Grid:
     Raises:
         CheckpointError: `num_tokens` is not a square.
     """
-    side = round(num_tokens**0.5)
-    if side * side != num_tokens:
+    side = math.isqrt(max(num_tokens, 0))
+    if side == 0 or side * side != num_tokens:
         raise CheckpointError(
             f"{what} must hold positions of a square grid to be resized; got {num_tokens}, which is no square. "
             "Build the model at the image size of the weights, load them, then call set_input_size."
         )
     return Grid(side, side)
-
-
-def fit_embedding(
-    state: dict[str, Tensor], name: str, own: Tensor | None, grid: Grid, num_prefix_tokens: int = 0
-) -> list[str]:
-    """Resize a position embedding of a state dict to the grid of a model's own, in place.
-
-    Args:
-        state: the state dict.
-        name: of the embedding in it.
-        own: the model's embedding (1 n c); None where it has none.
-        grid: of that.
-        num_prefix_tokens: tokens in front that have no place on it.
-
-    Returns:
-        The name if something was changed.
-
-    Raises:
-        CheckpointError: it is on no square grid.
-    """
-    embed = state.get(name)
-    if embed is None or own is None or embed.ndim != 3 or embed.shape == own.shape:
-        return []
-    old = guess_grid(embed.shape[1] - num_prefix_tokens, name)
-    state[name] = resize_embedding(embed, old, grid, num_prefix_tokens)
-    return [name]
 
 
 def offset_index(queries: Grid, keys: Grid, stride: int) -> Int[Tensor, "n m"]:
@@ -94,7 +73,8 @@ class OffsetLookup:
     """Biases of all (query, key) pairs from a table over |dy|, |dx|: `table[:, offsets]`.
 
     Without gradients on a CPU, the biases are kept until the table changes: a lookup takes longer than a comparison of
-    the table, which notices every change. Copies of a network start without kept biases.
+    the table, which notices every change. (On a GPU it would wait for the kernels before it.) Copies of a network start
+    without kept biases.
     """
 
     def __init__(self) -> None:
@@ -102,19 +82,16 @@ class OffsetLookup:
 
     def __call__(self, table: Float[Tensor, "heads places"], offsets: Int[Tensor, "n m"]) -> Float[Tensor, "heads n m"]:
         is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or type(table) is not nn.Parameter
-        if is_traced or torch.is_grad_enabled():
+        if is_traced or torch.is_grad_enabled() or table.device.type != "cpu":
             return table[:, offsets]
-        is_kept = table.device.type == "cpu"  # on a GPU, a comparison would wait for the kernels before it
-        if is_kept and self._last is not None:
+        if self._last is not None:
             last_table, last_offsets, biases = self._last
+            is_same_kind = last_offsets is offsets and last_table.dtype == table.dtype
             is_same_mode = biases.is_inference() == torch.is_inference_mode_enabled()
-            is_same_kind = is_same_mode and last_offsets is offsets and last_table.dtype == table.dtype
-            if is_same_kind and torch.equal(last_table, table):
+            if is_same_kind and is_same_mode and torch.equal(last_table, table):
                 return biases
-        biases = table.index_select(1, offsets.flatten()).view(-1, *offsets.shape)  # fewer operations than indexing
-        if is_kept:
-            self._last = table.detach().clone(), offsets, biases
-        return biases
+        self._last = table.detach().clone(), offsets, table[:, offsets]
+        return self._last[2]
 
     def __reduce__(self) -> tuple[type[OffsetLookup], tuple[()]]:
         return OffsetLookup, ()

@@ -1,14 +1,13 @@
 """Tokens (b n c) and maps (b c h w): two views of the same memory; converting one into the other copies nothing.
 
 A map made from tokens is channels-last, which the convolution and BatchNorm kernels accept directly. Plain torch calls
-instead of einops: the same views, also in `torch.fx` and TorchScript, with less Python time in small batches.
+instead of einops: the same views, also in `torch.fx`, with less Python time in small batches.
 """
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def to_map(tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b c h w"]:
@@ -29,17 +28,3 @@ def split_heads(tokens: Float[Tensor, "b n inner"], num_heads: int) -> Float[Ten
 def join_heads(parts: Float[Tensor, "b heads n d"]) -> Float[Tensor, "b n inner"]:
     """Undo `split_heads`: b heads n d -> b n (heads d)."""
     return parts.transpose(1, 2).flatten(2)
-
-
-class PrependToken(nn.Module):
-    """Put a token in front of each sequence of the batch."""
-
-    def forward(self, tokens: Float[Tensor, "b n c"], token: Float[Tensor, "1 1 c"]) -> Float[Tensor, "b n+1 c"]:
-        return torch.cat([token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-
-
-class ReplaceToken(nn.Module):
-    """Replace the first token of each sequence."""
-
-    def forward(self, tokens: Float[Tensor, "b n c"], token: Float[Tensor, "b 1 c"]) -> Float[Tensor, "b n c"]:
-        return torch.cat([token, tokens[:, 1:]], dim=1)

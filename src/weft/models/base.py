@@ -1,32 +1,25 @@
 """Backbone: timm's model contract, implemented once for all networks.
 
-A family implements how an image becomes a list of outputs, one per feature level (`encode`), how these become features
-(`finish`), how one of them becomes a map (`as_fmap`), and what its head is. Everything else follows.
+A family implements how an image becomes tokens, level by level (`encode`), how these become features (`finish`), on
+which grids the tokens are (`grids_of`), and which learned positions belong to which grid (`positions`).
 """
 
-# Annotations are real here, not postponed: a traced graph copies those of `forward`, and TorchScript reads them.
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from weft.errors import UsageError, unknown
+from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.activation import QuickGELU
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {  # by their names in timm
-    "gelu": nn.GELU,
-    "quick_gelu": QuickGELU,
-    "hard_swish": nn.Hardswish,
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-    "identity": nn.Identity,
-}
+from weft.layers.position import guess_grid, resize_positions
+from weft.layers.tokens import to_map
 
 
 class CamTarget(NamedTuple):
@@ -43,42 +36,27 @@ class CamTarget(NamedTuple):
     grid_of: Callable[[tuple[Any, ...]], tuple[int, int]]
 
 
-def per_stage(value: Any, count: int, what: str) -> tuple:
-    """Return one value per stage: a single one is repeated, a sequence must have `count` entries."""
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * count
-    if len(values) != count:
-        raise UsageError(f"{what} must have one value per stage, {count} in all; got {len(values)}: {value!r}.")
-    return values
+def per_stage(count: int, **values: Any) -> list[SimpleNamespace]:
+    """Return the values of each stage, by name: a single value is that of all, a sequence must have `count` entries."""
+    columns = {}
+    for name, value in values.items():
+        columns[name] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * count
+        if len(columns[name]) != count:
+            raise UsageError(
+                f"{name} must have one value per stage, {count} in all; got {len(columns[name])}: {value!r}."
+            )
+    return [SimpleNamespace(**{name: column[i] for name, column in columns.items()}) for i in range(count)]
 
 
-def head_width(embed_dim: int, num_heads: int, head_dim: int | None = None, where: str = "") -> int:
-    """Return the width of one attention head: `head_dim` if given, else `embed_dim` in equal parts.
+def head_width(embed_dim: int, num_heads: int, where: str = "") -> int:
+    """Return the width of one attention head.
 
     Raises:
-        UsageError: `embed_dim` cannot be cut into `num_heads` equal parts, or `head_dim` is not positive.
+        UsageError: `embed_dim` cannot be cut into `num_heads` equal parts.
     """
-    if head_dim is not None:
-        if head_dim < 1:
-            raise UsageError(f"head_dim{where} must be at least 1; got {head_dim}.")
-        return head_dim
     if embed_dim % num_heads:
-        raise UsageError(
-            f"embed_dim{where} must be divisible by num_heads{where}; got {embed_dim} and {num_heads}."
-            " Or give head_dim."
-        )
+        raise UsageError(f"embed_dim{where} must be divisible by num_heads{where}; got {embed_dim} and {num_heads}.")
     return embed_dim // num_heads
-
-
-def activation(name: str) -> type[nn.Module]:
-    """Return the class of an activation, by its name in timm."""
-    if name not in ACTIVATIONS:
-        raise unknown("activation", name, ACTIVATIONS, ", ".join(ACTIVATIONS))
-    return ACTIVATIONS[name]
-
-
-def activation_name(module: nn.Module) -> str:
-    """Return the timm name of an activation module; its class name if it has none."""
-    return next((name for name, kind in ACTIVATIONS.items() if type(module) is kind), type(module).__name__)
 
 
 def linear_head(num_features: int, num_classes: int) -> nn.Linear:
@@ -92,7 +70,10 @@ def linear_head(num_features: int, num_classes: int) -> nn.Linear:
 class Backbone(nn.Module, ABC):
     """An image classifier that is also a backbone.
 
+    image -> `encode` -> tokens and grid of each level -> `finish` -> features -> `pool` -> `head` -> logits
+
     Args:
+        img_size: pixels, an int or (height, width).
         in_chans: channels of the image.
         num_classes: width of the head; 0 for none.
         num_features: channels of the last level.
@@ -105,12 +86,13 @@ class Backbone(nn.Module, ABC):
     pretrained_cfg: dict[str, Any]
     default_cfg: dict[str, Any]
     head: nn.Module
-    img_size: Grid
     weft_name: str
+    norm_name = "norm"  # the final norm
+    num_prefix = 0  # tokens of the last level that have no place on its map, such as a class token: the first ones
 
     def __init__(
         self,
-        *,
+        img_size: int | tuple[int, int],
         in_chans: int,
         num_classes: int,
         num_features: int,
@@ -120,6 +102,8 @@ class Backbone(nn.Module, ABC):
         distilled: bool = False,
     ) -> None:
         super().__init__()
+        self.img_size = Grid.of(img_size)
+        self.grids: list[Grid] = []  # of tokens at this size, from the first to the last
         self.in_chans = in_chans
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = num_features
@@ -137,33 +121,40 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Any]:
-        """Return the raw output of the first `levels` feature levels (None: of all)."""
+        """Return tokens (b n c) and their grid (height, width), of each of the first `levels` levels (None: of all)."""
 
     @abstractmethod
     def finish(self, taps: list[Any]) -> Tensor:
         """Return normalized, unpooled features (b n num_features), from the outputs of all levels."""
 
-    @abstractmethod
-    def as_fmap(self, tap: Any, level: int, norm: bool) -> Float[Tensor, "b c h w"]:
-        """Return the output of a level as a map, without prefix tokens; with the final norm if asked."""
-
     # A family may replace these
 
+    def grids_of(self, img_size: Grid) -> list[Grid]:
+        """Return the grids of tokens for an image size; raise a UsageError if no token is left."""
+        return []
+
+    def positions(self) -> dict[str, int]:
+        """Return the names of learned positions, and the grid that each is for, as an index of `grids`."""
+        return {}
+
+    def as_fmap(self, tap: Any, level: int, norm: bool) -> Float[Tensor, "b c h w"]:
+        """Return the output of a level as a map, without prefix tokens; with the final norm, if it has that width."""
+        tokens, (height, width) = tap
+        if norm and self.feature_info[level]["num_chs"] == self.num_features:
+            tokens = getattr(self, self.norm_name)(tokens)
+        return to_map(tokens[:, -height * width :], (height, width))
+
     def pool(self, features: Tensor) -> Tensor:
-        """Features (b n c) to one vector per image (b c), by `global_pool`: the mean over all tokens for 'avg'."""
-        return features.mean(dim=1) if self.global_pool == "avg" else features
+        """Features (b n c) to one vector per image (b c): the class token, if there is one and `global_pool` is
+        'token', or the mean of all tokens that have a place."""
+        if self.global_pool == "token" and self.num_prefix:
+            return features[:, 0]
+        return features[:, self.num_prefix :].mean(dim=1) if self.global_pool else features
 
-    def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
-        """Drop the modules that only levels beyond the first `count` need. By default all are kept."""
-
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Set the size of the images, an int or (height, width); learned positions are resized."""
-        self.img_size = Grid.of(img_size)
-        self.record_input_size(self.img_size)
-
-    def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        """Fit the learned positions of a state dict to this model's size; return it, and the names that changed."""
-        return state, []
+    def drop_levels(self, count: int, keep_head: bool) -> None:
+        """Drop the modules that only levels beyond the first `count` need, or only the head if that is not kept."""
+        name = self.feature_info[count - 1]["module"].partition(".")[0]
+        setattr(self, name, getattr(self, name)[:count])
 
     def default_levels(self) -> tuple[int, ...]:
         """Return the levels that `features_only` returns: all if there are at most four, else four, evenly spread."""
@@ -172,14 +163,11 @@ class Backbone(nn.Module, ABC):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns from parameter names to layer groups, from stem to head (timm's layer-wise decay)."""
-        return dict(
-            stem=r"^(?:stem|patch_embed|cls_token|pos_embed)",
-            blocks=[(r"^(?:blocks|stages)\.(\d+)", None), (r".", (99999,))],
-        )
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters without weight decay, in addition to those with one axis."""
-        return set()
+        stages: list[tuple[str, Any]] = [(r"^stages\.(\d+)\.", (0,))]
+        if not coarse:
+            stages.insert(0, (r"^stages\.(\d+)\.blocks\.(\d+)", None))
+        stem = r"^(?:stages\.0\.)?(?:stem|patch_embed|cls_token|pos_embed)"
+        return dict(stem=stem, blocks=[*stages, (r"^blocks\.(\d+)", None), (r".", (99999,))])
 
     # Everything else follows
 
@@ -197,8 +185,8 @@ class Backbone(nn.Module, ABC):
             return x
         return self.head(x) if self.head_dist is None else self.join_logits(self.head(x), self.head_dist(x))
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Images (b in_chans height width) to logits (b num_classes), or those of two heads; typed for TorchScript."""
+    def forward(self, x: Float[Tensor, "b in_chans height width"]) -> Tensor | tuple[Tensor, Tensor]:
+        """Images to logits (b num_classes), or those of two heads."""
         return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
@@ -236,11 +224,12 @@ class Backbone(nn.Module, ABC):
     ) -> list[int]:
         """Drop the modules that only levels beyond `indices` need; return the indices, counted from 0."""
         take, last = _taken(len(self.feature_info), indices)
-        is_whole = last == len(self.feature_info) - 1
+        keep_head = last == len(self.feature_info) - 1 and not prune_head
+        self.drop_levels(last + 1, keep_head)
         self.feature_info = self.feature_info[: last + 1]
+        if prune_norm or self.feature_info[-1]["num_chs"] != self.num_features:
+            setattr(self, self.norm_name, nn.Identity())
         self.num_features = self.head_hidden_size = self.feature_info[-1]["num_chs"]
-        keep_head = is_whole and not prune_head
-        self.keep_levels(last + 1, is_whole, not prune_norm, keep_head)
         if not keep_head:
             self.reset_classifier(0)
         return take
@@ -288,11 +277,20 @@ class Backbone(nn.Module, ABC):
         """Recompute the activations of blocks in the backward pass instead of storing them."""
         self.grad_checkpointing = enable
 
-    def record_input_size(self, img_size: Grid) -> None:
-        """Record a changed image size in `model_args` and timm's configuration."""
-        self.model_args = {**self.model_args, "img_size": tuple(img_size)}
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Set the size of the images, an int or (height, width); learned positions are resized."""
+        size = Grid.of(img_size)
+        grids = self.grids_of(size)
+        for name, level in self.positions().items():
+            if grids[level] != self.grids[level]:
+                own = self.get_parameter(name)
+                resized = resize_positions(own.detach(), self.grids[level], grids[level])
+                owner, _, leaf = name.rpartition(".")
+                setattr(self.get_submodule(owner), leaf, nn.Parameter(resized, requires_grad=own.requires_grad))
+        self.img_size, self.grids = size, grids
+        self.model_args = {**self.model_args, "img_size": tuple(size)}
         if hasattr(self, "pretrained_cfg"):
-            self.pretrained_cfg = self.default_cfg = {**self.pretrained_cfg, "input_size": (self.in_chans, *img_size)}
+            self.pretrained_cfg = self.default_cfg = {**self.pretrained_cfg, "input_size": (self.in_chans, *size)}
 
     @property
     def _model_args(self) -> dict[str, Any]:
@@ -302,6 +300,29 @@ class Backbone(nn.Module, ABC):
     @_model_args.setter
     def _model_args(self, model_args: dict[str, Any]) -> None:
         self.model_args = model_args
+
+    def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+        """Fit the learned positions of a state dict to this model's size; return it, and the names that changed.
+
+        Raises:
+            CheckpointError: its positions are on no square grid.
+        """
+        state, resized = dict(state), []
+        for name, level in self.positions().items():
+            theirs, own, grid = state.get(name), self.get_parameter(name), self.grids[level]
+            if theirs is None or theirs.ndim != own.ndim or theirs.numel() == 0:
+                continue  # loading reports it
+            if theirs.shape[1] == own.shape[1] and not resized:  # all are of one size: the first one decides
+                break
+            old = guess_grid(theirs.shape[1] - own.shape[1] + grid.tokens, name)
+            state[name] = resize_positions(theirs, old, grid)
+            resized.append(name)
+        return state, resized
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters without weight decay, in addition to those with one axis."""
+        tokens = (name for name, _ in self.named_parameters() if name.endswith(("cls_token", "dist_token")))
+        return {*self.positions(), *tokens}
 
     def check_image_size(self, image: Tensor) -> None:
         """Raise a UsageError for images of another size than `img_size`; for networks with learned positions."""
@@ -325,13 +346,6 @@ class Backbone(nn.Module, ABC):
             raise UsageError(f"global_pool of {type(self).__name__} must be one of {offered}; got {global_pool!r}.")
         return global_pool
 
-    def __prepare_scriptable__(self) -> nn.Module:
-        """`torch.jit.script` gets a trace: shapes here are documented in a way that TorchScript cannot parse."""
-        size = self.default_cfg["input_size"] if hasattr(self, "default_cfg") else (self.in_chans, 224, 224)
-        like = next(self.parameters())
-        example = torch.zeros(2, *size, device=like.device, dtype=like.dtype)
-        return _Traced(cast("torch.jit.ScriptModule", torch.jit.trace(self, example, check_trace=False)))
-
 
 def _taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
     """Return the chosen ones of `count` levels, counted from 0, and the last of them, by timm's rule."""
@@ -339,12 +353,3 @@ def _taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]
 
     taken, last = feature_take_indices(count, indices)
     return list(taken), last
-
-
-class _Traced(nn.Module):
-    def __init__(self, traced: torch.jit.ScriptModule) -> None:
-        super().__init__()
-        self.traced = traced
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        return self.traced(x)

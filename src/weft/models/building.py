@@ -36,9 +36,7 @@ FACTORY = ("features_only", "out_indices", "device", "dtype")
 
 def switches(name: str) -> list[str]:
     """Return the names of the constructor arguments that `create_model(name)` takes."""
-    family = family_named(name)
-    assert family is not None, name
-    return list(inspect.signature(family.network_class.__init__).parameters)[1:]
+    return list(inspect.signature(_record(name)[0].network_class.__init__).parameters)[1:]
 
 
 def create_model(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -89,14 +87,13 @@ def build_network(
     Raises:
         UsageError: an unknown argument, or sizes that do not fit.
     """
-    family, variant = family_named(name), VARIANTS[name]
-    assert family is not None
+    family, variant = _record(name)
     known = [*switches(name), *FACTORY]
     for key in given:
         if key not in known:
             raise unknown(f"argument of {name}", key, known, ", ".join(known))
     given = {key: value for key, value in given.items() if value is not None}
-    cfg = _pretrained_cfg(name, family, variant)
+    cfg = default_cfg(name)
     if pretrained_cfg is not None:
         cfg = timm_models.resolve_pretrained_cfg(f"weft_{name}", pretrained_cfg).to_dict()
     cfg |= pretrained_cfg_overlay or {}
@@ -118,37 +115,38 @@ def build_network(
     return model if dtype is None else model.to(dtype)
 
 
-def default_cfg(family: Family, variant: Variant) -> dict[str, Any]:
-    """Return timm's default_cfg of a model: preprocessing as in the released code, names of first and last layers."""
+def default_cfg(name: str) -> dict[str, Any]:
+    """Return timm's default_cfg of a network of weft: preprocessing as in the released code, first and last layers."""
+    family, variant = _record(name)
     size, weights = variant.size, variant.weights
-    hub = {"hf_hub_id": weights.repo} if weights and weights.repo else {}
-    return dict(
-        num_classes=1000,
-        input_size=(3, size, size),
-        fixed_input_size=True,
-        min_input_size=(3, 32, 32) if size >= 64 else (3, 16, 16),
-        pool_size=None,
-        interpolation="bicubic",
-        mean=MEAN,
-        std=STD,
-        crop_pct=0.875 if size >= 64 else 1.0,  # small images are not cropped
-        first_conv=None,
-        classifier="head",
-        license=weights.licence if weights else "apache-2.0",
-    ) | {**hub, **family.default_cfg, **variant.default_cfg}
+    repo = weights.repo if weights else ""
+    tag = repo.partition(".")[2] or ("in22k_ft_in1k" if repo.endswith("22k") else "in1k")
+    return {
+        "architecture": f"weft_{name}",
+        **({"hf_hub_id": repo, "tag": tag} if repo else {}),
+        "custom_load": False,
+        "num_classes": 1000,
+        "input_size": (3, size, size),
+        "fixed_input_size": True,
+        "min_input_size": (3, 32, 32) if size >= 64 else (3, 16, 16),
+        "pool_size": None,
+        "interpolation": "bicubic",
+        "mean": MEAN,
+        "std": STD,
+        "crop_pct": 0.875 if size >= 64 else 1.0,  # small images are not cropped
+        "crop_mode": "center",
+        "first_conv": None,
+        "classifier": "head",
+        "license": weights.licence if weights else "apache-2.0",
+        **family.default_cfg,
+        **variant.default_cfg,
+    }
 
 
-def tag_of(variant: Variant) -> str:
-    """Return the tag of the public weights of a model; '' if no hub has them."""
-    repo = variant.weights.repo if variant.weights else ""
-    return repo and (repo.partition(".")[2] or ("in22k_ft_in1k" if repo.endswith("22k") else "in1k"))
-
-
-def _pretrained_cfg(name: str, family: Family, variant: Variant) -> dict[str, Any]:
-    """Return the `pretrained_cfg` that timm makes of `default_cfg`."""
-    tag = tag_of(variant)
-    more = dict(architecture=f"weft_{name}", custom_load=False, crop_mode="center") | ({"tag": tag} if tag else {})
-    return {**more, **default_cfg(family, variant)}
+def _record(name: str) -> tuple[Family, Variant]:
+    family = family_named(name)
+    assert family is not None, name
+    return family, family.variants[name]
 
 
 def _under_our_names(state: dict[str, Tensor], network: Backbone) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import UsageError, WeftError, is_installed, nearest
-from weft.models import baselines, ceit, cvt, levit
+from weft.models import baselines, ceit, cvt, levit, ports
 from weft.models.family import Candidate, Family, Variant
 from weft.text import reason_of
 
@@ -30,7 +30,11 @@ ENTRY_POINTS = "weft.families"  # group of entry points
 PLUGINS = "WEFT_PLUGINS"  # variable of the environment: paths, separated as in PATH
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 
-_families: dict[str, Family] = {f.name: f for f in (ceit.FAMILY, cvt.FAMILY, levit.FAMILY, baselines.FAMILY)}
+PORTS = "port_"  # names of networks of `ports` begin so; they are listed only if asked for
+
+_families: dict[str, Family] = {
+    family.name: family for family in (ceit.FAMILY, cvt.FAMILY, levit.FAMILY, baselines.FAMILY, *ports.FAMILIES)
+}
 _sources: dict[str, str] = {}  # of the families of plugins: file or package
 _loaded: dict[Path, Family] = {}  # by the file of the plugin
 _load_plugins = True
@@ -131,8 +135,12 @@ def plugins() -> list[str]:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of weft's models that match a shell pattern such as `ceit*`, sorted."""
-    return sorted(fnmatch.filter(VARIANTS, pattern))
+    """Return the names of weft's models that match a shell pattern such as `ceit*`, sorted.
+
+    The networks that articles print (`weft.models.ports`) are listed only for a pattern that begins with `port_`.
+    """
+    names = (name for family in families() for name in family.variants)
+    return sorted(fnmatch.filter((n for n in names if n.startswith(PORTS) == pattern.startswith(PORTS)), pattern))
 
 
 def family_named(model: str) -> Family | None:
@@ -151,7 +159,7 @@ def family_of(model: object) -> Family | None:
 def is_model(name: str) -> bool:
     """Return whether weft or timm has a model of this name, with or without a tag.
 
-    timm, whose import takes seconds, is asked about names that are not weft's.
+    timm is imported, which takes seconds, for names that are not those of weft's networks.
     """
     if name in VARIANTS:
         return True
@@ -222,7 +230,8 @@ def default_model(side: int, num_images: int) -> tuple[str, int | None]:
 
 
 class _Variants(Mapping[str, Variant]):
-    """All models by name, those of plugins included, which are loaded on first use."""
+    """All models by name, those of plugins included, which are loaded on first use; those of `ports`
+    are found, but not listed."""
 
     def _all(self) -> dict[str, Variant]:
         return {name: variant for family in families() for name, variant in family.variants.items()}
@@ -231,10 +240,10 @@ class _Variants(Mapping[str, Variant]):
         return self._all()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        return (name for name in self._all() if not name.startswith(PORTS))
 
     def __len__(self) -> int:
-        return len(self._all())
+        return sum(1 for _ in self)
 
 
 VARIANTS: Mapping[str, Variant] = _Variants()

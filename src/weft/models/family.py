@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -117,9 +119,8 @@ class Family:
     - `weights.py`: `LAYOUTS`, a tuple of `weft.models.layout.Layout`: weights of other libraries that can be loaded.
     - `inference.py`: `RULES`, from a module type, that of the network included, to a function that returns the folded
       module.
-    - `attention.py`: `attention`, a function (model, weights, image size) -> `weft.layers.attention.AttentionTrace`.
-    - `attention.py` or `inference.py`: `cam_target`, a function of a model -> `weft.models.base.CamTarget`, its last
-      map for Grad-CAM.
+    - `attention.py`: `attention`, a function (model, weights, image size) -> `weft.layers.attention.AttentionTrace`,
+      and `cam_target`, a function of a model -> `weft.models.base.CamTarget`, its last map for Grad-CAM.
 
     Attributes:
         name: of the family, as files and reports have it.
@@ -162,10 +163,12 @@ class Family:
     @property
     def has_attention(self) -> bool:
         """Whether the family describes its attention layers; imports nothing."""
-        module = self._module("attention")
-        if module in sys.modules:
-            return hasattr(sys.modules[module], "attention")
-        return module != self._module("network") and importlib.util.find_spec(module) is not None
+        name = self._module("attention")
+        if name in sys.modules:
+            return hasattr(sys.modules[name], "attention")
+        spec = importlib.util.find_spec(name)
+        source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text(encoding="utf-8")
+        return re.search(r"^(def attention\(|from .* import .*\battention\b)", source, re.MULTILINE) is not None
 
     def code(self, file: str, name: str, default: Any = None) -> Any:
         """Return what a file of the family defines, such as `code("weights", "LAYOUTS")`; else the default."""

@@ -8,7 +8,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from weft.errors import UsageError
-from weft.models.building import build_network, default_cfg, tag_of
+from weft.models.building import build_network, default_cfg
 from weft.models.families import families
 from weft.models.family import Family
 
@@ -18,9 +18,9 @@ default_cfgs: dict[str, Any] = {}  # timm's registry reads those of the module w
 
 def register(family: Family) -> None:
     """Register the models of a family with timm, as `weft_<name>`."""
-    tagged = {name: f"weft_{name}.{tag_of(variant)}".rstrip(".") for name, variant in family.variants.items()}
-    cfgs: dict[str, Any] = {tagged[name]: default_cfg(family, variant) for name, variant in family.variants.items()}
-    default_cfgs.update(generate_default_cfgs(cfgs))
+    cfgs = {name: default_cfg(name) for name in family.variants}
+    tagged: dict[str, Any] = {f"weft_{name}.{cfg.get('tag', '')}".rstrip("."): cfg for name, cfg in cfgs.items()}
+    default_cfgs.update(generate_default_cfgs(tagged))
     for name in family.variants:
         register_model(_entry_point(family, name))
 
@@ -29,9 +29,7 @@ def _entry_point(family: Family, name: str) -> Any:
     """Return the function that timm calls to build a network."""
 
     def entry(pretrained: bool = False, *, feature_cls: str = "getter", **kwargs: Any) -> nn.Module:
-        kwargs.pop(
-            "pretrained_model_args", None
-        )  # timm's record of the arguments in a config.json, which it passes too
+        kwargs.pop("pretrained_model_args", None)  # those of a config.json, which `kwargs` has too
         if feature_cls != "getter":
             raise UsageError(f"feature_cls of weft's models must be 'getter'; got {feature_cls!r}. Omit it.")
         return build_network(name, pretrained=pretrained, **kwargs)

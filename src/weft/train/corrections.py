@@ -196,13 +196,14 @@ def _read_changes(path: Path) -> dict[str, dict[str, str]]:
     """Return the rows of `changes.csv` by path, with an empty text for each value that is missing."""
     name, rows = printable(str(path)), dict[str, dict[str, str]]()
     try:
-        columns, numbered, *_ = read_table(path)
+        table = read_table(path)
+        columns = table.header
         if missing := [column for column in NEEDED if column not in columns]:
             raise DataError(
                 f"The changes must have a column '{missing[0]}'; {name} has {', '.join(columns) or 'none'}. Use the"
                 " changes.csv of weft data review."
             )
-        for number, values in numbered:
+        for number, values in zip(table.numbers, table.rows, strict=True):
             texts = ("" if value is None else str(value) for value in values)
             row = dict.fromkeys(HEADER, "") | dict(zip(columns, texts, strict=False))
             row |= {column: row[column].strip() for column in ("label", "proposed", "action", GROUP)}

@@ -8,34 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from weft.data.index.split_names import split_of
 from weft.data.index.tree import is_junk
 from weft.data.sources.library import LibraryReader, bytes_in
+from weft.data.sources.tabular import Table
 from weft.errors import DataError, need
 from weft.files import cache_dir
 from weft.text import first_few, printable, reason_of
 
 SUFFIX = ".parquet"
-
-
-class ParquetRows(NamedTuple):
-    """Rows of Parquet files.
-
-    Attributes:
-        header: column names; with `split` for a folder of files that are named after splits.
-        rows: values of every row; in the column of the images their keys.
-        image: column of images; empty if none has the bytes of images.
-        read: function from key to bytes.
-        classes: class names by column, where the file defines them, in the order of their numbers.
-    """
-
-    header: list[str]
-    rows: list[Sequence[Any]]
-    image: str
-    read: LibraryReader | None
-    classes: dict[str, list[str]]
 
 
 def is_parquet_folder(path: Path) -> bool:
@@ -48,7 +31,7 @@ def is_parquet_folder(path: Path) -> bool:
         return False
 
 
-def read_parquet(path: Path, image: str | None) -> ParquetRows:
+def read_parquet(path: Path, image: str | None) -> Table:
     """Read all columns of a file or of a folder of files, except the bytes of images.
 
     Args:
@@ -102,7 +85,9 @@ def read_parquet(path: Path, image: str | None) -> ParquetRows:
                 f"A table of images that ends in .parquet must be a Parquet file; '{printable(str(file_path))}':"
                 f" {reason_of(error)}."
             ) from error
-    return ParquetRows(header, rows, column, _reader(paths, column) if column else None, classes)
+    header = [str(name).strip() for name in header]
+    reader = _reader(paths, column) if column else None
+    return Table(printable(str(path)), header, rows, range(2, len(rows) + 2), [], column.strip(), reader, classes)
 
 
 def _sides(paths: Sequence[Path]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Grafted hybrids in their form for inference: rules of folding, by module type, and the last map for Grad-CAM."""
+"""Grafted hybrids in their form for inference: rules of folding, by module type."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from timm.models.resnet import Bottleneck
 from torch import nn
 
 from weft.layers.norm import absorb
-from weft.models.base import CamTarget
 from weft.models.baselines.network import Grafted
 
 
@@ -28,10 +27,3 @@ def fold_heads(model: Grafted) -> nn.Module:
 
 
 RULES = {Bottleneck: fold_bottleneck, Grafted: fold_heads}
-
-
-def cam_target(model: Grafted) -> CamTarget:
-    """Return the last map that reaches the class token; of a network without layers the last stage's."""
-    if len(model.blocks) > 1:
-        return CamTarget(model.blocks[-2], model.num_prefix, lambda args: model.grid)
-    return CamTarget(model.proj if len(model.blocks) else model.stages[-1], 0, lambda args: model.grid)

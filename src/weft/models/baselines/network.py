@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.position import fit_embedding, resize_embedding
-from weft.layers.tokens import to_map, to_tokens
+from weft.layers.tokens import to_tokens
 from weft.models.base import Backbone
 
 STAGE_CHANS = (64, 256, 512, 1024, 2048)  # behind the stem and each stage of ResNet-50
@@ -68,28 +67,21 @@ class Grafted(Backbone):
         if depth == 0 and num_stages == 0:
             raise UsageError("num_stages and depth must not both be 0: no network is left. Keep a stage or a layer.")
         with_tokens = depth > 0
-        super().__init__(
-            in_chans=in_chans,
-            num_classes=num_classes,
-            num_features=embed_dim if with_tokens else STAGE_CHANS[num_stages],
-            global_pool=global_pool,
-            pools=("token", "avg"),
-            drop_rate=drop_rate,
-            distilled=distilled and with_tokens,
-        )
+        width = embed_dim if with_tokens else STAGE_CHANS[num_stages]
+        with_two = distilled and with_tokens
+        super().__init__(img_size, in_chans, num_classes, width, global_pool, ("token", "avg"), drop_rate, with_two)
         self.num_stages = num_stages
         self.cls_token: nn.Parameter | None = None
         self.dist_token: nn.Parameter | None = None
         self.pos_embed: nn.Parameter | None = None
         self.num_prefix = (2 if self.distilled else 1) if with_tokens else 0
-        self.img_size = Grid.of(img_size)
         if num_stages:
             resnet: Any = timm.create_model("resnet50", in_chans=in_chans, num_classes=0)
             self.stem = nn.Sequential(resnet.conv1, resnet.bn1, resnet.act1, resnet.maxpool)
             self.stages = nn.ModuleList(getattr(resnet, f"layer{i + 1}") for i in range(num_stages))
         else:
             self.stem, self.stages = nn.Sequential(), nn.ModuleList()
-        self.grid = self._grid_of(self.img_size)
+        self.grids = self.grids_of(self.img_size)
         self.norm: nn.Module = nn.Identity()
         self.blocks = nn.ModuleList()
         for i in range(num_stages):
@@ -136,19 +128,6 @@ class Grafted(Backbone):
             return (cls_token + dist_token) / 2
         return self.join_logits(self.head(cls_token), self.head_dist(dist_token))
 
-    def _grid_of(self, img_size: Grid) -> Grid:
-        if self.num_stages == 0:
-            grid = img_size.conv(16, 16, 0)
-        else:
-            grid = img_size.conv(7, 2, 3).conv(3, 2, 1)
-            for _ in range(self.num_stages - 1):
-                grid = grid.conv(3, 2, 1)
-            window = max(1, 16 // STAGE_STRIDES[self.num_stages])
-            grid = grid.conv(window, window, 0)
-        if grid.tokens == 0:
-            raise UsageError(f"img_size must leave at least one token of 16x16 pixels; got {img_size}.")
-        return grid
-
     def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
         """Maps of the convolutional stages, then tokens of the layers, distillation token second."""
         if len(self.blocks):
@@ -173,46 +152,40 @@ class Grafted(Backbone):
     def finish(self, taps: list[Tensor]) -> Float[Tensor, "b n c"]:
         return self.norm(taps[-1]) if len(self.blocks) else to_tokens(taps[-1])
 
-    def as_fmap(self, tap: Tensor, level: int, norm: bool) -> Float[Tensor, "b c h w"]:
-        if level < len(self.stages):
-            return tap
-        return to_map((self.norm(tap) if norm else tap)[:, self.num_prefix :], self.grid)
+    def as_fmap(self, tap: Any, level: int, norm: bool) -> Float[Tensor, "b c h w"]:
+        return tap if level < len(self.stages) else super().as_fmap((tap, self.grid), level, norm)
 
-    def pool(self, features: Float[Tensor, "b n c"]) -> Tensor:
-        if self.global_pool == "avg" or (self.global_pool == "token" and self.num_prefix == 0):
-            return features[:, self.num_prefix :].mean(dim=1)
-        return features[:, 0] if self.global_pool == "token" else features
+    @property
+    def grid(self) -> Grid:
+        """The grid of the tokens."""
+        return self.grids[0]
 
-    def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
+    def grids_of(self, img_size: Grid) -> list[Grid]:
+        """Return the grid of the tokens."""
+        if self.num_stages == 0:
+            grid = img_size.conv(16, 16, 0)
+        else:
+            grid = img_size.conv(7, 2, 3).conv(3, 2, 1)
+            for _ in range(self.num_stages - 1):
+                grid = grid.conv(3, 2, 1)
+            window = max(1, 16 // STAGE_STRIDES[self.num_stages])
+            grid = grid.conv(window, window, 0)
+        if grid.tokens == 0:
+            raise UsageError(f"img_size must leave at least one token of 16x16 pixels; got {img_size}.")
+        return [grid]
+
+    def positions(self) -> dict[str, int]:
+        """Return the position embedding, which includes the prefix tokens."""
+        return {} if self.pos_embed is None else {"pos_embed": 0}
+
+    def drop_levels(self, count: int, keep_head: bool) -> None:
+        """Drop the last blocks and stages; with convolutional stages alone there are no tokens and no second head."""
         num_blocks = max(0, count - len(self.stages))
         self.stages, self.blocks = self.stages[:count], self.blocks[:num_blocks]
         if num_blocks == 0:
-            self._drop_transformer()
-        if not keep_norm or num_blocks == 0:
-            self.norm = nn.Identity()
-
-    def _drop_transformer(self) -> None:
-        """Only convolutional stages are left: no tokens, no second head."""
-        self.cls_token = self.dist_token = self.pos_embed = self.head_dist = None
-        self.pool_map, self.proj = nn.Identity(), nn.Identity()
-        self.num_prefix, self.distilled = 0, False
-
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        size = Grid.of(img_size)
-        grid = self._grid_of(size)
-        if self.pos_embed is not None and grid != self.grid:
-            resized = resize_embedding(self.pos_embed.detach(), self.grid, grid, self.num_prefix)
-            self.pos_embed = nn.Parameter(resized, requires_grad=self.pos_embed.requires_grad)
-        self.img_size, self.grid = size, grid
-        self.record_input_size(size)
-
-    def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        state = dict(state)
-        return state, fit_embedding(state, "pos_embed", self.pos_embed, self.grid, self.num_prefix)
-
-    def no_weight_decay(self) -> set[str]:
-        names = {"pos_embed", "cls_token", "dist_token"}
-        return {name for name, _ in self.named_parameters() if name in names}
+            self.cls_token = self.dist_token = self.pos_embed = self.head_dist = None
+            self.pool_map, self.proj = nn.Identity(), nn.Identity()
+            self.num_prefix, self.distilled = 0, False
 
     def default_levels(self) -> tuple[int, ...]:
         """All convolutional stages, and the last layer; without stages four layers, evenly spread."""

@@ -12,18 +12,31 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, fx, nn
 
+from weft.grid import Grid
 from weft.layers.image_conv import faster_on_gpus
 from weft.layers.norm import absorb, scaled_rows, with_weights
 from weft.layers.tokens import to_map, to_tokens
-from weft.models.ceit.network import (
-    Attention,
-    Block,
-    CeiT,
-    ImageToTokens,
-    LastTokenAttention,
-    LeFF,
-    attend_from,
-)
+from weft.models.ceit.network import Attention, Block, CeiT, ImageToTokens, LeFF
+
+
+class FoldedCeiT(CeiT):
+    """A CeiT whose position embedding has the class token added, and whose last block may give that token alone."""
+
+    has_patches = True  # behind the last block
+
+    def embed(self, image: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
+        """Return the tokens in front of the blocks: zeros in place of the class token, then positions.
+
+        This also keeps the batch size out of graphs for batches of any size: OpenVINO 2026.4 reads it from the output
+        of the stem's first convolution, and then drops that convolution's bias in int8.
+        """
+        self.check_image_size(image)
+        return nn.functional.pad(self.patch_embed(image), (0, 0, 1, 0)) + self.pos_embed
+
+    def finish(self, taps: list[tuple[Tensor, Grid]]) -> Float[Tensor, "b n c"]:
+        if self.has_patches or self.lca is None:
+            return super().finish(taps)
+        return self.norm(self.lca(torch.stack([tokens[:, 0] for tokens, _ in taps], dim=1)))
 
 
 class FoldedLeFF(nn.Module):
@@ -58,35 +71,15 @@ class ClassTokenBlock(nn.Module):
 
     def __init__(self, block: Block) -> None:
         super().__init__()
-        self.norm1, self.attn, self.norm2, self.mlp = block.norm1, block.attn, block.norm2, block.mlp
-        self.is_local = block.is_local
-        if self.is_local:
-            self.pass_cls, self.mlp = cast("FoldedLeFF", block.mlp).pass_cls, nn.Identity()
+        self.norm1, self.attn, self.norm2 = block.norm1, block.attn, block.norm2
+        self.mlp: nn.Module | None = block.mlp
+        if isinstance(block.mlp, FoldedLeFF):
+            self.mlp = nn.Identity() if block.mlp.pass_cls else None
 
     def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b 1 c"]:
         normed = self.norm1(tokens)
-        cls_token = tokens[:, :1] + attend_from(cast("Attention", self.attn), normed[:, :1], normed)
-        if self.is_local and not self.pass_cls:
-            return cls_token
-        return cls_token + self.mlp(self.norm2(cls_token))
-
-
-class PrependZero(nn.Module):
-    """Put zeros in front of each sequence: the class token is in the position embedding.
-
-    This also keeps the batch size out of graphs for batches of any size: OpenVINO 2026.4 reads it from the output of
-    the stem's first convolution, and then drops that convolution's bias in int8.
-    """
-
-    def forward(self, tokens: Float[Tensor, "b n c"], token: Tensor) -> Float[Tensor, "b n+1 c"]:
-        return nn.functional.pad(tokens, (0, 0, 1, 0))
-
-
-class KeepToken(nn.Module):
-    """Return the new first token alone: the last block gave no others."""
-
-    def forward(self, tokens: Float[Tensor, "b 1 c"], token: Float[Tensor, "b 1 c"]) -> Float[Tensor, "b 1 c"]:
-        return token
+        cls_token = tokens[:, :1] + self.attn(normed, normed[:, :1])
+        return cls_token if self.mlp is None else cls_token + self.mlp(self.norm2(cls_token))
 
 
 def fold_stem(stem: ImageToTokens) -> nn.Module:
@@ -115,7 +108,7 @@ def move_bias(stem: ImageToTokens) -> None:
         stem.convs[last] = with_weights(conv, conv.weight, None)
 
 
-def fold_attention(attn: Attention | LastTokenAttention) -> nn.Module:
+def fold_attention(attn: Attention) -> nn.Module:
     """Move the scale of the scores into the weights of the queries."""
     inner = attn.proj.in_features
     attn.qkv = scaled_rows(attn.qkv, torch.tensor([attn.scale] * inner + [1.0] * (2 * inner), dtype=torch.float64))
@@ -131,35 +124,21 @@ def fold_leff(leff: LeFF) -> nn.Module:
     return FoldedLeFF(leff)
 
 
-def fold_embedding(model: CeiT) -> CeiT:
-    """Add the class token to its position embedding: both are the same for all images."""
+def fold_network(model: CeiT) -> nn.Module:
+    """Add the class token to its position embedding: both are the same for all images. If that token predicts, let the
+    last block compute it alone; the map of this block is no feature level then."""
     pos_embed = model.pos_embed.clone()
     pos_embed[:, :1] += model.cls_token
-    model.pos_embed, model.prepend = nn.Parameter(pos_embed, requires_grad=False), PrependZero()
-    return model
-
-
-def keep_class_token(model: CeiT) -> CeiT:
-    """Let the last block compute the class token alone; its map is no feature level any more."""
+    model.pos_embed = nn.Parameter(pos_embed, requires_grad=False)
+    model.__class__ = FoldedCeiT
     if model.global_pool == "token":
         model.blocks[-1] = ClassTokenBlock(cast("Block", model.blocks[-1]))
-        model.replace = KeepToken()
         model.feature_info = model.feature_info[:-1]
+        cast("FoldedCeiT", model).has_patches = False
     return model
 
 
-def fold_network(model: CeiT) -> nn.Module:
-    """Fold what depends on the position of the class token."""
-    return keep_class_token(fold_embedding(model))
-
-
-RULES = {
-    ImageToTokens: fold_stem,
-    Attention: fold_attention,
-    LastTokenAttention: fold_attention,
-    LeFF: fold_leff,
-    CeiT: fold_network,
-}
+RULES = {ImageToTokens: fold_stem, Attention: fold_attention, LeFF: fold_leff, CeiT: fold_network}
 
 
 def _pointwise(conv: nn.Conv2d, fmap: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h w"]:

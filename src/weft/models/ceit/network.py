@@ -12,13 +12,12 @@ Paper -> here:  C -> embed_dim   L -> depth   P -> patch_size   e -> mlp_ratio  
 Sizes: Table 2 and the released code, in `weft.models.ceit`.
 
 As in the released code, and unlike the paper: 64 stem channels (paper: 32); no GELU after the last BatchNorm of LeFF
-(`leff_final_act=True` is the paper's form); a learned embedding of the layer in LCA (`lca_embed=False` leaves it out).
+(`leff_final_act=True` is the paper's form), whose residual adds the normalized class token (`leff_pass_cls=False`: adds
+nothing to it); a learned embedding of the layer in LCA (`lca_embed=False` leaves it out).
 Everything off (`stem_convs=(), leff_kernel=0, lca=False`) is DeiT, under timm's names.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +28,10 @@ from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.attention import attend
 from weft.layers.mlp import DropPath, Mlp
-from weft.layers.tokens import PrependToken, ReplaceToken, join_heads, split_heads, to_map, to_tokens
-from weft.models.base import head_width
-from weft.models.token_backbone import TokenBackbone
+from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
+from weft.models.base import Backbone, head_width
+
+NORM_EPS = 1e-6  # of every LayerNorm, as released
 
 
 class ImageToTokens(nn.Module):
@@ -45,8 +45,6 @@ class ImageToTokens(nn.Module):
         convs: (kernel size, stride) of each; none: plain patches of the image.
         pool: a 3x3 max-pool of stride 2 behind the convolutions.
         norm: BatchNorm in front of the pool.
-        bias: bias in the convolutions.
-        padding: of (convolutions, pool); None: half of each kernel.
     """
 
     def __init__(
@@ -58,18 +56,15 @@ class ImageToTokens(nn.Module):
         convs: tuple[tuple[int, int], ...],
         pool: bool,
         norm: bool,
-        bias: bool,
-        padding: tuple[int, int] | None,
     ) -> None:
         super().__init__()
-        conv_paddings = [kernel_size // 2 if padding is None else padding[0] for kernel_size, _ in convs]
         self.convs = nn.ModuleList()
         reduction = 1
-        for (kernel_size, stride), conv_padding in zip(convs, conv_paddings, strict=True):
-            self.convs.append(nn.Conv2d(in_chans, chans, kernel_size, stride, conv_padding, bias=bias))
+        for kernel_size, stride in convs:
+            self.convs.append(nn.Conv2d(in_chans, chans, kernel_size, stride, kernel_size // 2, bias=False))
             in_chans, reduction = chans, reduction * stride
         self.norm = nn.BatchNorm2d(chans) if convs and norm else nn.Identity()
-        self.pool = nn.MaxPool2d(3, 2, 1 if padding is None else padding[1]) if convs and pool else nn.Identity()
+        self.pool = nn.MaxPool2d(3, 2, 1) if convs and pool else nn.Identity()
         reduction *= 2 if convs and pool else 1
         if patch_size % reduction:
             raise UsageError(f"patch_size must be a multiple of the stem's stride; got {patch_size} and {reduction}.")
@@ -77,9 +72,10 @@ class ImageToTokens(nn.Module):
 
     def grid(self, img_size: Grid) -> Grid:
         """The grid of tokens that an image of this size gives."""
-        windows = [*self.convs, *([self.pool] if isinstance(self.pool, nn.MaxPool2d) else []), self.proj]
-        for window in windows:
-            img_size = img_size.conv(*(_side(value) for value in (window.kernel_size, window.stride, window.padding)))
+        for window in (*self.convs, self.pool, self.proj):
+            if isinstance(window, (nn.Conv2d, nn.MaxPool2d)):
+                sides = (window.kernel_size, window.stride, window.padding)
+                img_size = img_size.conv(*(side if isinstance(side, int) else int(side[0]) for side in sides))
         return img_size
 
     def forward(self, image: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
@@ -91,17 +87,27 @@ class ImageToTokens(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, as in ViT."""
+    """Multi-head self-attention, as in ViT. LCA, and the last block of a folded network, compute it for one token."""
 
-    def __init__(self, dim: int, num_heads: int, head_dim: int, qkv_bias: bool, drop_rate: float) -> None:
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, drop_rate: float) -> None:
         super().__init__()
-        self.num_heads, self.scale = num_heads, head_dim**-0.5
-        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
-        self.proj = nn.Linear(num_heads * head_dim, dim)
+        self.num_heads, self.scale = num_heads, head_width(dim, num_heads) ** -0.5
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(drop_rate)
 
-    def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
-        q, k, v = self.qkv(tokens).chunk(3, dim=-1)
+    def forward(
+        self, tokens: Float[Tensor, "b n c"], token: Float[Tensor, "b 1 c"] | None = None
+    ) -> Float[Tensor, "b m c"]:
+        """Attention from `token`, or from every token, to all tokens."""
+        if token is None:
+            q, k, v = self.qkv(tokens).chunk(3, dim=-1)
+        else:  # of the fused matrix, the token needs the rows that make queries, the others those of keys and values
+            rows = [self.proj.in_features, 2 * self.proj.in_features]
+            q_weight, kv_weight = self.qkv.weight.split(rows)
+            q_bias, kv_bias = (None, None) if self.qkv.bias is None else self.qkv.bias.split(rows)
+            q = F.linear(token, q_weight, q_bias)
+            k, v = F.linear(tokens, kv_weight, kv_bias).chunk(2, dim=-1)
         q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
         return self.proj_drop(self.proj(join_heads(attend(q, k, v, self.scale))))
 
@@ -117,19 +123,18 @@ class LeFF(nn.Module):
         hidden_dim: channels between the linear layers.
         kernel_size: of the depthwise convolution, odd.
         norm: BatchNorm after each of the three.
-        bias: bias in the depthwise convolution.
         final_act: GELU also after the last BatchNorm, as in the paper.
         pass_cls: the branch returns its class token unchanged, so that the residual adds the normalized token (released
-            code); False: the residual does not change the class token.
+            code); False: the residual does not change the class token, as in the paper.
     """
 
     def __init__(
-        self, dim: int, hidden_dim: int, kernel_size: int, norm: bool, bias: bool, final_act: bool, pass_cls: bool
+        self, dim: int, hidden_dim: int, kernel_size: int, norm: bool, final_act: bool, pass_cls: bool
     ) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden_dim)
         self.norm1 = nn.BatchNorm2d(hidden_dim) if norm else nn.Identity()
-        self.dwconv = nn.Conv2d(hidden_dim, hidden_dim, kernel_size, 1, kernel_size // 2, groups=hidden_dim, bias=bias)
+        self.dwconv = nn.Conv2d(hidden_dim, hidden_dim, kernel_size, 1, kernel_size // 2, groups=hidden_dim)
         self.norm2 = nn.BatchNorm2d(hidden_dim) if norm else nn.Identity()
         self.fc2 = nn.Linear(hidden_dim, dim)
         self.norm3 = nn.BatchNorm2d(dim) if norm else nn.Identity()
@@ -149,11 +154,11 @@ class LeFF(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x)); the feed-forward is LeFF, or a plain MLP without one."""
 
-    def __init__(self, dim: int, attn: nn.Module, mlp: nn.Module, drop_path: float, norm_eps: float) -> None:
+    def __init__(self, dim: int, attn: nn.Module, mlp: nn.Module, drop_path: float) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
+        self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.attn = attn
-        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.mlp = mlp
         self.drop_path = DropPath(drop_path)
         self.is_local = isinstance(mlp, LeFF)
@@ -164,60 +169,39 @@ class Block(nn.Module):
         return tokens + self.drop_path(self.mlp(normed, grid) if self.is_local else self.mlp(normed))
 
 
-class LastTokenAttention(nn.Module):
-    """Attention of the last token to all; one fused matrix, of which queries use only their rows for that token."""
-
-    def __init__(self, dim: int, num_heads: int, head_dim: int, qkv_bias: bool) -> None:
-        super().__init__()
-        self.num_heads, self.scale = num_heads, head_dim**-0.5
-        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
-        self.proj = nn.Linear(num_heads * head_dim, dim)
-
-    def forward(self, tokens: Float[Tensor, "b l c"]) -> Float[Tensor, "b 1 c"]:
-        return attend_from(self, tokens[:, -1:], tokens)
-
-
 class LayerwiseClassAttention(nn.Module):
     """LCA (section 3.3): the class token of the last layer attends to the class tokens of all layers.
 
     Args:
         dim: channels of a token.
         depth: number of layers.
-        num_heads, head_dim: heads of the attention, and the width of each.
+        num_heads: heads of the attention.
         mlp_ratio: hidden width of the feed-forward over `dim`.
         qkv_bias: bias in q, k, v.
         embed: learned embedding per layer, zero at first (released code; not in the paper).
-        norm_eps: of the LayerNorms.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        depth: int,
-        num_heads: int,
-        head_dim: int,
-        mlp_ratio: float,
-        qkv_bias: bool,
-        embed: bool,
-        norm_eps: float,
-    ) -> None:
+    def __init__(self, dim: int, depth: int, num_heads: int, mlp_ratio: float, qkv_bias: bool, embed: bool) -> None:
         super().__init__()
         self.layer_embed = nn.Parameter(torch.zeros(1, depth, dim)) if embed else None
-        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
-        self.attn = LastTokenAttention(dim, num_heads, head_dim, qkv_bias)
-        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
+        self.attn = Attention(dim, num_heads, qkv_bias, drop_rate=0.0)
+        self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
 
     def forward(self, cls_tokens: Float[Tensor, "b l c"]) -> Float[Tensor, "b 1 c"]:
         if self.layer_embed is not None:
             cls_tokens = cls_tokens + self.layer_embed
-        last = cls_tokens[:, -1:]
-        last = last + self.attn(self.norm1(cls_tokens))
+        normed = self.norm1(cls_tokens)
+        last = cls_tokens[:, -1:] + self.attn(normed, normed[:, -1:])
         return last + self.mlp(self.norm2(last))
 
 
-class CeiT(TokenBackbone):
+class CeiT(Backbone):
     """Convolution-enhanced image transformer; a classifier and a backbone under timm's contract.
+
+    image -> `embed` (`patch_embed` is I2T; class token, positions) -> `blocks` (attention, LeFF) -> `finish` (`lca` of
+    the class tokens of all blocks, `norm`) -> `pool` -> `head`
 
     Args:
         img_size: pixels, an int or (height, width); not necessarily a multiple of `patch_size`.
@@ -225,25 +209,24 @@ class CeiT(TokenBackbone):
         num_classes: width of the head; 0 for none.
         global_pool: 'token' (the class token), 'avg' (mean of the patch tokens) or ''.
         patch_size: pixels per side of one token.
-        stem_convs, stem_chans, stem_pool, stem_norm, stem_bias, stem_padding: see `ImageToTokens`.
+        stem_convs, stem_chans, stem_pool, stem_norm: see `ImageToTokens`.
         embed_dim: channels of a token.
         depth: number of blocks.
-        num_heads: heads of attention.
-        head_dim: width of a head; None: `embed_dim / num_heads`, which must be a whole number.
-        mlp_ratio: hidden width of the feed-forward over `embed_dim`.
+        num_heads: heads of attention, also in LCA; must divide `embed_dim`.
+        mlp_ratio: hidden width of the feed-forward over `embed_dim`, also in LCA.
         qkv_bias: bias in q, k, v.
         leff_kernel: of the depthwise convolution, odd; 0: a plain MLP.
-        leff_norm, leff_bias, leff_final_act, leff_pass_cls: see `LeFF`.
+        leff_norm, leff_final_act, leff_pass_cls: see `LeFF`.
         lca: layer-wise class-token attention; False: the class token of the last block.
-        lca_num_heads, lca_head_dim: heads there; None: as in the blocks, and `embed_dim / lca_num_heads` wide.
-        lca_mlp_ratio, lca_embed: see `LayerwiseClassAttention`.
-        norm_eps: of every LayerNorm.
+        lca_embed: see `LayerwiseClassAttention`.
         drop_rate: dropout of embeddings, projections and in front of the head, in [0, 1).
         drop_path_rate: stochastic depth of the last block, growing linearly from 0, in [0, 1).
 
     Raises:
         UsageError: the image is smaller than one patch, or sizes do not divide.
     """
+
+    num_prefix = 1
 
     def __init__(
         self,
@@ -256,73 +239,95 @@ class CeiT(TokenBackbone):
         stem_chans: int = 64,
         stem_pool: bool = True,
         stem_norm: bool = True,
-        stem_bias: bool = False,
-        stem_padding: tuple[int, int] | None = None,
         embed_dim: int = 192,
         depth: int = 12,
         num_heads: int = 3,
-        head_dim: int | None = None,
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         leff_kernel: int = 3,
         leff_norm: bool = True,
-        leff_bias: bool = True,
         leff_final_act: bool = False,
         leff_pass_cls: bool = True,
         lca: bool = True,
-        lca_num_heads: int | None = None,
-        lca_head_dim: int | None = None,
-        lca_mlp_ratio: float = 4.0,
         lca_embed: bool = True,
-        norm_eps: float = 1e-6,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        super().__init__(
-            in_chans=in_chans,
-            num_classes=num_classes,
-            num_features=embed_dim,
-            global_pool=global_pool,
-            pools=("token", "avg"),
-            drop_rate=drop_rate,
-        )
-        if lca_num_heads is None and lca_head_dim is None:
-            lca_head_dim = head_dim
-        lca_num_heads = lca_num_heads or num_heads
+        super().__init__(img_size, in_chans, num_classes, embed_dim, global_pool, ("token", "avg"), drop_rate)
         if leff_kernel and leff_kernel % 2 == 0:
             raise UsageError(f"leff_kernel must be odd, so that the map keeps its size, or 0; got {leff_kernel}.")
-        head_dim = head_width(embed_dim, num_heads, head_dim)
-        lca_head_dim = head_width(embed_dim, lca_num_heads, lca_head_dim, where=" of LCA")
-        self.embed_dim = embed_dim
+        self.patch_embed = ImageToTokens(in_chans, embed_dim, patch_size, stem_chans, stem_convs, stem_pool, stem_norm)
         self.patch_size = patch_size
-        self.patch_embed = ImageToTokens(
-            in_chans, embed_dim, patch_size, stem_chans, stem_convs, stem_pool, stem_norm, stem_bias, stem_padding
-        )
-        self.img_size = Grid.of(img_size)
-        self.grid = self.grid_of(self.img_size)
+        self.grids = self.grids_of(self.img_size)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
-        self.prepend: nn.Module = PrependToken()
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.grid.tokens, embed_dim))
         self.pos_drop = nn.Dropout(drop_rate)
 
         hidden_dim = int(embed_dim * mlp_ratio)
         self.blocks = nn.ModuleList()
-        for drop_path in torch.linspace(0, drop_path_rate, depth, device="cpu").tolist():
-            attn = Attention(embed_dim, num_heads, head_dim, qkv_bias, drop_rate)
+        for i, drop_path in enumerate(torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()):
+            attn = Attention(embed_dim, num_heads, qkv_bias, drop_rate)
             mlp: nn.Module = Mlp(embed_dim, hidden_dim, drop=drop_rate)
             if leff_kernel:
-                mlp = LeFF(embed_dim, hidden_dim, leff_kernel, leff_norm, leff_bias, leff_final_act, leff_pass_cls)
-            self.blocks.append(Block(embed_dim, attn, mlp, drop_path, norm_eps))
+                mlp = LeFF(embed_dim, hidden_dim, leff_kernel, leff_norm, leff_final_act, leff_pass_cls)
+            self.blocks.append(Block(embed_dim, attn, mlp, drop_path))
+            self.feature_info.append(dict(num_chs=embed_dim, reduction=patch_size, module=f"blocks.{i}"))
         self.lca: nn.Module | None = None
         if lca:
-            self.lca = LayerwiseClassAttention(
-                embed_dim, depth, lca_num_heads, lca_head_dim, lca_mlp_ratio, qkv_bias, lca_embed, norm_eps
-            )
-        self.replace: nn.Module = ReplaceToken()
-        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
-        self.feature_info = [dict(num_chs=embed_dim, reduction=patch_size, module=f"blocks.{i}") for i in range(depth)]
+            self.lca = LayerwiseClassAttention(embed_dim, depth, num_heads, mlp_ratio, qkv_bias, lca_embed)
+        self.norm = nn.LayerNorm(embed_dim, eps=NORM_EPS)
         self._init_weights()
         self.build_head(num_classes)
+
+    def encode(
+        self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None
+    ) -> list[tuple[Tensor, Grid]]:
+        """Tokens behind each block, the class token first, and their grid."""
+        tokens, taps = self.embed(image), []
+        for block in self.blocks[:levels]:
+            tokens = self.run_block(block, tokens, self.grid)
+            taps.append((tokens, self.grid))
+        return taps
+
+    def finish(self, taps: list[tuple[Tensor, Grid]]) -> Float[Tensor, "b n c"]:
+        """Patch tokens of the last block; in front, the class token that LCA made of those of all blocks."""
+        tokens, _ = taps[-1]
+        if self.lca is not None:
+            # The last block's patch tokens stay connected: its LeFF gets a gradient of zero, as released, not none.
+            cls_token = self.lca(torch.stack([tap[:, 0] for tap, _ in taps], dim=1))
+            tokens = torch.cat([cls_token, tokens[:, 1:]], dim=1)
+        return self.norm(tokens)
+
+    def embed(self, image: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
+        """Return the tokens in front of the blocks, the class token first."""
+        self.check_image_size(image)
+        patches = self.patch_embed(image)
+        tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        return self.pos_drop(tokens + self.pos_embed)
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of the patch tokens."""
+        return self.grids[0]
+
+    def grids_of(self, img_size: Grid) -> list[Grid]:
+        """Return the one grid of all blocks."""
+        grid = self.patch_embed.grid(img_size)
+        if grid.tokens == 0:
+            raise UsageError(
+                f"img_size must leave at least one patch of {self.patch_size}x{self.patch_size}; got {img_size}. "
+                f"Use images of at least {self.patch_size} pixels per side."
+            )
+        return [grid]
+
+    def positions(self) -> dict[str, int]:
+        """Return the position embedding; one position is that of the class token."""
+        return {"pos_embed": 0}
+
+    def drop_levels(self, count: int, keep_head: bool) -> None:
+        """Drop the last blocks, and without a head LCA."""
+        super().drop_levels(count, keep_head)
+        self.lca = self.lca if keep_head else None
 
     def _init_weights(self) -> None:
         """As released: linear layers and embeddings by a truncated normal, convolutions and LeFF by torch's default."""
@@ -334,60 +339,3 @@ class CeiT(TokenBackbone):
                     nn.init.zeros_(module.bias)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         nn.init.trunc_normal_(self.cls_token, std=0.02)
-
-    def grid_of(self, img_size: Grid) -> Grid:
-        grid = self.patch_embed.grid(img_size)
-        if grid.tokens == 0:
-            raise UsageError(
-                f"img_size must leave at least one patch of {self.patch_size}x{self.patch_size}; got {img_size}. "
-                f"Use images of at least {self.patch_size} pixels per side."
-            )
-        return grid
-
-    def embed(self, image: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
-        """Return the tokens in front of the blocks, the class token first."""
-        self.check_image_size(image)
-        tokens = self.prepend(self.patch_embed(image), self.cls_token)
-        return self.pos_drop(tokens + self.pos_embed)
-
-    def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
-        tokens, taps = self.embed(image), []
-        for block in self.blocks[:levels]:
-            tokens = self.run_block(block, tokens, self.grid)
-            taps.append(tokens)
-        return taps
-
-    def finish(self, taps: list[Float[Tensor, "b n c"]]) -> Float[Tensor, "b n c"]:
-        """Patch tokens of the last block; in front, the class token that LCA made of those of all blocks."""
-        tokens = taps[-1]
-        if self.lca is not None:
-            # The last block's patch tokens stay connected: its LeFF gets a gradient of zero, as released, not none.
-            cls_token = self.lca(torch.stack([tap[:, 0] for tap in taps], dim=1))
-            tokens = self.replace(tokens, cls_token)
-        return self.norm(tokens)
-
-    def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
-        super().keep_levels(count, is_whole, keep_norm, keep_head)
-        if not keep_head:
-            self.lca = None
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        tail = (r"^(?:lca|norm|head)\.", (99999,))
-        return dict(stem=r"^(?:cls_token|pos_embed|patch_embed)", blocks=[(r"^blocks\.(\d+)", None), tail])
-
-
-def attend_from(
-    attn: Attention | LastTokenAttention, token: Float[Tensor, "b 1 c"], tokens: Float[Tensor, "b n c"]
-) -> Float[Tensor, "b 1 c"]:
-    """Return attention from one token to all tokens; only its rows of the fused matrix make queries."""
-    rows = [attn.proj.in_features, 2 * attn.proj.in_features]
-    q_weight, kv_weight = attn.qkv.weight.split(rows)
-    q_bias, kv_bias = (None, None) if attn.qkv.bias is None else attn.qkv.bias.split(rows)
-    q = F.linear(token, q_weight, q_bias)
-    k, v = F.linear(tokens, kv_weight, kv_bias).chunk(2, dim=-1)
-    q, k, v = (split_heads(part, attn.num_heads) for part in (q, k, v))
-    return attn.proj(join_heads(attend(q, k, v, attn.scale)))
-
-
-def _side(value: int | tuple[int, ...]) -> int:
-    return value if isinstance(value, int) else value[0]

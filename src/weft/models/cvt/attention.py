@@ -34,5 +34,6 @@ def attention(model: CvT, weights: Sequence[Tensor], img_size: Grid) -> Attentio
 def cam_target(model: CvT) -> CamTarget:
     """Return the last map that reaches the class token: that of the block before the last."""
     stage: Any = model.stages[-1]
-    module = stage.blocks[-2] if len(stage.blocks) > 1 else stage.patch_embed
-    return CamTarget(module, model.num_prefix, lambda args: args[1])
+    if len(stage.blocks) > 1:
+        return CamTarget(stage.blocks[-2], model.num_prefix, lambda args: args[1])
+    return CamTarget(stage.patch_embed, 0, lambda args: stage.patch_embed.grid(Grid(*args[0].shape[-2:])))

@@ -33,12 +33,12 @@ class ClassTokenBlock(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b 1 c"]:
         attn, normed = self.attn, self.norm1(tokens)
+        cls_token, places = normed[:, :1], normed[:, 1:]
         k = v = normed
-        if attn.conv_k is not None:
-            fmap = to_map(normed[:, 1:].contiguous(), grid)
-            k = torch.cat([normed[:, :1], attn.conv_k(fmap)], dim=1)
-            v = k if attn.conv_v is None else torch.cat([normed[:, :1], attn.conv_v(fmap)], dim=1)
-        q, k, v = (split_heads(part, attn.num_heads) for part in (attn.q(normed[:, :1]), attn.k(k), attn.v(v)))
+        if attn.conv_k is not None and attn.conv_v is not None:
+            fmap = to_map(places.contiguous(), grid)
+            k, v = (torch.cat([cls_token, conv(fmap)], dim=1) for conv in (attn.conv_k, attn.conv_v))
+        q, k, v = (split_heads(part, attn.num_heads) for part in (attn.q(cls_token), attn.k(k), attn.v(v)))
         cls_token = tokens[:, :1] + attn.proj(join_heads(attend(q, k, v, attn.scale)))
         return cls_token + self.mlp(self.norm2(cls_token))
 

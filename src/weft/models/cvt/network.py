@@ -15,7 +15,7 @@ last stage only, skips the depthwise convolution. Within a stage, the tokens and
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -23,12 +23,11 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
-from weft.layers.activation import QuickMlp
+from weft.layers.activation import QuickMlp, activation
 from weft.layers.attention import attend
 from weft.layers.mlp import DropPath, Mlp
-from weft.layers.position import fit_embedding, resize_embedding
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
-from weft.models.base import Backbone, activation, head_width, per_stage
+from weft.models.base import Backbone, head_width, per_stage
 
 
 class TokenEmbed(nn.Module):
@@ -69,11 +68,10 @@ class ConvAttention(nn.Module):
 
     Args:
         dim: channels of a token.
-        num_heads, head_dim: heads, and the width of each.
+        num_heads: heads; must divide `dim`.
         conv: project by convolution; False: by a linear layer at each place, for keys and values without a stride.
         kernel_size: of the depthwise convolutions.
         kv_stride: stride of those for keys and values.
-        shared_kv: keys and values share one depthwise convolution.
         qkv_bias: bias in the linear layers of q, k, v.
         scale: factor of the scores.
         num_prefix: class tokens in front of the sequence, 0 or 1.
@@ -84,11 +82,9 @@ class ConvAttention(nn.Module):
         self,
         dim: int,
         num_heads: int,
-        head_dim: int,
         conv: bool,
         kernel_size: int,
         kv_stride: int,
-        shared_kv: bool,
         qkv_bias: bool,
         scale: float,
         num_prefix: int,
@@ -98,12 +94,11 @@ class ConvAttention(nn.Module):
         self.num_heads, self.scale, self.num_prefix = num_heads, scale, num_prefix
         self.conv_q = ConvProjection(dim, kernel_size, 1) if conv else None
         self.conv_k = ConvProjection(dim, kernel_size, kv_stride) if conv else None
-        self.conv_v = ConvProjection(dim, kernel_size, kv_stride) if conv and not shared_kv else None
-        inner = num_heads * head_dim
-        self.q = nn.Linear(dim, inner, bias=qkv_bias)
-        self.k = nn.Linear(dim, inner, bias=qkv_bias)
-        self.v = nn.Linear(dim, inner, bias=qkv_bias)
-        self.proj = nn.Linear(inner, dim)
+        self.conv_v = ConvProjection(dim, kernel_size, kv_stride) if conv else None
+        self.q = nn.Linear(dim, dim, bias=qkv_bias)
+        self.k = nn.Linear(dim, dim, bias=qkv_bias)
+        self.v = nn.Linear(dim, dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(drop_rate)
 
     def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
@@ -114,17 +109,14 @@ class ConvAttention(nn.Module):
 
     def project(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs of the linear layers of q (b n c), k and v (b m c); the class token skips convolution."""
-        if self.conv_q is None or self.conv_k is None:
+        if self.conv_q is None or self.conv_k is None or self.conv_v is None:
             return tokens, tokens, tokens
-        cls_token = tokens[:, : self.num_prefix]
-        if self.num_prefix:  # one copy here saves one in each convolution
-            tokens = tokens[:, self.num_prefix :].contiguous()
-        fmap = to_map(tokens, grid)
-        q, k = self.conv_q(fmap), self.conv_k(fmap)
-        v = k if self.conv_v is None else self.conv_v(fmap)
-        if self.num_prefix:
-            q, k, v = (torch.cat([cls_token, part], dim=1) for part in (q, k, v))
-        return q, k, v
+        if self.num_prefix == 0:
+            fmap = to_map(tokens, grid)
+            return self.conv_q(fmap), self.conv_k(fmap), self.conv_v(fmap)
+        cls_token, places = tokens[:, :1], tokens[:, 1:].contiguous()  # one copy here saves one in each convolution
+        q, k, v = (conv(to_map(places, grid)) for conv in (self.conv_q, self.conv_k, self.conv_v))
+        return torch.cat([cls_token, q], dim=1), torch.cat([cls_token, k], dim=1), torch.cat([cls_token, v], dim=1)
 
 
 class Block(nn.Module):
@@ -185,6 +177,9 @@ class Stage(nn.Module):
 class CvT(Backbone):
     """Convolutional vision transformer; a classifier and a backbone under timm's contract.
 
+    image -> `stages`: `embed` (`patch_embed` and, in the last stage, the class token), then `blocks` (convolutional
+    attention, MLP) -> `finish` (`norm`) -> `pool` -> `head`. Between two stages the tokens are a map again.
+
     Without position embeddings a built model takes images of any size. Values per stage may be given as one for all.
 
     Args:
@@ -194,20 +189,17 @@ class CvT(Backbone):
         global_pool: 'token' (the class token), 'avg' (mean of the last tokens; no class token is built) or ''.
         embed_dim: channels per stage.
         depth: blocks per stage.
-        num_heads: heads per stage.
-        head_dim: width of a head, per stage; None: `embed_dim / num_heads`, which must be a whole number.
+        num_heads: heads per stage; must divide `embed_dim`.
         mlp_ratio: hidden width of the MLP over `embed_dim`, per stage.
         embed_kernel, embed_stride, embed_padding: of the token embedding, per stage; kernels equal to the strides with
             no padding are plain patches.
         conv_proj: convolutional projection, per stage; False: linear.
         proj_kernel: its kernel size, odd, per stage.
         kv_stride: its stride for keys and values, per stage.
-        shared_kv: keys and values share their depthwise convolution.
         qkv_bias: bias in the linear layers of q, k, v, per stage.
         pos_embed: learned position embedding, per stage.
         scale_by: 'embed_dim' (released) or 'head_dim': scores are multiplied by that width to the power -0.5.
         act_layer: activation of the MLP, a timm name.
-        final_norm: LayerNorm in front of the pooling.
         drop_rate: dropout of embeddings, projections and in front of the head, in [0, 1).
         drop_path_rate: stochastic depth per stage, growing linearly from 0 inside it; a single number is for the last
             stage, the others have none (released recipes).
@@ -225,7 +217,6 @@ class CvT(Backbone):
         embed_dim: tuple[int, ...] = (64, 192, 384),
         depth: tuple[int, ...] = (1, 2, 10),
         num_heads: tuple[int, ...] = (1, 3, 6),
-        head_dim: int | tuple[int | None, ...] | None = None,
         mlp_ratio: float | tuple[float, ...] = 4.0,
         embed_kernel: tuple[int, ...] = (7, 3, 3),
         embed_stride: tuple[int, ...] = (4, 2, 2),
@@ -233,82 +224,106 @@ class CvT(Backbone):
         conv_proj: bool | tuple[bool, ...] = True,
         proj_kernel: int | tuple[int, ...] = 3,
         kv_stride: int | tuple[int, ...] = 2,
-        shared_kv: bool = False,
         qkv_bias: bool | tuple[bool, ...] = True,
         pos_embed: bool | tuple[bool, ...] = False,
         scale_by: str = "embed_dim",
         act_layer: str = "quick_gelu",
-        final_norm: bool = True,
         drop_rate: float = 0.0,
         drop_path_rate: float | tuple[float, ...] = 0.0,
     ) -> None:
-        super().__init__(
-            in_chans=in_chans,
-            num_classes=num_classes,
-            num_features=embed_dim[-1],
-            global_pool=global_pool,
-            pools=("token", "avg") if global_pool == "token" else ("avg",),
-            drop_rate=drop_rate,
-        )
+        pools = ("token", "avg") if global_pool == "token" else ("avg",)
+        super().__init__(img_size, in_chans, num_classes, embed_dim[-1], global_pool, pools, drop_rate)
+        self.num_prefix = 1 if global_pool == "token" else 0
         count = len(embed_dim)
         if scale_by not in ("embed_dim", "head_dim"):
             raise UsageError(f"scale_by must be 'embed_dim' or 'head_dim'; got {scale_by!r}.")
         if not isinstance(drop_path_rate, (tuple, list)):
             drop_path_rate = (*[0.0] * (count - 1), drop_path_rate)
-        values: dict[str, Any] = dict(
-            depth=depth,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            mlp_ratio=mlp_ratio,
-            embed_kernel=embed_kernel,
-            embed_stride=embed_stride,
-            embed_padding=embed_padding,
-            proj_kernel=proj_kernel,
-            conv_proj=conv_proj,
-            qkv_bias=qkv_bias,
-            kv_stride=kv_stride,
-            pos_embed=pos_embed,
-            drop_path_rate=drop_path_rate,
-        )
-        rows = {name: per_stage(value, count, name) for name, value in values.items()}
+        rows = per_stage(
+            count, dim=embed_dim, depth=depth, num_heads=num_heads, mlp_ratio=mlp_ratio, embed_kernel=embed_kernel,
+            embed_stride=embed_stride, embed_padding=embed_padding, conv_proj=conv_proj, proj_kernel=proj_kernel,
+            kv_stride=kv_stride, qkv_bias=qkv_bias, pos_embed=pos_embed, drop_path_rate=drop_path_rate,
+        )  # fmt: skip
 
-        self.embed_dim = embed_dim
-        self.num_prefix = 1 if global_pool == "token" else 0
-        self.img_size = Grid.of(img_size)
-        self.is_fixed_size = any(rows["pos_embed"])
         self.stages = nn.ModuleList()
-        grid, reduction = self.img_size, 1
-        for i, dim in enumerate(embed_dim):
-            row = {name: value[i] for name, value in rows.items()}
-            width = head_width(dim, row["num_heads"], row["head_dim"], f"[{i}]")
-            if row["proj_kernel"] % 2 == 0:
+        grid, reduction, chans = self.img_size, 1, in_chans
+        for i, row in enumerate(rows):
+            dim, num_prefix = row.dim, self.num_prefix if i == count - 1 else 0
+            head_dim = head_width(dim, row.num_heads, f"[{i}]")
+            if row.proj_kernel % 2 == 0:
                 raise UsageError(
-                    f"proj_kernel[{i}] must be odd, so that queries keep their grid; got {row['proj_kernel']}."
+                    f"proj_kernel[{i}] must be odd, so that queries keep their grid; got {row.proj_kernel}."
                 )
-            num_prefix = self.num_prefix if i == count - 1 else 0
-            patch_embed = TokenEmbed(
-                embed_dim[i - 1] if i else in_chans, dim, row["embed_kernel"], row["embed_stride"], row["embed_padding"]
-            )
+            patch_embed = TokenEmbed(chans, dim, row.embed_kernel, row.embed_stride, row.embed_padding)
             grid = patch_embed.grid(grid)
-            scale = (dim if scale_by == "embed_dim" else width) ** -0.5
+            scale = (dim if scale_by == "embed_dim" else head_dim) ** -0.5
             blocks = []
-            for drop_path in torch.linspace(0, row["drop_path_rate"], row["depth"], device="cpu").tolist():
+            for drop_path in torch.linspace(0, row.drop_path_rate, row.depth, device="cpu").tolist():
                 attn = ConvAttention(
-                    dim, row["num_heads"], width, row["conv_proj"], row["proj_kernel"], row["kv_stride"], shared_kv,
-                    row["qkv_bias"], scale, num_prefix, drop_rate,
+                    dim, row.num_heads, row.conv_proj, row.proj_kernel, row.kv_stride, row.qkv_bias, scale, num_prefix,
+                    drop_rate,
                 )  # fmt: skip
-                mlp: nn.Module = QuickMlp(dim, int(dim * row["mlp_ratio"]), drop_rate)
+                mlp: nn.Module = QuickMlp(dim, int(dim * row.mlp_ratio), drop_rate)
                 if act_layer != "quick_gelu":
-                    mlp = Mlp(dim, int(dim * row["mlp_ratio"]), act_layer=activation(act_layer), drop=drop_rate)
+                    mlp = Mlp(dim, int(dim * row.mlp_ratio), act_layer=activation(act_layer), drop=drop_rate)
                 blocks.append(Block(dim, attn, mlp, drop_path))
-            pos_grid = grid if row["pos_embed"] else None
+            pos_grid = grid if row.pos_embed else None
             self.stages.append(Stage(patch_embed, blocks, dim, num_prefix > 0, pos_grid, drop_rate))
-            reduction *= row["embed_stride"]
+            chans, reduction = dim, reduction * row.embed_stride
             self.feature_info.append(dict(num_chs=dim, reduction=reduction, module=f"stages.{i}"))
-        self.norm = nn.LayerNorm(embed_dim[-1]) if final_norm else nn.Identity()
-        self._check_grids(self.img_size)
+        self.norm = nn.LayerNorm(embed_dim[-1])
+        self.grids = self.grids_of(self.img_size)
         self._init_weights()
         self.build_head(num_classes)
+
+    def encode(
+        self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None
+    ) -> list[tuple[Tensor, tuple[int, int]]]:
+        """Per stage: its tokens (b n c), a class token first, and their grid."""
+        if self.positions():
+            self.check_image_size(image)
+        taps: list[tuple[Tensor, tuple[int, int]]] = []
+        for stage in self._stages(levels):
+            tokens, grid = stage.embed(to_map(*taps[-1]) if taps else image)
+            for block in stage.blocks:
+                tokens = self.run_block(block, tokens, grid)
+            taps.append((tokens, grid))
+        return taps
+
+    def finish(self, taps: list[tuple[Tensor, tuple[int, int]]]) -> Float[Tensor, "b n c"]:
+        """Normed tokens of the last stage, the class token first."""
+        return self.norm(taps[-1][0])
+
+    def grids_of(self, img_size: Grid) -> list[Grid]:
+        """Return the grid of each stage."""
+        grids: list[Grid] = []
+        for stage in self._stages():
+            grids.append(stage.patch_embed.grid(grids[-1] if grids else img_size))
+        if grids[-1].tokens == 0:
+            raise UsageError(
+                f"img_size must leave at least one token in the last stage; got {img_size}, which leaves "
+                f"{', '.join(map(str, grids))}. Use larger images: one last token covers "
+                f"{self.feature_info[-1]['reduction']} pixels per side."
+            )
+        return grids
+
+    def positions(self) -> dict[str, int]:
+        """Return the position embeddings of stages that have one."""
+        return {f"stages.{i}.pos_embed": i for i, stage in enumerate(self.stages) if stage.pos_embed is not None}
+
+    def drop_levels(self, count: int, keep_head: bool) -> None:
+        """Drop the last stages, and the class token with them."""
+        super().drop_levels(count, keep_head)
+        if self._stages()[-1].cls_token is None:
+            self.num_prefix, self.pools, self.global_pool = 0, ("avg",), "avg" if self.global_pool else ""
+
+    def make_head(self, num_classes: int) -> nn.Module:
+        """The linear head; its bias keeps torch's default, as released."""
+        if num_classes == 0:
+            return nn.Identity()
+        head = nn.Linear(self.num_features, num_classes)
+        nn.init.trunc_normal_(head.weight, std=0.02)
+        return head
 
     def _init_weights(self) -> None:
         """As released: linear layers and the class token by a truncated normal, convolutions by torch's default."""
@@ -321,98 +336,5 @@ class CvT(Backbone):
             if name.endswith(("cls_token", "pos_embed")):
                 nn.init.trunc_normal_(parameter, std=0.02)
 
-    def make_head(self, num_classes: int) -> nn.Module:
-        """The linear head; its bias keeps torch's default, as released."""
-        if num_classes == 0:
-            return nn.Identity()
-        head = nn.Linear(self.num_features, num_classes)
-        nn.init.trunc_normal_(head.weight, std=0.02)
-        return head
-
     def _stages(self, count: int | None = None) -> list[Stage]:
         return cast("list[Stage]", list(self.stages)[:count])
-
-    def _check_grids(self, img_size: Grid) -> list[Grid]:
-        grids, grid = [], img_size
-        for stage in self._stages():
-            grid = stage.patch_embed.grid(grid)
-            grids.append(grid)
-        if grid.tokens == 0:
-            raise UsageError(
-                f"img_size must leave at least one token in the last stage; got {img_size}, which leaves "
-                f"{', '.join(map(str, grids))}. Use larger images: one last token covers "
-                f"{self.feature_info[-1]['reduction']} pixels per side."
-            )
-        return grids
-
-    def encode(
-        self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None
-    ) -> list[tuple[Tensor, tuple[int, int]]]:
-        """Per stage: its tokens (b n c), a class token first, and their grid."""
-        if self.is_fixed_size:
-            self.check_image_size(image)
-        taps: list[tuple[Tensor, tuple[int, int]]] = []
-        for level, stage in enumerate(self._stages(levels)):
-            fmap = self.as_fmap(taps[-1], level - 1, norm=False) if taps else image
-            tokens, grid = stage.embed(fmap)
-            for block in stage.blocks:
-                tokens = self.run_block(block, tokens, grid)
-            taps.append((tokens, grid))
-        return taps
-
-    def finish(self, taps: list[tuple[Tensor, tuple[int, int]]]) -> Float[Tensor, "b n c"]:
-        """Normed tokens of the last stage, the class token first."""
-        return self.norm(taps[-1][0])
-
-    def as_fmap(self, tap: tuple[Tensor, tuple[int, int]], level: int, norm: bool) -> Float[Tensor, "b c h w"]:
-        tokens, grid = tap
-        is_last = level == len(self.embed_dim) - 1
-        if norm and is_last:
-            tokens = self.norm(tokens)
-        return to_map(tokens[:, self.num_prefix :] if is_last else tokens, grid)
-
-    def pool(self, features: Float[Tensor, "b n c"]) -> Tensor:
-        if self.global_pool == "avg":
-            return features[:, self.num_prefix :].mean(dim=1)
-        return features[:, 0] if self.global_pool == "token" else features
-
-    def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
-        self.stages, self.embed_dim = self.stages[:count], self.embed_dim[:count]
-        if not keep_norm or not is_whole:
-            self.norm = nn.Identity()
-        if not is_whole:  # the class token belongs to the last stage
-            self.num_prefix, self.pools, self.global_pool = 0, ("avg",), "avg" if self.global_pool else ""
-
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        size = Grid.of(img_size)
-        grids, old_grids = self._check_grids(size), self._check_grids(self.img_size)
-        for stage, old, new in zip(self._stages(), old_grids, grids, strict=True):
-            if stage.pos_embed is not None and old != new:
-                resized = resize_embedding(stage.pos_embed.detach(), old, new)
-                stage.pos_embed = nn.Parameter(resized, requires_grad=stage.pos_embed.requires_grad)
-        self.img_size = size
-        self.record_input_size(size)
-
-    def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        state, resized = dict(state), []
-        for i, (stage, grid) in enumerate(zip(self._stages(), self._check_grids(self.img_size), strict=True)):
-            resized += fit_embedding(state, f"stages.{i}.pos_embed", stage.pos_embed, grid)
-        return state, resized
-
-    def no_weight_decay(self) -> set[str]:
-        names = [name for name, _ in self.named_parameters()]
-        return {name for name in names if name.endswith(("cls_token", "pos_embed"))}
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        if coarse:
-            return dict(
-                stem=r"^stages\.0\.patch_embed", blocks=[(r"^stages\.(\d+)", None), (r"^(?:norm|head)\.", (99999,))]
-            )
-        return dict(
-            stem=r"^stages\.0\.(?:patch_embed|pos_embed|cls_token)",
-            blocks=[
-                (r"^stages\.(\d+)\.(?:patch_embed|pos_embed|cls_token)", (0,)),
-                (r"^stages\.(\d+)\.blocks\.(\d+)", None),
-                (r"^(?:norm|head)\.", (99999,)),
-            ],
-        )

@@ -17,27 +17,15 @@ from weft.grid import Grid
 from weft.layers.attention import attend_with_bias
 from weft.layers.image_conv import faster_on_gpus
 from weft.layers.norm import scaled_rows, with_weights
-from weft.layers.tokens import join_heads, split_heads
+from weft.layers.position import OffsetLookup
 from weft.models.levit.network import Attention, AttentionDownsample, BiasedAttention, LeViT, PatchStem, Stem
 
 
 class FoldedBias(BiasedAttention):
-    """Attention with the bias of every pair of query and key, and the scale in the weights of the queries.
-
-    Args:
-        attn: attention whose BatchNorms are merged into its linear layers.
-    """
+    """Attention with the bias of every pair of query and key, and the scale in the weights of the queries."""
 
     expanded: Tensor | None
     expanded_rows: Tensor | None  # the same with longer rows, for GPUs
-
-    def __init__(self, attn: BiasedAttention) -> None:
-        super().__init__(attn.num_heads, attn.grid, attn.stride, with_bias=False)
-        bias = attn.bias()
-        self.register_buffer("expanded", None if bias is None else bias.detach().clone())
-        self.register_buffer("expanded_rows", None, persistent=False)
-        self.prepare()
-        self.register_load_state_dict_post_hook(_prepare)
 
     def prepare(self) -> None:
         """Derive the longer rows from the bias."""
@@ -51,46 +39,49 @@ class FoldedBias(BiasedAttention):
         bias = self.expanded
         if bias is not None and self.expanded_rows is not None and bias.is_cuda:
             bias = self.expanded_rows.to(q.dtype)[..., : bias.shape[-1]]
-        return attend_with_bias(q, k, v, 1.0, bias)
+        return attend_with_bias(q, k, v, self.scale, bias)
 
     def set_grid(self, grid: Grid) -> None:
         """Refuse another grid: the table that could be resized is gone."""
         raise UsageError("A folded network must keep its size; set the size of the original, and fold that.")
 
 
-def _prepare(module: FoldedBias, _: object) -> None:
-    module.prepare()
-
-
-class FoldedAttention(FoldedBias):
+class FoldedAttention(FoldedBias, Attention):
     """Folded form of `Attention`."""
 
-    def __init__(self, attn: Attention) -> None:
-        super().__init__(attn)
-        self.widths, self.proj = attn.widths, attn.proj
-        key_dim, _, value_dim = attn.widths
-        factor = torch.tensor([key_dim**-0.5] * key_dim + [1.0] * (key_dim + value_dim), dtype=torch.float64)
-        self.qkv = scaled_rows(cast("nn.Linear", attn.qkv), factor.repeat(attn.num_heads))
 
-    def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
-        q, k, v = split_heads(self.qkv(tokens), self.num_heads).split(self.widths, dim=-1)
-        return self.proj(join_heads(self.attend(q, k, v)))
-
-
-class FoldedAttentionDownsample(FoldedBias):
+class FoldedAttentionDownsample(FoldedBias, AttentionDownsample):
     """Folded form of `AttentionDownsample`."""
 
-    def __init__(self, attn: AttentionDownsample) -> None:
-        super().__init__(attn)
-        self.widths, self.kv, self.proj = attn.widths, attn.kv, attn.proj
-        q = cast("nn.Linear", attn.q.ln)
-        self.q = scaled_rows(q, torch.full((q.out_features,), attn.widths[0] ** -0.5, dtype=torch.float64))
 
-    def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b m out"]:
-        k, v = split_heads(self.kv(tokens), self.num_heads).split(self.widths, dim=-1)
-        every_second = tokens.unflatten(1, self.grid)[:, :: self.stride, :: self.stride].flatten(1, 2)
-        q = split_heads(self.q(every_second), self.num_heads)
-        return self.proj(join_heads(self.attend(q, k, v)))
+def fold_attention(attn: Attention) -> nn.Module:
+    """Look the bias up, and move the scale of the scores into the weights of the queries: some rows of each head."""
+    key_dim, _, value_dim = attn.widths
+    factor = torch.tensor([attn.scale] * key_dim + [1.0] * (key_dim + value_dim), dtype=torch.float64)
+    attn.qkv = scaled_rows(cast("nn.Linear", attn.qkv), factor.repeat(attn.num_heads))
+    return _with_expanded_bias(attn, FoldedAttention)
+
+
+def fold_downsample(attn: AttentionDownsample) -> nn.Module:
+    """Look the bias up, and move the scale of the scores into the weights of the queries."""
+    q = cast("nn.Linear", attn.q.ln)
+    attn._modules["q"] = scaled_rows(q, torch.full((q.out_features,), attn.scale, dtype=torch.float64))
+    return _with_expanded_bias(attn, FoldedAttentionDownsample)
+
+
+def _with_expanded_bias(attn: BiasedAttention, folded: type[FoldedBias]) -> nn.Module:
+    bias = attn.bias()
+    attn.register_buffer("expanded", None if bias is None else bias.detach().clone())
+    attn.register_buffer("expanded_rows", None, persistent=False)
+    attn.attention_biases, attn.scale, attn.look_up = None, 1.0, OffsetLookup()
+    attn.__class__ = folded
+    cast("FoldedBias", attn).prepare()
+    attn.register_load_state_dict_post_hook(_prepare)
+    return attn
+
+
+def _prepare(module: FoldedBias, _: object) -> None:
+    module.prepare()
 
 
 def fold_heads(model: LeViT) -> nn.Module:
@@ -112,7 +103,7 @@ def fold_stem(stem: Stem | PatchStem) -> nn.Module:
 RULES = {
     Stem: fold_stem,
     PatchStem: fold_stem,
-    Attention: FoldedAttention,
-    AttentionDownsample: FoldedAttentionDownsample,
+    Attention: fold_attention,
+    AttentionDownsample: fold_downsample,
     LeViT: fold_heads,
 }

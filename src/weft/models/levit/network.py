@@ -9,6 +9,8 @@ Paper -> here:  C -> embed_dim   D -> key_dim   N -> num_heads   X -> depth (pai
     shrinking attention -> AttentionDownsample   attention bias -> attention_biases   PatchConv -> Stem
 Sizes: Table 2, in `weft.models.levit`.
 
+A1 to A7 below are the rows of Table 5, the ablation of LeViT-128S: each takes one part out by constructor values.
+
 As in the released code: LeViT-384's second shrinking attention has 16 = C/D heads, where the paper's Table 2 gives 18.
 The stem's last convolution has no activation. The bias is added after the scores are scaled. In training the two heads
 return separate logits (classes, teacher), in evaluation their mean. Parameter names are timm's. Neither paper nor
@@ -20,7 +22,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float
@@ -28,12 +30,25 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.grid import Grid
+from weft.layers.activation import activation
 from weft.layers.attention import attend_with_bias
 from weft.layers.mlp import DropPath
 from weft.layers.norm import ConvNorm, LinearNorm, NormLinear
-from weft.layers.position import OffsetLookup, guess_grid, offset_index, resize_embedding, resize_offsets
-from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
-from weft.models.base import Backbone, activation, per_stage
+from weft.layers.position import OffsetLookup, offset_index
+from weft.layers.tokens import join_heads, split_heads, to_tokens
+from weft.models.base import Backbone, per_stage
+
+MakeLinear = Callable[..., nn.Module]  # `linear_bn` or `linear`
+
+
+def linear_bn(in_features: int, out_features: int, ends_branch: bool = False) -> nn.Module:
+    """Return a linear layer with BatchNorm, whose weight is zero at first at the end of a residual branch."""
+    return LinearNorm(in_features, out_features, norm_scale=0.0 if ends_branch else 1.0)
+
+
+def linear(in_features: int, out_features: int, ends_branch: bool = False) -> nn.Module:
+    """Return a plain linear layer, for the network without BatchNorm (A3)."""
+    return nn.Linear(in_features, out_features)
 
 
 class Stem(nn.Sequential):
@@ -44,30 +59,15 @@ class Stem(nn.Sequential):
         embed_dim: channels of the map.
         strides: of the convolutions.
         act_layer: activation.
-        norm: BatchNorm and activations; False: bare convolutions with bias.
-        first_chans: channels of the first convolution; None: half of the next, and so on.
     """
 
-    def __init__(
-        self,
-        in_chans: int,
-        embed_dim: int,
-        strides: tuple[int, ...],
-        act_layer: type[nn.Module],
-        norm: bool,
-        first_chans: int | None,
-    ) -> None:
+    def __init__(self, in_chans: int, embed_dim: int, strides: tuple[int, ...], act_layer: type[nn.Module]) -> None:
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for i, stride in enumerate(strides, start=1):
-            is_last = i == len(strides)
-            out_chans = embed_dim // 2 ** (len(strides) - i) if first_chans is None else first_chans * 2 ** (i - 1)
-            out_chans = embed_dim if is_last else out_chans
-            if norm:
-                layers[f"conv{i}"] = ConvNorm(in_chans, out_chans, 3, stride, 1)
-                if not is_last:
-                    layers[f"act{i}"] = act_layer()
-            else:
-                layers[f"conv{i}"] = nn.Conv2d(in_chans, out_chans, 3, stride, 1)
+            out_chans = embed_dim // 2 ** (len(strides) - i)
+            layers[f"conv{i}"] = ConvNorm(in_chans, out_chans, 3, stride, 1)
+            if i < len(strides):
+                layers[f"act{i}"] = act_layer()
             in_chans = out_chans
         super().__init__(layers)
 
@@ -79,17 +79,11 @@ class PatchStem(nn.Sequential):
         super().__init__(OrderedDict(conv1=ConvNorm(in_chans, embed_dim, patch_size, patch_size, 0)))
 
 
-def _residual_end(linear: type[nn.Module], in_features: int, out_features: int) -> nn.Module:
-    """The last linear layer of a residual branch: with BatchNorm it starts as nothing, its weight zero."""
-    if linear is LinearNorm:
-        return LinearNorm(in_features, out_features, norm_scale=0.0)
-    return linear(in_features, out_features)
-
-
 class BiasedAttention(nn.Module, ABC):
     """A bias per head and offset: what both kinds of attention add to their scores (equation 1).
 
     Args:
+        key_dim: width of a head in queries and keys.
         num_heads: heads.
         grid: of the keys; the table has an entry per place of it.
         stride: queries are every `stride`-th row and column of the keys.
@@ -97,11 +91,11 @@ class BiasedAttention(nn.Module, ABC):
     """
 
     offsets: Tensor
-    widths: list[int]  # of a head: keys first
 
-    def __init__(self, num_heads: int, grid: Grid, stride: int, with_bias: bool) -> None:
+    def __init__(self, key_dim: int, num_heads: int, grid: Grid, stride: int, with_bias: bool) -> None:
         super().__init__()
-        self.num_heads, self.grid, self.stride = num_heads, grid, stride
+        self.key_dim, self.scale, self.num_heads = key_dim, key_dim**-0.5, num_heads
+        self.grid, self.stride = grid, stride
         self.attention_biases = nn.Parameter(torch.zeros(num_heads, grid.tokens)) if with_bias else None
         self.register_buffer("offsets", offset_index(grid.strided(stride), grid, stride), persistent=False)
         self.look_up = OffsetLookup()
@@ -109,26 +103,20 @@ class BiasedAttention(nn.Module, ABC):
     @abstractmethod
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b m c"]: ...
 
+    def attend(
+        self, q: Float[Tensor, "b heads n d"], k: Float[Tensor, "b heads m d"], v: Float[Tensor, "b heads m e"]
+    ) -> Float[Tensor, "b heads n e"]:
+        """Return softmax(q k / sqrt(d) + bias) v."""
+        return attend_with_bias(q, k, v, self.scale, self.bias())
+
     def bias(self) -> Float[Tensor, "heads n m"] | None:
         """Return the bias of every pair of query and key."""
         return None if self.attention_biases is None else self.look_up(self.attention_biases, self.offsets)
 
-    def attend(
-        self,
-        q: Float[Tensor, "b heads n d"],
-        k: Float[Tensor, "b heads m d"],
-        v: Float[Tensor, "b heads m e"],
-    ) -> Float[Tensor, "b heads n e"]:
-        """softmax(q k / sqrt(d) + bias) v."""
-        return attend_with_bias(q, k, v, self.widths[0] ** -0.5, self.bias())
-
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the keys; the table is resized."""
-        if self.attention_biases is not None and grid != self.grid:
-            table = resize_offsets(self.attention_biases, self.grid, grid)
-            self.attention_biases = nn.Parameter(table, requires_grad=self.attention_biases.requires_grad)
-        self.offsets = offset_index(grid.strided(self.stride), grid, self.stride).to(self.offsets.device)
+        """Set the grid of the keys; the table is not resized here."""
         self.grid = grid
+        self.offsets = offset_index(grid.strided(self.stride), grid, self.stride).to(self.offsets.device)
 
 
 class Attention(BiasedAttention):
@@ -140,7 +128,7 @@ class Attention(BiasedAttention):
         num_heads: heads.
         attn_ratio: width of a head in values over `key_dim`.
         grid: of the tokens.
-        linear: makes the linear layers.
+        make_linear: makes the linear layers.
         act_layer: activation in front of the projection.
         with_bias: learn the bias; False: none.
     """
@@ -152,15 +140,16 @@ class Attention(BiasedAttention):
         num_heads: int,
         attn_ratio: float,
         grid: Grid,
-        linear: type[nn.Module],
+        make_linear: MakeLinear,
         act_layer: type[nn.Module],
         with_bias: bool,
     ) -> None:
-        super().__init__(num_heads, grid, 1, with_bias)
+        super().__init__(key_dim, num_heads, grid, 1, with_bias)
         value_dim = int(attn_ratio * key_dim)
         self.widths = [key_dim, key_dim, value_dim]
-        self.qkv = linear(dim, num_heads * sum(self.widths))
-        self.proj = nn.Sequential(OrderedDict(act=act_layer(), ln=_residual_end(linear, num_heads * value_dim, dim)))
+        self.qkv = make_linear(dim, num_heads * sum(self.widths))
+        end = make_linear(num_heads * value_dim, dim, ends_branch=True)
+        self.proj = nn.Sequential(OrderedDict(act=act_layer(), ln=end))
 
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
         # The rows of q, k and v alternate head by head, as in the released weights.
@@ -183,16 +172,16 @@ class AttentionDownsample(BiasedAttention):
         num_heads: int,
         attn_ratio: float,
         grid: Grid,
-        linear: type[nn.Module],
+        make_linear: MakeLinear,
         act_layer: type[nn.Module],
         with_bias: bool,
     ) -> None:
-        super().__init__(num_heads, grid, 2, with_bias)
+        super().__init__(key_dim, num_heads, grid, 2, with_bias)
         value_dim = int(attn_ratio * key_dim)
         self.widths = [key_dim, value_dim]
-        self.kv = linear(dim, num_heads * sum(self.widths))
-        self.q = nn.Sequential(OrderedDict(ln=linear(dim, num_heads * key_dim)))
-        self.proj = nn.Sequential(OrderedDict(act=act_layer(), ln=linear(num_heads * value_dim, out_dim)))
+        self.kv = make_linear(dim, num_heads * sum(self.widths))
+        self.q = nn.Sequential(OrderedDict(ln=make_linear(dim, num_heads * key_dim)))
+        self.proj = nn.Sequential(OrderedDict(act=act_layer(), ln=make_linear(num_heads * value_dim, out_dim)))
 
     def forward(self, tokens: Float[Tensor, "b n c"]) -> Float[Tensor, "b m out"]:
         k, v = split_heads(self.kv(tokens), self.num_heads).split(self.widths, dim=-1)
@@ -205,11 +194,10 @@ class AttentionDownsample(BiasedAttention):
 class MLP(nn.Sequential):
     """Two linear layers with an activation between (section 4)."""
 
-    def __init__(self, dim: int, ratio: float, linear: type[nn.Module], act_layer: type[nn.Module]) -> None:
+    def __init__(self, dim: int, ratio: float, make_linear: MakeLinear, act_layer: type[nn.Module]) -> None:
         hidden_dim = int(dim * ratio)
-        super().__init__(
-            OrderedDict(ln1=linear(dim, hidden_dim), act=act_layer(), ln2=_residual_end(linear, hidden_dim, dim))
-        )
+        ln1, ln2 = make_linear(dim, hidden_dim), make_linear(hidden_dim, dim, ends_branch=True)
+        super().__init__(OrderedDict(ln1=ln1, act=act_layer(), ln2=ln2))
 
 
 class Block(nn.Module):
@@ -262,14 +250,16 @@ class Stage(nn.Module):
 class LeViT(Backbone):
     """LeViT; a classifier and a backbone under timm's contract. Values per stage may be given as one for all.
 
+    image -> `stem` (convolutions; the map becomes tokens) -> `stages`: `downsample` (shrinking attention; not in the
+    first), then `blocks` (attention with biases, MLP) -> `finish` -> `pool` -> `head` and `head_dist`
+
     Args:
         img_size: pixels, an int or (height, width).
         in_chans: channels of the image.
         num_classes: width of the heads; 0 for none.
         global_pool: 'avg' (mean of the tokens) or ''.
         stem_strides: strides of the stem's convolutions.
-        stem: 'conv', 'patch' (one large convolution, A2) or 'bare' (convolutions without BatchNorm and activation).
-        stem_chans: channels of the first convolution; None: the widths double up to `embed_dim[0]`.
+        stem: 'conv', or 'patch': one large convolution (A2).
         embed_dim: channels per stage; a single stage is the ablation without a pyramid (A1).
         key_dim: width of a head in queries and keys.
         depth: blocks per stage.
@@ -279,19 +269,19 @@ class LeViT(Backbone):
         down_num_heads: heads of the shrinking attentions, one fewer than stages; None: C/D of the stage before.
         down_attn_ratio, down_mlp_ratio: the ratios there.
         norm: 'batch', or 'layer': LayerNorm in front of each branch, none behind the linear layers (A3).
-        mlp_norm: BatchNorm in the MLPs; False: linear layers with bias.
-        head_norm: BatchNorm in front of the heads.
         act_layer: activation, a timm name.
         attn_act_layer: activation behind attention; None: as `act_layer`; 'identity': none (A7).
         attn_bias: learn the attention biases (False with `pos_embed=True`: A5).
         pos_embed: add a learned position to the stem's tokens.
-        distilled: a second head; in training both return logits, in evaluation their mean.
+        distilled: a second head; in training both return logits, in evaluation their mean (False: A4).
         drop_rate: dropout in front of the heads, in [0, 1).
         drop_path_rate: stochastic depth of every residual, in [0, 1).
 
     Raises:
         UsageError: the image is too small for the strides, or sizes do not fit.
     """
+
+    norm_name = "final_norm"
 
     def __init__(
         self,
@@ -301,7 +291,6 @@ class LeViT(Backbone):
         global_pool: str = "avg",
         stem_strides: tuple[int, ...] = (2, 2, 2, 2),
         stem: str = "conv",
-        stem_chans: int | None = None,
         embed_dim: tuple[int, ...] = (128, 256, 384),
         key_dim: int = 16,
         depth: tuple[int, ...] = (2, 3, 4),
@@ -312,8 +301,6 @@ class LeViT(Backbone):
         down_attn_ratio: float = 4.0,
         down_mlp_ratio: float = 2.0,
         norm: str = "batch",
-        mlp_norm: bool = True,
-        head_norm: bool = True,
         act_layer: str = "hard_swish",
         attn_act_layer: str | None = None,
         attn_bias: bool = True,
@@ -322,152 +309,105 @@ class LeViT(Backbone):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        super().__init__(
-            in_chans=in_chans,
-            num_classes=num_classes,
-            num_features=embed_dim[-1],
-            global_pool=global_pool,
-            pools=("avg",),
-            drop_rate=drop_rate,
-            distilled=distilled,
-        )
+        super().__init__(img_size, in_chans, num_classes, embed_dim[-1], global_pool, ("avg",), drop_rate, distilled)
+        if norm not in ("batch", "layer") or stem not in ("conv", "patch"):
+            raise UsageError(f"norm must be 'batch' or 'layer' and stem 'conv' or 'patch'; got {norm!r} and {stem!r}.")
         count = len(embed_dim)
-        depth, num_heads = per_stage(depth, count, "depth"), per_stage(num_heads, count, "num_heads")
+        rows = per_stage(count, dim=embed_dim, depth=depth, num_heads=num_heads)
         if down_num_heads is None:
             down_num_heads = tuple(dim // key_dim for dim in embed_dim[:-1])
-        down_num_heads = per_stage(down_num_heads, count - 1, "down_num_heads")
-        if norm not in ("batch", "layer") or stem not in ("conv", "patch", "bare"):
-            raise UsageError(
-                f"norm must be 'batch' or 'layer' and stem 'conv', 'patch' or 'bare'; got {norm!r} and {stem!r}."
-            )
+        down_rows = per_stage(count - 1, down_num_heads=down_num_heads)
         act, attn_act = activation(act_layer), activation(attn_act_layer or act_layer)
-        linear: type[nn.Module] = LinearNorm if norm == "batch" else nn.Linear
-        mlp_linear = linear if mlp_norm else nn.Linear
-        pre_norm = norm == "layer"
+        make_linear = linear_bn if norm == "batch" else linear
+        self.pre_norm = pre_norm = norm == "layer"
 
-        self.embed_dim, self.head_norm = embed_dim, head_norm and norm == "batch"
-        self.stem_stride = math.prod(stem_strides)
+        reduction = self.stem_stride = math.prod(stem_strides)
         if stem == "patch":
             self.stem: nn.Module = PatchStem(in_chans, embed_dim[0], self.stem_stride)
         else:
-            self.stem = Stem(in_chans, embed_dim[0], stem_strides, act, stem == "conv", stem_chans)
-        self.img_size = Grid.of(img_size)
-        self.grids = self._grids_of(self.img_size, count)
+            self.stem = Stem(in_chans, embed_dim[0], stem_strides, act)
+        self.num_stages = count
+        self.grids = self.grids_of(self.img_size)
         self.pos_embed = nn.Parameter(torch.empty(1, self.grids[0].tokens, embed_dim[0])) if pos_embed else None
         if self.pos_embed is not None:
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
 
-        stages, reduction = [], self.stem_stride
-        for i, dim in enumerate(embed_dim):
+        stages: list[Stage] = []
+        for i, row in enumerate(rows):
             downsample: nn.Module = nn.Identity()
             if i:
+                before, num_down_heads = embed_dim[i - 1], down_rows[i - 1].down_num_heads
                 shrink = AttentionDownsample(
-                    embed_dim[i - 1], dim, key_dim, down_num_heads[i - 1], down_attn_ratio, self.grids[i - 1], linear,
-                    attn_act, attn_bias,
+                    before, row.dim, key_dim, num_down_heads, down_attn_ratio, self.grids[i - 1], make_linear, attn_act,
+                    attn_bias,
                 )  # fmt: skip
-                mlp = MLP(dim, down_mlp_ratio, mlp_linear, act)
-                downsample = Downsample(embed_dim[i - 1], shrink, dim, mlp, drop_path_rate, pre_norm)
+                mlp = MLP(row.dim, down_mlp_ratio, make_linear, act)
+                downsample = Downsample(before, shrink, row.dim, mlp, drop_path_rate, pre_norm)
                 reduction *= 2
             blocks = []
-            for _ in range(depth[i]):
-                attn = Attention(dim, key_dim, num_heads[i], attn_ratio, self.grids[i], linear, attn_act, attn_bias)
-                blocks.append(Block(dim, attn, MLP(dim, mlp_ratio, mlp_linear, act), drop_path_rate, pre_norm))
+            for _ in range(row.depth):
+                attn = Attention(
+                    row.dim, key_dim, row.num_heads, attn_ratio, self.grids[i], make_linear, attn_act, attn_bias
+                )
+                blocks.append(Block(row.dim, attn, MLP(row.dim, mlp_ratio, make_linear, act), drop_path_rate, pre_norm))
             stages.append(Stage(downsample, blocks))
-            self.feature_info.append(dict(num_chs=dim, reduction=reduction, module=f"stages.{i}"))
+            self.feature_info.append(dict(num_chs=row.dim, reduction=reduction, module=f"stages.{i}"))
         self.stages = nn.Sequential(*stages)
         self.final_norm = nn.LayerNorm(embed_dim[-1]) if pre_norm else nn.Identity()
         self.build_head(num_classes)
 
-    def make_head(self, num_classes: int) -> nn.Module:
-        """Return BatchNorm and a linear layer, or only the linear layer."""
-        if num_classes and self.head_norm:
-            return NormLinear(self.num_features, num_classes)
-        return super().make_head(num_classes)
-
-    def _grids_of(self, img_size: Grid, count: int) -> list[Grid]:
-        grid = img_size
-        for conv in self.stem.modules():
-            if isinstance(conv, nn.Conv2d):
-                grid = grid.conv(conv.kernel_size[0], conv.stride[0], int(conv.padding[0]))
-        grids = [grid]
-        for _ in range(count - 1):
-            grids.append(grids[-1].strided(2))
-        if grid.tokens == 0:
-            raise UsageError(
-                f"img_size must leave at least one place behind the stem; got {img_size}. "
-                f"Use images of at least {self.stem_stride} pixels per side."
-            )
-        return grids
-
-    def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
-        """Tokens of the stages."""
+    def encode(
+        self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None
+    ) -> list[tuple[Tensor, Grid]]:
+        """Tokens of the stages, and their grids."""
         self.check_image_size(image)
         tokens = to_tokens(self.stem(image.contiguous(memory_format=torch.channels_last)))  # a view of the map
         if self.pos_embed is not None:
             tokens = tokens + self.pos_embed
         taps = []
-        for stage in self.stages[:levels]:
+        for stage, grid in zip(self.stages[:levels], self.grids, strict=False):
             tokens = self.run_block(stage, tokens)
-            taps.append(tokens)
+            taps.append((tokens, grid))
         return taps
 
-    def finish(self, taps: list[Tensor]) -> Float[Tensor, "b n c"]:
-        return self.final_norm(taps[-1])
+    def finish(self, taps: list[tuple[Tensor, Grid]]) -> Float[Tensor, "b n c"]:
+        """Tokens of the last stage; there is no norm behind BatchNorm."""
+        return self.final_norm(taps[-1][0])
 
-    def as_fmap(self, tap: Float[Tensor, "b n c"], level: int, norm: bool) -> Float[Tensor, "b c h w"]:
-        is_last = level == len(self.embed_dim) - 1
-        return to_map(self.final_norm(tap) if norm and is_last else tap, self.grids[level])
+    def make_head(self, num_classes: int) -> nn.Module:
+        """Return BatchNorm and a linear layer; without BatchNorm in the network only the linear layer."""
+        if num_classes == 0 or self.pre_norm:
+            return super().make_head(num_classes)
+        return NormLinear(self.num_features, num_classes)
 
-    def keep_levels(self, count: int, is_whole: bool, keep_norm: bool, keep_head: bool) -> None:
-        self.stages = self.stages[:count]
-        if not keep_norm or not is_whole:
-            self.final_norm = nn.Identity()
+    def grids_of(self, img_size: Grid) -> list[Grid]:
+        """Return the grid of each stage."""
+        grid = img_size
+        for conv in self.stem.modules():
+            if isinstance(conv, nn.Conv2d):
+                grid = grid.conv(conv.kernel_size[0], conv.stride[0], int(conv.padding[0]))
+        if grid.tokens == 0:
+            raise UsageError(
+                f"img_size must leave at least one place behind the stem; got {img_size}. "
+                f"Use images of at least {self.stem_stride} pixels per side."
+            )
+        return [grid.strided(2**i) for i in range(self.num_stages)]
+
+    def attentions(self) -> Iterator[tuple[str, BiasedAttention, int]]:
+        """Yield every attention: its name, itself, and the stage on whose grid its keys are."""
+        for name, module in self.named_modules():
+            if isinstance(module, BiasedAttention):  # shrinking attention reads the stage before
+                yield name, module, int(name.split(".")[1]) - ("downsample" in name)
+
+    def positions(self) -> dict[str, int]:
+        """Return the bias tables, and the position embedding if there is one."""
+        embed = {} if self.pos_embed is None else {"pos_embed": 0}
+        with_bias = ((name, level) for name, attn, level in self.attentions() if attn.attention_biases is not None)
+        return embed | {f"{name}.attention_biases": level for name, level in with_bias}
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        size = Grid.of(img_size)
-        grids = self._grids_of(size, len(self.grids))
-        for name, module in self.named_modules():
-            if isinstance(module, BiasedAttention):
-                module.set_grid(grids[_key_level(name)])
-        if self.pos_embed is not None and grids[0] != self.grids[0]:
-            embed = resize_embedding(self.pos_embed.detach(), self.grids[0], grids[0])
-            self.pos_embed = nn.Parameter(embed, requires_grad=self.pos_embed.requires_grad)
-        self.img_size, self.grids = size, grids
-        self.record_input_size(size)
-
-    def resize_state_dict(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        first = state.get("stages.0.blocks.0.attn.attention_biases", state.get("pos_embed"))
-        if first is None or first.ndim < 2 or first.numel() == 0:
-            return state, []
-        num_places = first.shape[-1] if first.ndim == 2 else first.shape[1]
-        if num_places == self.grids[0].tokens:
-            return state, []
-        old = [guess_grid(num_places, "attention_biases")]
-        for _ in self.grids[1:]:
-            old.append(old[-1].strided(2))
-        state, resized = dict(state), []
-        for name, tensor in state.items():
-            if name == "pos_embed":
-                state[name] = resize_embedding(tensor, old[0], self.grids[0])
-                resized.append(name)
-            elif name.endswith("attention_biases"):
-                level = _key_level(name)
-                if level < len(old) and tensor.shape[-1] == old[level].tokens:  # else: loading reports it
-                    state[name] = resize_offsets(tensor, old[level], self.grids[level])
-                    resized.append(name)
-        return state, resized
-
-    def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if name.endswith(("attention_biases", "pos_embed"))}
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        tail = (r"^(?:final_norm|head|head_dist)\.", (99999,))
-        blocks = [(r"^stages\.(\d+)", None)]
-        if not coarse:
-            blocks = [(r"^stages\.(\d+)\.downsample", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None)]
-        return dict(stem=r"^(?:stem|pos_embed)", blocks=[*blocks, tail])
-
-
-def _key_level(name: str) -> int:
-    """The stage on whose grid the keys of this attention lie: shrinking attention reads the stage before."""
-    return int(name.split(".")[1]) - ("downsample" in name)
+        """Set the size of the images; bias tables and the position embedding are resized."""
+        grids = self.grids_of(Grid.of(img_size))
+        for _, attn, level in self.attentions():
+            attn.set_grid(grids[level])
+        super().set_input_size(img_size)

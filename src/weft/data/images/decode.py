@@ -312,8 +312,7 @@ def _opened(name: str, data: bytes, max_pixels: int) -> Iterator[Image.Image]:
 
 def _check(image: Image.Image, max_pixels: int) -> None:
     """Raise a `BadImage` without a name if the header exceeds a limit or states what is not supported."""
-    width, height = image.size
-    compression = image.info.get("compression")
+    (width, height), compression = image.size, image.info.get("compression")
     if width * height > max_pixels:
         raise BadImage("", "too-many-pixels", f"{width * height}, the limit is {max_pixels}")
     if max(image.size) > MAX_ASPECT * min(image.size):

@@ -212,7 +212,7 @@ def test_a_manifest_that_fits_its_types_and_not_the_run_is_refused(change: tuple
 
 @pytest.mark.slow
 def test_the_record_of_the_data_cannot_unpack_without_bound(run: Path) -> None:
-    from weft.data.index.fingerprint import Fingerprint
+    from weft.data.fingerprint import Fingerprint
 
     file = next(run.glob("*.gz"))
     before = file.read_bytes()

@@ -41,10 +41,10 @@ WORK = Path(tempfile.gettempdir()) / "weft-faults"
 HITS, PASSED = WORK / "hits.tsv", WORK / "passed.tsv"  # place of a fault and test; seconds and test
 SEED, EACH = 0, 6
 ROOMS = {  # files and folders below src/weft
-    "order and seeding": ("data/loading/order.py", "data/loading/seeding.py", "data/loading/dataset.py"),
-    "split": ("data/index/split.py",),
-    "decode": tuple(f"data/images/{name}.py" for name in ("decode", "colour", "bit_depth", "jpeg_ends")),
-    "crop": ("data/loading/preprocessing.py", "data/loading/transforms.py"),
+    "order and seeding": ("data/order.py", "data/seeding.py", "data/dataset.py"),
+    "split": ("data/split.py",),
+    "decode": tuple(f"data/{name}.py" for name in ("decode", "colour", "bit_depth", "jpeg_ends")),
+    "crop": ("data/preprocessing.py", "data/transforms.py"),
     "fold": ("deploy/folding.py", "models/ceit/inference.py", "models/cvt/inference.py", "models/levit/inference.py"),
     "objective": ("train/objective.py", "train/distillation.py"),
     "state": ("train/state.py",),

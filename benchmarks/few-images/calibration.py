@@ -20,7 +20,7 @@ from scipy.special import log_softmax, softmax
 from weft.bench.records import read_csv, write_csv
 from weft.checkpoints import load_model_dir
 from weft.data import open_data
-from weft.data.index.split import stratified_subset
+from weft.data.split import stratified_subset
 from weft.inference.calibration import MAX_IMAGES, fit_temperature, held_out_logits
 from weft.inference.inputs import SourcePart, evaluation_batches, recipe_of
 from weft.inference.metrics import calibration_error

@@ -20,7 +20,7 @@ from tests.helpers import lively
 from weft.checkpoints import save_model_dir
 from weft.cli.app import VERBS
 from weft.data import ImageDataset, image_size, open_data, open_image, train_transform
-from weft.data.images.decode import image_info
+from weft.data.decode import image_info
 from weft.data.prepare import prepare_data
 from weft.inference import embed, evaluate, predict, similar
 from weft.inference.explain_files import explain_run

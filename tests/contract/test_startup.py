@@ -23,7 +23,7 @@ import weft.models.registry  # registers weft's models with timm
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.resolve import is_path
 from weft.cli import main
-from weft.data.sources.digits import read_digits
+from weft.data.digits import read_digits
 from weft.devices import check_device
 from weft.errors import UsageError
 from weft.lazy import package_folder
@@ -198,7 +198,7 @@ def test_names_that_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = load_digits()
     for folder in (package_folder("sklearn"), None):  # without the file, scikit-learn reads it
-        monkeypatch.setattr("weft.data.sources.digits.package_folder", lambda name, folder=folder: folder)
+        monkeypatch.setattr("weft.data.digits.package_folder", lambda name, folder=folder: folder)
         images, labels = read_digits()
         np.testing.assert_array_equal(images, theirs.images)
         assert labels == theirs.target.tolist()

@@ -21,8 +21,8 @@ from PIL import Image
 
 from tests.data.pictures import encoded, icc_profile, photo
 from tests.data.zoo import GOOD
-from weft.data.images.bit_depth import ValueRange, common_range
-from weft.data.images.decode import BadImage, ImageInfo, image_info, open_image
+from weft.data.bit_depth import ValueRange, common_range
+from weft.data.decode import BadImage, ImageInfo, image_info, open_image
 
 MAX_PIXELS = 25_000_000
 MEMORY = 300 << 20

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.data.pictures import jpeg
-from weft.data import open_data
-from weft.data.index.source import Source, Splits, sort_class_names
-from weft.data.sources import library
+from weft.data import library, open_data
+from weft.data.source import Source, Splits, sort_class_names
 from weft.errors import DataError
 
 WORDS = {"train": "train", "val": "validation", "test": "test"}

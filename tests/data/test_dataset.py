@@ -24,9 +24,9 @@ from weft.data import (
     open_image,
     train_transform,
 )
-from weft.data.images.bit_depth import common_range
-from weft.data.images.decode import image_info
-from weft.data.loading.seeding import epoch_order, seeded_rng
+from weft.data.bit_depth import common_range
+from weft.data.decode import image_info
+from weft.data.seeding import epoch_order, seeded_rng
 from weft.errors import DataError, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores, on purpose

@@ -16,8 +16,8 @@ from PIL import Image, ImageFile, ImageOps
 
 from tests.data.pictures import bomb, encoded, jpeg, paged_tiff, photo, png, rle8, text_bomb
 from weft.data import BadImage, image_size, open_image
-from weft.data.images.decode import REASONS, image_info
-from weft.data.images.formats import FORMATS, sniff
+from weft.data.decode import REASONS, image_info
+from weft.data.formats import FORMATS, sniff
 from weft.errors import DataError
 
 
@@ -61,7 +61,7 @@ def test_where_they_end_too_early(format):
 
 def test_without_the_package_heic_is_refused_with_advice(monkeypatch):
     data = encoded(photo(), "HEIF")
-    monkeypatch.setattr("weft.data.images.decode._has_heif", lambda: False)
+    monkeypatch.setattr("weft.data.decode._has_heif", lambda: False)
     with pytest.raises(BadImage, match=r"pillow-heif: pip install pillow-heif"):
         open_image(data)
 
@@ -213,7 +213,7 @@ def test_image_size_reads_only_the_header(monkeypatch):
 
 COST = """
 import io, json, resource, sys
-from weft.data.images.decode import BadImage, open_image
+from weft.data.decode import BadImage, open_image
 first = open(sys.argv[1], "rb").read()
 open_image(first)  # what is imported late is imported now
 rows = []
@@ -268,7 +268,7 @@ def test_a_valid_large_picture_still_opens():
 
 
 def test_nothing_here_imports_torch():
-    code = "import sys, weft.data.images.decode; sys.exit('torch' in sys.modules)"
+    code = "import sys, weft.data.decode; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -293,7 +293,7 @@ def test_an_error_of_the_disk_is_that_of_one_image(error, reason, tmp_path, monk
         raise error
 
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    monkeypatch.setattr("weft.data.images.decode.read_regular", fail)
+    monkeypatch.setattr("weft.data.decode.read_regular", fail)
     with pytest.raises(BadImage) as caught:
         open_image(tmp_path / "a.png")
     assert caught.value.reason == reason

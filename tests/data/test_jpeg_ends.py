@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.data.pictures import encoded, photo
 from weft.data import BadImage, open_data, open_image
-from weft.data.images.decode import image_info
+from weft.data.decode import image_info
 
 NOISE = np.random.default_rng(0).integers(90, 160, (120, 161, 3), dtype=np.uint8)
 IMAGES = {

@@ -10,8 +10,8 @@ import pytest
 from tests.data.pictures import jpeg
 from tests.data.zoo import class_folders
 from weft.data import open_data
-from weft.data.index.split_names import split_folders, split_of
-from weft.data.sources.open import inspect, problem_of
+from weft.data.open import inspect, problem_of
+from weft.data.split_names import split_folders, split_of
 from weft.errors import DataError, UsageError
 from weft.runs.directory import check_run_dir
 

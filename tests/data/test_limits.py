@@ -14,7 +14,7 @@ from tests.data import fuzz
 from tests.data.pictures import encoded, photo, png, tagged_tiff
 from weft.cli import main
 from weft.data import ImageDataset, eval_transform, make_loader, open_data, train_transform
-from weft.data.images.decode import MAX_ASPECT, BadImage, image_info, open_image
+from weft.data.decode import MAX_ASPECT, BadImage, image_info, open_image
 
 HONEST = {
     "sequential": encoded(Image.fromarray(photo()), "JPEG"),

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from weft.data.loading.order import Order, Share, epochs_of
-from weft.data.loading.seeding import epoch_order
+from weft.data.order import Order, Share, epochs_of
+from weft.data.seeding import epoch_order
 from weft.errors import UsageError
 
 LAYOUTS = [(world, accumulate) for world in (1, 2, 4) for accumulate in (1, 2, 3)]

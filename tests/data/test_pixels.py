@@ -22,8 +22,8 @@ from tests.data.pictures import (
     tiff,
 )
 from weft.data import image_size, open_image
-from weft.data.images.bit_depth import Values, common_range, range_note
-from weft.data.images.decode import image_info, image_values
+from weft.data.bit_depth import Values, common_range, range_note
+from weft.data.decode import image_info, image_values
 
 LEVELS = np.arange(256).reshape(16, 16)
 RAMP_16 = BLACK_TO_WHITE.reshape(16, 16)  # level k is exactly 257 k

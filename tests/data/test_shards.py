@@ -17,7 +17,7 @@ import pytest
 from tests.data.pictures import jpeg
 from weft.cli.app import main
 from weft.data import inspect, open_data
-from weft.data.index.inventory import Inventory
+from weft.data.inventory import Inventory
 from weft.errors import DataError
 
 Members = Iterable[tuple[str, bytes]]

@@ -17,12 +17,12 @@ from PIL import Image
 
 from tests.data.pictures import jpeg
 from weft.data import ImageDataset, eval_transform, make_loader, open_data
-from weft.data.index.fingerprint import Fingerprint, difference, fingerprint
-from weft.data.index.source import Splits
+from weft.data.fingerprint import Fingerprint, difference, fingerprint
+from weft.data.library import TORCHVISION, _class_of
+from weft.data.open import ALIASES
 from weft.data.prepare import prepare_data
-from weft.data.sources.library import TORCHVISION, _class_of
-from weft.data.sources.open import ALIASES
-from weft.data.sources.shards import open_shards
+from weft.data.shards import open_shards
+from weft.data.source import Splits
 from weft.errors import CheckpointError, DataError, StorageError, UsageError
 
 PER_CLASS = 10

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.data.pictures import jpeg
 from weft.data import SplitPlan, open_data
-from weft.data.index.source import ImageEntry
-from weft.data.index.split import (
+from weft.data.source import ImageEntry
+from weft.data.split import (
     grouped,
     grouped_fold,
     grouped_share,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from weft.data import ImageDataset, SplitPlan, make_loader, open_data, train_transform
-from weft.data.loading.loader import ImageLoader
+from weft.data.loader import ImageLoader
 
 VARIED = train_transform(32, (0.5,) * 3, (0.5,) * 3, color_jitter=0.3, rand_augment="rand-m9-mstd0.5", erase_prob=0.5)
 
@@ -48,7 +48,7 @@ def test_a_worker_without_process_groups_ignores_an_interrupt() -> None:
     """In a child process: the signal stays ignored."""
     program = """
 import os, signal
-from weft.data.loading import loader
+from weft.data import loader
 del os.setsid
 loader._leave_process_group(0)
 assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

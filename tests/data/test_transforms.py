@@ -16,9 +16,9 @@ from torchvision import transforms
 import weft
 from tests.data.pictures import encoded, photo
 from weft.data import eval_transform, open_image, train_transform
-from weft.data.loading.preprocessing import visible
-from weft.data.loading.seeding import seeded_rng
-from weft.data.loading.transforms import _rand_augment, _Shift, posterize_at_least_one_bit
+from weft.data.preprocessing import visible
+from weft.data.seeding import seeded_rng
+from weft.data.transforms import _rand_augment, _Shift, posterize_at_least_one_bit
 from weft.errors import UsageError
 
 PHOTO = Image.fromarray(photo(90, 120))

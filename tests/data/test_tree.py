@@ -16,8 +16,8 @@ from tests.data.test_zoo import unprivileged
 from tests.data.zoo import class_folders
 from tests.helpers import counted_calls
 from weft.data import inspect, open_data
-from weft.data.index.tree import walk
-from weft.data.sources.open import check_exists
+from weft.data.open import check_exists
+from weft.data.tree import walk
 from weft.errors import DataError
 
 

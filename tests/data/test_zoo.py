@@ -13,8 +13,8 @@ import pytest
 
 from tests.data.zoo import ANIMALS, BAD, ELSE, GOOD, class_folders, digest, settle
 from weft.data import inspect, open_data, open_image
-from weft.data.images.bit_depth import common_range
-from weft.data.images.decode import image_info
+from weft.data.bit_depth import common_range
+from weft.data.decode import image_info
 from weft.errors import DataError
 
 NOBODY = 65534

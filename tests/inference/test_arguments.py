@@ -10,8 +10,8 @@ import pytest
 
 from tests.data.pictures import jpeg
 from weft.data import BadImage, inspect, open_image
+from weft.data.folder import check_outside
 from weft.data.prepare import prepare_data
-from weft.data.sources.folder import check_outside
 from weft.errors import UsageError
 from weft.inference import embed, evaluate, similar
 from weft.inference.arguments import check_outside_images, image_files

@@ -13,7 +13,7 @@ from PIL import Image
 
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import SplitPlan, open_data
-from weft.data.index.fingerprint import Fingerprint, fingerprint
+from weft.data.fingerprint import Fingerprint, fingerprint
 from weft.errors import CheckpointError, DataError
 from weft.inference import evaluate
 from weft.inference.inputs import images_of, open_as_trained

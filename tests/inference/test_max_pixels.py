@@ -13,7 +13,7 @@ import weft
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import BadImage, ImageDataset, open_data
-from weft.data.index.source import image_size_hint
+from weft.data.source import image_size_hint
 from weft.inference import Predictor, explain_files, predict
 
 LIMIT = 1000

@@ -19,8 +19,8 @@ from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.config import read_config
 from weft.cli import main
 from weft.data import SplitPlan, open_data, open_image
-from weft.data.loading.preprocessing import Pixels, Preprocessing
 from weft.data.prepare import prepare_data
+from weft.data.preprocessing import Pixels, Preprocessing
 from weft.deploy.opening import Export
 from weft.errors import CheckpointError, UsageError
 from weft.inference import Predictor, evaluate, predict

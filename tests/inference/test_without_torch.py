@@ -25,7 +25,7 @@ import weft
 from tests.data.zoo import GOOD, settle
 from weft.checkpoints import save_model_dir
 from weft.data import open_image
-from weft.data.loading.preprocessing import eval_transform
+from weft.data.preprocessing import eval_transform
 from weft.deploy import export
 from weft.errors import RUNTIME_EXTRAS
 from weft.inference import Predictor, predict

@@ -38,7 +38,7 @@ from uvicorn.server import ServerState
 from tests.helpers import lively
 from tests.serve.running import NAMES, picture, saved
 from weft.checkpoints import save_model_dir
-from weft.data.loading.preprocessing import eval_transform
+from weft.data.preprocessing import eval_transform
 from weft.deploy import export, open_model, runtimes
 from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError

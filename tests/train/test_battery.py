@@ -17,7 +17,7 @@ import torch
 from tests import forked
 from tests.train import tiny
 from weft.data import ImageDataset, Sample, eval_transform, make_loader
-from weft.data.index.source import KeyedSource
+from weft.data.source import KeyedSource
 from weft.errors import DataError, DivergedError, StorageError, UsageError, WeftError
 from weft.train import loop, train
 from weft.train.state import load_state

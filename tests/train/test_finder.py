@@ -18,7 +18,7 @@ from tests.train.conftest import SHORT
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
 from weft.cli import main
-from weft.data.loading.order import Key
+from weft.data.order import Key
 from weft.errors import DivergedError, UsageError
 from weft.recipes import load_recipe
 from weft.runtime import Runtime

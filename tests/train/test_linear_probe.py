@@ -22,7 +22,7 @@ from tests.helpers import without_home
 from tests.train import tiny
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import open_data
-from weft.data.loading.loader import ImageLoader
+from weft.data.loader import ImageLoader
 from weft.deploy import fold
 from weft.errors import CheckpointError, StoppedError, UsageError
 from weft.files import cache_dir

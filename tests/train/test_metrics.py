@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from tests.data.pictures import encoded, photo
 from tests.helpers import lively
-from weft.data.sources.open import KeyedSource
+from weft.data.open import KeyedSource
 from weft.inference.conclusions import Training, conclusions
 from weft.inference.inputs import evaluation_batches
 from weft.inference.metrics import (

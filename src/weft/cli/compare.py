@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     latency = None if args.max_latency is None else milliseconds("--max-latency", args.max_latency)
     size = None if args.max_size is None else megabytes("--max-size", args.max_size)
     threads = None if args.threads is None else whole("--threads", args.threads, MAX_THREADS)
-    from weft.data.sources.folder import check_outside
-    from weft.data.sources.open import check_exists
+    from weft.data.folder import check_outside
+    from weft.data.open import check_exists
     from weft.devices import check_device
     from weft.files import refuse_taken
     from weft.models.families import check_name

@@ -202,8 +202,8 @@ def _review(args: argparse.Namespace) -> int:
 def _check_review(args: argparse.Namespace, data: str) -> None:
     """Check what can be checked before torch is imported."""
     from weft.checkpoints.resolve import check_model
-    from weft.data.sources.folder import check_outside
-    from weft.data.sources.open import check_exists
+    from weft.data.folder import check_outside
+    from weft.data.open import check_exists
     from weft.files import refuse_taken
     from weft.inference.arguments import settings_of
 
@@ -221,8 +221,8 @@ def _check_review(args: argparse.Namespace, data: str) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     """Print the report and whether training accepts the data; return 3 if it does not."""
-    from weft.data.images import MAX_PIXELS
-    from weft.data.sources.open import inspect, problem_of
+    from weft.data import MAX_PIXELS
+    from weft.data.open import inspect, problem_of
     from weft.progress import reading
 
     if args.data == "digits" and not os.path.lexists(args.data):
@@ -275,12 +275,12 @@ def _pixels(text: str) -> int:
 
 
 def _report(inventory: Inventory) -> str:
-    from weft.data.images.bit_depth import value_notes
-    from weft.data.images.colour import NOTES
-    from weft.data.images.decode import REASONS
-    from weft.data.index.checks import extensions, same_bytes, tally, unread_notes
-    from weft.data.index.tree import SKIPPED
-    from weft.data.loading.preprocessing import eval_transform
+    from weft.data.bit_depth import value_notes
+    from weft.data.checks import extensions, same_bytes, tally, unread_notes
+    from weft.data.colour import NOTES
+    from weft.data.decode import REASONS
+    from weft.data.preprocessing import eval_transform
+    from weft.data.tree import SKIPPED
     from weft.text import first_few, one_line, printable
 
     summary = inventory.as_dict()

@@ -70,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate a model, and print the result as text, JSON or CSV."""
     from weft.checkpoints.resolve import check_model
-    from weft.data.sources.folder import check_outside
-    from weft.data.sources.open import check_exists
+    from weft.data.folder import check_outside
+    from weft.data.open import check_exists
     from weft.files import refuse_taken
     from weft.inference.arguments import check_outside_images, settings_of
 

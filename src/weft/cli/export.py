@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export a model, and print the differences from the model."""
     from weft.checkpoints.resolve import check_model
-    from weft.data.sources.folder import check_outside
-    from weft.data.sources.open import check_exists
+    from weft.data.folder import check_outside
+    from weft.data.open import check_exists
     from weft.deploy.formats import AUTO, SUFFIXES, checked_format
     from weft.files import refuse_existing
     from weft.inference.arguments import settings_of

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List rows, show one, or evaluate, count or train one."""
-    from weft.data.sources.open import check_exists
+    from weft.data.open import check_exists
     from weft.devices import check_device
     from weft.models.papers import rows_of
     from weft.recipes import load_recipe

@@ -122,8 +122,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace, settings: dict[str, Any]) -> None:
     """Check what can be checked before torch is imported: names, settings, data and the output directory."""
-    from weft.data.sources.folder import check_outside
-    from weft.data.sources.open import check_exists
+    from weft.data.folder import check_outside
+    from weft.data.open import check_exists
     from weft.devices import check_device
     from weft.files import refuse_taken
     from weft.recipes import load_recipe

@@ -10,21 +10,23 @@ from typing import TYPE_CHECKING
 from weft.lazy import attach
 
 if TYPE_CHECKING:
-    from weft.data.images.decode import BadImage as BadImage
-    from weft.data.images.decode import image_size as image_size
-    from weft.data.images.decode import open_image as open_image
-    from weft.data.index.inventory import Inventory as Inventory
-    from weft.data.index.source import Sample as Sample
-    from weft.data.index.source import Source as Source
-    from weft.data.index.source import Splits as Splits
-    from weft.data.index.source import image_size_hint as image_size_hint
-    from weft.data.index.split import SplitPlan as SplitPlan
-    from weft.data.loading.dataset import ImageDataset as ImageDataset
-    from weft.data.loading.loader import make_loader as make_loader
-    from weft.data.loading.preprocessing import eval_transform as eval_transform
-    from weft.data.loading.seeding import mix_seed as mix_seed
-    from weft.data.loading.transforms import train_transform as train_transform
-    from weft.data.sources.open import inspect as inspect
-    from weft.data.sources.open import open_data as open_data
+    from weft.data.dataset import ImageDataset as ImageDataset
+    from weft.data.decode import BadImage as BadImage
+    from weft.data.decode import image_size as image_size
+    from weft.data.decode import open_image as open_image
+    from weft.data.inventory import Inventory as Inventory
+    from weft.data.loader import make_loader as make_loader
+    from weft.data.open import inspect as inspect
+    from weft.data.open import open_data as open_data
+    from weft.data.preprocessing import eval_transform as eval_transform
+    from weft.data.seeding import mix_seed as mix_seed
+    from weft.data.source import Sample as Sample
+    from weft.data.source import Source as Source
+    from weft.data.source import Splits as Splits
+    from weft.data.source import image_size_hint as image_size_hint
+    from weft.data.split import SplitPlan as SplitPlan
+    from weft.data.transforms import train_transform as train_transform
+
+MAX_PIXELS = 100_000_000  # height x width, judged by the header; another value: the setting data.max_pixels
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

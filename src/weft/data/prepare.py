@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from weft.data.images.bit_depth import ValueRange, range_comment
-from weft.data.images.decode import image_values, open_image
-from weft.data.index.source import KeyedSource
-from weft.data.sources.folder import check_outside
-from weft.data.sources.open import open_data
+from weft.data.bit_depth import ValueRange, range_comment
+from weft.data.decode import image_values, open_image
+from weft.data.folder import check_outside
+from weft.data.open import open_data
+from weft.data.source import KeyedSource
 from weft.errors import UsageError
 from weft.files import new_directory, refuse_existing
 from weft.progress import counting, reading, say

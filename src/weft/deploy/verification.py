@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from weft import markup
 from weft.checkpoints.config import PREPROCESSING, read_config
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
-from weft.data.loading.loader import ImageLoader
+from weft.data.loader import ImageLoader
 from weft.deploy.choosing import ConsideredExport
 from weft.deploy.runtimes import Infer
 from weft.errors import VerificationError

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints.confidence import Confidence, Point, confidence_of
 from weft.checkpoints.unknown import detector_of
-from weft.data.loading.dataset import LOST
+from weft.data.dataset import LOST
 from weft.inference.metrics import UnknownResult, calibration_error
 from weft.inference.torch_backend import infer
 from weft.runtime import Runtime

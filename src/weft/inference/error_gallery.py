@@ -10,7 +10,7 @@ from torch import nn
 
 from weft import markup
 from weft.data import Source, eval_transform, open_image
-from weft.data.index.source import pixel_limit
+from weft.data.source import pixel_limit
 from weft.errors import DataError
 from weft.inference.metrics import Mistake
 from weft.interpret import explain

@@ -13,9 +13,9 @@ import numpy as np
 
 from weft.checkpoints.unknown import detector_of
 from weft.data import Source, Splits
-from weft.data.images.bit_depth import range_note
-from weft.data.loading.loader import ImageLoader
-from weft.data.sources.folder import check_outside
+from weft.data.bit_depth import range_note
+from weft.data.folder import check_outside
+from weft.data.loader import ImageLoader
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_text
 from weft.inference.arguments import check_other, check_outside_images, image_files, range_advice

@@ -8,7 +8,7 @@ from pathlib import Path
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.hub import load_public
 from weft.checkpoints.resolve import find_model
-from weft.data.sources.folder import check_outside
+from weft.data.folder import check_outside
 from weft.deploy import ExportReport, export
 from weft.errors import DataError
 from weft.inference.inputs import open_labelled, recipe_of, settings_of

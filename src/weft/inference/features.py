@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.checkpoints.unknown import unit_length as unit_length
-from weft.data.loading.loader import ImageLoader
+from weft.data.loader import ImageLoader
 from weft.deploy import ExportedModel
 from weft.errors import CheckpointError, UsageError
 from weft.files import cache_file

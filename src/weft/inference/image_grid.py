@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.data import BadImage
-from weft.data.images.decode import image_to_show
+from weft.data.decode import image_to_show
 from weft.pages import new_figure, shown
 
 if TYPE_CHECKING:

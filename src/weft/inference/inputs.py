@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from weft.data import ImageDataset, Sample, Source, SplitPlan, Splits, eval_transform, make_loader, open_data
-from weft.data.index.fingerprint import Fingerprint
-from weft.data.index.source import pixel_limit
-from weft.data.loading.loader import ImageLoader
-from weft.data.loading.order import WHOLE, Share
+from weft.data.fingerprint import Fingerprint
+from weft.data.loader import ImageLoader
+from weft.data.order import WHOLE, Share
+from weft.data.source import pixel_limit
 from weft.errors import DataError, UsageError, unknown
 from weft.inference.arguments import image_files as image_files
 from weft.inference.arguments import recipe_of as recipe_of

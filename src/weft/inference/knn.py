@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.data.loading.loader import ImageLoader
+from weft.data.loader import ImageLoader
 from weft.inference.features import FeatureReader, unit_length
 
 TEMPERATURE = 0.07  # of the votes, as in arXiv 1805.01978

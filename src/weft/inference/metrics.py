@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft import markup
-from weft.data.loading.dataset import LOST
-from weft.data.loading.loader import ImageLoader
+from weft.data.dataset import LOST
+from weft.data.loader import ImageLoader
 from weft.inference.probabilities import ranked, softmax
 from weft.inference.real_labels import RealScore
 from weft.inference.torch_backend import infer

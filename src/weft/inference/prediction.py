@@ -11,8 +11,8 @@ import numpy as np
 
 from weft import markup
 from weft.data import BadImage
-from weft.data.images.decode import image_to_show
-from weft.data.loading.preprocessing import Pixels
+from weft.data.decode import image_to_show
+from weft.data.preprocessing import Pixels
 from weft.inference.arguments import check_top_k, image_files, settings_of, value_note
 from weft.inference.predictor import Predictor
 from weft.notebook import ImageList, described

@@ -15,9 +15,9 @@ from PIL import Image
 from weft.checkpoints.confidence import Rejection, confidence_of
 from weft.checkpoints.config import CONFIG, read_config
 from weft.checkpoints.resolve import find_model
-from weft.data.images import MAX_PIXELS
-from weft.data.images.decode import open_image
-from weft.data.loading.preprocessing import Pixels, eval_transform
+from weft.data import MAX_PIXELS
+from weft.data.decode import open_image
+from weft.data.preprocessing import Pixels, eval_transform
 from weft.deploy import choosing
 from weft.deploy.opening import Export, open_export
 from weft.deploy.select import candidates

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.data.images.decode import open_regular
+from weft.data.decode import open_regular
 from weft.errors import DataError
 from weft.text import printable, reason_of
 

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.checkpoints.unknown import Threshold
-from weft.data.loading.dataset import LOST
-from weft.data.loading.preprocessing import Pixels
+from weft.data.dataset import LOST
+from weft.data.preprocessing import Pixels
 from weft.inference.arguments import image_files, no_other
 from weft.inference.metrics import UnknownResult
 from weft.inference.prediction import prepared_file

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from weft import markup
 from weft.checkpoints.confidence import confidence_of
 from weft.data import eval_transform, open_image
-from weft.data.loading.preprocessing import visible
+from weft.data.preprocessing import visible
 from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.grid import Grid

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO, get_type_hints
 
-from weft.data.sources.folder import check_outside
+from weft.data.folder import check_outside
 from weft.errors import CheckpointError, StorageError, UsageError
 from weft.files import (
     LOCK,

@@ -25,7 +25,7 @@ from starlette.responses import PlainTextResponse, Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from weft.data import BadImage
-from weft.data.loading.preprocessing import Pixels
+from weft.data.preprocessing import Pixels
 from weft.deploy.choosing import BATCH_SIZES
 from weft.inference.predictor import ImagePrediction, Predictor
 from weft.processor import begin_in_thread, call_in_thread, set_num_threads

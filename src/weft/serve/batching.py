@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from weft.data.loading.preprocessing import Pixels
+from weft.data.preprocessing import Pixels
 from weft.errors import WeftError
 from weft.inference.predictor import ImagePrediction, NonFiniteError, Predictor
 

@@ -25,8 +25,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from weft.data.images.decode import REASONS, BadImage, open_image
-from weft.data.loading.preprocessing import Pixels, Preprocessing
+from weft.data.decode import REASONS, BadImage, open_image
+from weft.data.preprocessing import Pixels, Preprocessing
 
 STUCK_SECONDS = 2.0  # on one image; after that, a decoder counts as not available
 

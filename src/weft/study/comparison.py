@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits, image_size_hint, open_data
-from weft.data.loading.preprocessing import eval_transform
-from weft.data.sources.folder import check_outside
+from weft.data.folder import check_outside
+from weft.data.preprocessing import eval_transform
 from weft.errors import DataError, UsageError
 from weft.files import write_whole
 from weft.grid import Grid

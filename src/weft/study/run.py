@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.capabilities import bf16_note
 from weft.data import SplitPlan, open_data
-from weft.data.sources.folder import check_outside
+from weft.data.folder import check_outside
 from weft.errors import UsageError, unknown
 from weft.files import write_whole
 from weft.processor import busy_note

@@ -12,9 +12,9 @@ from scipy.special import softmax
 
 from weft.capabilities import bf16_note
 from weft.data import Source
-from weft.data.images.decode import BadImage, read_regular
-from weft.data.index.inventory import digest_of
-from weft.data.index.split import stratified_subset
+from weft.data.decode import BadImage, read_regular
+from weft.data.inventory import digest_of
+from weft.data.split import stratified_subset
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_table
 from weft.inference.arguments import check_outside_images, image_files, settings_of

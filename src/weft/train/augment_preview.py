@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.data import Splits, open_image
-from weft.data.index.source import pixel_limit
-from weft.data.index.split import stratified_subset
-from weft.data.loading.preprocessing import visible
+from weft.data.preprocessing import visible
+from weft.data.source import pixel_limit
+from weft.data.split import stratified_subset
 from weft.models.contract import preprocessing
 from weft.pages import new_figure, shown
 from weft.recipes import Recipe

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from weft.data import ImageDataset, Source, make_loader, train_transform
-from weft.data.loading.loader import ImageLoader
-from weft.data.loading.order import Share
+from weft.data.loader import ImageLoader
+from weft.data.order import Share
 from weft.errors import UsageError
 from weft.models.contract import preprocessing
 from weft.recipes import Recipe

@@ -13,9 +13,9 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from weft.data import Source, Splits, open_data
-from weft.data.index.source import KeyedSource
-from weft.data.sources.folder import FileReader, check_outside
-from weft.data.sources.table import SUFFIXES, other_columns, read_table
+from weft.data.folder import FileReader, check_outside
+from weft.data.source import KeyedSource
+from weft.data.table import SUFFIXES, other_columns, read_table
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, write_table, writing
 from weft.progress import reading, say

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits
-from weft.data.images.decode import image_to_show
-from weft.data.index.source import pixel_limit
-from weft.data.sources.folder import check_outside
+from weft.data.decode import image_to_show
+from weft.data.folder import check_outside
+from weft.data.source import pixel_limit
 from weft.errors import DataError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, sha256_of, write_table
 from weft.inference.embedding import Embedding, feature_predictor, read_files

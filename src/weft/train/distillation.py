@@ -19,7 +19,7 @@ from weft.checkpoints import load_model_dir
 from weft.checkpoints.config import CONFIG
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.resolve import PREFIX, model_dir
-from weft.data.loading.order import Key
+from weft.data.order import Key
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
 from weft.inference.inputs import evaluation_batches

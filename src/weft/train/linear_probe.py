@@ -19,8 +19,8 @@ from scipy.special import log_softmax, softmax
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from weft.data.loading.dataset import LOST
-from weft.data.loading.loader import ImageLoader
+from weft.data.dataset import LOST
+from weft.data.loader import ImageLoader
 from weft.inference.features import classifiers, read_features
 from weft.intervals import accuracy_of
 from weft.recipes import Recipe

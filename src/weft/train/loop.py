@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.data import mix_seed
-from weft.data.loading.dataset import LOST
-from weft.data.loading.order import Key
+from weft.data.dataset import LOST
+from weft.data.order import Key
 from weft.errors import DataError
 from weft.lazy import LazyModule
 from weft.models.contract import mean_logits

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from weft.data.loading.order import Key
+from weft.data.order import Key
 from weft.errors import DivergedError
 from weft.progress import say
 from weft.train.loop import Batch, group_into_steps

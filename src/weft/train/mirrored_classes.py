@@ -15,8 +15,8 @@ from scipy.stats import binomtest
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from weft.data.loading.dataset import LOST
-from weft.data.loading.loader import ImageLoader
+from weft.data.dataset import LOST
+from weft.data.loader import ImageLoader
 from weft.inference.features import FeatureReader
 from weft.runtime import Runtime
 from weft.text import first_few

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.data.loading.seeding import seeded_rng
+from weft.data.seeding import seeded_rng
 from weft.errors import UsageError
 from weft.lazy import LazyModule
 from weft.recipes import Recipe

@@ -16,8 +16,8 @@ from torch import nn
 
 from weft.checkpoints.hub import source_of
 from weft.data import Splits, image_size_hint, open_data
-from weft.data.images.bit_depth import value_notes
-from weft.data.loading.loader import ImageLoader
+from weft.data.bit_depth import value_notes
+from weft.data.loader import ImageLoader
 from weft.inference.inputs import evaluation_batches, split_plan
 from weft.models.families import check_name, default_model
 from weft.progress import counting, reading, say

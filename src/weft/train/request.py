@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.checkpoints.config import CONFIG, WEIGHTS
 from weft.checkpoints.resolve import PREFIX
-from weft.data.sources.open import check_exists
+from weft.data.open import check_exists
 from weft.devices import check_device
 from weft.errors import CheckpointError, UsageError
 from weft.inference.arguments import check_other

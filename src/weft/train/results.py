@@ -16,8 +16,8 @@ from weft import markup
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.model_dir import write_confidence
 from weft.data import Source
-from weft.data.index.split import proportional_subset
-from weft.data.loading.loader import ImageLoader
+from weft.data.loader import ImageLoader
+from weft.data.split import proportional_subset
 from weft.errors import UsageError
 from weft.inference.calibration import MAX_IMAGES, calibrate, calibration_lines, held_out_logits
 from weft.inference.conclusions import Training

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.data import Splits
-from weft.data.index.fingerprint import Fingerprint, difference, fingerprint
+from weft.data.fingerprint import Fingerprint, difference, fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import remove, write_text
 from weft.models.families import plugins

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.data.sources.folder import check_outside
+from weft.data.folder import check_outside
 from weft.devices import check_device
 from weft.errors import UsageError
 from weft.files import check_writable, refuse_taken, writing

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from torch import Tensor, distributed
 
 from weft.checkpoints import load_model_dir, save_model_dir
-from weft.data.loading.order import Key, epochs_of
+from weft.data.order import Key, epochs_of
 from weft.errors import CheckpointError, DivergedError, WeftError
 from weft.files import writing
 from weft.inference.inputs import name_of

@@ -13,8 +13,8 @@ import torch
 from weft.capabilities import bf16_note
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.config import read_config
-from weft.data.loading.order import epochs_of
-from weft.data.loading.preprocessing import eval_transform
+from weft.data.order import epochs_of
+from weft.data.preprocessing import eval_transform
 from weft.files import remove, sweep, write_text
 from weft.inference.arguments import check_other
 from weft.inference.metrics import Evaluation, class_lines

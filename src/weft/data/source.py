@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
-from weft.data.images import MAX_PIXELS
-from weft.data.images.bit_depth import ValueRange, Values, common_range
-from weft.data.images.decode import BadImage, image_size
+from weft.data import MAX_PIXELS
+from weft.data.bit_depth import ValueRange, Values, common_range
+from weft.data.decode import BadImage, image_size
 from weft.errors import DataError
 from weft.text import printable
 
@@ -40,7 +40,7 @@ class BadFile(NamedTuple):
 
     Attributes:
         key: path relative to the data directory.
-        reason: a key of `weft.data.images.decode.REASONS`.
+        reason: a key of `weft.data.decode.REASONS`.
         message: sentence that names the file.
         split: `train`, `val`, or empty if the dataset defines no split.
     """

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from weft.data.index.inventory import Inventory
-from weft.data.index.source import ImageEntry
-from weft.data.index.split import stratified_split
+from weft.data.inventory import Inventory
+from weft.data.source import ImageEntry
+from weft.data.split import stratified_split
 from weft.lazy import package_folder
 
 DIGITS = "digits"  # the name of this dataset wherever data is named

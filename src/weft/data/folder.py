@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from weft.data.images.decode import BadImage, open_regular, read_regular
-from weft.data.images.formats import HEAD_BYTES, archive_kind, sniff
-from weft.data.index.inventory import Inventory, in_threads
-from weft.data.index.source import BadFile, ImageEntry, bad_file, sort_class_names
-from weft.data.index.split_names import held_out_side, split_folders, split_of
-from weft.data.index.tree import EXTENSIONS, extension, is_folder, is_junk, num_beside, walk
+from weft.data.decode import BadImage, open_regular, read_regular
+from weft.data.formats import HEAD_BYTES, archive_kind, sniff
+from weft.data.inventory import Inventory, in_threads
+from weft.data.source import BadFile, ImageEntry, bad_file, sort_class_names
+from weft.data.split_names import held_out_side, split_folders, split_of
+from weft.data.tree import EXTENSIONS, extension, is_folder, is_junk, num_beside, walk
 from weft.errors import DataError, UsageError
 from weft.text import printable
 
@@ -34,7 +34,7 @@ def open_folder(path: str | Path, *, test: bool = False, follow_links: bool = Fa
 
     Args:
         path: folder of class folders, or folder with `train/` and optionally `val/` or `test/`, by any of the names of
-            `weft.data.index.split_names`.
+            `weft.data.split_names`.
         test: read the test split in place of the validation split.
         follow_links: also enter folders outside `path` through links.
 

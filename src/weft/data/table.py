@@ -14,13 +14,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from weft.data.index.inventory import Inventory
-from weft.data.index.source import ImageEntry, sort_class_names
-from weft.data.index.split_names import SIDES, is_flag_of_split, split_of
-from weft.data.index.tree import EXTENSIONS, extension, num_beside, walk
-from weft.data.sources.folder import FileReader
-from weft.data.sources.parquet import SUFFIX, read_parquet
-from weft.data.sources.tabular import Table, read_text_table, shown
+from weft.data.folder import FileReader
+from weft.data.inventory import Inventory
+from weft.data.parquet import SUFFIX, read_parquet
+from weft.data.source import ImageEntry, sort_class_names
+from weft.data.split_names import SIDES, is_flag_of_split, split_of
+from weft.data.tabular import Table, read_text_table, shown
+from weft.data.tree import EXTENSIONS, extension, num_beside, walk
 from weft.errors import DataError, unknown
 from weft.text import count, first_few, printable
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.data.loading.seeding import epoch_order
+from weft.data.seeding import epoch_order
 from weft.errors import UsageError
 
 Draw = tuple[int, int]  # (index of the image, number of times that it was drawn before in the epoch)

@@ -7,10 +7,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from weft.data.images.colour import NOTES
-from weft.data.index.inventory import Inventory
-from weft.data.index.source import ImageEntry, sort_class_names
-from weft.data.index.tree import SKIPPED
+from weft.data.colour import NOTES
+from weft.data.inventory import Inventory
+from weft.data.source import ImageEntry, sort_class_names
+from weft.data.tree import SKIPPED
 from weft.errors import DataError
 from weft.text import NUM_NAMED, count, first_few, has_control_characters, printable
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from weft.data.loading.preprocessing import check_interpolation, color_mode, eval_transform, per_channel
+from weft.data.preprocessing import check_interpolation, color_mode, eval_transform, per_channel
 from weft.errors import UsageError
 from weft.lazy import LazyModule
 from weft.text import reason_of

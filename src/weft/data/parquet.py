@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.data.index.split_names import split_of
-from weft.data.index.tree import is_junk
-from weft.data.sources.library import LibraryReader, bytes_in
-from weft.data.sources.tabular import Table
+from weft.data.library import LibraryReader, bytes_in
+from weft.data.split_names import split_of
+from weft.data.tabular import Table
+from weft.data.tree import is_junk
 from weft.errors import DataError, need
 from weft.files import cache_dir
 from weft.text import first_few, printable, reason_of

@@ -20,10 +20,10 @@ from urllib.parse import parse_qsl
 import numpy as np
 from PIL import Image
 
-from weft.data.images.decode import BadImage, read_regular
-from weft.data.index.inventory import Inventory
-from weft.data.index.source import ImageEntry, sort_class_names
-from weft.data.index.split_names import SIDES, split_of
+from weft.data.decode import BadImage, read_regular
+from weft.data.inventory import Inventory
+from weft.data.source import ImageEntry, sort_class_names
+from weft.data.split_names import SIDES, split_of
 from weft.errors import DataError, need, unknown
 from weft.files import cache_dir
 from weft.text import first_few, printable, reason_of

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.data.index.source import ImageEntry
+from weft.data.source import ImageEntry
 from weft.errors import DataError, UsageError
 from weft.text import printable
 

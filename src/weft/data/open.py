@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.data.images import MAX_PIXELS
-from weft.data.index.checks import (
+from weft.data import MAX_PIXELS
+from weft.data.checks import (
     check_bad,
     check_empty,
     check_folds,
@@ -23,16 +23,16 @@ from weft.data.index.checks import (
     match_forms,
     survey_notes,
 )
-from weft.data.index.inventory import Inventory, Progress, check
-from weft.data.index.source import KeyedSource, Splits
-from weft.data.index.split import DEFAULT, GroupError, Side, SplitPlan, assign, grouped, limited, with_trained_classes
-from weft.data.index.tree import is_folder_of
-from weft.data.sources.digits import DIGITS, open_digits
-from weft.data.sources.folder import existing, open_folder
-from weft.data.sources.library import open_hf, open_torchvision
-from weft.data.sources.parquet import SUFFIX
-from weft.data.sources.shards import is_shards, open_shards, shard_paths
-from weft.data.sources.table import SUFFIXES, open_table
+from weft.data.digits import DIGITS, open_digits
+from weft.data.folder import existing, open_folder
+from weft.data.inventory import Inventory, Progress, check
+from weft.data.library import open_hf, open_torchvision
+from weft.data.parquet import SUFFIX
+from weft.data.shards import is_shards, open_shards, shard_paths
+from weft.data.source import KeyedSource, Splits
+from weft.data.split import DEFAULT, GroupError, Side, SplitPlan, assign, grouped, limited, with_trained_classes
+from weft.data.table import SUFFIXES, open_table
+from weft.data.tree import is_folder_of
 from weft.errors import DataError, UsageError
 from weft.text import count, printable
 
@@ -66,7 +66,7 @@ def open_data(
 
     Args:
         data: a folder of class folders, or one with `train/` and optionally `val/` and `test/` that contain class
-            folders (names as in `weft.data.index.split_names`); a table (`x.csv`, `x.tsv`, `x.parquet`, a folder of
+            folders (names as in `weft.data.split_names`); a table (`x.csv`, `x.tsv`, `x.parquet`, a folder of
             .parquet files); tar shards (`x.tar`, `train-{000..009}.tar`, a folder of .tar files);
             `torchvision:NAME`; `hf:NAME`; a name in `ALIASES`; or `digits`, scikit-learn's handwritten digits. A file
             or folder of such a name comes first.

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image, ImageCms
 
-from weft.data.images.bit_depth import ValueRange, scaled_gray, transparent_value
+from weft.data.bit_depth import ValueRange, scaled_gray, transparent_value
 
 NOTES = {  # conversions of usable images -> description
     "gray": "gray, converted to RGB",

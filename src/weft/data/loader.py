@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from weft.data.loading.dataset import ImageDataset
-from weft.data.loading.order import WHOLE, Key, Order, Share
+from weft.data.dataset import ImageDataset
+from weft.data.order import WHOLE, Key, Order, Share
 from weft.errors import DataError, UsageError, WeftError
 from weft.text import printable
 

@@ -27,11 +27,11 @@ from typing import NamedTuple
 
 from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 
-from weft.data.images import MAX_PIXELS, bit_depth
-from weft.data.images.bit_depth import ValueRange, Values
-from weft.data.images.colour import MODE_NOTES, UPRIGHT, frames_note, orientation, to_rgb
-from weft.data.images.formats import FORMATS, HEAD_BYTES, archive_kind_of, is_cut, sniff
-from weft.data.images.jpeg_ends import is_ended, with_end_marker
+from weft.data import MAX_PIXELS, bit_depth
+from weft.data.bit_depth import ValueRange, Values
+from weft.data.colour import MODE_NOTES, UPRIGHT, frames_note, orientation, to_rgb
+from weft.data.formats import FORMATS, HEAD_BYTES, archive_kind_of, is_cut, sniff
+from weft.data.jpeg_ends import is_ended, with_end_marker
 from weft.errors import DataError
 from weft.text import one_line, printable
 
@@ -98,7 +98,7 @@ class ImageInfo(NamedTuple):
         size: (height, width) in pixels, after EXIF orientation.
         format: one of `FORMATS`.
         notes: conversions that decoding it applies, such as `cmyk` or `exif-rotated`: keys of
-            `weft.data.images.colour.NOTES`.
+            `weft.data.colour.NOTES`.
         values: of an image of more than 8 bits per channel, and of one that `weft data prepare` made of such an image;
             None of others.
     """

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from weft.data.images import MAX_PIXELS
-from weft.data.images.bit_depth import ValueRange, Values, common_range
-from weft.data.images.decode import BadImage, ImageInfo, image_info
-from weft.data.index.source import BadFile, ImageEntry, Reader, bad_file
-from weft.data.index.split_names import held_out_side
-from weft.data.index.tree import EXTENSIONS, extension
+from weft.data import MAX_PIXELS
+from weft.data.bit_depth import ValueRange, Values, common_range
+from weft.data.decode import BadImage, ImageInfo, image_info
+from weft.data.source import BadFile, ImageEntry, Reader, bad_file
+from weft.data.split_names import held_out_side
+from weft.data.tree import EXTENSIONS, extension
 from weft.errors import DataError
 from weft.processor import available_cores
 from weft.text import count, printable
@@ -40,13 +40,13 @@ class Inventory:
             split; empty for other sources.
         bad: image files that cannot be used, sorted by key after a check.
         ignored: number of files that are no images by name and content, by extension.
-        skipped: number of skipped entries, by key of `weft.data.index.tree.SKIPPED`.
+        skipped: number of skipped entries, by key of `weft.data.tree.SKIPPED`.
         classes_outside: class or split folders that are links to outside the root, not followed.
         unread: top-level folders, or shards, that are not read because the others are a split.
         set_aside: the test split, which is not read because another one is held out: `test/`, or `12 images of test`.
         remarks: sentences for the user: guesses, and what a name was taken for.
         nested: folders in each class, if every class with images has them in further folders alone; else empty.
-        notes: number of conversions of checked images, by key of `weft.data.images.colour.NOTES`.
+        notes: number of conversions of checked images, by key of `weft.data.colour.NOTES`.
         sizes: (height, width) of checked images in pixels.
         values: of checked images of more than 8 bits per channel.
         digests: `digest_of` of every checked image that can be used, by key.

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from weft.data.images.decode import MAX_BYTES, BadImage
-from weft.data.images.formats import HEAD_BYTES, archive_kind, sniff
-from weft.data.index.inventory import Inventory
-from weft.data.index.source import BadFile, ImageEntry, bad_file, sort_class_names
-from weft.data.index.split_names import split_folders, split_of
-from weft.data.index.tree import EXTENSIONS, extension, is_folder_of, is_junk, num_beside
+from weft.data.decode import MAX_BYTES, BadImage
+from weft.data.formats import HEAD_BYTES, archive_kind, sniff
+from weft.data.inventory import Inventory
+from weft.data.source import BadFile, ImageEntry, bad_file, sort_class_names
+from weft.data.split_names import split_folders, split_of
+from weft.data.tree import EXTENSIONS, extension, is_folder_of, is_junk, num_beside
 from weft.errors import DataError, UsageError
 from weft.text import count, first_few, printable, reason_of
 

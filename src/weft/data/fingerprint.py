@@ -9,7 +9,7 @@ import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.data.index.source import KeyedSource, Splits
+from weft.data.source import KeyedSource, Splits
 from weft.errors import CheckpointError
 from weft.files import write_whole
 from weft.reading import read_bytes, unzipped

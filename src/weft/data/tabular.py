@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.data.index.source import Reader
+from weft.data.source import Reader
 from weft.errors import DataError
 from weft.text import count, first_few, printable
 

@@ -15,10 +15,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from weft.data.images.decode import BadImage, open_image
-from weft.data.index.source import Source, lost_error, pixel_limit
-from weft.data.loading.order import Key
-from weft.data.loading.seeding import seeded_rng
+from weft.data.decode import BadImage, open_image
+from weft.data.order import Key
+from weft.data.seeding import seeded_rng
+from weft.data.source import Source, lost_error, pixel_limit
 from weft.errors import DataError
 
 Transform = Callable[[Image.Image], Float[Tensor, "c h w"]]

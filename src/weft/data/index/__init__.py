@@ -1,1 +1,0 @@
-"""Content of a dataset: samples and splits, scan of a folder, checks, fingerprint."""

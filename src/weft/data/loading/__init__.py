@@ -1,1 +1,0 @@
-"""From samples to batches: order, seeding, transforms, dataset and loader."""

@@ -12,7 +12,7 @@ from PIL import Image
 import weft
 from weft.checkpoints import save_model_dir
 from weft.cli import main
-from weft.data import MAX_PIXELS, eval_transform, open_image
+from weft.data.formats import MAX_PIXELS, eval_transform, open_image
 from weft.inference import Predictor, evaluate, predict
 from weft.inference.inputs import open_labelled, select_split, settings_of
 from weft.inference.metrics import measure

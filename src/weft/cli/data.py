@@ -221,7 +221,7 @@ def _check_review(args: argparse.Namespace, data: str) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     """Print the report and whether training accepts the data; return 3 if it does not."""
-    from weft.data import MAX_PIXELS
+    from weft.data.formats import MAX_PIXELS
     from weft.data.open import inspect, problem_of
     from weft.progress import reading
 

@@ -27,6 +27,4 @@ if TYPE_CHECKING:
     from weft.data.split import SplitPlan as SplitPlan
     from weft.data.transforms import train_transform as train_transform
 
-MAX_PIXELS = 100_000_000  # height x width, judged by the header; another value: the setting data.max_pixels
-
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

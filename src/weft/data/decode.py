@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 
-from weft.data import MAX_PIXELS, bit_depth
+from weft.data import bit_depth
 from weft.data.bit_depth import ValueRange, Values
 from weft.data.colour import MODE_NOTES, UPRIGHT, frames_note, orientation, to_rgb
-from weft.data.formats import FORMATS, HEAD_BYTES, archive_kind_of, is_cut, sniff
+from weft.data.formats import FORMATS, HEAD_BYTES, MAX_PIXELS, archive_kind_of, is_cut, sniff
 from weft.data.jpeg_ends import is_ended, with_end_marker
 from weft.errors import DataError
 from weft.text import one_line, printable

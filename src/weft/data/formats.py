@@ -1,4 +1,4 @@
-"""Recognise formats of files by their first bytes."""
+"""Which image files are accepted: formats, recognised by the first bytes, and number of pixels."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ ARCHIVES = {
     b"7z\xbc\xaf": "a 7z archive",
 }  # first bytes of files that are not read, and often mistaken for data
 TAR_MAGIC = slice(257, 262)
+MAX_PIXELS = 100_000_000  # height x width, judged by the header; another value: the setting data.max_pixels
 MAX_BOXES = 1_000  # of an AVIF or HEIF file; encoders write 3 or 4
 HEAD_BYTES = 32  # enough for `sniff`
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from weft.data import MAX_PIXELS
 from weft.data.bit_depth import ValueRange, Values, common_range
 from weft.data.decode import BadImage, ImageInfo, image_info
+from weft.data.formats import MAX_PIXELS
 from weft.data.source import BadFile, ImageEntry, Reader, bad_file
 from weft.data.split_names import held_out_side
 from weft.data.tree import EXTENSIONS, extension

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.data import MAX_PIXELS
 from weft.data.checks import (
     check_bad,
     check_empty,
@@ -25,6 +24,7 @@ from weft.data.checks import (
 )
 from weft.data.digits import DIGITS, open_digits
 from weft.data.folder import existing, open_folder
+from weft.data.formats import MAX_PIXELS
 from weft.data.inventory import Inventory, Progress, check
 from weft.data.library import open_hf, open_torchvision
 from weft.data.parquet import SUFFIX

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
-from weft.data import MAX_PIXELS
 from weft.data.bit_depth import ValueRange, Values, common_range
 from weft.data.decode import BadImage, image_size
+from weft.data.formats import MAX_PIXELS
 from weft.errors import DataError
 from weft.text import printable
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.data import MAX_PIXELS
 from weft.data.bit_depth import ValueRange, Values, range_note
 from weft.data.decode import BadImage, image_info, image_values
 from weft.data.folder import check_outside, images_below
+from weft.data.formats import MAX_PIXELS
 from weft.devices import check_device
 from weft.errors import DataError, UsageError, need
 from weft.files import check_writable

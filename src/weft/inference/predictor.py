@@ -15,8 +15,8 @@ from PIL import Image
 from weft.checkpoints.confidence import Rejection, confidence_of
 from weft.checkpoints.config import CONFIG, read_config
 from weft.checkpoints.resolve import find_model
-from weft.data import MAX_PIXELS
 from weft.data.decode import open_image
+from weft.data.formats import MAX_PIXELS
 from weft.data.preprocessing import Pixels, eval_transform
 from weft.deploy import choosing
 from weft.deploy.opening import Export, open_export

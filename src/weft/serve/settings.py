@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass, fields
 
-from weft.data import MAX_PIXELS
+from weft.data.formats import MAX_PIXELS
 from weft.deploy.formats import RUNTIMES as RUNTIMES
 from weft.errors import UsageError
 from weft.processor import MAX_THREADS, available_cores

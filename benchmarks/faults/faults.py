@@ -43,7 +43,7 @@ SEED, EACH = 0, 6
 ROOMS = {  # files and folders below src/weft
     "order and seeding": ("data/loading/order.py", "data/loading/seeding.py", "data/loading/dataset.py"),
     "split": ("data/index/split.py",),
-    "decode": ("data/images/decode.py", "data/images/colour.py"),
+    "decode": tuple(f"data/images/{name}.py" for name in ("decode", "colour", "bit_depth", "jpeg_ends")),
     "crop": ("data/loading/preprocessing.py", "data/loading/transforms.py"),
     "fold": ("deploy/folding.py", "models/ceit/inference.py", "models/cvt/inference.py", "models/levit/inference.py"),
     "objective": ("train/objective.py", "train/distillation.py"),

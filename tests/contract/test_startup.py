@@ -421,7 +421,8 @@ def test_unknown_names_are_refused_with_the_nearest_and_nothing_is_written(
         Path(name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(Path(name) / "a.png")
     Path("w.pth").touch()
-    Image.new("RGB", (8, 8)).save("x.jpg")
+    for name in ("x.jpg", "x.png"):
+        Image.new("RGB", (8, 8)).save(name)
     before = sorted(tmp_path.rglob("*"))
     for line, part in UNKNOWN.items():
         assert main(line.split()) in (2, 4), line

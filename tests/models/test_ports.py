@@ -10,6 +10,7 @@ import timm
 import torch
 
 import weft
+import weft.models.registry  # registers with timm
 from tests.helpers import lively
 from weft.interpret import explain
 from weft.models.families import VARIANTS

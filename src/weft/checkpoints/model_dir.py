@@ -25,7 +25,7 @@ from weft.errors import CheckpointError, UsageError, nearest
 from weft.files import new_directory, sha256_of, write_text, write_whole
 from weft.lazy import LazyModule
 from weft.models.base import Backbone
-from weft.models.building import build_described, create_model, without_random_init
+from weft.models.building import NoRandomInit, build_described, create_model
 from weft.models.contract import VALUE_RANGE
 from weft.models.families import VARIANTS, plugin_of
 
@@ -126,7 +126,7 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
     state = read_state_dict(weights)
     cfg = config["pretrained_cfg"]
     try:
-        with without_random_init():
+        with NoRandomInit():
             model: Any = build_described(name, config["model_args"], **more_arguments(config))
     except UsageError as err:
         raise CheckpointError(f"{path / CONFIG} does not describe a model: {err}") from err

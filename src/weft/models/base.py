@@ -20,6 +20,9 @@ from weft.errors import UsageError
 from weft.grid import Grid
 from weft.layers.position import guess_grid, resize_positions
 from weft.layers.tokens import to_map
+from weft.lazy import LazyModule
+
+timm_features: Any = LazyModule("timm.models._features")  # its import takes longer than that of torch
 
 
 class CamTarget(NamedTuple):
@@ -57,14 +60,6 @@ def head_width(embed_dim: int, num_heads: int, where: str = "") -> int:
     if embed_dim % num_heads:
         raise UsageError(f"embed_dim{where} must be divisible by num_heads{where}; got {embed_dim} and {num_heads}.")
     return embed_dim // num_heads
-
-
-def linear_head(num_features: int, num_classes: int) -> nn.Linear:
-    """Return a linear layer, initialised as the heads of vision transformers."""
-    head = nn.Linear(num_features, num_classes)
-    nn.init.trunc_normal_(head.weight, std=0.02)
-    nn.init.zeros_(head.bias)
-    return head
 
 
 class Backbone(nn.Module, ABC):
@@ -210,7 +205,7 @@ class Backbone(nn.Module, ABC):
         """
         if output_fmt != "NCHW":
             raise UsageError(f"output_fmt must be 'NCHW'; got {output_fmt!r}.")
-        take, last = _taken(len(self.feature_info), indices)
+        take, last = timm_features.feature_take_indices(len(self.feature_info), indices)
         taps = self.encode(x, last + 1 if stop_early else None)
         fmaps = [self.as_fmap(taps[level], level, norm) for level in take]
         if intermediates_only:
@@ -223,7 +218,7 @@ class Backbone(nn.Module, ABC):
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop the modules that only levels beyond `indices` need; return the indices, counted from 0."""
-        take, last = _taken(len(self.feature_info), indices)
+        take, last = timm_features.feature_take_indices(len(self.feature_info), indices)
         keep_head = last == len(self.feature_info) - 1 and not prune_head
         self.drop_levels(last + 1, keep_head)
         self.feature_info = self.feature_info[: last + 1]
@@ -232,7 +227,7 @@ class Backbone(nn.Module, ABC):
         self.num_features = self.head_hidden_size = self.feature_info[-1]["num_chs"]
         if not keep_head:
             self.reset_classifier(0)
-        return take
+        return list(take)
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
         """Return the head; of a network with two: (classes, teacher)."""
@@ -265,8 +260,13 @@ class Backbone(nn.Module, ABC):
             self.head_dist = self.make_head(num_classes)
 
     def make_head(self, num_classes: int) -> nn.Module:
-        """Return a new head; an identity for 0 classes."""
-        return linear_head(self.num_features, num_classes) if num_classes else nn.Identity()
+        """Return a new linear layer, initialised as the heads of vision transformers; an identity for 0 classes."""
+        if num_classes == 0:
+            return nn.Identity()
+        head = nn.Linear(self.num_features, num_classes)
+        nn.init.trunc_normal_(head.weight, std=0.02)
+        nn.init.zeros_(head.bias)
+        return head
 
     def head_modules(self) -> tuple[nn.Module, ...]:
         """Return the one or two heads."""
@@ -345,11 +345,3 @@ class Backbone(nn.Module, ABC):
             offered = ", ".join(repr(pool) for pool in (*self.pools, ""))
             raise UsageError(f"global_pool of {type(self).__name__} must be one of {offered}; got {global_pool!r}.")
         return global_pool
-
-
-def _taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
-    """Return the chosen ones of `count` levels, counted from 0, and the last of them, by timm's rule."""
-    from timm.models._features import feature_take_indices  # here: the import takes longer than that of torch
-
-    taken, last = feature_take_indices(count, indices)
-    return list(taken), last

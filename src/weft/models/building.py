@@ -163,33 +163,23 @@ def _feature_getter(network: Backbone, out_indices: Any) -> nn.Module:
     return getter
 
 
-class _NoRandomInit(TorchFunctionMode):
-    """Fill with zeros instead of random values.
+class NoRandomInit(TorchFunctionMode):
+    """Context in which networks are built with zeros instead of random values, for weights that replace all of them.
 
-    `torch.nn.init.trunc_normal_` samples until all values are within its bounds: zeros are, uninitialised memory may
-    never be. After `MOST` calls the values are random, so that every such loop ends.
+    It applies to one thread. For a network of 22 million parameters it saves 0.2 s. `torch.nn.init.trunc_normal_`
+    samples until all values are within its bounds: zeros are, uninitialised memory may never be. After `MOST` calls the
+    values are random, so that every such loop ends.
     """
 
     RANDOM = frozenset(("uniform_", "normal_", "kaiming_uniform_", "erfinv_"))
     MOST = 10_000
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
+    calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if args and getattr(func, "__name__", "") in self.RANDOM and self.calls < self.MOST:
             self.calls += 1
             return args[0].zero_()
         return func(*args, **(kwargs or {}))
-
-
-def without_random_init() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which networks are built without random values, for weights that replace all of them.
-
-    It applies to one thread. For a network of 22 million parameters it saves 0.2 s.
-    """
-    return _NoRandomInit()
 
 
 def build_described(

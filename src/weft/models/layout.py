@@ -37,7 +37,6 @@ class Layout:
     Attributes:
         name: source, as messages name it.
         signature: pattern that matches one name of this layout, and no name of any other.
-        ndim: number of axes of that tensor, for layouts that share all names.
         prepare: changes that a table of names cannot express (splitting and joining tensors), applied to their names.
         rename: their names -> weft's.
         drop: pattern of names whose tensors hold nothing learned.
@@ -47,7 +46,6 @@ class Layout:
 
     name: str
     signature: str
-    ndim: int | None = None
     prepare: Callable[[State], State] = _unchanged
     rename: Mapping[str, str] = field(default_factory=dict)
     drop: str | None = None
@@ -57,8 +55,7 @@ class Layout:
     def recognises(self, state: State) -> bool:
         """Return whether a state dict is in this layout."""
         signature = re.compile(self.signature)
-        match = next((tensor for name, tensor in state.items() if signature.fullmatch(name)), None)
-        return match is not None and (self.ndim is None or match.ndim == self.ndim)
+        return any(signature.fullmatch(name) for name in state)
 
     def switches(self, state: State) -> dict[str, Any]:
         """Return the constructor arguments that make our network compute what the network of a state dict does.

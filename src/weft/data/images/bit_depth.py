@@ -54,13 +54,10 @@ def lower_bytes(image: Any, data: bytes) -> Image.Image | None:
     if image.mode not in ("RGB", "RGBA") or ";16" not in str(image.tile):
         return None
     other: Any = Image.open(io.BytesIO(data), formats=(str(image.format),))
+    decoder_args = [tile.args if isinstance(tile.args, tuple) else (tile.args,) for tile in other.tile]
     other.tile = [
-        tile._replace(
-            args=tuple(LOWER.get(one, one) for one in tile.args)
-            if isinstance(tile.args, tuple)
-            else LOWER.get(tile.args, tile.args)
-        )
-        for tile in other.tile
+        tile._replace(args=tuple(LOWER.get(one, one) for one in args))
+        for tile, args in zip(other.tile, decoder_args, strict=True)
     ]
     other.load()
     return Image.merge("RGB", [other.getchannel("G")] * 3) if GRAY_ALPHA in str(image.tile) else other

@@ -27,17 +27,8 @@ from typing import NamedTuple
 
 from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
 
-from weft.data.images import MAX_PIXELS
-from weft.data.images.bit_depth import (
-    ValueRange,
-    Values,
-    commented_values,
-    common_range,
-    is_deep,
-    lower_bytes,
-    scaled_colours,
-    values_of,
-)
+from weft.data.images import MAX_PIXELS, bit_depth
+from weft.data.images.bit_depth import ValueRange, Values
 from weft.data.images.colour import MODE_NOTES, UPRIGHT, frames_note, orientation, to_rgb
 from weft.data.images.formats import FORMATS, HEAD_BYTES, archive_kind_of, is_cut, sniff
 from weft.data.images.jpeg_ends import is_ended, with_end_marker
@@ -144,13 +135,13 @@ def open_image(
         BadImage: the image cannot be used; its `reason` is a key of `REASONS`.
     """
     with _opened_whole(source, max_pixels) as (image, data, _):
-        deep = is_deep(image)
+        deep = bit_depth.is_deep(image)
         if at_least is not None and image.format in ("JPEG", "MPO"):  # of HEIF it would take an embedded thumbnail
             image.draft(None, (at_least, at_least))
-        low_bytes = lower_bytes(image, data) if deep and value_range is not None else None
+        low_bytes = bit_depth.lower_bytes(image, data) if deep and value_range is not None else None
         image.load()
         if low_bytes is not None and value_range is not None:
-            image = scaled_colours(image, low_bytes, value_range)
+            image = bit_depth.scaled_colours(image, low_bytes, value_range)
         elif image.mode == "I" and value_range is None:
             raise BadImage("", "integer-pixels")
         return to_rgb(image, background, value_range)[0]
@@ -165,16 +156,16 @@ def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
         BadImage: as `open_image`, for the same reasons.
     """
     with _opened_whole(source, max_pixels) as (image, data, file_notes):
-        deep, stored = is_deep(image), image.size
+        deep, stored = bit_depth.is_deep(image), image.size
         if image.format in ("JPEG", "MPO"):
             side = max(min(image.size) // 8, 1)
             image.draft(None, (side, side))
-        low_bytes = lower_bytes(image, data) if deep else None
+        low_bytes = bit_depth.lower_bytes(image, data) if deep else None
         image.load()
-        values = commented_values(image)
+        values = bit_depth.commented_values(image)
         notes = [MODE_NOTES[image.mode]] if image.mode in MODE_NOTES else []
         if low_bytes is not None or image.mode.startswith("I"):
-            values = values_of(image, low_bytes)
+            values = bit_depth.values_of(image, low_bytes)
         notes += ["gray"] * image.mode.startswith("I") + ["16-bit"] * deep
         notes += to_rgb(image, WHITE, values and (values.low, max(values.high, values.low + 1)))[1]
         notes += file_notes + frames_note(image)
@@ -189,7 +180,7 @@ def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) ->
         BadImage: as `open_image`.
     """
     with _opened(*_content(source), max_pixels) as image:
-        deep = is_deep(image)
+        deep = bit_depth.is_deep(image)
     return image_info(source, max_pixels=max_pixels).values if deep else None
 
 
@@ -200,7 +191,7 @@ def image_to_show(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
         BadImage: as `open_image`.
     """
     values = image_values(path, max_pixels=max_pixels)
-    return open_image(path, max_pixels=max_pixels, value_range=values and common_range([values]))
+    return open_image(path, max_pixels=max_pixels, value_range=values and bit_depth.common_range([values]))
 
 
 def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -320,8 +311,8 @@ def _opened(name: str, data: bytes, max_pixels: int) -> Iterator[Image.Image]:
 
 
 def _check(image: Image.Image, max_pixels: int) -> None:
-    width, height = image.size
-    compression = image.info.get("compression")
+    """Raise a `BadImage` without a name if the header exceeds a limit or states what is not supported."""
+    (width, height), compression = image.size, image.info.get("compression")
     if width * height > max_pixels:
         raise BadImage("", "too-many-pixels", f"{width * height}, the limit is {max_pixels}")
     if max(image.size) > MAX_ASPECT * min(image.size):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
 JUNK = {"__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+found"}
 EXTENSIONS = {  # format by file name; the content decides
@@ -45,6 +46,15 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 def is_junk(name: str) -> bool:
     """Return whether a name is hidden or belongs to the operating system."""
     return name.startswith(".") or name in JUNK
+
+
+def is_folder_of(path: Path, suffix: str) -> bool:
+    """Return whether a path is a folder that has files with an extension, and no folders."""
+    try:
+        entries = [entry for entry in path.iterdir() if not is_junk(entry.name)]
+        return any(entry.suffix == suffix for entry in entries) and not any(entry.is_dir() for entry in entries)
+    except OSError:  # no folder, or one that may not be read, which is reported when it is opened
+        return False
 
 
 def num_beside(folder: str) -> int:

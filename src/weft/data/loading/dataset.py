@@ -89,14 +89,9 @@ class ImageDataset(Dataset):
             return self.transform(image), label
 
     def _open(self, index: int) -> tuple[Image.Image, int]:
-        sample = self.source.read(index)
+        sample, limit = self.source.read(index), pixel_limit(self.source)
         try:
-            image = open_image(
-                sample.data,
-                max_pixels=pixel_limit(self.source),
-                at_least=self.at_least,
-                value_range=self.value_range,
-            )
+            image = open_image(sample.data, max_pixels=limit, at_least=self.at_least, value_range=self.value_range)
             return image, sample.label
         except BadImage as err:
             raise lost_error(sample.key, err) from err

@@ -40,6 +40,7 @@ TORCHVISION: dict[str, tuple[dict[str, Any] | tuple[dict[str, Any], ...], dict[s
     "OxfordIIITPet": ({"split": "trainval"}, {"split": "test"}),
     "ImageNet": ({"split": "train"}, {"split": "val"}),
 }
+_SAMPLES = ("samples", "_samples", "imgs")  # attributes with (file, label) of every image
 
 
 class LibraryReader:
@@ -97,16 +98,13 @@ def open_torchvision(address: str) -> Inventory:
 
 def _labels(part: Any) -> list[int]:
     """Return the labels of a torchvision dataset, from whichever attribute has them."""
-    for attribute in ("targets", "labels", "_labels"):
-        if (labels := getattr(part, attribute, None)) is not None:
-            return [int(label) for label in labels]
-    return [int(label) for _, label in _samples(part)]
+    labels = _attribute(part, "targets", "labels", "_labels")
+    return [int(label) for label in ([label for _, label in _attribute(part, *_SAMPLES)] if labels is None else labels)]
 
 
-def _samples(part: Any) -> Any:
-    return next(
-        samples for name in ("samples", "_samples", "imgs") if (samples := getattr(part, name, None)) is not None
-    )
+def _attribute(part: Any, *names: str) -> Any:
+    """Return the first of some attributes that a dataset has; None without."""
+    return next((value for name in names if (value := getattr(part, name, None)) is not None), None)
 
 
 def _class_names(part: Any, labels: Sequence[Sequence[int]]) -> list[str]:
@@ -120,12 +118,11 @@ def _class_names(part: Any, labels: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _torchvision_bytes(part: Any, number: int) -> bytes:
-    for attribute in ("_image_files", "_images"):
-        if (files := getattr(part, attribute, None)) is not None:
-            return read_regular(files[number])
-    if (data := getattr(part, "data", None)) is not None:
+    if (files := _attribute(part, "_image_files", "_images")) is not None:
+        return read_regular(files[number])
+    if (data := _attribute(part, "data")) is not None:
         return _png(np.asarray(data[number]))
-    return read_regular(_samples(part)[number][0])
+    return read_regular(_attribute(part, *_SAMPLES)[number][0])
 
 
 def _png(pixels: np.ndarray) -> bytes:

@@ -26,10 +26,11 @@ from weft.data.index.checks import (
 from weft.data.index.inventory import Inventory, Progress, check
 from weft.data.index.source import KeyedSource, Splits
 from weft.data.index.split import DEFAULT, GroupError, Side, SplitPlan, assign, grouped, limited, with_trained_classes
+from weft.data.index.tree import is_folder_of
 from weft.data.sources.digits import DIGITS, open_digits
 from weft.data.sources.folder import existing, open_folder
 from weft.data.sources.library import open_hf, open_torchvision
-from weft.data.sources.parquet import is_parquet_folder
+from weft.data.sources.parquet import SUFFIX
 from weft.data.sources.shards import is_shards, open_shards, shard_paths
 from weft.data.sources.table import SUFFIXES, open_table
 from weft.errors import DataError, UsageError
@@ -178,7 +179,7 @@ def _opened(
     is_table = text.endswith(SUFFIXES) and (path.is_file() or not path.exists())
     if is_shards(text):
         inventory = open_shards(text)
-    elif is_table or is_parquet_folder(path):
+    elif is_table or is_folder_of(path, SUFFIX):
         inventory = open_table(path, group, image, label)
     elif os.path.lexists(text) or not (kind in ("torchvision", "hf") or text in (DIGITS, *ALIASES)):
         inventory = open_folder(data, test=test, follow_links=follow_links)

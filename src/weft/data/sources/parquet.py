@@ -21,16 +21,6 @@ from weft.text import first_few, printable, reason_of
 SUFFIX = ".parquet"
 
 
-def is_parquet_folder(path: Path) -> bool:
-    """Return whether a path is a folder of Parquet files without folders."""
-    try:
-        entries = list(path.iterdir())
-        entries = [entry for entry in entries if not is_junk(entry.name)]
-        return any(entry.suffix == SUFFIX for entry in entries) and not any(entry.is_dir() for entry in entries)
-    except OSError:  # no folder, or one that may not be read, which is reported when it is opened
-        return False
-
-
 def read_parquet(path: Path, image: str | None) -> Table:
     """Read all columns of a file or of a folder of files, except the bytes of images.
 

@@ -19,16 +19,17 @@ from typing import Any, BinaryIO, NamedTuple
 from weft.data.images.decode import MAX_BYTES, BadImage
 from weft.data.images.formats import HEAD_BYTES, archive_kind, sniff
 from weft.data.index.inventory import Inventory
-from weft.data.index.source import BadFile, ImageEntry, sort_class_names
+from weft.data.index.source import BadFile, ImageEntry, bad_file, sort_class_names
 from weft.data.index.split_names import split_folders, split_of
-from weft.data.index.tree import EXTENSIONS, extension, is_junk, num_beside
+from weft.data.index.tree import EXTENSIONS, extension, is_folder_of, is_junk, num_beside
 from weft.errors import DataError, UsageError
-from weft.text import first_few, printable, reason_of
+from weft.text import count, first_few, printable, reason_of
 
 LABELS = ("cls", "json", "txt")  # where a sample has several, the first of these decides
 MAX_LABEL_BYTES = 1 << 16
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _PIECE = 1 << 20  # bytes of one read
+_Images = list[tuple[ImageEntry, list[str]]]  # images with the folders in the archive; without class, no label file
 
 
 class TarMember(NamedTuple):
@@ -58,61 +59,43 @@ class ShardReader:
         return data
 
 
-class _Image(NamedTuple):
-    """An image in a shard: its name in the dataset and in the archive, its class by a label file, and its split."""
-
-    name: str
-    key: str
-    label: str | None
-    split: str
-
-
 @dataclass
 class _Shard:
     """Content of one archive.
 
     Attributes:
-        images: position of every image by name, in order.
+        name: path relative to the other shards.
+        split: `train`, `val`, `test`, or empty.
+        images: position of every image by its name in the archive, in order.
         labels: class of every label file by its name without extension, after the place of its extension in `LABELS`.
-        skipped, ignored: as in `Inventory`.
-        bad: (name, reason, detail) of images that cannot be used.
         links: targets of symbolic links.
-        is_ended: whether the archive has an end marker.
     """
 
+    name: str
+    split: str
     images: dict[str, TarMember] = field(default_factory=dict)
     labels: dict[str, tuple[int, str]] = field(default_factory=dict)
-    skipped: Counter[str] = field(default_factory=Counter)
-    ignored: Counter[str] = field(default_factory=Counter)
-    bad: list[tuple[str, str, str]] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
-    is_ended: bool = True
 
-    def samples(self) -> list[tuple[str, str | None]]:
-        """Return (name, class by a label file) of the images to read; of several with the same label file the first
-        with the shortest ending."""
+    def add_samples(self, images: _Images, inventory: Inventory) -> None:
+        """Add the images with their label files; of several with one label file the first with the shortest ending."""
         stems = {name: _label_stem(name, self.labels) for name in self.images}
         chosen: dict[str, str] = {}
         for name in sorted(stems, key=lambda name: name.count(".")):
             chosen.setdefault(stems[name] or name, name)
-        self.skipped.update("link-to-listed" if link in self.images else "broken-link" for link in self.links)
+        for name, stem in stems.items():
+            if chosen[stem or name] == name:
+                label = self.labels[stem][1] if stem else ""
+                images.append((ImageEntry(f"{self.name}/{name}", label, self.split), _folders(name)))
         unused = self.labels.keys() - set(stems.values())
-        self.ignored.update(LABELS[self.labels[stem][0]] for stem in unused)
-        samples = [(name, stem) for name, stem in stems.items() if chosen[stem or name] == name]
-        self.skipped["same-sample"] += len(stems) - len(samples)
-        self.skipped += Counter()  # without zeros
-        return [(name, self.labels[stem][1] if stem else None) for name, stem in samples]
+        inventory.ignored.update(LABELS[self.labels[stem][0]] for stem in unused)
+        inventory.skipped.update("link-to-listed" if link in self.images else "broken-link" for link in self.links)
+        inventory.skipped += Counter({"same-sample": len(stems) - len(chosen)})  # without zeros
 
 
 def is_shards(data: str) -> bool:
     """Return whether `data` is a .tar file (or pattern), or a folder with .tar files and without folders."""
-    if data.endswith(".tar"):
-        return True
-    try:
-        entries = [entry for entry in Path(data).iterdir() if not is_junk(entry.name)]
-        return any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries)
-    except OSError:  # no folder, or one that may not be read, which is reported when it is opened
-        return False
+    return data.endswith(".tar") or is_folder_of(Path(data), ".tar")
 
 
 def open_shards(data: str) -> Inventory:
@@ -139,78 +122,62 @@ def open_shards(data: str) -> Inventory:
     if Path(data).is_dir():
         num_hidden = sum(is_junk(entry.name) for entry in Path(data).iterdir())
         inventory.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
-    images: list[_Image] = []
+    images: _Images = []
     for path, split in splits.items():
-        split = split if is_given else ""
-        shard = _read_shard(path)
-        for key, label in shard.samples():
-            name = f"{names[path]}/{key}"
-            places[name] = shard.images[key]
-            images.append(_Image(name, key, label, split))
-        for key, reason, detail in shard.bad:
-            name = f"{names[path]}/{key}"
-            inventory.bad.append(BadFile(name, reason, str(BadImage(printable(name), reason, detail)), split))
-        if not shard.is_ended:
-            name = names[path]
-            message = f"{printable(name)} has no end marker: its last images may be missing. Copy it again."
-            inventory.bad.append(BadFile(name, "truncated", message, split))
-        inventory.skipped += shard.skipped  # without zeros
-        inventory.ignored += shard.ignored
+        shard = _Shard(names[path], split if is_given else "")
+        _read_shard(path, shard, inventory)
+        shard.add_samples(images, inventory)
+        places |= {f"{shard.name}/{key}": place for key, place in shard.images.items()}
     if not is_given:
         images = _inner_split(images, inventory)
     _add_entries(images, inventory)
     inventory.classes = {"": sort_class_names({entry.class_name for entry in inventory.entries})}
-    number = len(splits)
-    inventory.remarks.append(f"{len(inventory.entries):,} images in {number} tar {'file' if number == 1 else 'files'}.")
+    inventory.remarks.append(f"{count(len(inventory.entries), 'image')} in {count(len(splits), 'tar file')}.")
     return inventory
 
 
-def _inner_split(images: list[_Image], inventory: Inventory) -> list[_Image]:
+def _inner_split(images: _Images, inventory: Inventory) -> _Images:
     """Return the images with the split of the folders that they are in, such as `photos/train/cat/1.jpg`; the rule of
     a folder. A note names the folders of no side, whose images are left out."""
-    base = _base([_folders(image.key) for image in images])
-    inner = [_folders(image.key)[base:] for image in images]
+    base = _base([folders for _, folders in images])
+    inner = [folders[base:] for _, folders in images]
     # a `train` that contains images without a label is a class
-    named = {folders[0] for image, folders in zip(images, inner, strict=True) if len(folders) > (image.label is None)}
-    sides = split_folders(named)
+    pairs = zip(images, inner, strict=True)
+    sides = split_folders({folders[0] for (entry, _), folders in pairs if len(folders) > (not entry.class_name)})
     if not sides:
         return images
-    unread = sorted({folders[0] if folders else "" for folders in inner} - sides.keys())
-    if unread:
+    if unread := sorted({folders[0] if folders else "" for folders in inner} - sides.keys()):
         train = next(name for name, side in sides.items() if side == "train")
         where = first_few(f"{name}/" if name else "images outside all folders" for name in unread)
-        inventory.remarks.append(
-            f"Not read, because {printable(train)}/ exists in {printable(inventory.name)}: {where}."
-        )
+        name = printable(inventory.name)
+        inventory.remarks.append(f"Not read, because {printable(train)}/ exists in {name}: {where}.")
     return [
-        image._replace(split=sides[folders[0]])
-        for image, folders in zip(images, inner, strict=True)
-        if folders and folders[0] in sides
+        (entry._replace(split=sides[below[0]]), folders)
+        for (entry, folders), below in zip(images, inner, strict=True)
+        if below and below[0] in sides
     ]
 
 
-def _add_entries(images: list[_Image], inventory: Inventory) -> None:
+def _add_entries(images: _Images, inventory: Inventory) -> None:
     """Add images with their classes: those of label files, else the folders, as in a folder of class folders."""
-    is_labelled = any(image.label is not None for image in images)  # a folder of labelled images is no class
+    is_labelled = any(entry.class_name for entry, _ in images)  # a folder of labelled images is no class
     nested: dict[str, set[str]] | None = None if is_labelled else defaultdict(set)
-    bases = {
-        split: _base([_folders(image.key) for image in images if image.split == split])
-        for split in {image.split for image in images}
-    }
-    for name, key, label, split in images:
-        folders = _folders(key)[bases[split] :]
-        if label is None and not is_labelled and folders:
-            label = folders[0]
-            if len(folders) == 1:
+    splits = {entry.split for entry, _ in images}
+    bases = {split: _base([folders for entry, folders in images if entry.split == split]) for split in splits}
+    for entry, folders in images:
+        inner = folders[bases[entry.split] :]
+        if inner and not is_labelled:
+            entry = entry._replace(class_name=inner[0])
+            if len(inner) == 1:
                 nested = None
             elif nested is not None:
-                nested[label].add(folders[1])
-        if label is not None:
-            inventory.entries.append(ImageEntry(name, label, split))
+                nested[inner[0]].add(inner[1])
+        if entry.class_name:
+            inventory.entries.append(entry)
         else:
-            text = f"{printable(name)} has no label ({', '.join(f'.{ending}' for ending in LABELS)})"
+            text = f"{printable(entry.key)} has no label ({', '.join(f'.{ending}' for ending in LABELS)})"
             text += "." if is_labelled else ", and is in no folder."
-            inventory.bad.append(BadFile(name, "no-class", text, split))
+            inventory.bad.append(BadFile(entry.key, "no-class", text, entry.split))
     inventory.nested = {name: sorted(folders) for name, folders in sorted((nested or {}).items())}
 
 
@@ -273,10 +240,9 @@ def _splits(paths: list[Path]) -> tuple[dict[Path, str], list[Path]]:
     return splits, []
 
 
-def _read_shard(path: Path) -> _Shard:
+def _read_shard(path: Path, shard: _Shard, inventory: Inventory) -> None:
     """Read the headers of an archive, and its label files."""
     must = f"A shard must be an uncompressed tar file; '{printable(str(path))}' cannot be read"
-    shard = _Shard()
     try:
         if path.exists() and not path.is_file():
             raise DataError(f"{must} (it is not a file).")
@@ -289,12 +255,14 @@ def _read_shard(path: Path) -> _Shard:
                 # tarfile accepts a negative size, which leads back to an earlier header, and one beyond the end
                 if not 0 <= member.size <= num_bytes - member.offset_data and not member.issparse():
                     raise DataError(f"{must} (a file in it must end within its {num_bytes:,} bytes). Copy it again.")
-                _add_member(shard, member, file, os.fspath(path))
+                _add_member(shard, member, file, os.fspath(path), inventory)
                 archive.members = []  # else tarfile caches every header
             # tarfile also ends at a header that it cannot read
             file.seek(archive.offset)
             header = file.read(tarfile.BLOCKSIZE)
-            shard.is_ended = header != b""
+            if header == b"":
+                message = f"{printable(shard.name)} has no end marker: its last images may be missing. Copy it again."
+                inventory.bad.append(BadFile(shard.name, "truncated", message, shard.split))
             if any(header):
                 raise DataError(f"{must} (its header at byte {archive.offset:,} is damaged). Copy it again.")
             if any(any(piece) for piece in iter(lambda: file.read(_PIECE), b"")):
@@ -307,16 +275,15 @@ def _read_shard(path: Path) -> _Shard:
     except Exception as error:  # tarfile raises many types for malformed headers: ValueError, OverflowError, ...
         reason = getattr(error, "strerror", None) or reason_of(error)
         raise DataError(f"{must} ({reason}).") from error
-    return shard
 
 
-def _add_member(shard: _Shard, member: tarfile.TarInfo, file: BinaryIO, path: str) -> None:
+def _add_member(shard: _Shard, member: tarfile.TarInfo, file: BinaryIO, path: str, inventory: Inventory) -> None:
     """Add a file of an archive to its images, labels or counts."""
     name = _normal(member.name)
     if member.isdir():
         return
     if any(is_junk(part) for part in name.split("/") if part != ".."):
-        shard.skipped["hidden"] += 1
+        inventory.skipped["hidden"] += 1
         return
     place = TarMember(path, member.offset_data, member.size)
     if member.issym():
@@ -325,23 +292,24 @@ def _add_member(shard: _Shard, member: tarfile.TarInfo, file: BinaryIO, path: st
     if member.islnk() and (linked := shard.images.get(_normal(member.linkname))):
         place = linked  # a hard link is the file itself
     elif not member.isreg():
-        shard.skipped["broken-link" if member.islnk() else "special"] += 1
+        inventory.skipped["broken-link" if member.islnk() else "special"] += 1
         return
     ending = extension(name)
     if member.issparse():
-        shard.bad.append((name, "damaged", "it is stored as a sparse file; pack it with tar -cf"))
+        problem = BadImage("", "damaged", "it is stored as a sparse file; pack it with tar -cf")
+        inventory.bad.append(bad_file(f"{shard.name}/{name}", problem, shard.split))
     elif ending in LABELS:
         label = _label(file, place, ending)
         stem, rank = name[: -len(ending) - 1], LABELS.index(ending)
         if label is None or shard.labels.get(stem, (rank,))[0] < rank:
-            shard.ignored[ending] += 1
+            inventory.ignored[ending] += 1
         else:
             shard.labels[stem] = (rank, label)
     elif ending in EXTENSIONS or _is_image(file, place):
-        shard.skipped["replaced"] += name in shard.images
+        inventory.skipped += Counter({"replaced": int(name in shard.images)})
         shard.images[name] = place
     else:
-        shard.ignored[ending] += 1
+        inventory.ignored[ending] += 1
 
 
 def _normal(name: str) -> str:
@@ -376,7 +344,6 @@ def _label(file: BinaryIO, place: TarMember, ending: str) -> str | None:
         metadata = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    value = next((metadata[key] for key in ("label", "class", "cls", "target") if key in metadata), None) if isinstance(
-        metadata, dict
-    ) else None  # fmt: skip
+    keys = ("label", "class", "cls", "target") if isinstance(metadata, dict) else ()
+    value = next((metadata[key] for key in keys if key in metadata), None)
     return None if value is None else str(value)

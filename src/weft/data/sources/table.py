@@ -75,11 +75,9 @@ def other_columns(
     """
     table = read_table(path, image)
     entries, used = _entries(table, path.parent, None, image, label)
-    others = [place for place in range(len(table.header)) if place not in used]
-    values = zip(*map(table.texts, others), strict=True) if others else ([] for _ in entries)
-    return [table.header[place] for place in others], {
-        entry.key: list(row) for entry, row in zip(entries, values, strict=True)
-    }
+    others = [(name, table.texts(place)) for place, name in enumerate(table.header) if place not in used]
+    values = {entry.key: [texts[i] for _, texts in others] for i, entry in enumerate(entries)}
+    return [name for name, _ in others], values
 
 
 def read_table(path: Path, image: str | None = None) -> Table:

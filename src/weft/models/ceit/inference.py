@@ -73,7 +73,7 @@ class ClassTokenBlock(nn.Module):
         super().__init__()
         self.norm1, self.attn, self.norm2 = block.norm1, block.attn, block.norm2
         self.mlp: nn.Module | None = block.mlp
-        if isinstance(block.mlp, FoldedLeFF):
+        if block.is_local:
             self.mlp = nn.Identity() if block.mlp.pass_cls else None
 
     def forward(self, tokens: Float[Tensor, "b n c"], grid: tuple[int, int]) -> Float[Tensor, "b 1 c"]:

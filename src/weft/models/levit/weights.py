@@ -74,41 +74,35 @@ def _place_transformers(state: State) -> State:
     return placed(state, [layer(*pair) for pair in numbered(state, r"encoder\.stages\.(\d+)\.layers\.(\d+)\.")])
 
 
-def _released(name: str, ndim: int) -> Layout:
-    return Layout(
-        name=name,
-        signature=r"blocks\.0\.m\.qkv\.c\.weight",
-        ndim=ndim,
-        prepare=_place_released,
-        rename={
-            **{f"patch_embed.{2 * i}": f"stem.conv{i + 1}" for i in range(4)},
-            "proj.1": "proj.ln",
-            "q.1": "q.ln",
-            "mlp.0": "mlp.ln1",
-            "mlp.2": "mlp.ln2",
-            "c": "linear",
-            "l": "linear",
-        },
-        drop=r"\.attention_bias_idxs$",
-        linear=_IN_STAGES,
-        asks=_hard_swish,
-    )
-
-
 def _hard_swish(state: State) -> dict[str, Any]:
     return dict(act_layer="hard_swish", attn_act_layer="hard_swish")
 
 
-def _timm(name: str, ndim: int) -> Layout:
-    return Layout(
-        name=name,
-        signature=r"stages\.0\.blocks\.0\.attn\.qkv\.linear\.weight",
-        ndim=ndim,
-        drop=r"\.attention_bias_idxs$",  # old files keep them
-        linear=_IN_STAGES,
-        asks=lambda state: {} if "head_dist.linear.weight" in state else dict(distilled=False),
-    )
+RELEASED = Layout(
+    name="the released LeViT",
+    signature=r"blocks\.0\.m\.qkv\.c\.weight",
+    prepare=_place_released,
+    rename={
+        **{f"patch_embed.{2 * i}": f"stem.conv{i + 1}" for i in range(4)},
+        "proj.1": "proj.ln",
+        "q.1": "q.ln",
+        "mlp.0": "mlp.ln1",
+        "mlp.2": "mlp.ln2",
+        "c": "linear",
+        "l": "linear",
+    },
+    drop=r"\.attention_bias_idxs$",
+    linear=_IN_STAGES,
+    asks=_hard_swish,
+)
 
+TIMM = Layout(
+    name="timm's LeViT",
+    signature=r"stages\.0\.blocks\.0\.attn\.qkv\.linear\.weight",
+    drop=r"\.attention_bias_idxs$",
+    linear=_IN_STAGES,
+    asks=lambda state: {} if "head_dist.linear.weight" in state else dict(distilled=False),
+)
 
 TRANSFORMERS = Layout(
     name="transformers' LeViT",
@@ -133,14 +127,7 @@ TRANSFORMERS = Layout(
     ),
 )
 
-
-LAYOUTS = (
-    _released("the released LeViT", 2),
-    _released("the released LeViT, convolutional form", 4),
-    _timm("timm's LeViT", 2),
-    _timm("timm's LeViT, convolutional form", 4),
-    TRANSFORMERS,
-)
+LAYOUTS = (RELEASED, TIMM, TRANSFORMERS)
 
 
 def built_values(model: LeViT) -> dict[str, Any]:
@@ -152,5 +139,4 @@ def built_values(model: LeViT) -> dict[str, Any]:
     return dict(
         act_layer=activation_name(cast("nn.Module", block.mlp.act)),
         attn_act_layer=activation_name(cast("nn.Module", attn.proj.act)),
-        key_dim=attn.key_dim,
     )

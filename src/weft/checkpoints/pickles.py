@@ -3,7 +3,7 @@
 A pickle is a program that may call any function by its name. Python's own unpickler runs it here, with `find_class`
 replaced, its only way to a name: four names of torch give tensors, `OrderedDict` gives a dict, and every other name
 becomes an inert placeholder. Nothing is imported. The operations that hash, allocate or set attributes as the file says
-are replaced as well, so that the memory stays in proportion to the size of the file; the time does not.
+are also replaced, so that the memory stays in proportion to the size of the file; the time does not.
 """
 
 from __future__ import annotations

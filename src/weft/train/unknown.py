@@ -15,8 +15,9 @@ from torch import nn
 from weft.checkpoints.confidence import Confidence
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.unknown import OriginalClassifier, UnknownDetector, class_probabilities, unit_length
+from weft.data import Source
 from weft.data.dataset import LOST
-from weft.data.formats import MAX_PIXELS, Source
+from weft.data.formats import MAX_PIXELS
 from weft.data.split import proportional_subset, stratified_subset
 from weft.deploy import fold
 from weft.errors import CheckpointError, WeftError

@@ -22,7 +22,7 @@ def attach(package: str, file: str, *more: str) -> tuple[Callable[[str], Any], C
         file: its `__file__`.
         more: public names that the package defines itself.
     """
-    block = next(node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If))
+    block = next(node for node in ast.parse(Path(file).read_text(encoding="utf-8")).body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     homes = {alias.asname or alias.name: (node.module, alias.name) for node in imports for alias in node.names}
     names = sorted([*homes, *more])

@@ -37,8 +37,10 @@ def test_torch_is_not_loaded_for_words(arguments: list[str]) -> None:
     code = f"import sys; from weft.cli import main; main({arguments!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     modules = set(done.stdout.splitlines()[-1].split())
-    assert not {"torch", "timm", "numpy", "PIL", "scipy", "matplotlib", "pydantic", "huggingface_hub"} & modules
-    assert len(modules) < 400
+    assert not {"torch", "timm", "numpy", "PIL", "scipy", "matplotlib", "huggingface_hub"} & modules
+    if arguments != ["models"]:  # reads tables with it
+        assert "pydantic" not in modules
+        assert len(modules) < 400
 
 
 def test_every_verb_has_the_same_shape() -> None:

@@ -18,7 +18,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.compat.record import DATA, SMALL, service_answers, variant_facts, verb_answers
-from weft.data.formats import MAX_PIXELS, eval_transform
+from weft.data import eval_transform
+from weft.data.formats import MAX_PIXELS
 from weft.deploy import open_model
 from weft.deploy.select import candidates
 from weft.models.families import VARIANTS

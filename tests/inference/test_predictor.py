@@ -12,7 +12,8 @@ from PIL import Image
 import weft
 from weft.checkpoints import save_model_dir
 from weft.cli import main
-from weft.data.formats import MAX_PIXELS, eval_transform, open_image
+from weft.data import eval_transform, open_image
+from weft.data.formats import MAX_PIXELS
 from weft.inference import Predictor, evaluate, predict
 from weft.inference.inputs import open_labelled, select_split, settings_of
 from weft.inference.metrics import measure

@@ -235,7 +235,7 @@ def test_settings_of_the_data_hold_before_the_first_run(file, tmp_path):
     class Opened(Exception):
         pass
 
-    def note(source, **arguments):
+    def note(source, plan, **arguments):
         opened.append((arguments["follow_links"], arguments["max_bad"]))
         raise Opened
 

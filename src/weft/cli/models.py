@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.cli.options import add_common, example, note, print_json, table
 from weft.errors import unknown
-from weft.models.families import VARIANTS, check_name, family_named, list_models
+from weft.models.families import VARIANTS, check_name, family_named, is_model, list_models
 from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, printed_rows, row_of
 
 HELP = "list models: size, parameters, multiply-adds, reported accuracy, weights"
@@ -78,7 +78,7 @@ def _of_timm(name: str, pattern: str) -> list[dict[str, Any]]:
         if len(matching) > 1:
             note(f"These models are timm's. Parameters and MACs of one of them: weft models {matching[0]}")
         return [_timm_record(known, counted=len(matching) == 1) for known in matching]
-    check_name(exact)
+    check_name(exact if is_model(exact) else name)
     return [_timm_record(exact, counted=True)]
 
 

@@ -48,7 +48,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("verb", "is_time"),
     [
-        ("evaluate RUN MANY --workers 2", output("reading: ")),
+        ("evaluate RUN PHOTOS --workers 2", output("reading: ")),
         ("evaluate RUN MANY --workers 2 --split all --batch-size 1", output("evaluating: ")),
         ("export RUN OUT --format openvino --precision int8 --data PHOTOS", output("converting to openvino: ")),
         ("export RUN OUT --format openvino --precision int8 --data PHOTOS", output("calibrating int8: ")),

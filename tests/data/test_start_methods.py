@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from tests import forked
 from weft.data import ImageDataset, SplitPlan, make_loader, open_data, train_transform
 from weft.data.loader import ImageLoader
 
@@ -55,3 +56,31 @@ assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+INTERRUPTED_FORK = """
+import os, signal, sys
+from tests.data.test_start_methods import loader_of, batches
+
+def interrupt():
+    if not interrupted:
+        interrupted.append(True)
+        os.kill(os.getpid(), number)
+
+number, interrupted = int(sys.argv[1]), []
+os.register_at_fork(after_in_parent=interrupt)
+def leave(number, frame):
+    raise SystemExit(128 + number)
+signal.signal(number, leave)
+batches(loader_of(2))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="workers are not forked")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_while_workers_start_is_not_lost(name: str) -> None:
+    """Python ignores what a handler raises within a fork: the program would go on."""
+    number = getattr(signal, name)
+    command = [sys.executable, "-c", INTERRUPTED_FORK, str(int(number))]
+    done = forked.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (128 + number, "")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from types import TracebackType
@@ -21,17 +23,38 @@ from weft.errors import DataError, UsageError, WeftError
 from weft.text import printable
 
 TIMEOUT_S = 60  # per batch
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Handle signals that arrive while workers start only after that. Python ignores an exception of a handler within
+    a fork, and a worker that has not left the process group yet must not act on them."""
+    if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread
+        yield
+        return
+    held: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    handlers = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(held):
+            signal.raise_signal(number)
 
 
 def _leave_process_group(worker: int) -> None:
     """Leave the process group of the training process, whose signals (Ctrl-C, `timeout`, a closed terminal) also reach
     its workers: if a worker ended before its parent has stopped, torch would raise in the parent, in the middle of a
-    step. The parent ends its workers; if it is killed, they end within seconds."""
+    step. The parent ends its workers (torch handles its SIGTERM); if it is killed, they end within seconds."""
     sys.excepthook = _report_error
     if hasattr(os, "setsid"):
         os.setsid()
-    else:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _report_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -87,7 +110,8 @@ class ImageLoader(DataLoader):
             return super()._get_iterator()
         self.check_worker_number_rationality()
         self.dataset.watch(self.num_workers)
-        return _WorkerIterator(self)
+        with _signals_held():
+            return _WorkerIterator(self)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own, narrower type is private
         try:

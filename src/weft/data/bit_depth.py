@@ -20,11 +20,12 @@ _OTHER = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}  #
 LOWER = {GRAY_ALPHA: "RGBA"} | {
     f"{mode};16{order}": f"{mode};16{other}" for mode in ("RGB", "RGBA", "RGBX") for order, other in _OTHER.items()
 }  # raw mode of 16-bit colours -> the one that reads their lower bytes
-ROWS = 256  # rows of pixels scaled at a time
+BAND = 1 << 20  # pixels scaled at a time: as 64-bit floats they take eight times the memory
 MAX_16 = 0xFFFF  # largest value of 16 bits
 DARK = 1 / 8  # of the value range: an image with almost all values below is nearly black
 SHARE = 10  # a note on such images if they are more than one in so many
 PEAK, PEAK_PIXELS = 0.99, 1 << 20  # share of the pixels that are at most as bright as the peak; pixels that measure it
+COMMENT = re.compile(rb"weft value_range (-?\d{1,10}) (\d{1,10})")
 
 
 class Values(NamedTuple):
@@ -63,72 +64,22 @@ def lower_bytes(image: Any, data: bytes) -> Image.Image | None:
     return Image.merge("RGB", [other.getchannel("G")] * 3) if GRAY_ALPHA in str(image.tile) else other
 
 
-def values_of(image: Image.Image, low_bytes: Image.Image | None = None) -> Values:
-    """Return the values of a loaded image of more than 8 bits per channel.
+def values_of(image: Image.Image, low_bytes: Image.Image | None) -> Values | None:
+    """Return the values of a loaded image; None if it has 8 bits and was made of none with more (see `range_comment`).
 
     Args:
-        image: gray of more than 8 bits, or the upper bytes of a colour image of 16 bits per channel.
-        low_bytes: the image of its lower bytes, as `lower_bytes` returns it.
+        image: loaded, in any mode; of colours of 16 bits per channel, Pillow decodes the upper bytes.
+        low_bytes: the image of the lower bytes, as `lower_bytes` returns it.
     """
-    values = _gray(image) if low_bytes is None else _colours(image, low_bytes)
-    sample = values.reshape(-1)[:: max(values.size // PEAK_PIXELS, 1)]
+    if low_bytes is None and not image.mode.startswith("I"):
+        comment = image.info.get("comment")
+        match = COMMENT.fullmatch(comment) if isinstance(comment, bytes) else None  # PNG has comments of text
+        is_range = match is not None and int(match[1]) < int(match[2])
+        return Values(int(match[1]), int(match[2]), int(match[2])) if match and is_range else None
+    values = _values(image, low_bytes).reshape(-1)
+    sample = values[:: max(values.size // PEAK_PIXELS, 1)]
     place = int(PEAK * (len(sample) - 1))
     return Values(int(values.min()), int(np.partition(sample, place)[place]), int(values.max()))
-
-
-def scaled_gray(image: Image.Image, value_range: ValueRange | None) -> Image.Image:
-    """Return a gray image of 8 bits, of which black and white are the value range; None: those of its bit depth."""
-    values, tags = _gray(image), getattr(image, "tag_v2", {})
-    low, high = value_range or (0, 2 ** _number(tags.get(BITS_PER_SAMPLE), 16) - 1)
-    if tags.get(PHOTOMETRIC) == 0:  # WhiteIsZero
-        low, high = high, low
-    if values.dtype.itemsize == 2:
-        return Image.fromarray(_levels(np.arange(1 << 16), low, high)[values])
-    levels = np.empty(values.shape, np.uint8)
-    for row in range(0, len(values), ROWS):  # in bands: all rows as 64-bit floats would take eight times the memory
-        levels[row : row + ROWS] = _levels(values[row : row + ROWS], low, high)
-    return Image.fromarray(levels)
-
-
-def scaled_colours(image: Image.Image, low_bytes: Image.Image, value_range: ValueRange) -> Image.Image:
-    """Return the 8-bit image of a colour image of 16 bits per channel, in the same mode; its alpha is unchanged."""
-    levels = np.array(image)
-    levels[..., :3] = _levels(np.arange(1 << 16), *value_range)[_colours(image, low_bytes)]
-    scaled = Image.fromarray(levels, image.mode)
-    scaled.info = image.info
-    return scaled
-
-
-def transparent_value(image: Image.Image) -> Image.Image | None:
-    """Return the alpha of a gray image of more than 8 bits with one transparent value; None without such a value."""
-    transparent = image.info.get("transparency")
-    if not isinstance(transparent, int):
-        return None
-    return Image.fromarray(np.where(_gray(image) == transparent, np.uint8(0), np.uint8(255)))
-
-
-def _gray(image: Image.Image) -> np.ndarray:
-    values = np.asarray(image)
-    if values.dtype.itemsize == 2:
-        return values.astype(np.uint16, copy=False)  # of either byte order
-    tags: Any = getattr(image, "tag_v2", {})
-    is_unsigned = _number(tags.get(BITS_PER_SAMPLE), 0) == 32 and _number(tags.get(SAMPLE_FORMAT), 1) == 1
-    return values.view(np.uint32) if is_unsigned else values
-
-
-def _colours(image: Image.Image, low_bytes: Image.Image) -> np.ndarray:
-    upper, lower = (np.asarray(half)[..., :3] for half in (image, low_bytes))
-    return upper.astype(np.uint16) << 8 | lower
-
-
-def _levels(values: np.ndarray, black: int, white: int) -> np.ndarray:
-    return np.rint(((values.astype(np.float64) - black) * (255 / (white - black))).clip(0, 255)).astype(np.uint8)
-
-
-def _number(tag: Any, default: int) -> int:
-    """Return the first value of a TIFF tag, which Pillow gives as a number or in a tuple."""
-    values: Any = tag if isinstance(tag, tuple) else (tag,)
-    return default if not values or values[0] is None else int(values[0])
 
 
 def range_comment(value_range: ValueRange) -> bytes:
@@ -136,12 +87,53 @@ def range_comment(value_range: ValueRange) -> bytes:
     return b"weft value_range %d %d" % value_range
 
 
-def commented_values(image: Image.Image) -> Values | None:
-    """Return the values of the image that a JPEG file was made of, by the comment that `range_comment` made."""
-    match = re.fullmatch(rb"weft value_range (-?\d{1,10}) (\d{1,10})", image.info.get("comment") or b"")
-    if match is None or not int(match[1]) < int(match[2]):
-        return None
-    return Values(int(match[1]), int(match[2]), int(match[2]))
+def scaled(image: Image.Image, low_bytes: Image.Image | None, value_range: ValueRange | None) -> Image.Image:
+    """Return a loaded image with 8 bits per channel; one that has no more is returned itself.
+
+    Args:
+        image, low_bytes: as in `values_of`.
+        value_range: black and white; None: those of the bit depth of a gray image, the upper bytes of colours.
+    """
+    if image.mode.startswith("I"):
+        values = _values(image, None)
+        low, high = value_range or (0, 2 ** _tag(image, BITS_PER_SAMPLE, 16) - 1)
+        is_white_zero = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0
+        result = Image.fromarray(_levels(values, high, low) if is_white_zero else _levels(values, low, high))
+        transparent = image.info.pop("transparency", None)
+        if transparent is not None:
+            result.putalpha(Image.fromarray(np.where(values == transparent, np.uint8(0), np.uint8(255))))
+    elif low_bytes is not None and value_range is not None:
+        levels = np.array(image)
+        levels[..., :3] = _levels(_values(image, low_bytes), *value_range)
+        result = Image.fromarray(levels, image.mode)
+    else:
+        return image
+    result.info = image.info
+    return result
+
+
+def _values(image: Image.Image, low_bytes: Image.Image | None) -> np.ndarray:
+    values = np.asarray(image)
+    if low_bytes is not None:
+        return values[..., :3].astype(np.uint16) << 8 | np.asarray(low_bytes)[..., :3]
+    if values.dtype.itemsize == 2:
+        return values.astype(np.uint16, copy=False)  # of either byte order
+    return values.view(np.uint32) if _tag(image, SAMPLE_FORMAT, 1) == 1 else values
+
+
+def _levels(values: np.ndarray, black: int, white: int) -> np.ndarray:
+    if values.dtype == np.uint16:
+        return _levels(np.arange(1 << 16), black, white)[values]
+    levels, values = np.empty(values.shape, np.uint8), values.reshape(-1)
+    for start in range(0, values.size, BAND):
+        band = (values[start : start + BAND].astype(np.float64) - black) * (255 / (white - black))
+        levels.reshape(-1)[start : start + BAND] = np.rint(band.clip(0, 255))
+    return levels
+
+
+def _tag(image: Image.Image, tag: int, default: int) -> int:
+    """Return the first value of a TIFF tag, which Pillow gives as a number or in a tuple."""
+    return int(np.ravel(getattr(image, "tag_v2", {}).get(tag, default))[0])
 
 
 def common_range(values: Iterable[Values]) -> ValueRange | None:

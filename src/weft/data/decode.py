@@ -5,8 +5,8 @@ agree on which images are usable. Only the decoders of eight formats are enabled
 checked before any pixel is decoded. A changed byte inside compressed data cannot always be detected: such an image
 decodes to wrong pixels.
 
-Importing this module turns off the warnings of Pillow. Decoding raises Pillow's limit on pixels to that of weft, and
-turns off `LOAD_TRUNCATED_IMAGES`.
+Importing this module turns off the warnings of Pillow, and sets its limit on compressed metadata of a PNG. Decoding
+raises Pillow's limit on pixels to that of weft, and turns off `LOAD_TRUNCATED_IMAGES`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
+from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError, _imaging
 
 from weft.data import bit_depth
 from weft.data.bit_depth import ValueRange, Values
-from weft.data.colour import MODE_NOTES, UPRIGHT, frames_note, orientation, to_rgb
+from weft.data.colour import MAX_PROFILE, MODE_NOTES, UPRIGHT, frames_note, orientation, to_rgb
 from weft.data.formats import FORMATS, HEAD_BYTES, MAX_PIXELS, archive_kind_of, is_cut, sniff
 from weft.data.jpeg_ends import is_ended, with_end_marker
 from weft.errors import DataError
@@ -37,6 +37,7 @@ from weft.text import one_line, printable
 
 with contextlib.suppress(OSError, AttributeError):  # else libtiff prints every damaged strip on stderr
     ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)  # a library that Pillow's own module links
+PngImagePlugin.MAX_TEXT_CHUNK = MAX_PROFILE  # colour profiles are under it, too; Pillow's own 1 MiB refuses large ones
 warnings.filterwarnings("ignore", module=r"PIL\.")  # of damaged metadata, for example: the image is usable or it is not
 
 COMPRESSIONS = {  # format -> supported compressions, as Pillow names them
@@ -61,7 +62,7 @@ REASONS = {
     "too-many-pixels": "it has too many pixels",
     "too-thin": f"its longer side is more than {MAX_ASPECT} times its shorter side",
     "compression": "its compression is not supported",
-    "metadata-bomb": "its text metadata expands beyond the limit",
+    "metadata-bomb": "its text metadata or its colour profile expands beyond the limit",
     "float-pixels": "its pixels are floating point; save them as integers of 8 or 16 bits",
     "lab-pixels": "its colours are Lab; save them as RGB",
     "integer-pixels": "its pixels are wide or signed integers, and the model stores no value range to scale them by",
@@ -135,16 +136,13 @@ def open_image(
         BadImage: the image cannot be used; its `reason` is a key of `REASONS`.
     """
     with _opened_whole(source, max_pixels) as (image, data, _):
-        deep = bit_depth.is_deep(image)
-        if at_least is not None and image.format in ("JPEG", "MPO"):  # of HEIF it would take an embedded thumbnail
-            image.draft(None, (at_least, at_least))
-        low_bytes = bit_depth.lower_bytes(image, data) if deep and value_range is not None else None
+        if at_least is not None:
+            _draft(image, at_least)
+        low_bytes = bit_depth.lower_bytes(image, data) if value_range is not None else None
         image.load()
-        if low_bytes is not None and value_range is not None:
-            image = bit_depth.scaled_colours(image, low_bytes, value_range)
-        elif image.mode == "I" and value_range is None:
+        if image.mode == "I" and value_range is None:
             raise BadImage("", "integer-pixels")
-        return to_rgb(image, background, value_range)[0]
+        return to_rgb(bit_depth.scaled(image, low_bytes, value_range), background)[0]
 
 
 def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
@@ -157,18 +155,13 @@ def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
     """
     with _opened_whole(source, max_pixels) as (image, data, file_notes):
         deep, stored = bit_depth.is_deep(image), image.size
-        if image.format in ("JPEG", "MPO"):
-            side = max(min(image.size) // 8, 1)
-            image.draft(None, (side, side))
-        low_bytes = bit_depth.lower_bytes(image, data) if deep else None
+        _draft(image, max(min(image.size) // 8, 1))
+        low_bytes = bit_depth.lower_bytes(image, data)
         image.load()
-        values = bit_depth.commented_values(image)
-        notes = [MODE_NOTES[image.mode]] if image.mode in MODE_NOTES else []
-        if low_bytes is not None or image.mode.startswith("I"):
-            values = bit_depth.values_of(image, low_bytes)
-        notes += ["gray"] * image.mode.startswith("I") + ["16-bit"] * deep
-        notes += to_rgb(image, WHITE, values and (values.low, max(values.high, values.low + 1)))[1]
-        notes += file_notes + frames_note(image)
+        values = bit_depth.values_of(image, low_bytes)
+        shown = bit_depth.scaled(image, None, None)
+        notes = [MODE_NOTES[shown.mode]] if shown.mode in MODE_NOTES else []
+        notes += ["16-bit"] * deep + to_rgb(shown, WHITE)[1] + file_notes + frames_note(image)
         format = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a phone's JPEG with a second image
         return ImageInfo(_upright_size(image, stored), format, tuple(notes), values)
 
@@ -202,6 +195,12 @@ def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> t
     """
     with _opened(*_content(source), max_pixels) as image:
         return _upright_size(image, image.size)
+
+
+def _draft(image: Image.Image, at_least: int) -> None:
+    """Let a JPEG be decoded at the smallest scale whose sides are at least so long."""
+    if image.format in ("JPEG", "MPO"):  # of HEIF it would take an embedded thumbnail
+        image.draft(None, (at_least, at_least))
 
 
 @functools.cache
@@ -335,7 +334,7 @@ def _reason(err: Exception, data: bytes, format: str, max_pixels: int) -> tuple[
     if isinstance(err, MemoryError):
         return "out-of-memory", ""
     if "max_text" in text or "text chunks" in text:
-        return "metadata-bomb", printable(str(err))
+        return "metadata-bomb", f"{MAX_PROFILE >> 20} MiB each, {PngImagePlugin.MAX_TEXT_MEMORY >> 20} MiB together"
     is_truncated = is_cut(data, format) or isinstance(err, EOFError) or "truncated" in text
     if not isinstance(err, UnidentifiedImageError):
         return "truncated" if is_truncated else "damaged", printable(str(err))

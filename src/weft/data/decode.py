@@ -135,7 +135,7 @@ def open_image(
     Raises:
         BadImage: the image cannot be used; its `reason` is a key of `REASONS`.
     """
-    with _opened_whole(source, max_pixels) as (image, data, _):
+    with _opened(source, max_pixels) as (image, data, _):
         if at_least is not None:
             _draft(image, at_least)
         low_bytes = bit_depth.lower_bytes(image, data) if value_range is not None else None
@@ -153,7 +153,7 @@ def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
     Raises:
         BadImage: as `open_image`, for the same reasons.
     """
-    with _opened_whole(source, max_pixels) as (image, data, file_notes):
+    with _opened(source, max_pixels) as (image, data, file_notes):
         deep, stored = bit_depth.is_deep(image), image.size
         _draft(image, max(min(image.size) // 8, 1))
         low_bytes = bit_depth.lower_bytes(image, data)
@@ -172,7 +172,7 @@ def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) ->
     Raises:
         BadImage: as `open_image`.
     """
-    with _opened(*_content(source), max_pixels) as image:
+    with _opened(source, max_pixels, only_header=True) as (image, *_):
         deep = bit_depth.is_deep(image)
     return image_info(source, max_pixels=max_pixels).values if deep else None
 
@@ -193,7 +193,7 @@ def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> t
     Raises:
         BadImage: the header cannot be read, or a limit is exceeded.
     """
-    with _opened(*_content(source), max_pixels) as image:
+    with _opened(source, max_pixels, only_header=True) as (image, *_):
         return _upright_size(image, image.size)
 
 
@@ -267,46 +267,45 @@ def read_regular(path: str | Path) -> bytes:
 
 
 @contextlib.contextmanager
-def _opened_whole(source: str | Path | bytes, max_pixels: int) -> Iterator[tuple[Image.Image, bytes, list[str]]]:
-    """Open an image as `_opened`; also return the bytes of the file, and the notes that only these show."""
+def _opened(
+    source: str | Path | bytes, max_pixels: int, *, only_header: bool = False
+) -> Iterator[tuple[Image.Image, bytes, list[str]]]:
+    """Open an image with its header read and checked; convert every exception raised inside to `BadImage`.
+
+    Yields:
+        The image, the bytes of the file, and the notes that only a file that is not loaded yet shows.
+    """
     name, data = _content(source)
-    is_whole = sniff(data) != "JPEG" or is_ended(data)
-    whole = data if is_whole else with_end_marker(data, functools.partial(_pixels, max_pixels=max_pixels))
-    with _opened(name, whole or data, max_pixels) as image:
-        is_turned = image.format == "TIFF" and orientation(image) in UPRIGHT  # by Pillow, while it loads
-        yield image, data, ["exif-rotated"] * is_turned + ["no-end-marker"] * (not is_whole)
-        if whole is None:  # Pillow accepts some, such as those that are filled up with zeros
-            raise BadImage("", "truncated")
-
-
-def _pixels(data: bytes, max_pixels: int) -> bytes | None:
-    """Return the pixels of a file; None if it cannot be decoded."""
-    try:
-        with _opened("", data, max_pixels) as image:
-            return image.tobytes()
-    except BadImage:
-        return None
-
-
-@contextlib.contextmanager
-def _opened(name: str, data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """Open an image with its header read and checked; convert every exception raised inside to `BadImage`."""
     format = sniff(data[:HEAD_BYTES])
     if format is None:
         kind = archive_kind_of(data)
         raise BadImage(name, "not-an-image", f"it is {kind}; unpack it" if kind else "")
     if format == "HEIF" and not _has_heif():
         raise BadImage(name, "no-decoder")
+    is_whole = only_header or format != "JPEG" or is_ended(data)
+    whole = data if is_whole else with_end_marker(data, functools.partial(_pixels, max_pixels=max_pixels))
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # True: missing pixels are gray
     # Pillow raises above twice its limit, and also limits its own allocations by it; `_check` has the exact limit
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or 0, max_pixels)
     try:
-        with Image.open(io.BytesIO(data), formats=(format,)) as image:
+        with Image.open(io.BytesIO(whole or data), formats=(format,)) as image:
             _check(image, max_pixels)
-            yield image
+            is_turned = format == "TIFF" and orientation(image) in UPRIGHT  # by Pillow, while it loads
+            yield image, data, ["exif-rotated"] * is_turned + ["no-end-marker"] * (not is_whole)
             _check(image, max_pixels)  # HEIF: the size that was decoded
+            if whole is None:  # Pillow accepts some, such as those that are filled up with zeros
+                raise BadImage("", "truncated")
     except Exception as err:  # Pillow raises many types for malformed bytes: SyntaxError, KeyError, struct.error, ...
-        raise BadImage(name, *_reason(err, data, format, max_pixels)) from err
+        raise BadImage(name, *_reason(err, whole or data, format, max_pixels)) from err
+
+
+def _pixels(data: bytes, max_pixels: int) -> bytes | None:
+    """Return the pixels of a file; None if it cannot be decoded."""
+    try:
+        with _opened(data, max_pixels, only_header=True) as (image, *_):
+            return image.tobytes()
+    except BadImage:
+        return None
 
 
 def _check(image: Image.Image, max_pixels: int) -> None:

@@ -160,15 +160,14 @@ def range_note(values: Sequence[Values], value_range: ValueRange | None, advice:
     """
     low, high = value_range or (0, MAX_16)
     limit = low + DARK * (high - low)
-    peaks = [one.peak for one in values]
-    dark, bright = [peak for peak in peaks if peak < limit], [peak for peak in peaks if peak > high]
-    of = f"of {len(peaks):,} images of more than 8 bits per channel"
-    if SHARE * len(dark) > len(peaks):
+    dark, bright = [one.peak for one in values if one.peak < limit], [one.peak for one in values if one.peak > high]
+    of = f"of {len(values):,} images of more than 8 bits per channel"
+    if SHARE * len(dark) > len(values):
         return (
             f"{len(dark):,} {of} become nearly black: 99 % of their values are at most {max(dark):,}, black is {low:,}"
             f" and white {high:,}. {advice}"
         )
-    if SHARE * len(bright) > len(peaks):
+    if SHARE * len(bright) > len(values):
         return (
             f"{len(bright):,} {of} lose their bright parts: they have values up to {max(bright):,}, and white is"
             f" {high:,}. {advice}"
@@ -176,20 +175,14 @@ def range_note(values: Sequence[Values], value_range: ValueRange | None, advice:
     return ""
 
 
-def value_notes(values: Sequence[Values], value_range: ValueRange) -> list[str]:
-    """Return notes on images of more than 8 bits per channel to train on; none without such images.
-
-    Args:
-        values: of the images.
-        value_range: black and white.
-    """
-    if not values:
+def value_notes(values: Sequence[Values], value_range: ValueRange | None) -> list[str]:
+    """Return notes on images of more than 8 bits per channel, and on black and white of them; none without images."""
+    if not values or value_range is None:
         return []
-    low, high = value_range
     setting = "--set data.value_range=[BLACK,WHITE]"
     note = (
         f"Images of more than 8 bits per channel: {len(values):,}, with values from {min(one.low for one in values):,}"
-        f" to {max(one.high for one in values):,}. Black is {low:,} and white is {high:,}, also in inference; another"
-        f" range: {setting}."
+        f" to {max(one.high for one in values):,}. Black is {value_range[0]:,} and white is {value_range[1]:,}, also in"
+        f" inference; another range: {setting}."
     )
     return [note, *filter(None, [range_note(values, value_range, f"Check them, or choose another range: {setting}.")])]

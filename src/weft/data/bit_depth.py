@@ -42,42 +42,46 @@ def is_deep(image: Image.Image) -> bool:
     return image.mode.startswith("I") or any(";16" in str(tile) for tile in getattr(image, "tile", []))
 
 
-def lower_bytes(image: Any, data: bytes) -> Image.Image | None:
-    """Return the lower bytes of red, green and blue of 16 bits each, of which Pillow decodes the upper ones.
+def load(image: Any, data: bytes | None) -> np.ndarray | None:
+    """Load an image; return its values if it has more than 8 bits per channel.
+
+    Of colours of 16 bits per channel, Pillow decodes the upper bytes. The lower bytes are decoded as a second image.
 
     Args:
         image: with its header read, but not loaded.
-        data: the file.
+        data: the file; None if the values of colours are not needed.
 
     Returns:
-        A loaded image; None if `image` is gray or has other channels.
+        Values of gray (h w), or of red, green and blue (h w 3); None of an image of 8 bits, or with other channels.
     """
-    if image.mode not in ("RGB", "RGBA") or ";16" not in str(image.tile):
+    if data is not None and image.mode in ("RGB", "RGBA") and ";16" in str(image.tile):
+        green_only = GRAY_ALPHA in str(image.tile)
+        lower: Any = Image.open(io.BytesIO(data), formats=(str(image.format),))
+        for number, tile in enumerate(lower.tile):
+            decoder_args = tile.args if isinstance(tile.args, tuple) else (tile.args,)
+            lower.tile[number] = tile._replace(args=tuple(LOWER.get(one, one) for one in decoder_args))
+        lower.load()
+        image.load()
+        lower_bytes = np.asarray(lower)[..., 1:2] if green_only else np.asarray(lower)[..., :3]
+        return np.asarray(image)[..., :3].astype(np.uint16) << 8 | lower_bytes
+    image.load()
+    if not image.mode.startswith("I"):
         return None
-    other: Any = Image.open(io.BytesIO(data), formats=(str(image.format),))
-    decoder_args = [tile.args if isinstance(tile.args, tuple) else (tile.args,) for tile in other.tile]
-    other.tile = [
-        tile._replace(args=tuple(LOWER.get(one, one) for one in args))
-        for tile, args in zip(other.tile, decoder_args, strict=True)
-    ]
-    other.load()
-    return Image.merge("RGB", [other.getchannel("G")] * 3) if GRAY_ALPHA in str(image.tile) else other
+    values = np.asarray(image)
+    if values.dtype.itemsize == 2:
+        return values.astype(np.uint16, copy=False)  # of either byte order
+    return values.view(np.uint32) if _tag(image, SAMPLE_FORMAT, 1) == 1 else values
 
 
-def values_of(image: Image.Image, low_bytes: Image.Image | None) -> Values | None:
-    """Return the values of a loaded image; None if it has 8 bits and was made of none with more (see `range_comment`).
-
-    Args:
-        image: loaded, in any mode; of colours of 16 bits per channel, Pillow decodes the upper bytes.
-        low_bytes: the image of the lower bytes, as `lower_bytes` returns it.
-    """
-    if low_bytes is None and not image.mode.startswith("I"):
+def values_of(image: Image.Image, values: np.ndarray | None) -> Values | None:
+    """Return the smallest, peak and largest of the values that `load` returned; None of an image of 8 bits, if it was
+    made of none with more (see `range_comment`)."""
+    if values is None:
         comment = image.info.get("comment")
         match = COMMENT.fullmatch(comment) if isinstance(comment, bytes) else None  # PNG has comments of text
         is_range = match is not None and int(match[1]) < int(match[2])
         return Values(int(match[1]), int(match[2]), int(match[2])) if match and is_range else None
-    values = _values(image, low_bytes).reshape(-1)
-    sample = values[:: max(values.size // PEAK_PIXELS, 1)]
+    sample = values.reshape(-1)[:: max(values.size // PEAK_PIXELS, 1)]
     place = int(PEAK * (len(sample) - 1))
     return Values(int(values.min()), int(np.partition(sample, place)[place]), int(values.max()))
 
@@ -87,38 +91,29 @@ def range_comment(value_range: ValueRange) -> bytes:
     return b"weft value_range %d %d" % value_range
 
 
-def scaled(image: Image.Image, low_bytes: Image.Image | None, value_range: ValueRange | None) -> Image.Image:
+def scaled(image: Image.Image, values: np.ndarray | None, value_range: ValueRange | None) -> Image.Image:
     """Return a loaded image with 8 bits per channel; one that has no more is returned itself.
 
     Args:
-        image, low_bytes: as in `values_of`.
+        image: loaded by `load`.
+        values: of `load`.
         value_range: black and white; None: those of the bit depth of a gray image, the upper bytes of colours.
     """
-    if image.mode.startswith("I"):
-        values = _values(image, None)
-        low, high = value_range or (0, 2 ** _tag(image, BITS_PER_SAMPLE, 16) - 1)
+    if values is None or (values.ndim == 3 and value_range is None):
+        return image
+    low, high = value_range or (0, 2 ** _tag(image, BITS_PER_SAMPLE, 16) - 1)
+    if values.ndim == 3:
+        levels = np.array(image)
+        levels[..., :3] = _levels(values, low, high)
+        result = Image.fromarray(levels, image.mode)
+    else:
         is_white_zero = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0
         result = Image.fromarray(_levels(values, high, low) if is_white_zero else _levels(values, low, high))
         transparent = image.info.pop("transparency", None)
         if transparent is not None:
             result.putalpha(Image.fromarray(np.where(values == transparent, np.uint8(0), np.uint8(255))))
-    elif low_bytes is not None and value_range is not None:
-        levels = np.array(image)
-        levels[..., :3] = _levels(_values(image, low_bytes), *value_range)
-        result = Image.fromarray(levels, image.mode)
-    else:
-        return image
     result.info = image.info
     return result
-
-
-def _values(image: Image.Image, low_bytes: Image.Image | None) -> np.ndarray:
-    values = np.asarray(image)
-    if low_bytes is not None:
-        return values[..., :3].astype(np.uint16) << 8 | np.asarray(low_bytes)[..., :3]
-    if values.dtype.itemsize == 2:
-        return values.astype(np.uint16, copy=False)  # of either byte order
-    return values.view(np.uint32) if _tag(image, SAMPLE_FORMAT, 1) == 1 else values
 
 
 def _levels(values: np.ndarray, black: int, white: int) -> np.ndarray:

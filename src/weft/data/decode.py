@@ -138,11 +138,10 @@ def open_image(
     with _opened(source, max_pixels) as (image, data, _):
         if at_least is not None:
             _draft(image, at_least)
-        low_bytes = bit_depth.lower_bytes(image, data) if value_range is not None else None
-        image.load()
+        values = bit_depth.load(image, data if value_range is not None else None)
         if image.mode == "I" and value_range is None:
             raise BadImage("", "integer-pixels")
-        return to_rgb(bit_depth.scaled(image, low_bytes, value_range), background)[0]
+        return to_rgb(bit_depth.scaled(image, values, value_range), background)[0]
 
 
 def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
@@ -156,14 +155,12 @@ def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
     with _opened(source, max_pixels) as (image, data, file_notes):
         deep, stored = bit_depth.is_deep(image), image.size
         _draft(image, max(min(image.size) // 8, 1))
-        low_bytes = bit_depth.lower_bytes(image, data)
-        image.load()
-        values = bit_depth.values_of(image, low_bytes)
-        shown = bit_depth.scaled(image, None, None)
+        values = bit_depth.load(image, data)
+        shown = bit_depth.scaled(image, values, None)
         notes = [MODE_NOTES[shown.mode]] if shown.mode in MODE_NOTES else []
         notes += ["16-bit"] * deep + to_rgb(shown, WHITE)[1] + file_notes + frames_note(image)
-        format = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a phone's JPEG with a second image
-        return ImageInfo(_upright_size(image, stored), format, tuple(notes), values)
+        size, format = _upright_size(image, stored), str(sniff(data))
+        return ImageInfo(size, format, tuple(notes), bit_depth.values_of(image, values))
 
 
 def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Values | None:
@@ -198,8 +195,8 @@ def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> t
 
 
 def _draft(image: Image.Image, at_least: int) -> None:
-    """Let a JPEG be decoded at the smallest scale whose sides are at least so long."""
-    if image.format in ("JPEG", "MPO"):  # of HEIF it would take an embedded thumbnail
+    """Let a JPEG be decoded at the smallest scale whose sides are at least so long; HEIF would show its thumbnail."""
+    if image.format in ("JPEG", "MPO"):  # MPO: a phone's JPEG with a second image
         image.draft(None, (at_least, at_least))
 
 

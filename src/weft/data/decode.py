@@ -37,7 +37,7 @@ from weft.text import one_line, printable
 
 with contextlib.suppress(OSError, AttributeError):  # else libtiff prints every damaged strip on stderr
     ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)  # a library that Pillow's own module links
-PngImagePlugin.MAX_TEXT_CHUNK = MAX_PROFILE  # colour profiles are under it, too; Pillow's own 1 MiB refuses large ones
+PngImagePlugin.MAX_TEXT_CHUNK = MAX_PROFILE  # also limits colour profiles; Pillow's 1 MiB refuses large ones
 warnings.filterwarnings("ignore", module=r"PIL\.")  # of damaged metadata, for example: the image is usable or it is not
 
 COMPRESSIONS = {  # format -> supported compressions, as Pillow names them

@@ -86,8 +86,8 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     if not image.has_transparency_data:
         return (image.convert("RGB") if image.mode in ("P", "YCbCr", "RGBX") else image), None
     is_gray = image.mode in GRAY
-    if image.mode in ("La", "RGBa"):  # premultiplied alpha
-        image = image.convert("LA" if is_gray else "RGBA")
+    if image.mode == "La":  # gray multiplied by its alpha, which Pillow converts to LA alone
+        image = image.convert("LA")
     if image.mode != "RGBA":
         image = image.convert("RGBA")
     alpha = image.getchannel("A")
@@ -97,16 +97,15 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 
 def _to_srgb(image: Image.Image, profile: Any) -> tuple[Image.Image, list[str]]:
     """Convert to RGB, by the embedded profile if it fits the channels."""
-    if not profile:
-        return image.convert("RGB"), []
-    is_readable = isinstance(profile, bytes) and len(profile) <= MAX_PROFILE
-    mode, transform = _transform(profile) if is_readable else ("", None)
-    fits = (mode == "CMYK") == (image.mode == "CMYK") and (mode != "L" or image.mode in GRAY)
-    if not mode or not fits:
-        return image.convert("RGB"), ["icc-unreadable"]
-    if transform is None:
-        return image.convert("RGB"), []
-    return transform.apply(image if image.mode == mode else image.convert(mode)), ["icc"]
+    if profile:
+        is_readable = isinstance(profile, bytes) and len(profile) <= MAX_PROFILE
+        mode, transform = _transform(profile) if is_readable else ("", None)
+        fits = (mode == "CMYK") == (image.mode == "CMYK") and (mode != "L" or image.mode in GRAY)
+        if not mode or not fits:
+            return image.convert("RGB"), ["icc-unreadable"]
+        if transform is not None:
+            return transform.apply(image if image.mode == mode else image.convert(mode)), ["icc"]
+    return image.convert("RGB"), []
 
 
 @functools.lru_cache(MAX_TRANSFORMS)

@@ -97,7 +97,7 @@ def load_checkpoint(
     outside = [name for name in theirs if not name.startswith(prefix)]
     theirs = under(theirs, prefix)
     layout = _layout_for(model, theirs) if isinstance(model, Backbone) else None
-    if layout is not None and switches == "check":
+    if layout is not None and isinstance(model, Backbone) and switches == "check":
         _check_switches(model, layout, theirs)
     state, origins = layout.convert(theirs) if layout else (theirs, {name: name for name in theirs})
 
@@ -178,12 +178,6 @@ def family_of_layout(layout: Layout) -> Family:
     return next(family for family in families() if layout in family.code("weights", "LAYOUTS", ()))
 
 
-def _built_values(model: nn.Module, layout: Layout) -> dict[str, Any]:
-    """Return the constructor arguments of a built model that no tensor shows."""
-    built_values = family_of_layout(layout).code("weights", "built_values")
-    return built_values(model) if built_values else {}
-
-
 def to_weft(state: Mapping[str, Tensor]) -> State:
     """Convert a state dict of any known layout to weft's names and shapes; one under weft's own names is unchanged."""
     layout = recognise(state)
@@ -225,9 +219,9 @@ def _layout_for(model: nn.Module, theirs: State) -> Layout | None:
     )
 
 
-def _check_switches(model: nn.Module, layout: Layout, theirs: State) -> None:
-    wanted, built = layout.switches(theirs), _built_values(model, layout)
-    wrong = {name: value for name, value in wanted.items() if name in built and built[name] != value}
+def _check_switches(model: Backbone, layout: Layout, theirs: State) -> None:
+    wanted, built = layout.switches(theirs), model.arguments
+    wrong = {name: wanted[name] for name in layout.hidden if name in wanted and built.get(name) != wanted[name]}
     if not wrong:
         return
     differences = ", ".join(f"{name}={value!r} (this model: {built[name]!r})" for name, value in wrong.items())
@@ -302,5 +296,5 @@ def _hint(
         return "The model has fewer heads: pass head='drop'. "
     if layout is None:
         return ""
-    switches, checked = layout.switches(theirs), _built_values(model, layout)
-    return f"Weights of {layout.name} need {_call(model, switches)}. " if set(switches) - set(checked) else ""
+    switches = layout.switches(theirs)
+    return f"Weights of {layout.name} need {_call(model, switches)}. " if set(switches) - set(layout.hidden) else ""

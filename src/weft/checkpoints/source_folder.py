@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,16 @@ LEVIT_SCALE = 256 / 224  # LevitImageProcessor resizes to this multiple of `shor
 SQUASH_FROM = 384  # pixels from which ConvNextImageProcessor, also that of CvT, does not crop
 
 
-@dataclass(frozen=True)
-class SourceMetadata:
-    """Class names and preprocessing of weights, from the files next to them.
-
-    Attributes:
-        label_names: class names in the order of the logits; None if no file has them.
-        preprocessing: entries of timm's `pretrained_cfg`; empty if no file has them.
-        files: names of the files that were used.
-    """
-
-    label_names: list[str] | None = None
-    preprocessing: dict[str, Any] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
-
-
 def weights_in(source: Path) -> Path:
     """Return the file of weights of a folder that transformers or timm wrote; any other path is unchanged."""
     return next((source / name for name in WEIGHTS if source.is_dir() and (source / name).is_file()), source)
 
 
-def read_metadata(folder: Path) -> SourceMetadata:
+def read_metadata(folder: Path) -> tuple[list[str] | None, dict[str, Any], tuple[str, ...]]:
     """Read the class names and the preprocessing next to weights.
+
+    Returns:
+        Class names in the order of the logits, or None; entries of timm's `pretrained_cfg`; names of the files used.
 
     Raises:
         CheckpointError: a file is not a JSON object.
@@ -52,7 +39,7 @@ def read_metadata(folder: Path) -> SourceMetadata:
     of_processor = _preprocessing(processor)
     values = of_processor or {key: cfg[key] for key in PREPROCESSING if key in cfg}
     used = {CONFIG: bool(names or (values and not of_processor)), PROCESSOR: bool(of_processor)}
-    return SourceMetadata(names, values, tuple(name for name, is_used in used.items() if is_used))
+    return names, values, tuple(name for name, is_used in used.items() if is_used)
 
 
 def _names(found: Any) -> list[str] | None:

@@ -127,8 +127,6 @@ class Family:
         network: class, or "package.network:Class", so that no torch is imported.
         variants: models by name.
         default_cfg: entries of timm's default_cfg: `first_conv`, `classifier`, `crop_pct`, `fixed_input_size` ...
-        position_keys: endings of the names of tensors that depend on the image size.
-        head_keys: names of the head's weight, whose first axis is the number of classes.
         peers: function of a model name -> its `Peer`s, the closest first.
         candidates: what `weft compare` trains by default, under "small" (images up to 96 pixels) and "large".
         speed_protocol: how the paper measures throughput, for `weft bench --protocol`; None: it has no such table.
@@ -138,8 +136,6 @@ class Family:
     network: type[nn.Module] | str
     variants: Mapping[str, Variant]
     default_cfg: Mapping[str, Any] = field(default_factory=dict)
-    position_keys: tuple[str, ...] = ("pos_embed",)
-    head_keys: tuple[str, ...] = ("head.weight",)
     peers: Callable[[str], tuple[Peer, ...]] = lambda name: ()
     candidates: Mapping[str, Candidate] = field(default_factory=dict)
     speed_protocol: SpeedProtocol | None = None

@@ -60,8 +60,6 @@ FAMILY = Family(
         ),
     },
     default_cfg=dict(first_conv="stem.conv1.linear", classifier=("head.linear", "head_dist.linear")),
-    position_keys=("attention_biases", "pos_embed"),
-    head_keys=("head.linear.weight", "head.weight"),
     peers=_peers,
     speed_protocol=SpeedProtocol(  # batches of the released timing script
         table="3",

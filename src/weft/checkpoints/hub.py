@@ -13,7 +13,6 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    HfHubHTTPError,
     HTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
@@ -179,18 +178,17 @@ def download_weights(
             problems.append("they are not in the cache, and the hub cannot be reached")
         except (EntryNotFoundError, RepositoryNotFoundError):
             problems.append(f"{file}: does not exist")
-        except (HfHubHTTPError, HTTPError, OSError) as err:
+        except (HTTPError, OSError) as err:
             problems.append(f"{file}: {reason_of(err)}")
     if source.file:
         try:
             return _fetch_file(source.file, cache_dir)
         except (OSError, HTTPException) as err:
             problems.append(f"{source.file}: {reason_of(err)}")
-    reasons = "; ".join(dict.fromkeys(problems))
     raise CheckpointError(
-        f"The weights {source.repo} must be on the hub or in its cache; {reasons}. Connect to the internet, set HF_HOME"
-        " to a cache that has them, or download the file elsewhere and convert it: weft convert FILE DIR --model"
-        f" NAME.{bundle_advice()}"
+        f"The weights {source.repo} must be on the hub or in its cache; {'; '.join(dict.fromkeys(problems))}. Connect"
+        " to the internet, set HF_HOME to a cache that has them, or download the file elsewhere and convert it: weft"
+        f" convert FILE DIR --model NAME.{bundle_advice()}"
     )
 
 
@@ -215,17 +213,18 @@ def _path_of(url: str, cache_dir: str | Path | None = None) -> Path:
     return Path(cache_dir or Path(torch.hub.get_dir()) / "checkpoints") / url.rpartition("/")[2]
 
 
-def has_public_weights(name: str) -> bool:
-    """Return whether a model of weft or timm has public weights, on the hub or elsewhere."""
+def public_weights(name: str) -> PublicWeights | None:
+    """Return where the public weights of a model of weft or timm are; None if it has none."""
     if name in VARIANTS:
-        return VARIANTS[name].weights is not None
+        return VARIANTS[name].weights
     cfg = timm.get_pretrained_cfg(name)
-    return bool(cfg and cfg.has_weights)
+    return PublicWeights(cfg.hf_hub_id or "") if cfg and cfg.has_weights else None
 
 
 def is_cached(name: str, cache_dir: str | Path | None = None) -> bool:
     """Return whether the hub's cache has the public weights of a model."""
-    return _is_in_hub_cache(_repo_of(name), cache_dir)
+    weights = public_weights(name)
+    return weights is not None and _is_in_hub_cache(weights.repo, cache_dir)
 
 
 def is_downloaded(source: PublicWeights) -> bool:
@@ -238,16 +237,8 @@ def source_of(name: str) -> str:
     bundle = None if name in VARIANTS or is_cached(name) else bundle_of(name)
     if bundle is not None:
         return f"of {name} in the package {bundle.project} ({bundle.source})"
-    return _repo_of(name) or f"of {name}"
-
-
-def _repo_of(name: str) -> str:
-    """Return the repository with the public weights of a model; '' if no hub has them."""
-    if name in VARIANTS:
-        weights = VARIANTS[name].weights
-        return weights.repo if weights is not None else ""
-    cfg = timm.get_pretrained_cfg(name)
-    return (cfg and cfg.hf_hub_id) or ""
+    weights = public_weights(name)
+    return weights.repo if weights is not None and weights.repo else f"of {name}"
 
 
 def _is_in_hub_cache(repo: str, cache_dir: str | Path | None = None) -> bool:

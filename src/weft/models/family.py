@@ -26,14 +26,12 @@ class PublicWeights(NamedTuple):
         repo: repository on the Hugging Face hub; '' if there is none.
         file: URL of the authors' own file, tried if the hub fails; its name ends in the first digits of its sha256.
         by_hand: how a person gets the file, if no hub has it.
-        size: image size that the weights were trained at, in pixels.
         licence: SPDX identifier of the licence.
     """
 
     repo: str
     file: str = ""
     by_hand: str = ""
-    size: int = 224
     licence: str = "apache-2.0"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from weft.checkpoints.bundled import BUNDLES, bundle_of
-from weft.checkpoints.hub import has_public_weights, is_cached
+from weft.checkpoints.hub import is_cached, public_weights
 from weft.checkpoints.hub_client import is_reachable
 from weft.models.families import MANY_IMAGES, SMALL_SIDE
 from weft.recipes import Recipe, load_recipe
@@ -98,7 +98,7 @@ def note_on_scratch(model: str, image_size: tuple[int, int], num_images: int) ->
         model: name of the model.
         image_size, num_images: as in `choice`.
     """
-    if _reason_for_scratch(image_size, num_images) or not has_public_weights(model):
+    if _reason_for_scratch(image_size, num_images) or public_weights(model) is None:
         return ""
     return f"{model} starts from random weights; from its public weights: --recipe {RECIPE} --model {model}."
 

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 from torch import Tensor, nn
 
-from weft.checkpoints.bundled import bundle_advice, bundle_of, read_bundle
+from weft.checkpoints.bundled import PROJECT, SOURCE, bundle_advice, is_bundled, read_bundle
 from weft.checkpoints.files import read_state_dict
 from weft.checkpoints.hub_client import REPLY_SECONDS, hub_file
 from weft.checkpoints.load import to_weft
@@ -122,8 +122,8 @@ def _local_weights(name: str, cache_dir: str | Path | None) -> dict[str, Any]:
     """
     if name in VARIANTS:
         return {"state_dict": fetch_pretrained(name, cache_dir)}
-    if bundle_of(name) is not None and not is_cached(name, cache_dir):
-        return {"state_dict": read_bundle(name)}
+    if is_bundled(name) and not is_cached(name, cache_dir):
+        return {"state_dict": read_bundle()}
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name.partition(".")[0]) else None
     if cfg is None or not cfg.hf_hub_id:
         return {}
@@ -234,9 +234,8 @@ def is_downloaded(source: PublicWeights) -> bool:
 
 def source_of(name: str) -> str:
     """Describe where `create_model(name, pretrained=True)` takes its weights from."""
-    bundle = None if name in VARIANTS or is_cached(name) else bundle_of(name)
-    if bundle is not None:
-        return f"of {name} in the package {bundle.project} ({bundle.source})"
+    if is_bundled(name) and not is_cached(name):
+        return f"of {name} in the package {PROJECT} ({SOURCE})"
     weights = public_weights(name)
     return weights.repo if weights is not None and weights.repo else f"of {name}"
 

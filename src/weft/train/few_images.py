@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from weft.checkpoints.bundled import BUNDLES, bundle_of
+from weft.checkpoints.bundled import MODEL, is_bundled
 from weft.checkpoints.hub import is_cached, public_weights
 from weft.checkpoints.hub_client import is_reachable
 from weft.models.families import MANY_IMAGES, SMALL_SIDE
@@ -20,7 +20,7 @@ def model_with_weights() -> str | None:
     model = str(load_recipe(RECIPE).model)
     if is_cached(model) or is_reachable():
         return model
-    return next((name for name in BUNDLES if bundle_of(name) is not None), None)
+    return MODEL if is_bundled(MODEL) else None
 
 
 def with_available_weights(request: Request) -> tuple[Recipe, str]:

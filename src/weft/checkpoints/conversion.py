@@ -116,28 +116,22 @@ def _matching(
     state: State, places: Sequence[str], settings: Mapping[str, Any], img_size: Any, source: str | Path
 ) -> tuple[str, str]:
     """Return the only one of some prefixes under which weights match a model of weft, and the only such model."""
-    found: dict[str, list[str]] = {}
+    matches: list[tuple[str, str]] = []
     for prefix in places:
-        if any(prefix.startswith(outer) for outer in found):  # a part of a network that was found
+        if any(prefix.startswith(outer) for outer, _ in matches):  # a part of a network that was found
             continue
         try:
-            if models := _models_of(under(state, prefix), settings, img_size):
-                found[prefix] = models
+            matches += [(prefix, model) for model in _models_of(under(state, prefix), settings, img_size)]
         except CheckpointError:  # the tensors do not fit together
             if prefix == places[0]:
                 raise
-    if len(found) > 1:
+    if len(matches) != 1:
+        listed = ", ".join(f"{model} under {prefix!r}" if prefix else model for prefix, model in matches) or "none"
         raise UsageError(
-            f"{source} must have one set of weights; it has some under {' and '.join(map(repr, found))}. Choose one"
-            " with prefix=NAME (--prefix NAME)."
+            f"Without --model, {source} must match exactly one model of weft; it matches {listed}. Pass --model NAME"
+            " (see `weft models`), and --prefix NAME to choose one of several sets of weights."
         )
-    prefix, models = next(iter(found.items()), ("", []))
-    if len(models) != 1:
-        raise UsageError(
-            f"Without --model, {source} must match exactly one model of weft; it matches {', '.join(models) or 'none'}."
-            " Pass --model NAME (see `weft models`)."
-        )
-    return prefix, models[0]
+    return matches[0]
 
 
 def _models_of(weights: State, settings: Mapping[str, Any], img_size: Any) -> list[str]:

@@ -71,14 +71,7 @@ def create_model(
 
 
 def load_public(name: str, *, quiet: bool = False) -> tuple[Any, list[str]]:
-    """Load a public model with the preprocessing and the ImageNet classes that it was trained with.
-
-    Args:
-        name: as `create_model` takes it.
-        quiet: do not print where the weights come from.
-
-    Returns:
-        The model in evaluation mode, and its class names.
+    """Load a public model in evaluation mode, with its preprocessing, and the names of its ImageNet classes.
 
     Raises:
         CheckpointError: there are no public weights, they have no classifier, or they cannot be downloaded.
@@ -160,12 +153,7 @@ def fetch_pretrained(name: str, cache_dir: str | Path | None = None) -> dict[str
 def download_weights(
     source: PublicWeights, cache_dir: str | Path | None = None, *, files: Sequence[str] = FILES
 ) -> str | Path:
-    """Return a local file with weights, from the hub or else from the URL of the authors.
-
-    Args:
-        source: where the weights are.
-        cache_dir: directory for downloaded files; None for that of huggingface_hub.
-        files: names in the repository; the first that exists is used.
+    """Return a local file with weights: the first of `files` in a repository on the hub, or else that of the authors.
 
     Raises:
         CheckpointError: neither can be downloaded; with the reasons.

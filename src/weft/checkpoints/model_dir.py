@@ -173,14 +173,8 @@ def build_from(config: dict[str, Any]) -> Any:
 def write_config(model: Any, folder: Path, label_names: Sequence[str] | None = None, **extra: Any) -> dict[str, Any]:
     """Write config.json, under timm's keys and weft's, and the file of the detector of unknown images.
 
-    Args:
-        model: the model, with the constructor arguments that it was built with.
-        folder: the model directory.
-        label_names: one name per class, or None.
-        **extra: additional entries.
-
     Returns:
-        The contents of config.json.
+        The contents of config.json, with `extra` entries.
 
     Raises:
         UsageError: the names do not match the classes.

@@ -55,10 +55,7 @@ def check_model(run: str | Path) -> None:
 
 
 def model_dir(run: str | Path) -> Path:
-    """Return the model directory of a run (its best model), of a model directory (itself) or of a hub repository.
-
-    Args:
-        run: a run directory, a model directory, or `hf-hub:OWNER/NAME`, which is downloaded.
+    """Return the directory of a run (its best model), of a model directory (itself) or of a downloaded hub repository.
 
     Raises:
         CheckpointError: there is no model directory, or it cannot be downloaded.

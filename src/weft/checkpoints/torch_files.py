@@ -37,10 +37,6 @@ _VERSION = 1001
 def open_pickle(path: Path, *, import_foreign: bool = False) -> Iterator[Any]:
     """Yield the object in a file of `torch.save` (zip or legacy); read its tensors, `StoredTensor`, in the block.
 
-    Args:
-        path: the file.
-        import_foreign: accept names that are neither of torch nor in ACCEPTED.
-
     Raises:
         CheckpointError: an unknown name, a damaged file, or another file format; also for errors in the block.
     """

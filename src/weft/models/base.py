@@ -88,10 +88,9 @@ class Backbone(nn.Module, ABC):
     num_prefix = 0  # tokens of the last level that have no place on its map, such as a class token: the first ones
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Backbone:
-        """Record the constructor arguments: a family's constructor passes other values on to those of its bases."""
-        network = super().__new__(cls)
-        bound = inspect.signature(cls).bind_partial(*args, **kwargs)
+        bound = inspect.signature(cls).bind_partial(*args, **kwargs)  # `__init__` refuses what is wrong
         bound.apply_defaults()
+        network = super().__new__(cls)
         network.arguments = bound.arguments
         return network
 
@@ -168,11 +167,9 @@ class Backbone(nn.Module, ABC):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns from parameter names to layer groups, from stem to head (timm's layer-wise decay)."""
-        stages: list[tuple[str, Any]] = [(r"^stages\.(\d+)\.", (0,))]
-        if not coarse:
-            stages.insert(0, (r"^stages\.(\d+)\.blocks\.(\d+)", None))
-        stem = r"^(?:stages\.0\.)?(?:stem|patch_embed|cls_token|pos_embed)"
-        return dict(stem=stem, blocks=[*stages, (r"^blocks\.(\d+)", None), (r".", (99999,))])
+        in_stages = [] if coarse else [(r"^stages\.(\d+)\.blocks\.(\d+)", None)]
+        blocks = [*in_stages, (r"^stages\.(\d+)\.", (0,)), (r"^blocks\.(\d+)", None), (r".", (99999,))]
+        return dict(stem=r"^(?:stages\.0\.)?(?:stem|patch_embed|cls_token|pos_embed)", blocks=blocks)
 
     # Everything else follows
 

@@ -22,7 +22,7 @@ from PIL import Image
 
 from weft.data.decode import BadImage, read_regular
 from weft.data.inventory import Inventory
-from weft.data.source import ImageEntry, sort_class_names
+from weft.data.source import sort_class_names
 from weft.data.split_names import SIDES, split_of
 from weft.errors import DataError, need, unknown
 from weft.files import cache_dir
@@ -83,17 +83,17 @@ def open_torchvision(address: str) -> Inventory:
         ) from error
     labels = [_labels(part) for part in parts]
     names = [_class_names(part, labels) for part in parts]
-    entries = [
-        ImageEntry(f"{name}/{place}/{number:06}", names[place][label], "val" if place == len(parts) - 1 else "train")
-        for place, numbers in enumerate(labels)
-        for number, label in enumerate(numbers)
-    ]
     classes = list(dict.fromkeys(itertools.chain(*names)))
-    notes = []
+    inventory = Inventory(f"torchvision:{name}", LibraryReader(parts, _torchvision_bytes), {"": classes})
+    for place, numbers in enumerate(labels):
+        for number, label in enumerate(numbers):
+            split = "val" if place == len(parts) - 1 else "train"
+            inventory.add(f"{name}/{place}/{number:06}", names[place][label], split)
     if len(parts) > 2:
-        notes.append(f"As in the papers, the splits train and val of {name} are for training, and test is held out.")
-    reader = LibraryReader(parts, _torchvision_bytes)
-    return Inventory(f"torchvision:{name}", entries, reader, {"": classes}, remarks=notes)
+        inventory.remarks.append(
+            f"As in the papers, the splits train and val of {name} are for training, and test is held out."
+        )
+    return inventory
 
 
 def _labels(part: Any) -> list[int]:
@@ -166,20 +166,19 @@ def open_hf(address: str, image: str | None = None, label: str | None = None) ->
         if column not in parts[0].features:
             raise unknown(f"column for data.{setting}", column, list(parts[0].features), ", ".join(parts[0].features))
     parts = [part.cast_column(image, datasets.Image(decode=False)) for part in parts]
-    features = [part.features[label] for part in parts]
-    classes: list[str] = []
-    entries: list[ImageEntry] = []
-    for place, (part, feature, (word, side)) in enumerate(zip(parts, features, words.items(), strict=True)):
-        named = isinstance(feature, datasets.ClassLabel)
+    inventory = Inventory(f"hf:{name}", LibraryReader(parts, bytes_in(image)), {})
+    classes: dict[str, None] = {}  # in order
+    for place, (part, (word, side)) in enumerate(zip(parts, words.items(), strict=True)):
+        feature = part.features[label]
         values = [_class_of(feature, value, name, word, side) for value in part[label]]
-        entries += [ImageEntry(f"{name}/{place}/{i:07}", value, side) for i, value in enumerate(values)]
-        classes = list(dict.fromkeys([*classes, *(feature.names if named else values)]))
-    if not isinstance(features[0], datasets.ClassLabel):
-        classes = sort_class_names(classes)
-    others = [word for word in splits_by_name if word not in words]
-    notes = [f"Not read: {first_few(others)} of hf:{printable(name)}."] if others else []
-    reader = LibraryReader(parts, bytes_in(image))
-    return Inventory(f"hf:{name}", entries, reader, {"": [name for name in classes if name]}, remarks=notes)
+        classes |= dict.fromkeys(feature.names if isinstance(feature, datasets.ClassLabel) else values)
+        for number, value in enumerate(values):
+            inventory.add(f"{name}/{place}/{number:07}", value, side)
+    is_named = isinstance(parts[0].features[label], datasets.ClassLabel)
+    inventory.classes = {"": [word for word in (classes if is_named else sort_class_names(classes)) if word]}
+    if others := [word for word in splits_by_name if word not in words]:
+        inventory.remarks.append(f"Not read: {first_few(others)} of hf:{printable(name)}.")
+    return inventory
 
 
 def _split_words(name: str, options: dict[str, str], words: list[str]) -> dict[str, str]:

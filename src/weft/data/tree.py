@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 JUNK = {"__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+found"}
@@ -65,6 +66,17 @@ def num_beside(folder: str) -> int:
     except OSError:  # reported when the folder is opened
         return 0
     return sum(not is_junk(name) for name in names)
+
+
+def nested_folders(paths: Iterable[Sequence[str]]) -> dict[str, list[str]]:
+    """Return the folders in each class, from the folders above each image; none if one is directly in a class."""
+    nested: dict[str, set[str]] = defaultdict(set)
+    for folders in paths:
+        if len(folders) == 1:
+            return {}
+        if folders:
+            nested[folders[0]].add(folders[1])
+    return {name: sorted(inside) for name, inside in sorted(nested.items())}
 
 
 def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool = False) -> Iterator[tuple[str, str]]:

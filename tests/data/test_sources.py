@@ -417,7 +417,7 @@ def test_prepared_once(tmp_path: Path) -> None:
     before = open_data(photos)
     done = prepare_data(photos, tmp_path / "packed", 16)
     after = open_data(tmp_path / "packed")
-    assert (done.train, done.val) == (len(before.train), len(before.val)) == (len(after.train), len(after.val))
+    assert (done["train"], done["val"]) == (len(before.train), len(before.val)) == (len(after.train), len(after.val))
     assert after.classes == before.classes
     assert after.is_given
     for i in range(len(before.train)):

@@ -136,12 +136,12 @@ def _prepare(args: argparse.Namespace) -> int:
         quiet=args.quiet,
     )
     if args.json:
-        print_json(summary._asdict())
+        print_json(summary)
     else:
         print(
-            f"{summary.train:,} images for training and {summary.val:,} held out, in {summary.shards} shards:"
+            f"{summary['train']:,} images for training and {summary['val']:,} held out, in {summary['shards']} shards:"
             f" {args.out}\n"
-            f"{summary.bytes_before / 2**20:,.1f} MiB before, {summary.bytes_after / 2**20:,.1f} MiB after"
+            f"{summary['bytes_before'] / 2**20:,.1f} MiB before, {summary['bytes_after'] / 2**20:,.1f} MiB after"
         )
     return 0
 

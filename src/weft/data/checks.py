@@ -70,10 +70,6 @@ def class_list(inventory: Inventory, wanted: Sequence[str] | None) -> list[str]:
 def check_nesting(inventory: Inventory, wanted: Sequence[str] | None) -> list[str]:
     """Return a note if the images are in further folders inside the class folders, none of which has its own.
 
-    Args:
-        inventory: of a folder.
-        wanted: class names that the data must have; None for those of the folders.
-
     Raises:
         DataError: the further folders look like the classes: the class folders are a split, or a single folder.
     """
@@ -132,9 +128,10 @@ def check_bad(inventory: Inventory, num_chosen: int, max_bad: float) -> None:
 
 def check_empty(inventory: Inventory, names: Sequence[str], images: Side) -> None:
     """Raise DataError for classes without a usable training image."""
-    filled = {inventory.class_names[i] for i in images if inventory.splits[i] != "val"}
+    is_given = inventory.is_given
+    filled = {inventory.class_names[i] for i in images if not is_given or inventory.splits[i] == "train"}
     if empty := [name for name in names if name not in filled]:
-        where = f" in {inventory.folder('train')}/" if inventory.is_given else ""
+        where = f" in {inventory.folder('train')}/" if is_given else ""
         raise DataError(
             f"Every class must have at least one usable image{where}; empty: {first_few(empty)}. Add images, or remove"
             " the folder."

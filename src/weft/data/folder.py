@@ -11,7 +11,7 @@ from weft.data.formats import HEAD_BYTES, archive_kind, sniff
 from weft.data.inventory import Inventory, in_threads
 from weft.data.source import bad_file, sort_class_names
 from weft.data.split_names import held_out_side, split_folders, split_of
-from weft.data.tree import EXTENSIONS, extension, is_folder, is_junk, nested_folders, num_beside, walk
+from weft.data.tree import EXTENSIONS, extension, names_in, nested_folders, num_beside, walk
 from weft.errors import DataError, UsageError
 from weft.text import printable
 
@@ -45,7 +45,7 @@ def open_folder(path: str | Path, *, test: bool = False, follow_links: bool = Fa
     classes: dict[str, list[str]] = {side: [] for side in sides.values()} or {"": []}
     inventory = Inventory(str(root), FileReader(root), classes, unread=unread, set_aside=set_aside)
     inventory.folders = {side: name for name, side in sides.items()}
-    if sides and (number := num_beside(os.fspath(root))):
+    if sides and (number := num_beside(root)):
         inventory.skipped["beside"] = number
 
     def place(key: str) -> tuple[str, list[str]]:
@@ -133,11 +133,8 @@ def images_below(folder: Path) -> list[str]:
 
 
 def _split(root: Path, *, test: bool) -> tuple[dict[str, str], list[str], str]:
-    """Return the folders of the split with their sides, those of no side, and that of a test split that is not read.
-
-    Only folders that contain folders count: a `train` that contains files is a class, and a `test` of unsorted files
-    has no classes.
-    """
+    """Return the folders of the split with their sides, those of no side, and that of a test split that is not read."""
+    # only folders that contain folders: a `train` of files is a class, and a `test` of unsorted files has no classes
     names = _folders(root)
     named = (name for name in names if split_of(name) and _folders(root / name))
     folder_of = {side: name for name, side in split_folders(named).items()}
@@ -151,12 +148,7 @@ def _split(root: Path, *, test: bool) -> tuple[dict[str, str], list[str], str]:
 
 
 def _folders(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder, sorted."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if is_folder(entry) and not is_junk(entry.name))
-    except OSError:  # `walk` reports it
-        return []
+    return names_in(folder)[1]
 
 
 def _depth(folder: Path, name: str) -> int:

@@ -119,9 +119,6 @@ class Inventory:
     def hold_out(self, *, test: bool) -> None:
         """Give the held-out images the split `val`, and drop those that are not read: the rule of `held_out_side`.
 
-        Args:
-            test: hold out the test split in place of the validation split.
-
         Raises:
             DataError: there is no test split, or a held-out image has no class.
         """
@@ -184,14 +181,7 @@ def check(
     max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
 ) -> None:
-    """Decode images of an inventory once, and add what is found to it.
-
-    Args:
-        inventory: of the dataset.
-        images: numbers of those to decode.
-        max_pixels: images with more pixels (height x width) are bad.
-        progress: called regularly with (number done, total).
-    """
+    """Decode some images of an inventory once, and add what is found to it; `open_data` has the other arguments."""
     sizes: dict[tuple[int, int], tuple[int, int]] = {}  # equal ones are one object: else 1.3 million take 170 MB
     results = in_threads(lambda i: _decoded(inventory.read, max_pixels, inventory.keys[i]), images)
     for done, (i, result) in enumerate(results, 1):

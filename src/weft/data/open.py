@@ -219,9 +219,12 @@ def _split(
     if plan.group is not None:
         _check_groups(inventory, inside, plan.group, any_number=evaluate_only)
     is_all_for_training = set(inventory.splits) == {"train"} and classes is not None and not evaluate_only
-    sides = limited(inventory, *((inside, []) if is_all_for_training else _sides(inventory, inside, plan)), plan)
+    sides = limited(inventory, *((inside, []) if is_all_for_training else assign(inventory, inside, plan)), plan)
     chosen = sorted([*sides[0], *sides[1]], key=inventory.keys.__getitem__)
     if not is_checked:
+        for split, side in zip(("train", "val"), sides, strict=True):
+            for i in side:
+                inventory.splits[i] = split  # of its file, if it is bad
         check(inventory, chosen, max_pixels=max_pixels, progress=progress)
     check_bad(inventory, len(chosen), max_bad)
     bad = {file.key for file in inventory.bad}
@@ -255,18 +258,12 @@ def _split(
         labels, digests = [number[name] for name in class_names], [inventory.digests[i] for i in side]
         return KeyedSource(inventory.read, names, keys, labels, max_pixels, digests)
 
-    split_of = {
-        inventory.keys[i]: split
-        for split, side in zip(("train", "val"), sides, strict=True)
-        for i in side
-        if inventory.keys[i] in bad
-    }
     return Splits(
         source(train),
         source(val),
         classes=names,
         notes=notes + nesting + inventory.remarks,
-        bad=tuple(file._replace(split=file.split or split_of.get(file.key, "")) for file in inventory.bad),
+        bad=tuple(inventory.bad),
         is_given=inventory.is_given,
         groups=[inventory.groups[i] for i in train] if inventory.groups else None,
         val_groups=[inventory.groups[i] for i in val] if inventory.groups else None,
@@ -285,19 +282,6 @@ def _check_groups(inventory: Inventory, images: Side, group: str, *, any_number:
             f"The groups of --group must allow a split; with '{printable(group)}', all"
             f" {count(len(images), 'image')} are in one. Choose a column or a pattern that gives more groups."
         )
-
-
-def _sides(inventory: Inventory, images: Side, plan: SplitPlan) -> tuple[Side, Side]:
-    """Return the training and validation images of the dataset's own split, or of the plan."""
-    if not inventory.is_given:
-        return assign(inventory, images, plan)
-    if plan.folds is not None:
-        raise DataError(
-            f"Folds need a dataset without a split of its own; '{printable(inventory.name)}' has a validation set."
-            " Pass a folder with the class folders alone, or leave out --folds."
-        )
-    train, val = ([i for i in images if inventory.splits[i] == split] for split in ("train", "val"))
-    return train, val
 
 
 def _split_note(inventory: Inventory, plan: SplitPlan, num_train: int, num_val: int, num_classes: int) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.data.library import LibraryReader, bytes_in
+from weft.data.library import LibraryReader, hf_bytes
 from weft.data.split_names import split_of
 from weft.data.tabular import Table, check_header
 from weft.data.tree import is_junk
@@ -151,4 +152,4 @@ def _reader(paths: Sequence[Path], column: str) -> LibraryReader:
     finally:
         if not were_disabled:
             enable_progress_bars()
-    return LibraryReader(parts, bytes_in(column))
+    return LibraryReader(parts, partial(hf_bytes, column))

@@ -53,7 +53,7 @@ class ShardReader:
 
 def is_shards(data: str) -> bool:
     """Return whether `data` is a .tar file (or pattern), or a folder with .tar files and without folders."""
-    return data.endswith(".tar") or is_folder_of(Path(data), ".tar")
+    return data.endswith(".tar") or is_folder_of(data, ".tar")
 
 
 def open_shards(data: str) -> Inventory:

@@ -83,7 +83,15 @@ Side = list[int]
 
 
 def assign(inventory: Inventory, images: Side, plan: SplitPlan) -> tuple[Side, Side]:
-    """Return the training and validation images of a dataset without a split: shares of each class, or whole groups."""
+    """Return the training and validation images: the dataset's own, else shares of each class, or whole groups."""
+    if inventory.is_given:
+        if plan.folds is not None:
+            raise DataError(
+                f"Folds need a dataset without a split of its own; '{printable(inventory.name)}' has a validation set."
+                " Pass a folder with the class folders alone, or leave out --folds."
+            )
+        own_train, own_val = ([i for i in images if inventory.splits[i] == side] for side in ("train", "val"))
+        return own_train, own_val
     keys, labels = inventory.labelled(images)
     if plan.group is not None:
         groups = [inventory.groups[i] for i in images]
@@ -125,11 +133,8 @@ def limited(inventory: Inventory, train: Side, val: Side, plan: SplitPlan) -> tu
 
 
 def grouped(keys: Sequence[str], pattern: str) -> list[str]:
-    """Return the group of every image by its key: where a pattern matches, else a group of its own.
-
-    Args:
-        keys: those of the images.
-        pattern: regular expression; its parenthesised parts, or the whole match without any, name the group.
+    """Return the group of every image by its key: the parenthesised parts of a regular expression, or its whole match
+    without any; where it does not match, a group of its own.
 
     Raises:
         UsageError: the pattern is not a regular expression.
@@ -180,14 +185,8 @@ def stratified_fold(
 ) -> tuple[list[int], list[int]]:
     """Return (train, val) indices, ascending, of one fold of a cross-validation.
 
-    Every image is in the validation set of one fold, except the only image of a class, which is never held out. A class
-    has at least one image in the training set of every fold.
-
-    Args:
-        keys, labels: name and class of every image.
-        folds: number of folds, at least 2.
-        fold: the fold that is held out, from 1.
-        seed: of the folds.
+    Every image is in the validation set of one fold, from 1 to `folds`, except the only image of a class, which is
+    never held out. A class has at least one image in the training set of every fold.
     """
     val = []
     for place, members in enumerate(_by_class(keys, labels, seed).values()):
@@ -200,14 +199,10 @@ def stratified_fold(
 def grouped_share(labels: Labels, groups: Sequence[str], share: float, seed: int) -> list[int]:
     """Return indices of whole groups, ascending: about the fraction `share` of every class.
 
-    The groups of a class are taken in the order of their ranks until they have its share of the images. The rank, a
-    number from 0 to 1, of a group of more than 1.5 times the share is raised, so that a large group is held out only if
-    there are no others. An image more or less moves only groups at the end of the share.
-
-    Args:
-        labels, groups: class and group of every image. A group belongs to the class of most of its images.
-        share: fraction of the images, between 0 and 1.
-        seed: of the ranks.
+    A group belongs to the class of most of its images. The groups of a class are taken in the order of their ranks
+    until they have its share of the images. The rank, a number from 0 to 1, of a group of more than 1.5 times the share
+    is raised, so that a large group is held out only if there are no others. An image more or less moves only groups at
+    the end of the share.
     """
     chosen = set[str]()
     for sizes in _groups_by_class(labels, groups, seed):
@@ -228,12 +223,6 @@ def grouped_fold(labels: Labels, groups: Sequence[str], folds: int, fold: int, s
     The groups of a class, in the order of their ranks, are cut into runs of equal numbers of images. The size of a
     group counts up to the size of a run, so that each run has a group if there are enough groups. An image more or less
     moves only groups at the ends of the runs.
-
-    Args:
-        labels, groups: as in `grouped_share`.
-        folds: number of folds, at least 2.
-        fold: the fold, from 1.
-        seed: of the ranks.
     """
     chosen = set[str]()
     for place, sizes in enumerate(_groups_by_class(labels, groups, seed)):

@@ -62,7 +62,7 @@ def open_table(path: Path, group: str | None = None, image: str | None = None, l
     if group is not None and group in table.columns:
         inventory.groups = [name or f"/{key}" for key, name in zip(keys, table.texts(group), strict=True)]
     if path.is_dir():
-        inventory.skipped = +Counter(beside=num_beside(os.fspath(path)))
+        inventory.skipped = +Counter(beside=num_beside(path))
     return inventory
 
 
@@ -81,11 +81,7 @@ def other_columns(
 
 
 def read_table(path: Path, image: str | None = None) -> Table:
-    """Read a table.
-
-    Args:
-        path: of the table, or of a folder of Parquet files.
-        image: column of images in a Parquet file, if it is known.
+    """Read a table, or a folder of Parquet files; `image` is their column of images, if it is known.
 
     Raises:
         OSError, UnicodeDecodeError, csv.Error, DataError: it cannot be read.
@@ -96,12 +92,7 @@ def read_table(path: Path, image: str | None = None) -> Table:
 def _images(
     table: Table, folder: Path, group: str | None, image: str | None, label: str | None
 ) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Return the key, class and split of every row, and the columns that they are read from. Add notes.
-
-    Raises:
-        DataError: a column cannot be recognised, a guess is wrong, a row lacks a value, or no path leads to a file.
-        UsageError: there is no column `image` or `label`.
-    """
+    """Return the key, class and split of every row, and the columns that they are read from. Add notes."""
     for setting, column in (("image", image), ("label", label)):
         if column is not None and column not in table.columns:
             raise unknown(f"column for data.{setting}", column, table.columns, first_few(table.columns, 20))
@@ -253,14 +244,8 @@ def _class_names(table: Table, labels: list[str]) -> list[str]:
 
 
 def _located(keys: list[str], folder: Path, column: str, name: str, notes: list[str]) -> list[str]:
-    """Return paths that lead to files.
-
-    If no path of the table does, files below its folder are searched whose path ends like it, with or without
-    extension: a column of ids, or paths from another folder.
-
-    Raises:
-        DataError: no file is found, or several for one path.
-    """
+    """Return paths that lead to files. If no path of the table does, files below its folder are searched whose path
+    ends like it, with or without extension: a column of ids, or paths from another folder."""
     if not keys or any(os.path.isfile(os.path.join(folder, key)) for key in keys):
         return keys
     files = _files_below(folder)

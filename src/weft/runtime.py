@@ -7,6 +7,7 @@ distribute the batches in an order of its own.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import os
@@ -168,6 +169,16 @@ def _accelerator(on_cpu: bool) -> Accelerator:
     # Accelerate keeps one state per Python process and refuses a second device; a notebook may use one
     if "WORLD_SIZE" not in os.environ and AcceleratorState._shared_state:
         AcceleratorState._reset_state(reset_partial_state=True)
-    return Accelerator(
+    accelerator = Accelerator(
         cpu=on_cpu, step_scheduler_with_optimizer=False, kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)]
     )
+    if on_cpu and accelerator.num_processes > 1:
+        atexit.register(_leave)
+    return accelerator
+
+
+def _leave() -> None:
+    # With threads of gloo Python may abort when it ends (pytorch/pytorch#190489). A group of NCCL is left as it is: its
+    # processes leave together, which they cannot after an error of one.
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -155,6 +155,21 @@ def test_what_a_spread_model_does_not_allow(photos: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_processes_leave_their_group_before_python_ends() -> None:
+    """Else threads of gloo now and then abort a process that has done its work."""
+    code = """
+import atexit, torch
+atexit.register(lambda: print(f"joined: {torch.distributed.is_initialized()}"))  # the first of these runs last
+from weft.runtime import Runtime
+print(f"ranks: {Runtime.of('cpu').gather(torch.distributed.get_rank())}")
+"""
+    done = tiny.finish([*TORCHRUN, sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ranks: [0, 1]") == 2
+    assert done.stdout.count("joined: False") == 2
+
+
+@pytest.mark.slow
 def test_a_process_that_dies_is_noticed_and_the_run_goes_on(photos: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert tiny.finish([*TORCHRUN, *tiny.command(photos, whole, accumulate=1)]).returncode == 0

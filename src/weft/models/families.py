@@ -201,11 +201,6 @@ def _timm() -> Any:
     return sys.modules["timm"]
 
 
-def speed_protocols() -> dict[str, Family]:
-    """Return the families whose papers describe how they measure throughput, by name of the protocol."""
-    return {family.name.lower(): family for family in families() if family.speed_protocol}
-
-
 def candidates(scale: str) -> tuple[Candidate, ...]:
     """Return the models that `weft compare` trains by default, at the scale "small" or "large"."""
     own = (family.candidates[scale] for family in families() if scale in family.candidates)

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,40 +57,6 @@ class Variant:
         return self.args.get("img_size", 224)
 
 
-class Peer(NamedTuple):
-    """The same network in another library, with random weights.
-
-    Attributes:
-        label: name in tables.
-        library: module to import.
-        build: makes the network from that module.
-        same_weights: whether it computes the same function of the same weights, so that weft can load them.
-    """
-
-    label: str
-    library: str
-    build: Callable[[Any], nn.Module]
-    same_weights: bool = False
-
-
-class SpeedProtocol(NamedTuple):
-    """How a paper measures throughput; every row of one of its tables is measured.
-
-    Attributes:
-        table: table of the paper, as in its `imagenet.csv`.
-        base: model that the throughput of the others is also given relative to.
-        cpu_batch: images per batch on a CPU, with one thread in fp32.
-        gpu_batch: images per batch on a GPU, in mixed precision.
-        gpu_batches: those of models with another one.
-    """
-
-    table: str
-    base: str
-    cpu_batch: int
-    gpu_batch: int
-    gpu_batches: Mapping[str, int]
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A model that `weft compare` trains, and the settings that make it fit the images.
@@ -129,9 +95,7 @@ class Family:
         default_cfg: entries of timm's default_cfg: `first_conv`, `classifier`, `crop_pct`, `fixed_input_size` ...
         position_keys: endings of the names of tensors that depend on the image size.
         head_keys: names of the head's weight, whose first axis is the number of classes.
-        peers: function of a model name -> its `Peer`s, the closest first.
         candidates: what `weft compare` trains by default, under "small" (images up to 96 pixels) and "large".
-        speed_protocol: how the paper measures throughput, for `weft bench --protocol`; None: it has no such table.
     """
 
     name: str
@@ -140,9 +104,7 @@ class Family:
     default_cfg: Mapping[str, Any] = field(default_factory=dict)
     position_keys: tuple[str, ...] = ("pos_embed",)
     head_keys: tuple[str, ...] = ("head.weight",)
-    peers: Callable[[str], tuple[Peer, ...]] = lambda name: ()
     candidates: Mapping[str, Candidate] = field(default_factory=dict)
-    speed_protocol: SpeedProtocol | None = None
 
     @property
     def reference(self) -> str:

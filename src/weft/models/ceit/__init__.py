@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from weft.models.family import Candidate, Family, Peer, PublicWeights, Variant
+from weft.models.family import Candidate, Family, PublicWeights, Variant
 
 _WEIGHTS = PublicWeights("", by_hand="one archive for all CeiT on Google Drive, file 1S19SQUic9ILBGNkcJTOy74MGoj-JRM4x")
-_PARENTS = {  # no other library has CeiT; DeiT is the network that it extends
-    "ceit_tiny_patch16_224": "deit_tiny_patch16_224",
-    "ceit_small_patch16_224": "deit_small_patch16_224",
-    "ceit_base_patch16_224": "deit_base_patch16_224",
-}
-
-
-def _peers(name: str) -> tuple[Peer, ...]:
-    parent = _PARENTS.get(name)
-    return () if parent is None else (Peer(f"timm {parent}", "timm", lambda timm: timm.create_model(parent)),)
 
 
 FAMILY = Family(
@@ -40,6 +30,5 @@ FAMILY = Family(
         ),
     },
     default_cfg=dict(first_conv="patch_embed.convs.0"),
-    peers=_peers,
     candidates={"small": Candidate("CeiT", "ceit_nano_32"), "large": Candidate("CeiT", "ceit_tiny_patch16_224")},
 )

@@ -2,29 +2,7 @@
 
 from __future__ import annotations
 
-from weft.models.family import Candidate, Family, Peer, PublicWeights, Variant
-
-_DEPTHS = {"cvt_13": (1, 2, 10), "cvt_21": (1, 4, 16)}  # all else is the default of transformers and vit-pytorch
-
-
-def _peers(name: str) -> tuple[Peer, ...]:
-    """transformers has another GELU, and both scale the scores otherwise, so that weights compute something else."""
-    if name not in _DEPTHS:
-        return ()
-    depth = _DEPTHS[name]
-    return (
-        Peer(
-            f"transformers {name}",
-            "transformers",
-            lambda library: library.CvtForImageClassification(library.CvtConfig(depth=list(depth), num_labels=1000)),
-        ),
-        Peer(
-            f"vit-pytorch {name}",
-            "vit_pytorch.cvt",
-            lambda library: library.CvT(num_classes=1000, s2_depth=depth[1], s3_depth=depth[2]),
-        ),
-    )
-
+from weft.models.family import Candidate, Family, PublicWeights, Variant
 
 FAMILY = Family(
     name="CvT",
@@ -58,6 +36,5 @@ FAMILY = Family(
         ),
     },
     default_cfg=dict(first_conv="stages.0.patch_embed.proj", fixed_input_size=False),
-    peers=_peers,
     candidates={"small": Candidate("CvT", "cvt_nano_32"), "large": Candidate("CvT", "cvt_13")},
 )

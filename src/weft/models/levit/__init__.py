@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from weft.models.family import Candidate, Family, Peer, PublicWeights, SpeedProtocol, Variant
+from weft.models.family import Candidate, Family, PublicWeights, Variant
 
 _FILE = "https://dl.fbaipublicfiles.com/LeViT/LeViT-{}.pth"
-
-
-def _peers(name: str) -> tuple[Peer, ...]:
-    if name.endswith("_32"):
-        return ()
-    peers = [Peer(f"timm {name}", "timm", lambda timm: timm.create_model(name), same_weights=True)]
-    if name == "levit_256":  # sizes of vit-pytorch's README; 8 % fewer parameters than the paper's
-        sizes = dict(dim=(256, 384, 512), depth=4, heads=(4, 6, 8), mlp_mult=2)
-        peers.append(
-            Peer(
-                f"vit-pytorch {name}",
-                "vit_pytorch.levit",
-                lambda library: library.LeViT(image_size=224, num_classes=1000, **sizes),
-            )
-        )
-    return tuple(peers)
 
 
 FAMILY = Family(
@@ -62,21 +46,6 @@ FAMILY = Family(
     default_cfg=dict(first_conv="stem.conv1.linear", classifier=("head.linear", "head_dist.linear")),
     position_keys=("attention_biases", "pos_embed"),
     head_keys=("head.linear.weight", "head.weight"),
-    peers=_peers,
-    speed_protocol=SpeedProtocol(  # batches of the released timing script
-        table="3",
-        base="levit_128s",
-        cpu_batch=16,
-        gpu_batch=2048,
-        gpu_batches={
-            "levit_384": 1024,
-            "efficientnet_b0": 1024,
-            "efficientnet_b1": 1024,
-            "efficientnet_b2": 512,
-            "efficientnet_b3": 512,
-            "efficientnet_b4": 256,
-        },
-    ),
     candidates={
         "small": Candidate("LeViT", "levit_nano_32", {"model_args.distilled": False}),
         "large": Candidate("LeViT", "levit_256", {"model_args.distilled": False}),

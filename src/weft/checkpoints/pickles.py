@@ -91,12 +91,14 @@ class Placeholder(dict):
 
 
 class Storage:
-    """Data of one or several tensors in a file: the name of its class, and a function that reads a number of bytes."""
+    """Data of one or several tensors in a file. The reader of the file sets `read`, which returns a number of bytes."""
 
-    def __init__(self, kind: Placeholder, numel: int, read: Callable[[int], np.ndarray]) -> None:
+    read: Callable[[int], np.ndarray]
+
+    def __init__(self, kind: Placeholder, numel: int) -> None:
         if kind.name not in _STORAGES:
             raise MalformedPickle(f"a storage is of the unknown type {kind.name}")
-        self.dtype, self.numel, self.read = _STORAGES[kind.name], _count(numel), read
+        self.dtype, self.numel = _STORAGES[kind.name], _count(numel)
 
     @property
     def num_bytes(self) -> int:
@@ -183,13 +185,14 @@ class _Reader:
 class Unpickler(_Unpickler):
     """Unpickler that makes dicts, lists, numbers, text, tensors and placeholders, and calls nothing else.
 
-    `storage` returns the storage for a persistent ID. Names that are neither of torch nor in ACCEPTED go to `foreign`.
+    It collects the `storages` of tensors by key. Names that are neither of torch nor in ACCEPTED go to `foreign`.
     """
 
-    def __init__(self, file: BinaryIO, storage: Callable[[Any], Any], foreign: set[str]) -> None:
+    def __init__(self, file: BinaryIO, foreign: set[str]) -> None:
         self._reader = _Reader(file)
         super().__init__(self._reader, encoding="latin1")  # text of Python 2
-        self.persistent_load, self._foreign = storage, foreign
+        self.storages: dict[str, Storage] = {}
+        self._foreign = foreign
 
     def load(self) -> Any:
         """Return the object of the next pickle of the file, which is then at its end."""
@@ -210,6 +213,18 @@ class Unpickler(_Unpickler):
         if full not in _CALLS and full not in ACCEPTED:
             self._foreign.add(full)
         return _CALLS.get(full) or Placeholder(full)
+
+    def persistent_load(self, reference: Any) -> Any:
+        """Return the storage, or the class with its source code, that a persistent ID names."""
+        match reference:
+            case (
+                ("storage", Placeholder() as kind, str(key), _, int(numel))
+                | ("storage", Placeholder() as kind, str(key), _, int(numel), None)  # before PyTorch 1.6
+            ):
+                return self.storages.setdefault(key, Storage(kind, numel))
+            case ("module", Placeholder() as kind, *_):
+                return kind
+        raise MalformedPickle(INCOMPLETE)
 
     def get_extension(self, code: int) -> None:
         """Push a placeholder for a name that copyreg has under a number."""

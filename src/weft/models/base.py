@@ -6,6 +6,7 @@ which grids the tokens are (`grids_of`), and which learned positions belong to w
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -80,10 +81,19 @@ class Backbone(nn.Module, ABC):
 
     pretrained_cfg: dict[str, Any]
     default_cfg: dict[str, Any]
+    arguments: dict[str, Any]  # all constructor arguments, with the defaults, as the network was built
     head: nn.Module
     weft_name: str
     norm_name = "norm"  # the final norm
     num_prefix = 0  # tokens of the last level that have no place on its map, such as a class token: the first ones
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Backbone:
+        """Record the constructor arguments: a family's constructor passes other values on to those of its bases."""
+        network = super().__new__(cls)
+        bound = inspect.signature(cls).bind_partial(*args, **kwargs)
+        bound.apply_defaults()
+        network.arguments = bound.arguments
+        return network
 
     def __init__(
         self,

@@ -26,14 +26,12 @@ class PublicWeights(NamedTuple):
         repo: repository on the Hugging Face hub; '' if there is none.
         file: URL of the authors' own file, tried if the hub fails; its name ends in the first digits of its sha256.
         by_hand: how a person gets the file, if no hub has it.
-        size: image size that the weights were trained at, in pixels.
         licence: SPDX identifier of the licence.
     """
 
     repo: str
     file: str = ""
     by_hand: str = ""
-    size: int = 224
     licence: str = "apache-2.0"
 
 
@@ -93,8 +91,6 @@ class Family:
         network: class, or "package.network:Class", so that no torch is imported.
         variants: models by name.
         default_cfg: entries of timm's default_cfg: `first_conv`, `classifier`, `crop_pct`, `fixed_input_size` ...
-        position_keys: endings of the names of tensors that depend on the image size.
-        head_keys: names of the head's weight, whose first axis is the number of classes.
         candidates: what `weft compare` trains by default, under "small" (images up to 96 pixels) and "large".
     """
 
@@ -102,8 +98,6 @@ class Family:
     network: type[nn.Module] | str
     variants: Mapping[str, Variant]
     default_cfg: Mapping[str, Any] = field(default_factory=dict)
-    position_keys: tuple[str, ...] = ("pos_embed",)
-    head_keys: tuple[str, ...] = ("head.weight",)
     candidates: Mapping[str, Candidate] = field(default_factory=dict)
 
     @property

@@ -17,12 +17,12 @@ FAMILY = Family(
         "ceit_base_patch16_224": Variant(dict(img_size=224, embed_dim=768, num_heads=12), weights=_WEIGHTS),
         "ceit_tiny_patch16_384": Variant(
             dict(img_size=384, embed_dim=192, num_heads=3),
-            weights=_WEIGHTS._replace(size=384),
+            weights=_WEIGHTS,
             default_cfg=dict(crop_pct=384 / 438),
         ),
         "ceit_small_patch16_384": Variant(
             dict(img_size=384, embed_dim=384, num_heads=6),
-            weights=_WEIGHTS._replace(size=384),
+            weights=_WEIGHTS,
             default_cfg=dict(crop_pct=384 / 438),
         ),
         "ceit_nano_32": Variant(

@@ -20,7 +20,7 @@ FAMILY = Family(
         ),
         "cvt_w24": Variant(
             dict(img_size=384, embed_dim=(192, 768, 1024), depth=(2, 2, 20), num_heads=(3, 12, 16)),
-            weights=PublicWeights("microsoft/cvt-w24-384-22k", size=384),
+            weights=PublicWeights("microsoft/cvt-w24-384-22k"),
             default_cfg=dict(crop_pct=1.0, crop_mode="squash"),
         ),
         "cvt_nano_32": Variant(

@@ -44,8 +44,6 @@ FAMILY = Family(
         ),
     },
     default_cfg=dict(first_conv="stem.conv1.linear", classifier=("head.linear", "head_dist.linear")),
-    position_keys=("attention_biases", "pos_embed"),
-    head_keys=("head.linear.weight", "head.weight"),
     candidates={
         "small": Candidate("LeViT", "levit_nano_32", {"model_args.distilled": False}),
         "large": Candidate("LeViT", "levit_256", {"model_args.distilled": False}),

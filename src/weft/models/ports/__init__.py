@@ -25,6 +25,5 @@ FAMILIES = (
         network="weft.models.ports.vit_pytorch_levit:VitPytorchLeViT",
         variants={"port_vit_pytorch_levit": Variant({})},
         default_cfg=dict(first_conv="stem.conv1"),
-        position_keys=("attention_biases",),
     ),
 )

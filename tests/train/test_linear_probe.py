@@ -396,7 +396,7 @@ def test_a_probe_alone_is_a_run(photos: Path, tmp_path: Path) -> None:
 
 
 def test_the_best_model_may_be_the_one_before_training(photos: Path, tmp_path: Path) -> None:
-    settings = {**SETTINGS, "optim.lr": 10.0}
+    settings = {**SETTINGS, "optim.lr": 1.0}
     result = train(photos, "ceit_nano_32", settings=settings, out=tmp_path / "run", quiet=True)
     accuracies = [float(row["val_top1"]) for row in rows(tmp_path / "run")]
     assert len(accuracies) == 3

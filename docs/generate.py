@@ -370,7 +370,7 @@ def _escaped(line: str) -> str:
     parts = line.split("`")
     for i in range(0, len(parts), 2):
         parts[i] = re.sub(r"(?<!\\)[*|]|(?<=\w)_(?!\w)", r"\\\g<0>", parts[i])
-        if i and parts[i][:1].isalnum():  # `Peer`s
+        if i and parts[i][:1].isalnum():  # a plural, such as `Sample`s
             parts[i] = "\\ " + parts[i]
     return "`".join(parts)
 

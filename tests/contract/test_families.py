@@ -88,9 +88,8 @@ def test_records_need_no_torch() -> None:
 
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_the_code_of_a_family_is_in_its_files(family: Family) -> None:
-    has_attention = family.has_attention  # by the text of a file that need not be imported
-    assert has_attention == (family.name != "Grafted")
-    assert (family.code("attention", "attention") is not None) == has_attention == family.has_attention
+    assert family.has_attention == (family.name != "Grafted")
+    assert (family.code("attention", "attention") is not None) == family.has_attention
     assert family_of(family.network_class.__new__(family.network_class)) is family
     assert family.is_loaded
     assert family.code("attention", "cam_target")

@@ -350,7 +350,7 @@ def test_a_public_model_is_not_uploaded() -> None:
 
 
 def test_real_weights_recognise_a_palace_and_a_daisy(tmp_path: Path) -> None:
-    pytest.importorskip(bundled.BUNDLES["tf_efficientnet_lite0"].package)
+    pytest.importorskip(bundled.PACKAGE)
     for name, values in zip(("palace", "daisy"), load_sample_images().images, strict=True):
         (tmp_path / name).mkdir()
         Image.fromarray(values).save(tmp_path / name / "0.png")
@@ -363,7 +363,7 @@ def test_real_weights_recognise_a_palace_and_a_daisy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_real_weights_recognise_most_photos(tmp_path: Path) -> None:
-    pytest.importorskip(bundled.BUNDLES["tf_efficientnet_lite0"].package)
+    pytest.importorskip(bundled.PACKAGE)
     if not PHOTOS.is_file():
         pytest.skip("needs photos.tar of the shared data, which is not part of the project")
     with tarfile.open(PHOTOS) as archive:

@@ -21,7 +21,7 @@ def loaded_by_name() -> set[str]:
         recipes += [recipe_of(study, v, scale) for scale in study.scales for v in study.at_scale(scale).variants]
     names = {recipe.distill.teacher for recipe in recipes if recipe.distill.teacher}
     names |= {recipe.model for recipe in recipes if recipe.pretrained and recipe.model}
-    names |= {candidate.model for candidate in candidates("large")}
+    names |= {settings["model"] for settings in candidates("large").values()}
     return {name for name in names if name not in VARIANTS}
 
 

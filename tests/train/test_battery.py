@@ -287,25 +287,6 @@ def test_an_explosion_stops_the_run_in_that_step(
         tiny.assert_same_run(whole, out)
 
 
-def test_some_explosions_may_be_left_out(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    calls, objective = [], loop.Objective.__call__
-
-    def exploding(self: loop.Objective, *args: object) -> torch.Tensor:
-        calls.append(1)
-        return objective(self, *args) * (float("nan") if len(calls) in (2, 6) else 1)
-
-    monkeypatch.setattr(loop.Objective, "__call__", exploding)
-    arguments = {**HERE, "quiet": False}
-    train(photos, settings=settings(), skip_nonfinite=2, out=tmp_path / "run", **arguments)
-    assert "Skipped a step: the loss was nan at step 1 (epoch 1)" in capfd.readouterr().err
-    assert all(value.isfinite().all() for value in tiny.state_of(tmp_path / "run").values())
-    calls.clear()
-    with pytest.raises(DivergedError, match=r"at step 3 .* Steps skipped before, as skip_nonfinite allows: 1"):
-        train(photos, settings=settings(), skip_nonfinite=1, out=tmp_path / "other", **HERE)
-
-
 @pytest.fixture
 def copied(photos: Path, tmp_path: Path) -> Path:
     shutil.copytree(photos, tmp_path / "data")

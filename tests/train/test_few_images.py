@@ -22,7 +22,7 @@ MODEL = "levit_256"
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_images, "is_reachable", lambda: False)
     monkeypatch.setattr(few_images, "is_cached", lambda name: False)
-    monkeypatch.setattr(few_images, "bundle_of", lambda name: True)
+    monkeypatch.setattr(few_images, "is_bundled", lambda name: True)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_hub_that_replies_comes_before_a_package(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_weights_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_images, "bundle_of", lambda name: None)
+    monkeypatch.setattr(few_images, "is_bundled", lambda name: False)
     model, note = few_images.choice((375, 500), 200)
     assert model is None
     assert "from scratch, since no public weights are available" in note

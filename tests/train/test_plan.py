@@ -57,7 +57,7 @@ def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Public weights that can be had; none of them are loaded."""
     monkeypatch.setattr(few_images, "is_reachable", lambda: request.param == "hub")
     monkeypatch.setattr(few_images, "is_cached", lambda name: False)
-    monkeypatch.setattr(few_images, "bundle_of", lambda name: True if request.param == "package" else None)
+    monkeypatch.setattr(few_images, "is_bundled", lambda name: request.param == "package")
     return request.param
 
 
@@ -348,7 +348,7 @@ def test_all_processes_start_from_the_weights_that_the_first_one_finds(
 ) -> None:
     """The hub may reply to one of them only."""
     monkeypatch.setattr(few_images, "is_cached", lambda name: False)
-    monkeypatch.setattr(few_images, "bundle_of", lambda name: None)
+    monkeypatch.setattr(few_images, "is_bundled", lambda name: False)
     requests: list[dict[str, Any]] = [{}, {"recipe": "finetune"}]
     for request in requests:
         gathered: list[Any] = []

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+import yaml
 from timm.layers import BatchNormAct2d
 from timm.models import reparameterize_model
 from torch import Tensor, nn
 
 from weft.errors import UsageError, need
 from weft.layers.norm import absorb
-from weft.models.families import families, family_named
-from weft.models.family import Peer
+from weft.models.families import VARIANTS
 
 TOLERANCE = 1e-3  # largest difference of logits after merging BatchNorm, relative to the largest logit
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A network of another library with random weights, by one entry of peers.yaml.
+
+    Attributes:
+        label: name in tables.
+        library: module to import.
+        build: what makes the network there.
+        config: class of its only argument, which takes the values; '' if `build` takes them.
+        values: arguments.
+        same_weights: whether it computes the same function of the same weights, so that weft can load them.
+    """
+
+    label: str
+    library: str
+    build: str
+    config: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    same_weights: bool = False
 
 
 class Logits(nn.Module):
@@ -40,14 +65,21 @@ def peers_of(name: str) -> tuple[Peer, ...]:
     Raises:
         UsageError: no library has one.
     """
-    family = family_named(name)
-    peers = family.peers(name) if family else ()
-    if family is None and timm.is_model(name):
-        peers = (Peer(f"timm {name}", "timm", lambda library: library.create_model(name), same_weights=True),)
-    if not peers:
-        known = ", ".join(other for family in families() for other in family.variants if family.peers(other))
+    if name not in VARIANTS and timm.is_model(name):
+        return (Peer(f"timm {name}", "timm", "create_model", values={"model_name": name}, same_weights=True),)
+    if name not in _entries():
+        known = ", ".join(_entries())
         raise UsageError(f"{name} has no peer in another library. Models with a peer: {known}.")
-    return peers
+    peers = []
+    for entry in _entries()[name]:
+        project = entry["library"].partition(".")[0].replace("_", "-")
+        peers.append(Peer(f"{project} {entry['values'].get('model_name', name)}", **entry))
+    return tuple(peers)
+
+
+@functools.cache
+def _entries() -> dict[str, list[dict[str, Any]]]:
+    return yaml.safe_load(Path(__file__).with_name("peers.yaml").read_text(encoding="utf-8"))
 
 
 def build_peer(peer: Peer) -> nn.Module:
@@ -57,7 +89,12 @@ def build_peer(peer: Peer) -> nn.Module:
         UsageError: the library is not installed.
     """
     need("peers", peer.library.partition(".")[0])
-    network = peer.build(importlib.import_module(peer.library))
+    library = importlib.import_module(peer.library)
+    build = getattr(library, peer.build)
+    if peer.config:
+        network = build(getattr(library, peer.config)(**peer.values))
+    else:
+        network = build(**{name: tuple(v) if isinstance(v, list) else v for name, v in peer.values.items()})
     return Logits(network) if peer.library == "transformers" else network
 
 

@@ -1,7 +1,7 @@
 """Measure throughput under the protocol of a paper, next to its numbers: Table 3 of LeViT (arXiv 2104.01136).
 
 BatchNorm is merged into the weights. A GPU computes in mixed precision (fp16 autocast) with large batches, a CPU in
-fp32 with one thread and small ones; the record of the family has their sizes. The paper times each network for 60 s
+fp32 with one thread and small ones; protocols.yaml has their sizes. The paper times each network for 60 s
 after a warm-up of 10 s; here the networks take turns, of which each has its share of both, so that other load on the
 machine affects all of them equally.
 """
@@ -9,6 +9,7 @@ machine affects all of them equally.
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from weft.bench.worker import REFERENCE, Task
 from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
 from weft.deploy.verification import relative_difference
 from weft.devices import NO_CUDA
 from weft.errors import UsageError, unknown
-from weft.models.families import speed_protocols
-from weft.models.family import SpeedProtocol
 from weft.models.papers import MACHINES, Printed, printed_rows
 from weft.processor import cpu_name, processor_class
 
@@ -84,22 +84,24 @@ def protocol_models(protocol: str) -> dict[str, Printed]:
     Raises:
         UsageError: an unknown protocol.
     """
-    family, settings = _protocol(protocol)
+    settings = _settings(protocol)
     return {
         row.builds: row
-        for row in printed_rows("imagenet", family)
-        if (row.paper, row.table) == (family, settings.table) and row.builds and row.images_per_second
+        for row in printed_rows("imagenet", settings["paper"])
+        if (row.paper, row.table) == (settings["paper"], settings["table"]) and row.builds and row.images_per_second
     }
 
 
-def _protocol(name: str) -> tuple[str, SpeedProtocol]:
-    """Return the family of a protocol, and its settings."""
-    known = speed_protocols()
-    if name not in known:
-        raise unknown("protocol", name, known, ", ".join(known))
-    settings = known[name].speed_protocol
-    assert settings is not None
-    return known[name].name, settings
+def _settings(protocol: str) -> dict[str, Any]:
+    known = _protocols()
+    if protocol not in known:
+        raise unknown("protocol", protocol, known, ", ".join(known))
+    return known[protocol]
+
+
+@functools.cache
+def _protocols() -> dict[str, dict[str, Any]]:
+    return yaml.safe_load(Path(__file__).with_name("protocols.yaml").read_text(encoding="utf-8"))
 
 
 def measure_protocol(
@@ -133,7 +135,7 @@ def measure_protocol(
         raise UsageError(f"rounds must be at least 1; got {rounds}.")
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError(NO_CUDA)
-    settings, chosen = _protocol(protocol)[1], _chosen(protocol, models)
+    settings, chosen = _settings(protocol), _chosen(protocol, models)
     on_gpu = device == "cuda"
     precision, threads = ("amp", torch.get_num_threads()) if on_gpu else ("fp32", 1)
     share = seconds / rounds
@@ -148,11 +150,8 @@ def measure_protocol(
             worker.build()
             workers.append(worker)
             differences.append(_difference(worker, folder))
-            sizes.append(
-                _batch_size(
-                    worker, settings.gpu_batches.get(name, settings.gpu_batch) if on_gpu else settings.cpu_batch
-                )
-            )
+            gpu_batch = settings["gpu_batches"].get(name, settings["gpu_batch"])
+            sizes.append(_batch_size(worker, gpu_batch if on_gpu else settings["cpu_batch"]))
             log(f"{name} is ready, batch {sizes[-1]}, {len(workers)} of {len(chosen)}")
         times: list[list[float]] = [[] for _ in workers]
         for number in range(rounds):
@@ -164,7 +163,7 @@ def measure_protocol(
             log(f"round {number + 1} of {rounds}, images/s: {', '.join(speeds)}")
     measured = dict(zip(chosen, map(_speed, sizes, times), strict=True))
     machine = _paper_machine(device)
-    base = protocol_models(protocol)[settings.base]
+    base = protocol_models(protocol)[settings["base"]]
     rows = []
     for name, size, calls, difference in zip(chosen, sizes, times, differences, strict=True):
         paper, paper_base = (row.images_per_second.get(machine or "") for row in (chosen[name], base))

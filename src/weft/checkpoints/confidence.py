@@ -5,7 +5,7 @@ Both were measured on held-out images, and are part of the model's config.json.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -75,10 +75,6 @@ class Confidence:
     ece_before: Annotated[float, Field(ge=0, le=100)]
     ece_after: Annotated[float, Field(ge=0, le=100)]
     curve: list[Point] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the record in config.json."""
-        return asdict(self)
 
     def rejection(self, error: float) -> Rejection:
         """Return the threshold with the most accepted images at an error of at most `error`.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from weft.checkpoints.files import read_contents
 from weft.checkpoints.load import (
+    OWN,
     LoadReport,
     family_of_layout,
     find_prefix,
@@ -22,13 +23,13 @@ from weft.checkpoints.load import (
     under,
 )
 from weft.checkpoints.model_dir import save_model_dir
-from weft.checkpoints.source_folder import SourceMetadata, read_metadata, weights_in
+from weft.checkpoints.source_folder import read_metadata, weights_in
 from weft.errors import CheckpointError, UsageError
 from weft.models.building import create_model
 from weft.models.building import switches as switches_of
 from weft.models.contract import preprocessing, resized
-from weft.models.families import VARIANTS, families, family_of
-from weft.models.layout import Layout, State
+from weft.models.families import VARIANTS
+from weft.models.layout import State
 
 
 def convert_checkpoint(
@@ -71,118 +72,88 @@ def convert_checkpoint(
         raise UsageError(f"The output directory must be new; {out} exists already. Pass --force or another path.")
     file = weights_in(Path(source))
     state, part, others = read_contents(file, which=which, import_foreign=import_foreign)
+    settings = dict(settings or {})
+    places = prefixes(state, len(state) // 3)
     if prefix is not None:
-        prefix = given_prefix(state, prefix)
-    elif model is None:
-        prefix, model = _matching(state, settings or {}, img_size, source)
-    else:
-        prefix = find_prefix(create_model(model, device="meta"), state, head=head)
-    converted, required, layout = _converted(under(state, prefix))
-    switches = {**required, **(settings or {})}
+        places = [prefix := given_prefix(state, prefix)]
     if model is None:
-        model = _model_of(converted, switches, img_size, source, layout)
-    beside = read_metadata(file.parent)
-    size = img_size if img_size is not None else _size_of(beside, model)
-    if size is not None and model in VARIANTS:
-        switches["img_size"] = size
-    classes = num_classes if num_classes is not None else _classes_of(converted, model)
-    network: Any = create_model(model, num_classes=classes, **_arguments_for(model, converted, switches))
-    if size is not None and model not in VARIANTS:
-        network = resized(network, size)
-    # a setting that contradicts the layout is intended: the weights may have been trained with it
-    contradicts = any(required.get(key, value) != value for key, value in (settings or {}).items())
-    report = load_checkpoint(network, state, head=head, switches="ignore" if contradicts else "check", prefix=prefix)
-    cfg = {key: value for key, value in beside.preprocessing.items() if key != "input_size"}
-    network.pretrained_cfg = network.default_cfg = {**dict(network.pretrained_cfg), **cfg}
-    names = beside.label_names if head == "keep" and len(beside.label_names or ()) == classes else None
-    save_model_dir(network, out, label_names=names, force=force)
-    of_file = dict(part=part, others=others, files=beside.files, label_names=names)
-    return replace(report, model=model, switches=switches, **of_file)
-
-
-def _converted(weights: State) -> tuple[State, dict[str, Any], Layout | None]:
-    """Return a state dict under weft's keys, the constructor arguments that it requires, and the layout that it had."""
+        prefix, model = _matching(state, places, settings, img_size, source)
+    default: Any = create_model(model, device="meta")
+    if prefix is None:
+        prefix = find_prefix(default, state, head=head)
+    weights = under(state, prefix)
     layout = recognise(weights)
-    if layout is None:
-        return weights, {}, None
-    required = {key: value for key, value in layout.switches(weights).items() if value is not None}
-    return layout.convert(weights)[0], required, layout
+    required, weights = layout.switches(weights), layout.convert(weights)[0]
+    switches = {**required, **settings}
+
+    names, cfg, files = read_metadata(file.parent)
+    size_beside = tuple(cfg.pop("input_size", ()))[1:]
+    if img_size is None and size_beside not in ((), tuple(preprocessing(default)["input_size"][1:])):
+        img_size = size_beside
+    if img_size is not None and model in VARIANTS:
+        switches["img_size"] = img_size
+    classes = num_classes if num_classes is not None else _classes_of(weights, default)
+    arguments = _arguments_for(model, weights, switches) | settings  # an unknown setting is refused
+    network: Any = create_model(model, num_classes=classes, **arguments)
+    if img_size is not None and model not in VARIANTS:
+        network = resized(network, img_size)
+    # a setting that contradicts the layout is intended: the weights may have been trained with it
+    contradicts = any(required.get(key, value) != value for key, value in settings.items())
+    report = load_checkpoint(network, state, head=head, switches="ignore" if contradicts else "check", prefix=prefix)
+    network.pretrained_cfg = network.default_cfg = {**network.pretrained_cfg, **cfg}
+    if head == "drop" or len(names or ()) != classes:
+        names = None
+    save_model_dir(network, out, label_names=names, force=force)
+    return replace(report, model=model, switches=switches, part=part, others=others, files=files, label_names=names)
 
 
-def _size_of(beside: SourceMetadata, model: str) -> tuple[int, int] | None:
-    """Return the size of the images next to the weights; None if it is that of the model."""
-    size = tuple(beside.preprocessing.get("input_size", ())[1:])
-    default = preprocessing(create_model(model, device="meta"))["input_size"][1:]
-    return None if not size or size == tuple(default) else (size[0], size[1])
-
-
-def _matching(state: State, settings: Mapping[str, Any], img_size: Any, source: str | Path) -> tuple[str, str]:
-    """Return the only prefix under which weights match a model of weft, and the model."""
-    found: dict[str, str] = {}
-    first: UsageError | None = None
-    for prefix in prefixes(state, len(state) // 3):
-        if any(prefix.startswith(outer) for outer in found):  # a part of a network that was found
+def _matching(
+    state: State, places: Sequence[str], settings: Mapping[str, Any], img_size: Any, source: str | Path
+) -> tuple[str, str]:
+    """Return the only one of some prefixes under which weights match a model of weft, and the only such model."""
+    matches: list[tuple[str, str]] = []
+    for prefix in places:
+        if any(prefix.startswith(outer) for outer, _ in matches):  # a part of a network that was found
             continue
         try:
-            converted, required, layout = _converted(under(state, prefix))
-            found[prefix] = _model_of(converted, {**required, **settings}, img_size, source, layout)
-        except UsageError as error:
-            first = first or error
+            matches += [(prefix, model) for model in _models_of(under(state, prefix), settings, img_size)]
         except CheckpointError:  # the tensors do not fit together
-            if not prefix:
+            if prefix == places[0]:
                 raise
-    if not found:
-        assert first is not None
-        raise first
-    if len(found) > 1:
+    if len(matches) != 1:
+        listed = ", ".join(f"{model} under {prefix!r}" if prefix else model for prefix, model in matches) or "none"
         raise UsageError(
-            f"{source} must have one set of weights; it has some under {' and '.join(map(repr, found))}. Choose one"
-            " with prefix=NAME (--prefix NAME)."
+            f"Without --model, {source} must match exactly one model of weft; it matches {listed}. Pass --model NAME"
+            " (see `weft models`), and --prefix NAME to choose one of several sets of weights."
         )
-    return next(iter(found.items()))
+    return matches[0]
 
 
-def _model_of(
-    state: State, switches: Mapping[str, Any], img_size: Any, source: str | Path, layout: Layout | None
-) -> str:
-    """Return the name of weft's only model, of the family of the layout, that matches a state dict under weft's keys.
+def _models_of(weights: State, settings: Mapping[str, Any], img_size: Any) -> list[str]:
+    """Return the names of weft's models that weights match; their position embeddings may be of another image size.
 
-    `img_size` decides between models that differ only in their position embeddings.
+    `img_size`, else the size of the weights, decides between models that differ only in it.
     """
-    matches: dict[str, bool] = {}
-    for name, row in (family_of_layout(layout).variants if layout else VARIANTS).items():
+    layout = recognise(weights)
+    switches, state = {**layout.switches(weights), **settings}, layout.convert(weights)[0]
+    own_size: dict[str, bool] = {}
+    for name, row in (VARIANTS if layout is OWN else family_of_layout(layout).variants).items():
         if not set(switches) <= set(switches_of(name)):
             continue
-        values = _arguments_for(name, state, switches)
         try:
-            network = create_model(name, num_classes=_classes_of(state), device="meta", **values)
+            network: Any = create_model(name, device="meta", **_arguments_for(name, state, switches))
         except (UsageError, TypeError, ValueError, RuntimeError):
             continue
-        if _matches(network, state):
-            same_size = all(state[key].shape == value.shape for key, value in network.state_dict().items())
-            matches[name] = same_size if img_size is None else row.size == img_size
-    candidates = [name for name, exact in matches.items() if exact] or list(matches)
-    if len(candidates) != 1:
-        matched = f"it matches {', '.join(candidates)}" if candidates else "it matches none"
-        raise UsageError(
-            f"Without --model, {source} must match exactly one model of weft; {matched}. Pass --model NAME (see `weft"
-            " models`)."
-        )
-    return candidates[0]
+        network.reset_classifier(_classes_of(state, network))
+        own = {key: value.shape for key, value in network.state_dict().items()}
+        wanted = {key for key in own if not key.endswith("num_batches_tracked")}
+        reshaped = {key for key in wanted & set(state) if state[key].shape != own[key]}
+        if wanted <= set(state) <= set(own) and reshaped <= set(network.positions()):
+            own_size[name] = not reshaped if img_size is None else row.size == img_size
+    return [name for name, is_own in own_size.items() if is_own] or list(own_size)
 
 
-def _matches(network: nn.Module, state: Mapping[str, Tensor]) -> bool:
-    """Return whether keys and shapes match; position embeddings may be of another image size."""
-    own = network.state_dict()
-    required = {name for name in own if not name.endswith("num_batches_tracked")}
-    if not required <= set(state) <= set(own):
-        return False
-    family = family_of(network)
-    positions = family.position_keys if family else ()
-    return all(own[name].shape == state[name].shape or name.endswith(positions) for name in required)
-
-
-def _arguments_for(name: str, state: Mapping[str, Tensor], switches: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments_for(name: str, state: State, switches: Mapping[str, Any]) -> dict[str, Any]:
     """Return the switches that a model supports as constructor arguments; one head if the weights have one."""
     if name not in VARIANTS:
         return dict(switches)
@@ -193,11 +164,9 @@ def _arguments_for(name: str, state: Mapping[str, Tensor], switches: Mapping[str
     return values
 
 
-def _classes_of(state: Mapping[str, Tensor], model: str | None = None) -> int:
-    """Return the number of classes of the head of a model, None for any model of weft; 0 if there is none."""
-    if model is None or model in VARIANTS:
-        heads = [name for family in families() for name in family.head_keys]
-    else:  # a head can be several layers: the last one has the classes
-        network = create_model(model, device="meta")
-        heads = [name for name in network.state_dict() if name.startswith(head_prefixes(network))][::-1]
-    return next((len(state[name]) for name in heads if name in state and state[name].ndim), 0)
+def _classes_of(state: State, network: nn.Module) -> int:
+    """Return the number of classes of the head of a network; 0 if a state dict has no such head."""
+    prefixes_of_heads = head_prefixes(network)
+    heads = [name for name in network.state_dict() if name.startswith(prefixes_of_heads)]
+    # a head can be several layers: the last one has the classes
+    return next((len(state[name]) for name in reversed(heads) if name in state and state[name].ndim), 0)

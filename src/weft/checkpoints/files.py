@@ -54,7 +54,12 @@ def read_contents(
             raise CheckpointError(
                 f"A .safetensors file holds one state dict; got which={which!r} for {path}. Leave it out."
             )
-        return _read_safetensors(path), "", []
+        try:
+            return load_file(path), "", []
+        except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError, MemoryError) as error:
+            raise CheckpointError(
+                f"{path} must be a complete safetensors file; it is damaged ({reason_of(error)}). Download it again."
+            ) from None
     with open_pickle(path, import_foreign=import_foreign) as loaded:
         return _find_state(loaded, path, which)
 
@@ -95,38 +100,27 @@ def _is_safetensors(path: Path) -> bool:
     return False
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError, MemoryError) as error:
-        reason = reason_of(error)
-        raise CheckpointError(
-            f"{path} must be a complete safetensors file; it is damaged ({reason}). Download it again."
-        ) from None
-
-
 def _find_state(loaded: Any, path: Path, which: str | None) -> tuple[dict[str, Tensor], str, list[str]]:
     """Return the state dict in the object that a file contains, as `read_contents` does."""
+    must = f"{path} must hold a state dict, names and tensors"
     if not isinstance(loaded, Mapping) or (isinstance(loaded, Placeholder) and not loaded):
-        raise CheckpointError(
-            f"{path} must hold a state dict, names and tensors; it holds a {_kind(loaded)}. "
-            "Save model.state_dict() instead."
-        )
+        raise CheckpointError(f"{must}; it holds a {_kind(loaded)}. Save model.state_dict() instead.")
     parts = {key: value for key, value in loaded.items() if isinstance(key, str) and _is_state(value)}
-    if which is not None:
-        if which not in parts:
-            available = ", ".join(parts) or "none, since the file is a state dict itself"
-            raise CheckpointError(f"which must name a state dict in {path}; got {which!r}. Available: {available}.")
-        chosen = which
-    elif _is_state(loaded):
+    known = [key for key in (*_PARTS, *_EMA_PARTS) if key in parts]
+    if which is not None and which not in parts:
+        available = ", ".join(parts) or "none, since the file is a state dict itself"
+        raise CheckpointError(f"which must name a state dict in {path}; got {which!r}. Available: {available}.")
+    if which is None and _is_state(loaded):
         return _read(loaded, path), "", []
-    else:
-        known = [key for key in (*_PARTS, *_EMA_PARTS) if key in parts]
-        if not known and len(parts) != 1:
-            raise CheckpointError(_no_state_message(path, loaded, list(parts)))
-        chosen = known[0] if known else next(iter(parts))
-    others = [key for key in parts if key != chosen and key in (*_PARTS, *_EMA_PARTS)]
-    return _read(parts[chosen], path), chosen, others
+    if which is None and not known and len(parts) > 1:
+        raise CheckpointError(
+            f"{path} holds several state dicts: {', '.join(parts)}. Choose one with which=NAME (--which NAME)."
+        )
+    if not parts:
+        kinds = ", ".join(f"{key} ({_kind(value)})" for key, value in list(loaded.items())[:5]) or "nothing"
+        raise CheckpointError(f"{must} only; it holds {kinds}. Save model.state_dict() instead.")
+    chosen = which if which is not None else [*known, *parts][0]
+    return _read(parts[chosen], path), chosen, [key for key in parts if key != chosen and key in known]
 
 
 def _is_state(value: Any) -> bool:
@@ -136,13 +130,6 @@ def _is_state(value: Any) -> bool:
         and len(value) > 0
         and all(isinstance(name, str) and isinstance(tensor, StoredTensor) for name, tensor in value.items())
     )
-
-
-def _no_state_message(path: Path, loaded: Mapping[Any, Any], parts: list[str]) -> str:
-    if parts:
-        return f"{path} holds several state dicts: {', '.join(parts)}. Choose one with which=NAME (--which NAME)."
-    kinds = ", ".join(f"{key} ({_kind(value)})" for key, value in list(loaded.items())[:5]) or "nothing"
-    return f"{path} must hold a state dict, names and tensors only; it holds {kinds}. Save model.state_dict() instead."
 
 
 def _kind(value: Any) -> str:

@@ -13,14 +13,13 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    HfHubHTTPError,
     HTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
 from torch import Tensor, nn
 
-from weft.checkpoints.bundled import bundle_advice, bundle_of, read_bundle
+from weft.checkpoints.bundled import PROJECT, SOURCE, bundle_advice, is_bundled, read_bundle
 from weft.checkpoints.files import read_state_dict
 from weft.checkpoints.hub_client import REPLY_SECONDS, hub_file
 from weft.checkpoints.load import to_weft
@@ -72,14 +71,7 @@ def create_model(
 
 
 def load_public(name: str, *, quiet: bool = False) -> tuple[Any, list[str]]:
-    """Load a public model with the preprocessing and the ImageNet classes that it was trained with.
-
-    Args:
-        name: as `create_model` takes it.
-        quiet: do not print where the weights come from.
-
-    Returns:
-        The model in evaluation mode, and its class names.
+    """Load a public model in evaluation mode, with its preprocessing, and the names of its ImageNet classes.
 
     Raises:
         CheckpointError: there are no public weights, they have no classifier, or they cannot be downloaded.
@@ -123,8 +115,8 @@ def _local_weights(name: str, cache_dir: str | Path | None) -> dict[str, Any]:
     """
     if name in VARIANTS:
         return {"state_dict": fetch_pretrained(name, cache_dir)}
-    if bundle_of(name) is not None and not is_cached(name, cache_dir):
-        return {"state_dict": read_bundle(name)}
+    if is_bundled(name) and not is_cached(name, cache_dir):
+        return {"state_dict": read_bundle()}
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name.partition(".")[0]) else None
     if cfg is None or not cfg.hf_hub_id:
         return {}
@@ -161,12 +153,7 @@ def fetch_pretrained(name: str, cache_dir: str | Path | None = None) -> dict[str
 def download_weights(
     source: PublicWeights, cache_dir: str | Path | None = None, *, files: Sequence[str] = FILES
 ) -> str | Path:
-    """Return a local file with weights, from the hub or else from the URL of the authors.
-
-    Args:
-        source: where the weights are.
-        cache_dir: directory for downloaded files; None for that of huggingface_hub.
-        files: names in the repository; the first that exists is used.
+    """Return a local file with weights: the first of `files` in a repository on the hub, or else that of the authors.
 
     Raises:
         CheckpointError: neither can be downloaded; with the reasons.
@@ -179,18 +166,17 @@ def download_weights(
             problems.append("they are not in the cache, and the hub cannot be reached")
         except (EntryNotFoundError, RepositoryNotFoundError):
             problems.append(f"{file}: does not exist")
-        except (HfHubHTTPError, HTTPError, OSError) as err:
+        except (HTTPError, OSError) as err:
             problems.append(f"{file}: {reason_of(err)}")
     if source.file:
         try:
             return _fetch_file(source.file, cache_dir)
         except (OSError, HTTPException) as err:
             problems.append(f"{source.file}: {reason_of(err)}")
-    reasons = "; ".join(dict.fromkeys(problems))
     raise CheckpointError(
-        f"The weights {source.repo} must be on the hub or in its cache; {reasons}. Connect to the internet, set HF_HOME"
-        " to a cache that has them, or download the file elsewhere and convert it: weft convert FILE DIR --model"
-        f" NAME.{bundle_advice()}"
+        f"The weights {source.repo} must be on the hub or in its cache; {'; '.join(dict.fromkeys(problems))}. Connect"
+        " to the internet, set HF_HOME to a cache that has them, or download the file elsewhere and convert it: weft"
+        f" convert FILE DIR --model NAME.{bundle_advice()}"
     )
 
 
@@ -215,17 +201,18 @@ def _path_of(url: str, cache_dir: str | Path | None = None) -> Path:
     return Path(cache_dir or Path(torch.hub.get_dir()) / "checkpoints") / url.rpartition("/")[2]
 
 
-def has_public_weights(name: str) -> bool:
-    """Return whether a model of weft or timm has public weights, on the hub or elsewhere."""
+def public_weights(name: str) -> PublicWeights | None:
+    """Return where the public weights of a model of weft or timm are; None if it has none."""
     if name in VARIANTS:
-        return VARIANTS[name].weights is not None
+        return VARIANTS[name].weights
     cfg = timm.get_pretrained_cfg(name)
-    return bool(cfg and cfg.has_weights)
+    return PublicWeights(cfg.hf_hub_id or "") if cfg and cfg.has_weights else None
 
 
 def is_cached(name: str, cache_dir: str | Path | None = None) -> bool:
     """Return whether the hub's cache has the public weights of a model."""
-    return _is_in_hub_cache(_repo_of(name), cache_dir)
+    weights = public_weights(name)
+    return weights is not None and _is_in_hub_cache(weights.repo, cache_dir)
 
 
 def is_downloaded(source: PublicWeights) -> bool:
@@ -235,19 +222,10 @@ def is_downloaded(source: PublicWeights) -> bool:
 
 def source_of(name: str) -> str:
     """Describe where `create_model(name, pretrained=True)` takes its weights from."""
-    bundle = None if name in VARIANTS or is_cached(name) else bundle_of(name)
-    if bundle is not None:
-        return f"of {name} in the package {bundle.project} ({bundle.source})"
-    return _repo_of(name) or f"of {name}"
-
-
-def _repo_of(name: str) -> str:
-    """Return the repository with the public weights of a model; '' if no hub has them."""
-    if name in VARIANTS:
-        weights = VARIANTS[name].weights
-        return weights.repo if weights is not None else ""
-    cfg = timm.get_pretrained_cfg(name)
-    return (cfg and cfg.hf_hub_id) or ""
+    if is_bundled(name) and not is_cached(name):
+        return f"of {name} in the package {PROJECT} ({SOURCE})"
+    weights = public_weights(name)
+    return weights.repo if weights is not None and weights.repo else f"of {name}"
 
 
 def _is_in_hub_cache(repo: str, cache_dir: str | Path | None = None) -> bool:

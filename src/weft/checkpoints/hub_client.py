@@ -12,7 +12,6 @@ from typing import Any
 from huggingface_hub import constants, get_session, hf_hub_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    HfHubHTTPError,
     HFValidationError,
     HTTPError,
     LocalEntryNotFoundError,
@@ -110,35 +109,29 @@ def fetch_files(repo: str, files: Sequence[str], revision: str | None = None) ->
     return folder
 
 
-_HUB_ERRORS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits
-    (HFValidationError, "A model on the hub must be named OWNER/NAME; got '{repo}'."),
-    (
-        LocalTokenNotFoundError,
-        "{repo} needs a login to the hub; you are not logged in. Run `hf auth login`, or set HF_TOKEN.",
-    ),
-    (
-        LocalEntryNotFoundError,
-        "{repo} must be on the hub or in its cache; it is not in the cache, and the hub cannot be reached. Connect to"
-        " the internet, and try again.",
-    ),
-    (
-        RevisionNotFoundError,
-        "{repo} must have this branch, tag or commit on the hub; it has not. Check the part after @.",
-    ),
-    (
-        RepositoryNotFoundError,
-        "{repo} must exist on the hub; it does not, or it is private. See https://huggingface.co/{repo}. For a private"
-        " repository, run `hf auth login`.",
-    ),
-    (Exception, "A request to the hub failed for {repo}: {reason}."),
-)
-
-
 @contextlib.contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
     """Raise errors of huggingface_hub as a CheckpointError with advice."""
     try:
         yield
-    except (HFValidationError, HfHubHTTPError, HTTPError, OSError) as err:
-        text = next(text for kind, text in _HUB_ERRORS if isinstance(err, kind))
-        raise CheckpointError(text.format(repo=repo, reason=reason_of(err))) from err
+    except (HFValidationError, HTTPError, OSError) as err:
+        match err:
+            case HFValidationError():
+                text = f"A model on the hub must be named OWNER/NAME; got '{repo}'."
+            case LocalTokenNotFoundError():
+                text = f"{repo} needs a login to the hub; you are not logged in. Run `hf auth login`, or set HF_TOKEN."
+            case LocalEntryNotFoundError():
+                text = (
+                    f"{repo} must be on the hub or in its cache; it is not in the cache, and the hub cannot be reached."
+                    " Connect to the internet, and try again."
+                )
+            case RevisionNotFoundError():
+                text = f"{repo} must have this branch, tag or commit on the hub; it has not. Check the part after @."
+            case RepositoryNotFoundError():
+                text = (
+                    f"{repo} must exist on the hub; it does not, or it is private. See https://huggingface.co/{repo}."
+                    " For a private repository, run `hf auth login`."
+                )
+            case _:
+                text = f"A request to the hub failed for {repo}: {reason_of(err)}."
+        raise CheckpointError(text) from err

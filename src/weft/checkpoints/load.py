@@ -17,6 +17,7 @@ from weft.models.families import families, family_of
 from weft.models.family import Family
 from weft.models.layout import Layout, State
 
+OWN = Layout("the model's own names", signature="")  # for which nothing changes
 _NOTHING_LOADED = "Nothing was loaded."
 _MAX_EXAMPLES = 3
 
@@ -96,26 +97,24 @@ def load_checkpoint(
     prefix = find_prefix(model, theirs, head=head) if prefix is None else given_prefix(theirs, prefix)
     outside = [name for name in theirs if not name.startswith(prefix)]
     theirs = under(theirs, prefix)
-    layout = _layout_for(model, theirs) if isinstance(model, Backbone) else None
-    if layout is not None and switches == "check":
-        _check_switches(model, layout, theirs)
-    state, origins = layout.convert(theirs) if layout else (theirs, {name: name for name in theirs})
+    layout = _layout_for(model, theirs)
+    needs = _checked_switches(model, layout, theirs, switches)
+    state, origins = layout.convert(theirs)
 
     own, heads = model.state_dict(), head_prefixes(model) if head == "drop" else ()
     origins = {name: prefix + origin for name, origin in origins.items()}
     dropped = [*outside, *(origins[name] for name in state if name.startswith(heads))]
     state = {name: tensor for name, tensor in state.items() if not name.startswith(heads)}
     num_loaded = len(state)
-    state |= {name: tensor for name, tensor in own.items() if name.startswith(heads)}
     resized: list[str] = []
     if isinstance(model, Backbone):
         state, resized = model.resize_state_dict(state)
     # BatchNorm's batch counter does not affect inference; files of old versions of torch do not have it
-    state = {name: own[name] for name in own if name.endswith("num_batches_tracked")} | state
-    _check_match(model, own, state, origins, layout, theirs)
+    unchanged = {name: own[name] for name in own if name.startswith(heads) or name.endswith("num_batches_tracked")}
+    state = unchanged | state
+    _check_match(model, state, origins, needs)
     model.load_state_dict(state)
-    source = layout.name if layout else "the model's own names"
-    return LoadReport(source, num_loaded, resized, dropped, part, others, prefix)
+    return LoadReport(layout.name, num_loaded, resized, dropped, part, others, prefix)
 
 
 def find_prefix(model: nn.Module, state: State, *, head: Literal["keep", "drop"] = "keep") -> str:
@@ -133,11 +132,11 @@ def find_prefix(model: nn.Module, state: State, *, head: Literal["keep", "drop"]
     complete = [prefix for prefix, count in missing.items() if not count and wanted]
     if len(complete) > 1:
         raise CheckpointError(
-            f"The checkpoint must have one set of weights of {describe_model(model)}; it has them under"
+            f"The checkpoint must have one set of weights of {_name(model)}; it has them under"
             f" {' and '.join(map(repr, complete[:_MAX_EXAMPLES]))}. Choose one with prefix=NAME (--prefix NAME)."
             f" {_NOTHING_LOADED}"
         )
-    return complete[0] if complete else min(missing, key=lambda prefix: missing[prefix])
+    return min(missing, key=lambda prefix: missing[prefix])
 
 
 def given_prefix(state: State, prefix: str) -> str:
@@ -163,9 +162,9 @@ def under(state: State, prefix: str) -> State:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def recognise(state: Mapping[str, Tensor]) -> Layout | None:
-    """Return the layout of a state dict, or None if it is not that of another library."""
-    return next((layout for layout in layouts() if layout.recognises(dict(state))), None)
+def recognise(state: Mapping[str, Tensor]) -> Layout:
+    """Return the layout of a state dict; `OWN` if it is not that of another library."""
+    return next((layout for layout in layouts() if layout.recognises(dict(state))), OWN)
 
 
 def layouts() -> tuple[Layout, ...]:
@@ -178,21 +177,17 @@ def family_of_layout(layout: Layout) -> Family:
     return next(family for family in families() if layout in family.code("weights", "LAYOUTS", ()))
 
 
-def _built_values(model: nn.Module, layout: Layout) -> dict[str, Any]:
-    """Return the constructor arguments of a built model that no tensor shows."""
-    built_values = family_of_layout(layout).code("weights", "built_values")
-    return built_values(model) if built_values else {}
-
-
 def to_weft(state: Mapping[str, Tensor]) -> State:
     """Convert a state dict of any known layout to weft's names and shapes; one under weft's own names is unchanged."""
-    layout = recognise(state)
-    return layout.convert(dict(state))[0] if layout else dict(state)
+    return recognise(state).convert(dict(state))[0]
 
 
-def describe_model(model: nn.Module) -> str:
-    """Return the name of a model for messages."""
-    return getattr(model, "weft_name", "") or type(model).__name__
+def head_prefixes(model: nn.Module) -> tuple[str, ...]:
+    """Return the beginnings, up to a dot, of the keys of the heads of a model."""
+    get_classifier = getattr(model, "get_classifier", None)
+    heads = get_classifier() if get_classifier else ()
+    heads = heads if isinstance(heads, tuple) else (heads,)
+    return tuple(f"{name}." for name, module in model.named_modules() if any(module is head for head in heads))
 
 
 def _checked(state: Mapping[str, Any]) -> State:
@@ -204,48 +199,45 @@ def _checked(state: Mapping[str, Any]) -> State:
     return dict(state)
 
 
-def head_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """Return the beginnings, up to a dot, of the keys of the heads of a model."""
-    get_classifier = getattr(model, "get_classifier", None)
-    heads = get_classifier() if get_classifier else ()
-    heads = heads if isinstance(heads, tuple) else (heads,)
-    return tuple(f"{name}." for name, module in model.named_modules() if any(module is head for head in heads))
+def _name(model: nn.Module) -> str:
+    return getattr(model, "weft_name", "") or type(model).__name__
 
 
-def _layout_for(model: nn.Module, theirs: State) -> Layout | None:
-    """Return the layout of weights for this model; None: they are under its own names."""
-    layout = recognise(theirs)
-    if layout is None or (family := family_of_layout(layout)) is family_of(model):
+def _layout_for(model: nn.Module, theirs: State) -> Layout:
+    """Return the layout of weights for this model."""
+    layout = recognise(theirs) if isinstance(model, Backbone) else OWN
+    if layout is OWN or (family := family_of_layout(layout)) is family_of(model):
         return layout
     if model.state_dict().keys() <= theirs.keys():  # some networks share names with a layout of another family
-        return None
+        return OWN
     raise CheckpointError(
-        f"The weights of {layout.name} need a {family.name}; the model is {describe_model(model)}, a "
-        f"{type(model).__name__}. Build one of its models, such as {next(iter(family.variants))}. {_NOTHING_LOADED}"
+        f"The weights of {layout.name} need a {family.name}; the model is {_name(model)}, a {type(model).__name__}."
+        f" Build one of its models, such as {next(iter(family.variants))}. {_NOTHING_LOADED}"
     )
 
 
-def _check_switches(model: nn.Module, layout: Layout, theirs: State) -> None:
-    wanted, built = layout.switches(theirs), _built_values(model, layout)
-    wrong = {name: value for name, value in wanted.items() if name in built and built[name] != value}
-    if not wrong:
-        return
-    differences = ", ".join(f"{name}={value!r} (this model: {built[name]!r})" for name, value in wrong.items())
-    raise CheckpointError(
-        f"The weights of {layout.name} need a model with {differences}. Build it with {_call(model, wanted)}, or pass"
-        f" switches='ignore' to load the weights nevertheless. {_NOTHING_LOADED}"
-    )
+def _checked_switches(model: Any, layout: Layout, theirs: State, switches: Literal["check", "ignore"]) -> str:
+    """Check that a model computes what the network of a state dict does, as far as no tensor shows it.
+
+    Returns:
+        The call that builds a model for all that tensors show; '' if every model of the family has it.
+    """
+    wanted, built = layout.switches(theirs), getattr(model, "arguments", {})
+    wrong = {name: wanted[name] for name in layout.hidden if name in wanted and built[name] != wanted[name]}
+    arguments = "".join(f", {name}={value!r}" for name, value in wanted.items())
+    call = f"weft.create_model({getattr(model, 'weft_name', 'NAME')!r}{arguments})"
+    if wrong and switches == "check":
+        differences = ", ".join(f"{name}={value!r} (this model: {built[name]!r})" for name, value in wrong.items())
+        raise CheckpointError(
+            f"The weights of {layout.name} need a model with {differences}. Build it with {call}, or pass"
+            f" switches='ignore' to load the weights nevertheless. {_NOTHING_LOADED}"
+        )
+    return f"Weights of {layout.name} need {call}. " if set(wanted) - set(layout.hidden) else ""
 
 
-def _call(model: nn.Module, switches: dict[str, Any]) -> str:
-    arguments = "".join(f", {name}={value!r}" for name, value in switches.items())
-    return f"weft.create_model({getattr(model, 'weft_name', 'NAME')!r}{arguments})"
-
-
-def _check_match(
-    model: nn.Module, own: State, state: State, origins: Mapping[str, str], layout: Layout | None, theirs: State
-) -> None:
-    """Compare keys, shapes and dtypes, before any tensor is copied."""
+def _check_match(model: nn.Module, state: State, origins: Mapping[str, str], needs: str) -> None:
+    """Compare keys, shapes and dtypes, before any tensor is copied; `needs` is advice for weights of their layout."""
+    own, heads = model.state_dict(), head_prefixes(model)
     missing = [name for name in own if name not in state]
     unexpected = [name for name in state if name not in own]
     common = [name for name in own if name in state]
@@ -255,20 +247,30 @@ def _check_match(
         return
     kinds = {
         "missing": missing,
-        "unexpected": [origins.get(name, name) for name in unexpected],
+        "unexpected": [origins[name] for name in unexpected],
         "of different shape": [f"{n}: file {_shape(state[n])}, model {_shape(own[n])}" for n in reshaped],
         "of different type": [f"{n}: file {_dtype(state[n])}, model {_dtype(own[n])}" for n in retyped],
     }
-    differences = [
+    differences = ", ".join(
         f"{len(names)} {kind} ({', '.join(names[:_MAX_EXAMPLES])}{', ...' if len(names) > _MAX_EXAMPLES else ''})"
         for kind, names in kinds.items()
         if names
-    ]
-    hint = "" if retyped else _hint(model, missing, unexpected, reshaped, state, layout, theirs)
-    raise CheckpointError(
-        f"The checkpoint must match the model {describe_model(model)}: {', '.join(differences)}. {hint}"
-        f"{_NOTHING_LOADED}"
     )
+    different, names_of_heads = (*missing, *reshaped), ("head", "classifier", "mlp_head", *heads)
+    if retyped:
+        hint = ""
+    elif different and not unexpected and all(name.startswith(heads) for name in different):
+        if reshaped:
+            hint = f"Pass num_classes={state[reshaped[0]].shape[0]}, or head='drop'. "
+        elif all(name.startswith("head_dist.") for name in missing):
+            hint = "The file has one head: pass distilled=False. "
+        else:
+            hint = "The file has no head: pass head='drop'. "
+    elif not different and all(name.startswith(names_of_heads) for name in unexpected):
+        hint = "The model has fewer heads: pass head='drop'. "
+    else:
+        hint = needs
+    raise CheckpointError(f"The checkpoint must match the model {_name(model)}: {differences}. {hint}{_NOTHING_LOADED}")
 
 
 def _shape(tensor: Tensor) -> str:
@@ -277,30 +279,3 @@ def _shape(tensor: Tensor) -> str:
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _hint(
-    model: nn.Module,
-    missing: list[str],
-    unexpected: list[str],
-    reshaped: list[str],
-    state: State,
-    layout: Layout | None,
-    theirs: State,
-) -> str:
-    """Return advice on how to load the checkpoint, if there is any."""
-    heads = head_prefixes(model)
-    only_heads = bool(missing or reshaped) and all(name.startswith(heads) for name in (*missing, *reshaped))
-    if only_heads and not unexpected:
-        if reshaped:
-            return f"Pass num_classes={state[reshaped[0]].shape[0]}, or head='drop'. "
-        if all(name.startswith("head_dist.") for name in missing):
-            return "The file has one head: pass distilled=False. "
-        return "The file has no head: pass head='drop'. "
-    names_of_heads = ("head", "classifier", "mlp_head", *heads)
-    if unexpected and not missing and not reshaped and all(name.startswith(names_of_heads) for name in unexpected):
-        return "The model has fewer heads: pass head='drop'. "
-    if layout is None:
-        return ""
-    switches, checked = layout.switches(theirs), _built_values(model, layout)
-    return f"Weights of {layout.name} need {_call(model, switches)}. " if set(switches) - set(checked) else ""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
 from torch import nn
 
@@ -25,7 +27,7 @@ from weft.errors import CheckpointError, UsageError, nearest
 from weft.files import new_directory, sha256_of, write_text, write_whole
 from weft.lazy import LazyModule
 from weft.models.base import Backbone
-from weft.models.building import NoRandomInit, build_described, create_model
+from weft.models.building import NoRandomInit, build_described
 from weft.models.contract import VALUE_RANGE
 from weft.models.families import VARIANTS, plugin_of
 
@@ -75,14 +77,15 @@ def _serialized(model: nn.Module) -> bytes:
 
 def _check_rebuilds(model: nn.Module, config: dict[str, Any]) -> None:
     """Check that the model can be rebuilt from its name: it was not changed (pruned, folded ...) after it was built."""
-    name = config["architecture"].removeprefix("weft_")
-    rebuilt = create_model(name, device="meta", **config["model_args"], **more_arguments(config))
+    with torch.device("meta"):
+        rebuilt = build_from(config)
     expected, actual = ({n: t.shape for n, t in m.state_dict().items()} for m in (rebuilt, model))
     if expected != actual:
-        changed = sorted(set(expected.items()) ^ set(actual.items()))[0][0]
+        name, changed = config["architecture"], sorted(set(expected.items()) ^ set(actual.items()))[0][0]
         raise UsageError(
-            f"A model directory must describe how to rebuild its model; this {name} was changed after it was built"
-            f" ({changed}). Build the changed model with arguments of create_model, and load the weights into it."
+            f"A model directory must describe how to rebuild its model; this {name.removeprefix('weft_')} was changed"
+            f" after it was built ({changed}). Build the changed model with arguments of create_model, and load the"
+            " weights into it."
         )
 
 
@@ -124,18 +127,15 @@ def load_model_dir(path: str | Path) -> tuple[Any, list[str] | None]:
                 " The file is damaged or not the one that was saved."
             )
     state = read_state_dict(weights)
-    cfg = config["pretrained_cfg"]
     try:
         with NoRandomInit():
-            model: Any = build_described(name, config["model_args"], **more_arguments(config))
+            model: Any = build_from(config)
     except UsageError as err:
         raise CheckpointError(f"{path / CONFIG} does not describe a model: {err}") from err
     load_checkpoint(model, state, switches="ignore")
-    model.pretrained_cfg = model.default_cfg = {
-        **dict(model.pretrained_cfg),
-        **{key: cfg[key] for key in PREPROCESSING if key in cfg},
-        "num_classes": config["num_classes"],
-    }
+    cfg = {key: value for key, value in config["pretrained_cfg"].items() if key in PREPROCESSING}
+    cfg["num_classes"] = config["num_classes"]
+    model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **cfg}
     model.confidence = config.get("confidence")
     model.unknown = read_detector(path, config.get("unknown"))
     return model.eval(), config.get("label_names")
@@ -146,7 +146,7 @@ def write_confidence(path: Path, confidence: Confidence, detector: UnknownDetect
 
     Killed at any moment, it leaves a model that loads: config.json names a detector only while its file is there.
     """
-    config = {**json.loads((path / CONFIG).read_text(encoding="utf-8")), "confidence": confidence.as_dict()}
+    config = {**json.loads((path / CONFIG).read_text(encoding="utf-8")), "confidence": asdict(confidence)}
     before, record = config.pop("unknown", None), None if detector is None else detector.record()
     if before is not None and (record is None or record["sha256"] != before["sha256"]):
         write_text(path / CONFIG, json.dumps(config, indent=2) + "\n")
@@ -158,25 +158,23 @@ def write_confidence(path: Path, confidence: Confidence, detector: UnknownDetect
     write_text(path / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
-def more_arguments(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments to rebuild a model that are not in `model_args`: classes and input channels."""
-    arguments = {"num_classes": config["num_classes"]}
-    if "input_size" in config["pretrained_cfg"]:
-        arguments["in_chans"] = config["pretrained_cfg"]["input_size"][0]
-    return arguments
+def build_from(config: dict[str, Any]) -> Any:
+    """Build the network that a config.json describes, with random weights.
+
+    Raises:
+        UsageError: an unknown name, or invalid values.
+    """
+    size = config["pretrained_cfg"].get("input_size")
+    channels = {"in_chans": size[0]} if size else {}
+    name = config["architecture"].removeprefix("weft_")
+    return build_described(name, config["model_args"], num_classes=config["num_classes"], **channels)
 
 
 def write_config(model: Any, folder: Path, label_names: Sequence[str] | None = None, **extra: Any) -> dict[str, Any]:
     """Write config.json, under timm's keys and weft's, and the file of the detector of unknown images.
 
-    Args:
-        model: the model, with the constructor arguments that it was built with.
-        folder: the model directory.
-        label_names: one name per class, or None.
-        **extra: additional entries.
-
     Returns:
-        The contents of config.json.
+        The contents of config.json, with `extra` entries.
 
     Raises:
         UsageError: the names do not match the classes.
@@ -189,7 +187,7 @@ def write_config(model: Any, folder: Path, label_names: Sequence[str] | None = N
         (folder / DETECTOR).write_bytes(detector.serialized())
         config["unknown"] = detector.record()
     if (confidence := confidence_of(model)) is not None:
-        config["confidence"] = confidence.as_dict()
+        config["confidence"] = asdict(confidence)
     config |= extra
     if value_range := model.pretrained_cfg.get(VALUE_RANGE):
         config[VALUE_RANGE] = value_range  # not in `pretrained_cfg`, whose readers in timm refuse keys of others

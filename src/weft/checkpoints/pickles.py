@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +56,7 @@ ACCEPTED = frozenset(
 
 _Unpickler: Any = pickle._Unpickler  # in Python: that in C allocates a memo as large as an index in the file says
 MAX_PICKLE_BYTES = 200_000_000  # the pickle of a state dict has less than 1 MB; tensors are stored separately
+_PIECE = 1 << 24  # bytes of a tensor that are read in one call
 _MAX_OPERATIONS = 2_000_000  # per file; a model with an optimizer has 100,000
 
 UNREADABLE = "its pickle cannot be read to the end"
@@ -91,12 +91,14 @@ class Placeholder(dict):
 
 
 class Storage:
-    """Data of one or several tensors in a file: the name of its class, and a function that reads a number of bytes."""
+    """Data of one or several tensors in a file. The reader of the file sets `open`, which returns it at this data."""
 
-    def __init__(self, kind: Placeholder, numel: int, read: Callable[[int], np.ndarray]) -> None:
+    open: Callable[[], Any]
+
+    def __init__(self, kind: Placeholder, numel: int) -> None:
         if kind.name not in _STORAGES:
             raise MalformedPickle(f"a storage is of the unknown type {kind.name}")
-        self.dtype, self.numel, self.read = _STORAGES[kind.name], _count(numel), read
+        self.dtype, self.numel = _STORAGES[kind.name], _count(numel)
 
     @property
     def num_bytes(self) -> int:
@@ -105,9 +107,13 @@ class Storage:
     @cached_property
     def values(self) -> Tensor:
         """All values, in one dimension."""
-        if not self.numel:
-            return torch.empty(0, dtype=self.dtype)
-        return torch.from_numpy(self.read(self.num_bytes)).view(self.dtype)
+        values = torch.empty(self.numel, dtype=self.dtype)
+        file, memory = self.open(), memoryview(values.view(torch.uint8).numpy().data)
+        for start in range(0, self.num_bytes, _PIECE):
+            piece = memory[start : start + _PIECE]
+            if file.readinto(piece) < len(piece):
+                raise MalformedPickle(INCOMPLETE)
+        return values
 
 
 class StoredTensor(NamedTuple):
@@ -183,13 +189,14 @@ class _Reader:
 class Unpickler(_Unpickler):
     """Unpickler that makes dicts, lists, numbers, text, tensors and placeholders, and calls nothing else.
 
-    `storage` returns the storage for a persistent ID. Names that are neither of torch nor in ACCEPTED go to `foreign`.
+    It collects the `storages` of tensors by key. Names that are neither of torch nor in ACCEPTED go to `foreign`.
     """
 
-    def __init__(self, file: BinaryIO, storage: Callable[[Any], Any], foreign: set[str]) -> None:
+    def __init__(self, file: BinaryIO, foreign: set[str]) -> None:
         self._reader = _Reader(file)
         super().__init__(self._reader, encoding="latin1")  # text of Python 2
-        self.persistent_load, self._foreign = storage, foreign
+        self.storages: dict[str, Storage] = {}
+        self._foreign = foreign
 
     def load(self) -> Any:
         """Return the object of the next pickle of the file, which is then at its end."""
@@ -210,6 +217,18 @@ class Unpickler(_Unpickler):
         if full not in _CALLS and full not in ACCEPTED:
             self._foreign.add(full)
         return _CALLS.get(full) or Placeholder(full)
+
+    def persistent_load(self, reference: Any) -> Any:
+        """Return the storage, or the class with its source code, that a persistent ID names."""
+        match reference:
+            case (
+                ("storage", Placeholder() as kind, str(key), _, int(numel))
+                | ("storage", Placeholder() as kind, str(key), _, int(numel), None)  # before PyTorch 1.6
+            ):
+                return self.storages.setdefault(key, Storage(kind, numel))
+            case ("module", Placeholder() as kind, *_):
+                return kind
+        raise MalformedPickle(INCOMPLETE)
 
     def get_extension(self, code: int) -> None:
         """Push a placeholder for a name that copyreg has under a number."""

@@ -33,25 +33,29 @@ def find_model(run: str | Path) -> Path | str:
     """
     if is_path(run):
         return model_dir(run)
-    name, base = str(run), str(run).partition(".")[0]
-    if own := _variant(name):
-        return own
-    if timm.is_model(base) and (name == base or name in timm.list_pretrained(f"{base}.*")):
+    name = str(run)
+    base, _, tag = name.partition(".")
+    if base in VARIANTS:  # also under the tag of its weights
+        weights = VARIANTS[base].weights
+        if not tag or (weights is not None and weights.repo.partition(".")[2] == tag):
+            return base
+    if timm.is_model(base) and (not tag or name in timm.list_pretrained(f"{base}.*")):
         return name
-    raise CheckpointError(_no_such_name(name))
+    raise CheckpointError(
+        f"A model must be a run directory, a model directory, an export or a model name; there is no directory {name},"
+        f" and no model of this name. Nearest names: {', '.join(nearest_names(name))}. Or pass the path of a run"
+        " directory. All names: weft models, and in Python timm.list_pretrained()."
+    )
 
 
 def check_model(run: str | Path) -> None:
     """Raise the error of `find_model` for a path without a model; names are left to it, since it imports timm."""
-    if is_path(run) and not str(run).startswith(PREFIX) and local_model_dir(run) is None:
-        raise CheckpointError(_no_model_in(Path(run)))
+    if is_path(run) and not str(run).startswith(PREFIX):
+        model_dir(run)
 
 
 def model_dir(run: str | Path) -> Path:
-    """Return the model directory of a run (its best model), of a model directory (itself) or of a hub repository.
-
-    Args:
-        run: a run directory, a model directory, or `hf-hub:OWNER/NAME`, which is downloaded.
+    """Return the directory of a run (its best model), of a model directory (itself) or of a downloaded hub repository.
 
     Raises:
         CheckpointError: there is no model directory, or it cannot be downloaded.
@@ -74,24 +78,6 @@ def is_path(run: str | Path) -> bool:
     """Return whether a name means a directory, on this disk or on the hub; else it is the name of a model."""
     name = str(run)
     return name.startswith(PREFIX) or os.sep in name or "/" in name or Path(run).exists()
-
-
-def _variant(name: str) -> str | None:
-    """Return the name of weft's network that a name means, also under the tag of its weights; None for others."""
-    base, _, tag = name.partition(".")
-    if base not in VARIANTS:
-        return None
-    weights = VARIANTS[base].weights
-    return base if not tag or (weights is not None and weights.repo.partition(".")[2] == tag) else None
-
-
-def _no_such_name(name: str) -> str:
-    """Return that a name is neither a directory nor a model, and which models have similar names."""
-    return (
-        f"A model must be a run directory, a model directory, an export or a model name; there is no directory {name},"
-        f" and no model of this name. Nearest names: {', '.join(nearest_names(name))}. Or pass the path of a run"
-        " directory. All names: weft models, and in Python timm.list_pretrained()."
-    )
 
 
 def _no_model_in(path: Path) -> str:

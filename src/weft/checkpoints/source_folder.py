@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,16 @@ LEVIT_SCALE = 256 / 224  # LevitImageProcessor resizes to this multiple of `shor
 SQUASH_FROM = 384  # pixels from which ConvNextImageProcessor, also that of CvT, does not crop
 
 
-@dataclass(frozen=True)
-class SourceMetadata:
-    """Class names and preprocessing of weights, from the files next to them.
-
-    Attributes:
-        label_names: class names in the order of the logits; None if no file has them.
-        preprocessing: entries of timm's `pretrained_cfg`; empty if no file has them.
-        files: names of the files that were used.
-    """
-
-    label_names: list[str] | None = None
-    preprocessing: dict[str, Any] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
-
-
 def weights_in(source: Path) -> Path:
     """Return the file of weights of a folder that transformers or timm wrote; any other path is unchanged."""
     return next((source / name for name in WEIGHTS if source.is_dir() and (source / name).is_file()), source)
 
 
-def read_metadata(folder: Path) -> SourceMetadata:
+def read_metadata(folder: Path) -> tuple[list[str] | None, dict[str, Any], tuple[str, ...]]:
     """Read the class names and the preprocessing next to weights.
+
+    Returns:
+        Class names in the order of the logits, or None; entries of timm's `pretrained_cfg`; names of the files used.
 
     Raises:
         CheckpointError: a file is not a JSON object.
@@ -52,14 +39,12 @@ def read_metadata(folder: Path) -> SourceMetadata:
     of_processor = _preprocessing(processor)
     values = of_processor or {key: cfg[key] for key in PREPROCESSING if key in cfg}
     used = {CONFIG: bool(names or (values and not of_processor)), PROCESSOR: bool(of_processor)}
-    return SourceMetadata(names, values, tuple(name for name, is_used in used.items() if is_used))
+    return names, values, tuple(name for name, is_used in used.items() if is_used)
 
 
 def _names(found: Any) -> list[str] | None:
     """Return class names from a list, or from transformers' `id2label`; None for placeholders such as LABEL_0."""
-    if isinstance(found, dict):
-        if sorted(found) != sorted(map(str, range(len(found)))):
-            return None
+    if isinstance(found, dict) and found.keys() == {str(i) for i in range(len(found))}:
         found = [found[str(i)] for i in range(len(found))]
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         return None
@@ -77,34 +62,28 @@ def _preprocessing(processor: dict[str, Any]) -> dict[str, Any]:
         values |= {"mean": mean, "std": std}
     if (interpolation := RESAMPLE.get(processor.get("resample", -1))) is not None:
         values["interpolation"] = interpolation
-    return values | _crop(processor, len(mean) if isinstance(mean, list) else 3)
-
-
-def _crop(processor: dict[str, Any], channels: int) -> dict[str, Any]:
-    kind = str(processor.get("image_processor_type") or processor.get("feature_extractor_type") or "")
-    (height, width), is_short = _sides(processor.get("size"))
-    (crop_height, crop_width), _ = _sides(processor.get("crop_size") if processor.get("do_center_crop") else None)
+    height, width, is_short = _sides(processor.get("size"))
     if not height:
-        return {}
+        return values
+    kind = str(processor.get("image_processor_type") or processor.get("feature_extractor_type") or "")
+    crop_height, crop_width, _ = _sides(processor.get("crop_size") if processor.get("do_center_crop") else None)
+    mode, share = "center" if is_short else "squash", 1.0
     if kind.startswith("ConvNext") and is_short and height >= SQUASH_FROM:
-        mode, share = "squash", 1.0
+        mode = "squash"
     elif kind.startswith("ConvNext") and is_short:
-        mode, share = "center", float(processor.get("crop_pct", 224 / 256))
+        share = float(processor.get("crop_pct", 224 / 256))
     elif crop_height:
-        mode = "center" if is_short else "squash"
         share = crop_height / int(height * (LEVIT_SCALE if kind.startswith("Levit") else 1))
         height, width = crop_height, crop_width
-    else:
-        mode, share = "center" if is_short else "squash", 1.0
-    return {"input_size": [channels, height, width], "crop_pct": share, "crop_mode": mode}
+    size = [len(mean) if isinstance(mean, list) else 3, height, width]
+    return values | {"input_size": size, "crop_pct": share, "crop_mode": mode}
 
 
-def _sides(size: Any) -> tuple[tuple[int, int], bool]:
+def _sides(size: Any) -> tuple[int, int, bool]:
     """Return height and width, and whether they are the shorter side of the image; zeros for anything else."""
-    if isinstance(size, int):
-        return (size, size), True
-    if isinstance(size, dict) and isinstance(short := size.get("shortest_edge"), int):
-        return (short, short), True
-    if isinstance(size, dict) and all(isinstance(size.get(side), int) for side in ("height", "width")):
-        return (size["height"], size["width"]), False
-    return (0, 0), False
+    match size:
+        case int(short) | {"shortest_edge": int(short)}:
+            return short, short, True
+        case {"height": int(height), "width": int(width)}:
+            return height, width, False
+    return 0, 0, False

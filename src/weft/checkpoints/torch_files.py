@@ -13,18 +13,15 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import numpy as np
 
 from weft.checkpoints.pickles import (
     INCOMPLETE,
     MAX_PICKLE_BYTES,
     UNREADABLE,
     MalformedPickle,
-    Placeholder,
-    Storage,
     Unpickler,
 )
 from weft.errors import CheckpointError
@@ -38,10 +35,6 @@ _VERSION = 1001
 def open_pickle(path: Path, *, import_foreign: bool = False) -> Iterator[Any]:
     """Yield the object in a file of `torch.save` (zip or legacy); read its tensors, `StoredTensor`, in the block.
 
-    Args:
-        path: the file.
-        import_foreign: accept names that are neither of torch nor in ACCEPTED.
-
     Raises:
         CheckpointError: an unknown name, a damaged file, or another file format; also for errors in the block.
     """
@@ -54,7 +47,12 @@ def open_pickle(path: Path, *, import_foreign: bool = False) -> Iterator[Any]:
                 content = _zip_content(path, file, foreign) if is_zip else _legacy_content(file, foreign)
             finally:
                 if foreign and not import_foreign:  # this message explains more than that of another error
-                    raise CheckpointError(foreign_names_message(path, sorted(foreign)))
+                    names = [re.sub(r"^commands\.", "subprocess.", name) for name in sorted(foreign)]  # as in Python 3
+                    raise CheckpointError(
+                        f"{path} must hold tensors and plain values only; its pickle names {first_few(names)}. Nothing"
+                        " was loaded or run. Ask its author for a .safetensors file, or pass import_foreign=True"
+                        " (--import-foreign): such names become inert placeholders, tensors are kept."
+                    )
             yield content
     except CheckpointError:
         raise
@@ -68,16 +66,6 @@ def open_pickle(path: Path, *, import_foreign: bool = False) -> Iterator[Any]:
         ) from None
 
 
-def foreign_names_message(path: Path, names: Sequence[str]) -> str:
-    """Return the error message for a file whose pickle has foreign names."""
-    names = [re.sub(r"^commands\.", "subprocess.", name) for name in names]  # its name in Python 2
-    return (
-        f"{path} must hold tensors and plain values only; its pickle names {first_few(names)}. Nothing was loaded or"
-        " run. Ask its author for a .safetensors file, or pass import_foreign=True (--import-foreign): such names"
-        " become inert placeholders, tensors are kept."
-    )
-
-
 def _zip_content(path: Path, file: BinaryIO, foreign: set[str]) -> Any:
     """Return the object in a file of PyTorch 1.6 or later."""
     archive = zipfile.ZipFile(file)
@@ -85,27 +73,14 @@ def _zip_content(path: Path, file: BinaryIO, foreign: set[str]) -> Any:
     folder = _checked_folder(path, archive.infolist())
     if f"{folder}/byteorder" in parts and archive.read(f"{folder}/byteorder") != b"little":
         raise MalformedPickle("its numbers are not little-endian")
-    storages: dict[str, Storage] = {}
-
-    def read(entry: zipfile.ZipInfo, num_bytes: int) -> np.ndarray:
-        with archive.open(entry) as part:
-            values = _bytes_of(part, num_bytes)
-            part.read()  # zipfile verifies the checksum at the end
-        return values
-
-    def storage(reference: Any) -> Storage:
-        match reference:
-            case ("storage", Placeholder() as kind, str(key), _, int(numel)):
-                entry = parts.get(f"{folder}/data/{key}")
-                if key not in storages and entry is not None:
-                    storages[key] = Storage(kind, numel, lambda count: read(entry, count))
-                    if storages[key].num_bytes > entry.file_size:
-                        raise MalformedPickle(INCOMPLETE)
-                if key in storages:
-                    return storages[key]
-        raise MalformedPickle(INCOMPLETE)
-
-    return Unpickler(io.BytesIO(archive.read(f"{folder}/data.pkl")), storage, foreign).load()
+    unpickler = Unpickler(io.BytesIO(archive.read(f"{folder}/data.pkl")), foreign)
+    content = unpickler.load()
+    for key, storage in unpickler.storages.items():
+        entry = parts.get(f"{folder}/data/{key}")
+        if entry is None or storage.num_bytes != entry.file_size:
+            raise MalformedPickle(INCOMPLETE)
+        storage.open = partial(archive.open, entry)  # zipfile verifies the checksum at the end of a part
+    return content
 
 
 def _checked_folder(path: Path, entries: Sequence[zipfile.ZipInfo]) -> str:
@@ -139,49 +114,26 @@ def _checked_folder(path: Path, entries: Sequence[zipfile.ZipInfo]) -> str:
 
 def _legacy_content(file: BinaryIO, foreign: set[str]) -> Any:
     """Return the object in a file of PyTorch before 1.6: five pickles, followed by the storages."""
-    storages: dict[str, Storage] = {}
-    offsets: dict[str, int] = {}  # where the data of each storage begins in the file
-
-    def read(key: str, num_bytes: int) -> np.ndarray:
-        if key not in offsets:
-            raise MalformedPickle(INCOMPLETE)
-        file.seek(offsets[key])
-        return _bytes_of(file, num_bytes)
-
-    def storage(reference: Any) -> Any:
-        match reference:
-            case ("storage", Placeholder() as kind, str(key), _, int(numel), None):
-                if key not in storages:
-                    storages[key] = Storage(kind, numel, lambda count: read(key, count))
-                return storages[key]
-            case ("module", Placeholder(), *_):  # a class, with its source code
-                return reference[1]
-        raise MalformedPickle(INCOMPLETE)
-
-    unpickler = Unpickler(file, storage, foreign)
+    unpickler = Unpickler(file, foreign)
     if unpickler.load() != _MAGIC:
         raise MalformedPickle(f"{UNREADABLE} (it was not written by torch.save)")
     version, system, content, keys = (unpickler.load() for _ in range(4))
     if version != _VERSION or not isinstance(system, dict) or system.get("little_endian") is not True:
         raise MalformedPickle("its numbers are not little-endian")
+    is_list_of_text = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+    if not is_list_of_text or sorted(keys) != sorted(unpickler.storages):
+        raise MalformedPickle(INCOMPLETE)
+
     position = file.tell()
-    for key in keys if isinstance(keys, list) else []:
-        if not isinstance(key, str) or key not in storages or key in offsets:
-            raise MalformedPickle(INCOMPLETE)
-        offsets[key] = position + 8  # after the number of values
-        position = offsets[key] + storages[key].num_bytes
+    for key in keys:
+        storage = unpickler.storages[key]
+        storage.open = partial(_at, file, position + 8)  # after the number of values
+        position += 8 + storage.num_bytes
     if position > file.seek(0, io.SEEK_END):
         raise MalformedPickle(INCOMPLETE)
     return content
 
 
-def _bytes_of(file: Any, count: int) -> np.ndarray:
-    """Read a number of bytes into a new array, in pieces of 16 MB."""
-    values = np.empty(count, np.uint8)
-    view, done = memoryview(values.data), 0
-    while done < count:
-        num_read = file.readinto(view[done : done + (1 << 24)])
-        if not num_read:
-            raise MalformedPickle(INCOMPLETE)
-        done += num_read
-    return values
+def _at(file: BinaryIO, position: int) -> BinaryIO:
+    file.seek(position)
+    return file

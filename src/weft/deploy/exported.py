@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from weft.checkpoints.config import read_config
 from weft.checkpoints.hub import load_public
-from weft.checkpoints.model_dir import load_model_dir, more_arguments
+from weft.checkpoints.model_dir import build_from, load_model_dir
 from weft.checkpoints.resolve import find_model
 from weft.deploy.opening import Export, open_export
-from weft.models.building import build_described
 
 
 class ExportedModel(nn.Module):
@@ -58,9 +57,8 @@ class ExportedModel(nn.Module):
         """
         if self.export.family is None:
             return None
-        name = self.config["architecture"].removeprefix("weft_")
         with torch.device("meta"):
-            return build_described(name, self.config["model_args"], **more_arguments(self.config)).eval()
+            return build_from(self.config).eval()
 
 
 def _array(images: Tensor) -> np.ndarray:

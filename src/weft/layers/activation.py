@@ -41,11 +41,6 @@ def activation(name: str) -> type[nn.Module]:
     return ACTIVATIONS[name]
 
 
-def activation_name(module: nn.Module) -> str:
-    """Return the timm name of an activation module; its class name if it has none."""
-    return next((name for name, kind in ACTIVATIONS.items() if type(module) is kind), type(module).__name__)
-
-
 class QuickMlp(Mlp):
     """MLP with QuickGELU, whose two factors are multiplied into the weights around it instead of the map.
 

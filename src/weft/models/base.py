@@ -6,6 +6,7 @@ which grids the tokens are (`grids_of`), and which learned positions belong to w
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -80,10 +81,18 @@ class Backbone(nn.Module, ABC):
 
     pretrained_cfg: dict[str, Any]
     default_cfg: dict[str, Any]
+    arguments: dict[str, Any]  # all constructor arguments, with the defaults, as the network was built
     head: nn.Module
     weft_name: str
     norm_name = "norm"  # the final norm
     num_prefix = 0  # tokens of the last level that have no place on its map, such as a class token: the first ones
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Backbone:
+        bound = inspect.signature(cls).bind_partial(*args, **kwargs)  # `__init__` refuses what is wrong
+        bound.apply_defaults()
+        network = super().__new__(cls)
+        network.arguments = bound.arguments
+        return network
 
     def __init__(
         self,
@@ -122,7 +131,7 @@ class Backbone(nn.Module, ABC):
     def finish(self, taps: list[Any]) -> Tensor:
         """Return normalized, unpooled features (b n num_features), from the outputs of all levels."""
 
-    # A family may replace these
+    # A family may replace these, down to `group_matcher`
 
     def grids_of(self, img_size: Grid) -> list[Grid]:
         """Return the grids of tokens for an image size; raise a UsageError if no token is left."""
@@ -158,13 +167,9 @@ class Backbone(nn.Module, ABC):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns from parameter names to layer groups, from stem to head (timm's layer-wise decay)."""
-        stages: list[tuple[str, Any]] = [(r"^stages\.(\d+)\.", (0,))]
-        if not coarse:
-            stages.insert(0, (r"^stages\.(\d+)\.blocks\.(\d+)", None))
-        stem = r"^(?:stages\.0\.)?(?:stem|patch_embed|cls_token|pos_embed)"
-        return dict(stem=stem, blocks=[*stages, (r"^blocks\.(\d+)", None), (r".", (99999,))])
-
-    # Everything else follows
+        in_stages = [] if coarse else [(r"^stages\.(\d+)\.blocks\.(\d+)", None)]
+        blocks = [*in_stages, (r"^stages\.(\d+)\.", (0,)), (r"^blocks\.(\d+)", None), (r".", (99999,))]
+        return dict(stem=r"^(?:stages\.0\.)?(?:stem|patch_embed|cls_token|pos_embed)", blocks=blocks)
 
     def forward_features(self, x: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
         """Return unpooled features."""
@@ -270,8 +275,7 @@ class Backbone(nn.Module, ABC):
 
     def head_modules(self) -> tuple[nn.Module, ...]:
         """Return the one or two heads."""
-        heads = self.get_classifier()
-        return heads if isinstance(heads, tuple) else (heads,)
+        return (self.head,) if self.head_dist is None else (self.head, self.head_dist)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the activations of blocks in the backward pass instead of storing them."""
@@ -327,8 +331,7 @@ class Backbone(nn.Module, ABC):
     def check_image_size(self, image: Tensor) -> None:
         """Raise a UsageError for images of another size than `img_size`; for networks with learned positions."""
         height, width = image.shape[-2:]
-        is_traced = not isinstance(height, int)
-        if not is_traced and (height != self.img_size.height or width != self.img_size.width):
+        if isinstance(height, int) and (height != self.img_size.height or width != self.img_size.width):  # not traced
             raise UsageError(
                 f"{type(self).__name__} was built for {self.img_size} images but got {height}x{width}; pass "
                 f"img_size=({height}, {width}) or call set_input_size: its positions belong to one size."

@@ -20,7 +20,7 @@ from typing import Any
 
 from weft.errors import UsageError, WeftError, is_installed, nearest
 from weft.models import baselines, ceit, cvt, levit, ports
-from weft.models.family import Candidate, Family, Variant
+from weft.models.family import Family, Variant
 from weft.text import reason_of
 
 MANY_IMAGES = 10_000  # training images; with more, training starts from random weights
@@ -201,15 +201,10 @@ def _timm() -> Any:
     return sys.modules["timm"]
 
 
-def speed_protocols() -> dict[str, Family]:
-    """Return the families whose papers describe how they measure throughput, by name of the protocol."""
-    return {family.name.lower(): family for family in families() if family.speed_protocol}
-
-
-def candidates(scale: str) -> tuple[Candidate, ...]:
-    """Return the models that `weft compare` trains by default, at the scale "small" or "large"."""
-    own = (family.candidates[scale] for family in families() if scale in family.candidates)
-    return (*own, *baselines.CANDIDATES[scale])
+def candidates(scale: str) -> dict[str, Mapping[str, Any]]:
+    """Return what `weft compare` trains by default, at the scale "small" or "large": label -> recipe settings."""
+    own = {family.name: family.candidates[scale] for family in families() if scale in family.candidates}
+    return own | baselines.CANDIDATES[scale]
 
 
 def default_model(side: int, num_images: int) -> tuple[str, int | None]:

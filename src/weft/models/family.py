@@ -7,12 +7,9 @@ files with fixed names, which `Family.code` imports on first use.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -26,14 +23,12 @@ class PublicWeights(NamedTuple):
         repo: repository on the Hugging Face hub; '' if there is none.
         file: URL of the authors' own file, tried if the hub fails; its name ends in the first digits of its sha256.
         by_hand: how a person gets the file, if no hub has it.
-        size: image size that the weights were trained at, in pixels.
         licence: SPDX identifier of the licence.
     """
 
     repo: str
     file: str = ""
     by_hand: str = ""
-    size: int = 224
     licence: str = "apache-2.0"
 
 
@@ -57,57 +52,6 @@ class Variant:
         return self.args.get("img_size", 224)
 
 
-class Peer(NamedTuple):
-    """The same network in another library, with random weights.
-
-    Attributes:
-        label: name in tables.
-        library: module to import.
-        build: makes the network from that module.
-        same_weights: whether it computes the same function of the same weights, so that weft can load them.
-    """
-
-    label: str
-    library: str
-    build: Callable[[Any], nn.Module]
-    same_weights: bool = False
-
-
-class SpeedProtocol(NamedTuple):
-    """How a paper measures throughput; every row of one of its tables is measured.
-
-    Attributes:
-        table: table of the paper, as in its `imagenet.csv`.
-        base: model that the throughput of the others is also given relative to.
-        cpu_batch: images per batch on a CPU, with one thread in fp32.
-        gpu_batch: images per batch on a GPU, in mixed precision.
-        gpu_batches: those of models with another one.
-    """
-
-    table: str
-    base: str
-    cpu_batch: int
-    gpu_batch: int
-    gpu_batches: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A model that `weft compare` trains, and the settings that make it fit the images.
-
-    Attributes:
-        name: label in reports.
-        model: model name.
-        settings: recipe keys.
-        weights: public weights that it starts from, as OWNER/NAME on the hub; '' for training from scratch.
-    """
-
-    name: str
-    model: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    weights: str = ""
-
-
 @dataclass(frozen=True)
 class Family:
     """A family of networks.
@@ -127,22 +71,17 @@ class Family:
         network: class, or "package.network:Class", so that no torch is imported.
         variants: models by name.
         default_cfg: entries of timm's default_cfg: `first_conv`, `classifier`, `crop_pct`, `fixed_input_size` ...
-        position_keys: endings of the names of tensors that depend on the image size.
-        head_keys: names of the head's weight, whose first axis is the number of classes.
-        peers: function of a model name -> its `Peer`s, the closest first.
-        candidates: what `weft compare` trains by default, under "small" (images up to 96 pixels) and "large".
-        speed_protocol: how the paper measures throughput, for `weft bench --protocol`; None: it has no such table.
+        candidates: recipe settings, `model` included, of the run that `weft compare` makes by default, under "small"
+            (images up to 96 pixels) and "large".
+        has_attention: whether there is a function `attention`; an export reads this without importing torch.
     """
 
     name: str
     network: type[nn.Module] | str
     variants: Mapping[str, Variant]
     default_cfg: Mapping[str, Any] = field(default_factory=dict)
-    position_keys: tuple[str, ...] = ("pos_embed",)
-    head_keys: tuple[str, ...] = ("head.weight",)
-    peers: Callable[[str], tuple[Peer, ...]] = lambda name: ()
-    candidates: Mapping[str, Candidate] = field(default_factory=dict)
-    speed_protocol: SpeedProtocol | None = None
+    candidates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    has_attention: bool = False
 
     @property
     def reference(self) -> str:
@@ -159,16 +98,6 @@ class Family:
     def is_loaded(self) -> bool:
         """Whether the code of the network is imported."""
         return self._module("network") in sys.modules
-
-    @property
-    def has_attention(self) -> bool:
-        """Whether the family describes its attention layers; imports nothing."""
-        name = self._module("attention")
-        if name in sys.modules:
-            return hasattr(sys.modules[name], "attention")
-        spec = importlib.util.find_spec(name)
-        source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text(encoding="utf-8")
-        return re.search(r"^(def attention\(|from .* import .*\battention\b)", source, re.MULTILINE) is not None
 
     def code(self, file: str, name: str, default: Any = None) -> Any:
         """Return what a file of the family defines, such as `code("weights", "LAYOUTS")`; else the default."""

@@ -42,6 +42,7 @@ class Layout:
         drop: pattern of names whose tensors hold nothing learned.
         linear: pattern of our names whose weights are linear layers here and may be 1x1 convolutions there.
         asks: constructor arguments, read from the state dict, that make our network compute what theirs does.
+        hidden: those of them that no tensor shows: a network must have been built with them.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Layout:
     drop: str | None = None
     linear: str | None = None
     asks: Callable[[State], dict[str, Any]] = _none
+    hidden: tuple[str, ...] = ()
 
     def recognises(self, state: State) -> bool:
         """Return whether a state dict is in this layout."""

@@ -25,14 +25,13 @@ from weft.files import write_whole
 from weft.grid import Grid
 from weft.inference.inputs import split_plan
 from weft.models.families import SMALL_SIDE, candidates
-from weft.models.family import Candidate
 from weft.processor import busy_note
 from weft.progress import reading
 from weft.recipes import load_recipe
 from weft.recipes.load import default_recipe
 from weft.runtime import Runtime
 from weft.study.budget import Stopwatch
-from weft.study.comparison_plan import ComparisonPlan, Trained
+from weft.study.comparison_plan import Candidate, ComparisonPlan, Trained
 from weft.study.outcome import Comparison, Entry, Form, Limits, advise, pareto
 from weft.study.plan import Scale, Study, StudyVariant, check_one_fold, check_variant, slug
 from weft.study.runner import Result, check_engine, kept_in, open_directory, threads_of
@@ -183,7 +182,10 @@ def _check_val_size(splits: Splits) -> None:
 
 def _chosen(models: Sequence[str], side: int) -> tuple[Candidate, ...]:
     """Return the candidates: the given models, or the default ones for images of this size."""
-    default = candidates("small" if side < SMALL_SIDE else "large")
+    default = tuple(
+        Candidate(name, settings["model"], {key: value for key, value in settings.items() if key != "model"})
+        for name, settings in candidates("small" if side < SMALL_SIDE else "large").items()
+    )
     if not models:
         return default
     if len(models) < 2 or len(set(models)) < len(models):

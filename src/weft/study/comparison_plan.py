@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from weft.checkpoints.hub import create_model
 from weft.data import Splits, image_size_hint
 from weft.errors import UsageError, WeftError
 from weft.files import write_whole
-from weft.models.family import Candidate
 from weft.progress import clock, rate, say, working
 from weft.recipes import Recipe, load_recipe
 from weft.study.budget import Price, Stopwatch, epochs_within, seconds, stages_of, staying
@@ -43,6 +42,23 @@ def public_weights(model: str) -> tuple[str, str]:
     except Exception as error:  # no weights or no connection: timm and the hub raise many types
         return "", (str(error).splitlines() or [type(error).__name__])[0]
     return getattr(network, "pretrained_cfg", {}).get("hf_hub_id") or model, ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model of a comparison, and the settings that make it fit the images.
+
+    Attributes:
+        name: label in reports.
+        model: model name.
+        settings: recipe keys.
+        weights: public weights that it starts from, as OWNER/NAME on the hub; '' for training from scratch.
+    """
+
+    name: str
+    model: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    weights: str = ""
 
 
 @dataclass

@@ -234,7 +234,7 @@ def _weights(row: Printed) -> tuple[PublicWeights | None, dict[str, Any]]:
     name, _, settings = row.weights.partition(" ")
     if not name:
         return None, {}
-    source = VARIANTS[row.builds].weights if name == "own" else PublicWeights(name, size=row.size)
+    source = VARIANTS[row.builds].weights if name == "own" else PublicWeights(name)
     values = (setting.partition("=") for setting in settings.split())
     return source, {key: value if key == "crop_mode" else float(value) for key, _, value in values}
 

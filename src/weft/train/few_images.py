@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from weft.checkpoints.bundled import BUNDLES, bundle_of
-from weft.checkpoints.hub import has_public_weights, is_cached
+from weft.checkpoints.bundled import MODEL, is_bundled
+from weft.checkpoints.hub import is_cached, public_weights
 from weft.checkpoints.hub_client import is_reachable
 from weft.models.families import MANY_IMAGES, SMALL_SIDE
 from weft.recipes import Recipe, load_recipe
@@ -20,7 +20,7 @@ def model_with_weights() -> str | None:
     model = str(load_recipe(RECIPE).model)
     if is_cached(model) or is_reachable():
         return model
-    return next((name for name in BUNDLES if bundle_of(name) is not None), None)
+    return MODEL if is_bundled(MODEL) else None
 
 
 def with_available_weights(request: Request) -> tuple[Recipe, str]:
@@ -98,7 +98,7 @@ def note_on_scratch(model: str, image_size: tuple[int, int], num_images: int) ->
         model: name of the model.
         image_size, num_images: as in `choice`.
     """
-    if _reason_for_scratch(image_size, num_images) or not has_public_weights(model):
+    if _reason_for_scratch(image_size, num_images) or public_weights(model) is None:
         return ""
     return f"{model} starts from random weights; from its public weights: --recipe {RECIPE} --model {model}."
 

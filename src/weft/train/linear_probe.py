@@ -41,11 +41,9 @@ class Balance(NamedTuple):
     Attributes:
         is_weighted: weight images by the inverse frequency of their class.
         is_chosen_by_class: every class counts the same in the loss that decides the penalty.
-        logit_adjustment: factor of the log class frequencies that are subtracted from the logits (arXiv 2007.07314).
     """
 
     is_weighted: bool = False
-    logit_adjustment: float = 0.0
     is_chosen_by_class: bool = False
 
 
@@ -55,7 +53,7 @@ UNBALANCED = Balance()
 def balance_of(recipe: Recipe) -> Balance:
     """Return the correction that a recipe asks for."""
     is_weighted = recipe.loss.class_weights == "balanced" or recipe.data.sampling == "balanced"
-    return Balance(is_weighted, recipe.loss.logit_adjustment, recipe.best == "balanced")
+    return Balance(is_weighted, recipe.best == "balanced")
 
 
 @dataclass(frozen=True)
@@ -334,5 +332,4 @@ def _regression(
     weight, bias = np.asarray(model.coef_), np.asarray(model.intercept_)
     if num_classes == 2:  # scikit-learn has one row for two classes
         weight, bias = np.stack([-weight[0], weight[0]]) / 2, np.stack([-bias[0], bias[0]]) / 2
-    shares = np.bincount(labels, minlength=num_classes) / len(labels)
-    return weight, bias - balance.logit_adjustment * np.log(shares)
+    return weight, bias

@@ -61,7 +61,7 @@ def sweep_lr(plan: Plan, steps: int = 100, *, quiet: bool) -> LrFinding:
     average, best = 0.0, math.inf
     for number, (parts, keys) in enumerate(itertools.islice(_endless(plan), steps)):
         result = learner.train_step(parts, keys)
-        if result.is_skipped:
+        if not result.is_finite:
             break
         average = SMOOTHING * average + (1 - SMOOTHING) * result.loss
         smoothed = average / (1 - SMOOTHING ** (number + 1))

@@ -206,7 +206,7 @@ def make_plan(request: Request, *, quiet: bool) -> Plan:
     recipe, on_network = with_start_network(recipe)
     recipe, decisions = fill_in(recipe, size, count, runtime.world)
     recipe = with_value_range(recipe, splits)
-    range_notes = value_notes(splits.values, recipe.data.value_range) if recipe.data.value_range else []
+    range_notes = value_notes(splits.values, recipe.data.value_range)
     notes = [note for note in (on_weights, on_network, *decisions, *range_notes) if note]
     return Plan(recipe, splits, runtime, (*splits.notes, *notes), fits_batches=request.leaves_batch_size)
 

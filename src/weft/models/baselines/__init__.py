@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from weft.models.family import Candidate, Family, Variant
+from typing import Any
+
+from weft.models.family import Family, Variant
 
 FAMILY = Family(
     name="Grafted",
@@ -22,23 +24,13 @@ FAMILY = Family(
     default_cfg=dict(first_conv="stem.0", classifier=("head", "head_dist")),
 )
 
-CANDIDATES = {  # of timm, for `weft compare`
-    "small": (
-        Candidate(
-            "DeiT",
-            "deit_tiny_patch16_224",
-            {
-                "img_size": 32,
-                "model_args.patch_size": 4,
-                "model_args.embed_dim": 96,
-                "model_args.depth": 6,
-                "model_args.num_heads": 3,
-            },
-        ),
-        Candidate("ResNet", "resnet18", {"img_size": 64, "model_args.channels": [32, 64, 128, 256]}),
-    ),
-    "large": (
-        Candidate("DeiT", "deit_tiny_patch16_224.fb_in1k"),
-        Candidate("ResNet", "resnet18.a1_in1k"),
-    ),
-}
+CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {  # of timm, for `weft compare`: scale -> label -> recipe settings
+    "small": {
+        "DeiT": {
+            "model": "deit_tiny_patch16_224", "img_size": 32, "model_args.patch_size": 4,
+            "model_args.embed_dim": 96, "model_args.depth": 6, "model_args.num_heads": 3,
+        },
+        "ResNet": {"model": "resnet18", "img_size": 64, "model_args.channels": [32, 64, 128, 256]},
+    },
+    "large": {"DeiT": {"model": "deit_tiny_patch16_224.fb_in1k"}, "ResNet": {"model": "resnet18.a1_in1k"}},
+}  # fmt: skip

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from weft.models.family import Candidate, Family, Peer, PublicWeights, Variant
+from weft.models.family import Family, PublicWeights, Variant
 
 _WEIGHTS = PublicWeights("", by_hand="one archive for all CeiT on Google Drive, file 1S19SQUic9ILBGNkcJTOy74MGoj-JRM4x")
-_PARENTS = {  # no other library has CeiT; DeiT is the network that it extends
-    "ceit_tiny_patch16_224": "deit_tiny_patch16_224",
-    "ceit_small_patch16_224": "deit_small_patch16_224",
-    "ceit_base_patch16_224": "deit_base_patch16_224",
-}
-
-
-def _peers(name: str) -> tuple[Peer, ...]:
-    parent = _PARENTS.get(name)
-    return () if parent is None else (Peer(f"timm {parent}", "timm", lambda timm: timm.create_model(parent)),)
-
+_CROP_384 = dict(crop_pct=384 / 438)
 
 FAMILY = Family(
     name="CeiT",
     network="weft.models.ceit.network:CeiT",
     # Sizes: the paper's Table 2 and the released ceit_model.py; nano is weft's own.
     variants={
-        "ceit_tiny_patch16_224": Variant(dict(img_size=224, embed_dim=192, num_heads=3), weights=_WEIGHTS),
-        "ceit_small_patch16_224": Variant(dict(img_size=224, embed_dim=384, num_heads=6), weights=_WEIGHTS),
-        "ceit_base_patch16_224": Variant(dict(img_size=224, embed_dim=768, num_heads=12), weights=_WEIGHTS),
-        "ceit_tiny_patch16_384": Variant(
-            dict(img_size=384, embed_dim=192, num_heads=3),
-            weights=_WEIGHTS._replace(size=384),
-            default_cfg=dict(crop_pct=384 / 438),
-        ),
-        "ceit_small_patch16_384": Variant(
-            dict(img_size=384, embed_dim=384, num_heads=6),
-            weights=_WEIGHTS._replace(size=384),
-            default_cfg=dict(crop_pct=384 / 438),
-        ),
+        "ceit_tiny_patch16_224": Variant(dict(img_size=224, embed_dim=192, num_heads=3), _WEIGHTS),
+        "ceit_small_patch16_224": Variant(dict(img_size=224, embed_dim=384, num_heads=6), _WEIGHTS),
+        "ceit_base_patch16_224": Variant(dict(img_size=224, embed_dim=768, num_heads=12), _WEIGHTS),
+        "ceit_tiny_patch16_384": Variant(dict(img_size=384, embed_dim=192, num_heads=3), _WEIGHTS, _CROP_384),
+        "ceit_small_patch16_384": Variant(dict(img_size=384, embed_dim=384, num_heads=6), _WEIGHTS, _CROP_384),
         "ceit_nano_32": Variant(
             dict(img_size=32, patch_size=4, stem_convs=((3, 1),), stem_chans=32, embed_dim=96, depth=6, num_heads=3)
         ),
     },
     default_cfg=dict(first_conv="patch_embed.convs.0"),
-    peers=_peers,
-    candidates={"small": Candidate("CeiT", "ceit_nano_32"), "large": Candidate("CeiT", "ceit_tiny_patch16_224")},
+    candidates={"small": {"model": "ceit_nano_32"}, "large": {"model": "ceit_tiny_patch16_224"}},
+    has_attention=True,
 )

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import nn
-
-from weft.models.ceit.network import CeiT, LeFF
 from weft.models.layout import Layout
 
 RELEASED = Layout(
@@ -27,14 +22,7 @@ RELEASED = Layout(
     },
     linear=r"\.mlp\.fc[12]\.weight$",
     asks=lambda state: dict(leff_final_act=False, leff_pass_cls=True),
+    hidden=("leff_final_act", "leff_pass_cls"),
 )
 
 LAYOUTS = (RELEASED,)
-
-
-def built_values(model: CeiT) -> dict[str, Any]:
-    """The switches of a CeiT that its state dict does not show."""
-    mlp = model.blocks[0].mlp
-    if not isinstance(mlp, LeFF):
-        return {}
-    return dict(leff_final_act=isinstance(mlp.final_act, nn.GELU), leff_pass_cls=mlp.pass_cls)

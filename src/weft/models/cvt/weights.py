@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-from torch import nn
-
-from weft.layers.activation import activation_name
-from weft.models.cvt.network import Block, CvT
 from weft.models.layout import Layout
 
 RELEASED = Layout(
@@ -19,6 +13,7 @@ RELEASED = Layout(
         **{f"attn.proj_{x}": f"attn.{x}" for x in "qkv"},
     },
     asks=lambda state: dict(act_layer="quick_gelu", scale_by="embed_dim"),
+    hidden=("act_layer", "scale_by"),
 )
 
 _WORDS = {"q": "query", "k": "key", "v": "value"}
@@ -45,17 +40,7 @@ TRANSFORMERS = Layout(
         "classifier": "head",
     },
     asks=lambda state: dict(act_layer="gelu", scale_by="embed_dim"),
+    hidden=("act_layer", "scale_by"),
 )
 
 LAYOUTS = (RELEASED, TRANSFORMERS)
-
-
-def built_values(model: CvT) -> dict[str, Any]:
-    """The switches of a CvT that its state dict does not show."""
-    firsts = [cast("Block", cast("nn.ModuleList", stage.blocks)[0]) for stage in model.stages]
-    switches: dict[str, Any] = dict(act_layer=activation_name(cast("nn.Module", firsts[-1].mlp.act)))
-    for block in firsts:
-        if block.attn.num_heads > 1:  # with one head both scales are the same
-            dim = block.attn.proj.out_features
-            switches["scale_by"] = "embed_dim" if block.attn.scale == dim**-0.5 else "head_dim"
-    return switches

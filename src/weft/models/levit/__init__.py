@@ -2,83 +2,39 @@
 
 from __future__ import annotations
 
-from weft.models.family import Candidate, Family, Peer, PublicWeights, SpeedProtocol, Variant
+from weft.models.family import Family, PublicWeights, Variant
 
-_FILE = "https://dl.fbaipublicfiles.com/LeViT/LeViT-{}.pth"
+# Table 2: C per stage, D, N per stage, X per stage, drop path; end of the name of the authors' file
+_SIZES = {
+    "levit_128s": ((128, 256, 384), 16, (4, 6, 8), (2, 3, 4), 0.0, "128S-96703c44"),
+    "levit_128": ((128, 256, 384), 16, (4, 8, 12), (4, 4, 4), 0.0, "128-b88c2750"),
+    "levit_192": ((192, 288, 384), 32, (3, 5, 6), (4, 4, 4), 0.0, "192-92712e41"),
+    "levit_256": ((256, 384, 512), 32, (4, 6, 8), (4, 4, 4), 0.0, "256-13b5763e"),
+    "levit_384": ((384, 512, 768), 32, (6, 9, 12), (4, 4, 4), 0.1, "384-9bdaf2e2"),
+}
 
 
-def _peers(name: str) -> tuple[Peer, ...]:
-    if name.endswith("_32"):
-        return ()
-    peers = [Peer(f"timm {name}", "timm", lambda timm: timm.create_model(name), same_weights=True)]
-    if name == "levit_256":  # sizes of vit-pytorch's README; 8 % fewer parameters than the paper's
-        sizes = dict(dim=(256, 384, 512), depth=4, heads=(4, 6, 8), mlp_mult=2)
-        peers.append(
-            Peer(
-                f"vit-pytorch {name}",
-                "vit_pytorch.levit",
-                lambda library: library.LeViT(image_size=224, num_classes=1000, **sizes),
-            )
-        )
-    return tuple(peers)
+def _variant(name: str) -> Variant:
+    *sizes, file = _SIZES[name]
+    args: dict[str, object] = dict(
+        zip(("embed_dim", "key_dim", "num_heads", "depth", "drop_path_rate"), sizes, strict=True)
+    )
+    url = f"https://dl.fbaipublicfiles.com/LeViT/LeViT-{file}.pth"
+    return Variant(args, PublicWeights(f"timm/{name}.fb_dist_in1k", url))
 
+
+_NANO = dict(  # weft's own
+    img_size=32, stem_strides=(1, 2, 2), embed_dim=(64, 96, 128), key_dim=16, num_heads=(2, 3, 4), depth=(2, 3, 3)
+)  # fmt: skip
 
 FAMILY = Family(
     name="LeViT",
     network="weft.models.levit.network:LeViT",
-    # Sizes: Table 2, one value per stage; nano is weft's own.
-    variants={
-        "levit_128s": Variant(
-            dict(embed_dim=(128, 256, 384), key_dim=16, num_heads=(4, 6, 8), depth=(2, 3, 4)),
-            weights=PublicWeights("timm/levit_128s.fb_dist_in1k", _FILE.format("128S-96703c44")),
-        ),
-        "levit_128": Variant(
-            dict(embed_dim=(128, 256, 384), key_dim=16, num_heads=(4, 8, 12), depth=(4, 4, 4)),
-            weights=PublicWeights("timm/levit_128.fb_dist_in1k", _FILE.format("128-b88c2750")),
-        ),
-        "levit_192": Variant(
-            dict(embed_dim=(192, 288, 384), key_dim=32, num_heads=(3, 5, 6), depth=(4, 4, 4)),
-            weights=PublicWeights("timm/levit_192.fb_dist_in1k", _FILE.format("192-92712e41")),
-        ),
-        "levit_256": Variant(
-            dict(embed_dim=(256, 384, 512), key_dim=32, num_heads=(4, 6, 8), depth=(4, 4, 4)),
-            weights=PublicWeights("timm/levit_256.fb_dist_in1k", _FILE.format("256-13b5763e")),
-        ),
-        "levit_384": Variant(
-            dict(embed_dim=(384, 512, 768), key_dim=32, num_heads=(6, 9, 12), depth=(4, 4, 4), drop_path_rate=0.1),
-            weights=PublicWeights("timm/levit_384.fb_dist_in1k", _FILE.format("384-9bdaf2e2")),
-        ),
-        "levit_nano_32": Variant(
-            dict(
-                img_size=32,
-                stem_strides=(1, 2, 2),
-                embed_dim=(64, 96, 128),
-                key_dim=16,
-                num_heads=(2, 3, 4),
-                depth=(2, 3, 3),
-            )
-        ),
-    },
+    variants={**{name: _variant(name) for name in _SIZES}, "levit_nano_32": Variant(_NANO)},
     default_cfg=dict(first_conv="stem.conv1.linear", classifier=("head.linear", "head_dist.linear")),
-    position_keys=("attention_biases", "pos_embed"),
-    head_keys=("head.linear.weight", "head.weight"),
-    peers=_peers,
-    speed_protocol=SpeedProtocol(  # batches of the released timing script
-        table="3",
-        base="levit_128s",
-        cpu_batch=16,
-        gpu_batch=2048,
-        gpu_batches={
-            "levit_384": 1024,
-            "efficientnet_b0": 1024,
-            "efficientnet_b1": 1024,
-            "efficientnet_b2": 512,
-            "efficientnet_b3": 512,
-            "efficientnet_b4": 256,
-        },
-    ),
     candidates={
-        "small": Candidate("LeViT", "levit_nano_32", {"model_args.distilled": False}),
-        "large": Candidate("LeViT", "levit_256", {"model_args.distilled": False}),
+        "small": {"model": "levit_nano_32", "model_args.distilled": False},
+        "large": {"model": "levit_256", "model_args.distilled": False},
     },
+    has_attention=True,
 )

@@ -317,7 +317,8 @@ class LeViT(Backbone):
         if down_num_heads is None:
             down_num_heads = tuple(dim // key_dim for dim in embed_dim[:-1])
         down_rows = per_stage(count - 1, down_num_heads=down_num_heads)
-        act, attn_act = activation(act_layer), activation(attn_act_layer or act_layer)
+        attn_act_layer = self.arguments["attn_act_layer"] = attn_act_layer or act_layer
+        act, attn_act = activation(act_layer), activation(attn_act_layer)
         make_linear = linear_bn if norm == "batch" else linear
         self.pre_norm = pre_norm = norm == "layer"
 

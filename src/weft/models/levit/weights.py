@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
-from torch import nn
-
-from weft.layers.activation import activation_name
 from weft.models.layout import Layout, State
-from weft.models.levit.network import Attention, Block, LeViT
 
 _IN_STAGES = r"^stages\..*\.weight$"
 
@@ -94,6 +90,7 @@ RELEASED = Layout(
     drop=r"\.attention_bias_idxs$",
     linear=_IN_STAGES,
     asks=_hard_swish,
+    hidden=("act_layer", "attn_act_layer"),
 )
 
 TIMM = Layout(
@@ -125,18 +122,7 @@ TRANSFORMERS = Layout(
     asks=lambda state: (
         _hard_swish(state) | ({} if "classifier_distill.linear.weight" in state else dict(distilled=False))
     ),
+    hidden=("act_layer", "attn_act_layer"),
 )
 
 LAYOUTS = (RELEASED, TIMM, TRANSFORMERS)
-
-
-def built_values(model: LeViT) -> dict[str, Any]:
-    """The switches of a LeViT that its state dict does not show."""
-    block = next((module for module in model.modules() if isinstance(module, Block)), None)
-    if block is None:  # a depth of 0 throughout
-        return {}
-    attn = cast("Attention", block.attn)
-    return dict(
-        act_layer=activation_name(cast("nn.Module", block.mlp.act)),
-        attn_act_layer=activation_name(cast("nn.Module", attn.proj.act)),
-    )

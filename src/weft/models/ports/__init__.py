@@ -13,18 +13,20 @@ FAMILIES = (
         network="weft.models.ports.ceit_pytorch:CeiTPytorch",
         variants={"port_ceit_pytorch": Variant({})},
         default_cfg=dict(first_conv="patch_embed.convs.0"),
+        has_attention=True,
     ),
     Family(
         name="vit-pytorch CvT",
         network="weft.models.ports.vit_pytorch_cvt:VitPytorchCvT",
         variants={"port_vit_pytorch_cvt": Variant({})},
         default_cfg=dict(first_conv="stages.0.patch_embed.proj", fixed_input_size=False),
+        has_attention=True,
     ),
     Family(
         name="vit-pytorch LeViT",
         network="weft.models.ports.vit_pytorch_levit:VitPytorchLeViT",
         variants={"port_vit_pytorch_levit": Variant({})},
         default_cfg=dict(first_conv="stem.conv1"),
-        position_keys=("attention_biases",),
+        has_attention=True,
     ),
 )

@@ -106,12 +106,6 @@ def _arguments(state: State) -> dict[str, Any]:
     return arguments | heads | dict(lca_mlp_ratio=state["LCA.layers.0.1.fn.net.0.weight"].shape[0] / dim)
 
 
-def built_values(model: CeiT) -> dict[str, Any]:
-    """Return the arguments of a network that its state dict does not show."""
-    heads: dict[str, Any] = dict(num_heads=cast("Attention", model.blocks[0].attn).num_heads)
-    return heads if model.lca is None else heads | dict(lca_num_heads=cast("Attention", model.lca.attn).num_heads)
-
-
 LAYOUTS = (
     Layout(
         name="CeiT-pytorch",
@@ -143,5 +137,6 @@ LAYOUTS = (
             "mlp_head.1": "head",
         },
         asks=_arguments,
+        hidden=("num_heads", "lca_num_heads"),
     ),
 )

@@ -305,7 +305,7 @@ def _report(inventory: Inventory) -> str:
     rows += [(number, f"{kind}, skipped: {SKIPPED[kind]}") for kind, number in summary["skipped"].items()]
     width = max(len(f"{number:,}") for number, _ in rows)
     lines += [f"{number:>{width},} {text}" for number, text in rows]
-    lines += value_notes(inventory.values, inventory.value_range)
+    lines += value_notes(inventory.values, summary["value_range"])
     lines += filter(None, [eval_transform({}).note(inventory.sizes)])
     lines += [*unread_notes(inventory), *inventory.remarks]
     if inventory.classes_outside:

@@ -196,10 +196,16 @@ def unread_notes(inventory: Inventory) -> list[str]:
     return notes
 
 
-def group_notes(inventory: Inventory, train: Side, val: Side) -> list[str]:
-    """Return notes about groups of images: their number, and those on both sides of a given split."""
+def split_notes(inventory: Inventory, names: Sequence[str], train: Side, val: Side, how: str) -> list[str]:
+    """Return notes about the split, made by weft as `how` says or given, and about groups that are on both sides."""
+    if inventory.is_given:
+        folders = f", {inventory.folder('train')}/ and {inventory.folder('val')}/" if inventory.folders else ""
+        how = f"the dataset's own split{folders}"
+    notes = [f"{len(train):,} images in {len(names)} classes for training, {len(val):,} held out: {how}."]
+    if not inventory.groups:
+        return notes
     trained, held_out = ({inventory.groups[i] for i in side} for side in (train, val))
-    notes = [f"{count(len(trained), 'group')} of images for training, {len(held_out):,} held out."]
+    notes.append(f"{count(len(trained), 'group')} of images for training, {len(held_out):,} held out.")
     if torn := sorted(trained & held_out):
         notes.append(
             f"{count(len(torn), 'group is', 'groups are')} on both sides of the dataset's own split, which makes the"

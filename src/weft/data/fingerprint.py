@@ -48,7 +48,8 @@ class Fingerprint:
         An image with another name is found by its content; copies on both sides count as `val`.
         """
         exact = {(key, digest): side for side, _, key, digest in self.cells}
-        by_content = {digest: side for side, _, _, digest in sorted(self.cells, key=lambda cells: cells[0])}
+        by_content = {digest: side for side, _, _, digest in self.cells}
+        by_content |= {digest: side for side, _, _, digest in self.cells if side == "val"}
         images = zip(map(_cell, source.keys), source.digests, strict=True)
         return [exact.get((key, digest)) or by_content.get(digest, "") for key, digest in images]
 
@@ -88,7 +89,7 @@ def fingerprint(splits: Splits) -> Fingerprint:
 def difference(old: Fingerprint, new: Fingerprint) -> str | None:
     """Return the difference as a sentence, or None if the fingerprints are equal."""
     classes = (dict.fromkeys(one.classes) for one in (old, new))
-    images = ({key: (*cells, digest) for *cells, key, digest in one.cells} for one in (old, new))
+    images = ({key: "\t".join((*cells, digest)) for *cells, key, digest in one.cells} for one in (old, new))
     for one, several, (was, now) in (("class", "classes", classes), ("image", "images", images)):
         changed = {key for key in was.keys() & now.keys() if was[key] != now[key]}
         keys_of = {"gone": was.keys() - now.keys(), "new": now.keys() - was.keys(), "changed": changed}

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from weft.data.bit_depth import ValueRange, Values, common_range
+from weft.data.bit_depth import Values, common_range
 from weft.data.decode import BadImage, ImageInfo, image_info
 from weft.data.formats import MAX_PIXELS
 from weft.data.source import BadFile, Reader, bad_file
@@ -103,11 +103,6 @@ class Inventory:
         groups = (list(images) for digest, images in equal if digest)
         return sorted(images for images in groups if len(images) > 1)
 
-    @property
-    def value_range(self) -> ValueRange | None:
-        """Black and white of the images of more than 8 bits per channel; None without such images."""
-        return common_range(self.values)
-
     def folder(self, split: str) -> str:
         """Return the name of the folder of a split; that of the split itself for other sources."""
         return self.folders.get(split, split)
@@ -165,7 +160,7 @@ class Inventory:
             "ignored": dict(sorted(self.ignored.items())),
             "skipped": dict(sorted(self.skipped.items())),
             "notes": dict(sorted(self.notes.items())),
-            "value_range": self.value_range,
+            "value_range": common_range(self.values),
             "copies": [[self.keys[i] for i in images] for images in self.copies],
             "classes_outside": self.classes_outside,
             "unread": self.unread,

@@ -17,8 +17,8 @@ from weft.data.checks import (
     check_sides,
     class_list,
     copy_notes,
-    group_notes,
     match_forms,
+    split_notes,
     survey_notes,
 )
 from weft.data.digits import DIGITS, open_digits
@@ -246,8 +246,8 @@ def _split(
         check_empty(inventory, names, train if plan.limit is None and plan.train_fraction == 1 else inside)
     if not train + val or not (evaluate_only or (classes is not None and not inventory.is_given)):
         check_sides(inventory, len(train), len(val))
-    notes = [_split_note(inventory, plan, len(train), len(val), len(names))]
-    notes += group_notes(inventory, train, val) if inventory.groups else []
+    how = f"a stratified split of {plan.description}, because the dataset has none"
+    notes = split_notes(inventory, names, train, val, how)
     notes += survey_notes(inventory, names, val) + copy_notes(inventory, train, held_out)
     if num_outside := len(inventory.keys) - len(inside):
         notes.append(f"Not used, because outside all class folders: {count(num_outside, 'image')}.")
@@ -282,11 +282,3 @@ def _check_groups(inventory: Inventory, images: Side, group: str, *, any_number:
             f"The groups of --group must allow a split; with '{printable(group)}', all"
             f" {count(len(images), 'image')} are in one. Choose a column or a pattern that gives more groups."
         )
-
-
-def _split_note(inventory: Inventory, plan: SplitPlan, num_train: int, num_val: int, num_classes: int) -> str:
-    counts = f"{num_train:,} images in {num_classes} classes for training, {num_val:,} held out"
-    if inventory.is_given:
-        folders = f", {inventory.folder('train')}/ and {inventory.folder('val')}/" if inventory.folders else ""
-        return f"{counts}: the dataset's own split{folders}."
-    return f"{counts}: a stratified split of {plan.description}, because the dataset has none."

@@ -22,7 +22,6 @@ from tests.helpers import without_home
 from tests.train import tiny
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import open_data
-from weft.data.loader import ImageLoader
 from weft.deploy import fold
 from weft.errors import CheckpointError, StoppedError, UsageError
 from weft.files import cache_dir
@@ -33,7 +32,7 @@ from weft.models.building import create_model
 from weft.models.contract import resized
 from weft.runtime import Runtime
 from weft.train import evaluate, train
-from weft.train.linear_probe import Balance, LinearProbe, fit, fit_heads
+from weft.train.linear_probe import Balance, fit, fit_heads
 
 CPU = Runtime.of("cpu")
 SETTINGS = {"head_init": "probe", "epochs": 2, "batch_size": 8, "optim.lr": 1e-4, "schedule.warmup_epochs": 0}
@@ -116,25 +115,6 @@ def test_a_class_without_an_image_is_never_predicted(present: list[int]) -> None
     assert set((views[:, 0] @ probe.weight.T + probe.bias).argmax(1)) <= set(present)
     classes = ["ant", "bee", "cat", "dog"]
     assert ", ".join(name for i, name in enumerate(classes) if i not in present) in probe.describe(classes)
-
-
-@pytest.mark.parametrize("group", [None, r"(\d)\.png"])
-def test_an_image_that_can_no_longer_be_read_is_excluded(
-    group: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    photos = tiny.paint(tmp_path / "noise", per_class=6)
-    counts = []
-
-    def fit_and_record(network: nn.Module, loader: ImageLoader, *more: Any, **arguments: Any) -> list[LinearProbe]:
-        (photos / loader.dataset.source.keys[0]).write_bytes(b"damaged")
-        probes = fit_heads(network, loader, *more, **arguments)
-        counts.extend([probes[0].counts.sum(), len(loader.dataset)])
-        return probes
-
-    monkeypatch.setattr("weft.train.plan.fit_heads", fit_and_record)
-    settings = {**SETTINGS, "epochs": 0, "data.on_lost": "exclude"}
-    train(photos, "ceit_nano_32", settings=settings, group=group, out=tmp_path / "run", quiet=True)
-    assert counts[0] == counts[1] - 1
 
 
 @pytest.mark.parametrize("limit", [1, 2])

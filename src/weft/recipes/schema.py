@@ -121,9 +121,6 @@ class Data:
     max_pixels: Annotated[int, Within(1)] | None = option(None)
     """Maximum pixels (height x width) of an image; larger ones count as bad files. None: 100 million."""
 
-    on_lost: Literal["stop", "exclude"] = "stop"
-    """Action if an image becomes unreadable during training: stop, or exclude it and print a note."""
-
     value_range: tuple[Value, Value] | None = None
     """Values of black and white in images of more than 8 bits per channel, such as [0, 4095] for 12 bits; stored with
     the model. None: those of the dataset."""

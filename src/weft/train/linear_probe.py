@@ -7,7 +7,6 @@ on the training images. The result is folded into the last linear layer, so the 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from scipy.special import log_softmax, softmax
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from weft.data.dataset import LOST
 from weft.data.loader import ImageLoader
 from weft.inference.features import classifiers, read_features
 from weft.intervals import accuracy_of
@@ -123,10 +121,8 @@ def fit_heads(
         UsageError: the network has no linear classifier.
     """
     features, labels = read_features(network, batches, runtime, on_batch)
-    is_read = labels != LOST
     num_views = 2 if is_mirrored else 1
-    features, labels = [views[is_read, :num_views] for views in features], labels[is_read]
-    groups = None if groups is None else list(itertools.compress(groups, is_read))
+    features = [views[:, :num_views] for views in features]
     probes = fit_features(features, labels, num_classes, balance=balance, groups=groups, seed=seed)
     scales = [
         _scale(views[:, 0] @ probe.weight.T + probe.bias, labels, label_smoothing)

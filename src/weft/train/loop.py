@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.data import mix_seed
-from weft.data.dataset import LOST
 from weft.data.order import Key
-from weft.errors import DataError
 from weft.lazy import LazyModule
 from weft.models.contract import mean_logits
 from weft.recipes import Recipe
@@ -29,7 +27,7 @@ timm_utils: Any = LazyModule("timm.utils")
 STEP = -1  # used as sample index in seeds, so that steps and samples draw from different random streams
 
 Batch = tuple[Tensor, Tensor]
-"""Normalised images (b c h w) and class indices (b); `LOST` for an image that is no longer readable."""
+"""Normalised images (b c h w) and class indices (b)."""
 
 
 class StepResult(NamedTuple):
@@ -278,9 +276,8 @@ def group_into_steps(
     first: int,
     accumulate: int,
     runtime: Runtime,
-    on_lost: Callable[[Key], None],
-) -> Iterator[tuple[list[Batch], list[Sequence[Key]]]]:
-    """Yield the micro-batches of each step, on the device, without lost images and their partners in mixup.
+) -> Iterator[tuple[list[Batch], Sequence[Sequence[Key]]]]:
+    """Yield the micro-batches of each step, on the device.
 
     Args:
         batches: micro-batches of one epoch, from step `first` on.
@@ -288,38 +285,14 @@ def group_into_steps(
         first: index of the first step, from 0.
         accumulate: number of micro-batches per step.
         runtime: device.
-        on_lost: called with the key of every lost image.
-
-    Raises:
-        DataError: all images of a step are lost.
     """
     parts: list[Batch] = []
-    keys: list[Sequence[Key]] = []
     step = first
     for images, labels in batches:
-        part_keys = keys_of(step)[len(parts)]
-        if (labels == LOST).any():
-            images, labels, part_keys = _without_lost(images, labels, part_keys, on_lost)
         parts.append((runtime.put(images), runtime.put(labels)))
-        keys.append(part_keys)
         if len(parts) == accumulate:
-            not_empty = [index for index, part in enumerate(keys) if part]
-            if not not_empty:
-                raise DataError(
-                    f"A step must have images; all images of step {step + 1} of this epoch are lost. Restore them."
-                )
-            yield [parts[index] for index in not_empty], [keys[index] for index in not_empty]
-            parts, keys, step = [], [], step + 1
-
-
-def _without_lost(
-    images: Tensor, labels: Tensor, keys: Sequence[Key], on_lost: Callable[[Key], None]
-) -> tuple[Tensor, Tensor, Sequence[Key]]:
-    lost = labels == LOST
-    for index in lost.nonzero().flatten().tolist():
-        on_lost(keys[index])
-    kept = ~(lost | lost.flip(0))  # mixup pairs image i with image -1 - i: drop the partner also
-    return images[kept], labels[kept], [key for key, keep in zip(keys, kept.tolist(), strict=True) if keep]
+            yield parts, keys_of(step)
+            parts, step = [], step + 1
 
 
 def _heads(model: nn.Module) -> list[nn.Module]:

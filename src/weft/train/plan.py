@@ -89,7 +89,6 @@ class Plan:
             order.batch_size,
             self.recipe.workers,
             share=dataclasses.replace(order.share, accumulate=1),
-            on_lost=self.recipe.data.on_lost,
         )
 
     def measured(self, *, measure: bool = True) -> Plan:
@@ -131,9 +130,7 @@ class Plan:
 
     def _fit_heads(self, note: Callable[[str], None], *, quiet: bool) -> None:
         """Fit the classifiers of the network to the features of the training images, with a note on each."""
-        images = evaluation_batches(
-            self.splits.train, self.network, FEATURE_BATCH, self.recipe.workers, on_lost=self.recipe.data.on_lost
-        )
+        images = evaluation_batches(self.splits.train, self.network, FEATURE_BATCH, self.recipe.workers)
         with counting(len(self.splits.train), quiet=quiet, task_name="features") as count:
             probes = fit_heads(
                 self.network,

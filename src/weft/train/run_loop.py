@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -92,7 +92,6 @@ class Session:
         self._start: float | None = None  # of `run`, minus the seconds of earlier processes
         self._log: StepLog | None = None
         self._saved_at = time.monotonic()
-        self._lost: set[int] = set()
 
     def restore(self, state: State) -> None:
         """Restore model, optimizer and metrics from a state, and metrics.csv from the latter.
@@ -200,7 +199,7 @@ class Session:
         self._save_models(result)
         self.meter = Meter(steps=self._steps_of_epoch)
 
-    def _steps(self, first: int) -> Iterator[tuple[list[Batch], list[Any]]]:
+    def _steps(self, first: int) -> Iterator[tuple[list[Batch], Sequence[Sequence[Key]]]]:
         """Yield the remaining steps of the epoch."""
         order = self.train_batches.order
         steps = group_into_steps(
@@ -209,7 +208,6 @@ class Session:
             first,
             self.recipe.accumulate,
             self.runtime,
-            self._note_lost,
         )
         return itertools.islice(steps, self.meter.steps - first)
 
@@ -249,12 +247,6 @@ class Session:
     def _names(self, keys: list[Key]) -> str:
         indices = list(dict.fromkeys(index for _, index, _ in keys))
         return first_few((name_of(self.splits.train, index) for index in indices), MAX_NAMES)
-
-    def _note_lost(self, key: Key) -> None:
-        if key[1] not in self._lost:
-            self._lost.add(key[1])
-            name = name_of(self.splits.train, key[1])
-            self.reporter.note(f"{name} is missing or can no longer be read; training continues without it.")
 
     def _evaluate(self, model: Any, on_batch: Callable[[int], None] = lambda count: None) -> Evaluation:
         return measure(

@@ -202,3 +202,10 @@ def test_a_missing_file(tmp_path, capsys):
     code, _, err = convert(capsys, tmp_path / "none.pth", tmp_path / "m")
     assert code == 4
     assert "none.pth" in err
+
+
+def test_a_setting_that_the_network_does_not_have_is_refused(tmp_path, capsys):
+    save_file(lively("cvt_nano_32", num_classes=3).state_dict(), tmp_path / "x.safetensors")
+    arguments = ("--model", "cvt_nano_32", "--set", "kv_strides=1")
+    code, _, err = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m", *arguments)
+    assert (code, "Unknown argument of cvt_nano_32 'kv_strides'. Nearest: kv_stride" in err) == (2, True)

@@ -138,7 +138,7 @@ def test_the_limit_can_be_raised_above_pillows_own():
         ),
         (rle8(b"\x64\x05" * 100), r"its compression is not supported \(BMP compression 1; supported are 0, 3\)"),
         (encoded(np.zeros((4, 4), np.int32), "TIFF"), r"wide or signed integers, and the model stores no value range"),
-        (text_bomb(), r"its text metadata expands beyond the limit"),
+        (text_bomb(), r"text metadata or its colour profile expands beyond the limit \(4 MiB each, 64 MiB together\)"),
     ],
 )
 def test_refusals_say_why(data, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from PIL import Image
 from tests.data import fuzz
 from tests.data.pictures import encoded, photo, png, tagged_tiff
 from weft.cli import main
-from weft.data import ImageDataset, eval_transform, make_loader, open_data, train_transform
+from weft.data import ImageDataset, Inventory, eval_transform, make_loader, open_data, train_transform
 from weft.data.decode import MAX_ASPECT, BadImage, image_info, open_image
 
 HONEST = {
@@ -108,3 +109,23 @@ def test_libraries_write_nothing_to_the_terminal(capfd: pytest.CaptureFixture[st
         with contextlib.suppress(BadImage):
             open_image(good[:place] + b"\xff" * 8 + good[place + 8 :])
     assert capfd.readouterr() == ("", "")
+
+
+def test_memory_per_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a dataset takes few bytes per image: 1.3 million images of ImageNet must fit next to the training."""
+    data = encoded(Image.fromarray(photo(8, 8)), "PNG")
+
+    def opened(number: int) -> int:
+        listed = Inventory("many", lambda key: data + key.encode(), {"": ["0", "1"]})
+        for i in range(number):
+            listed.add(f"n{i % 2:08}/n{i % 2:08}_{i:07}.JPEG", str(i % 2))
+        monkeypatch.setattr("weft.data.open.open_digits", lambda: listed)
+        return len(open_data("digits").train)
+
+    opened(100)  # imports
+    tracemalloc.start()
+    try:
+        assert opened(10_000) == 8_000
+        assert tracemalloc.get_traced_memory()[1] < 360 * 10_000
+    finally:
+        tracemalloc.stop()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, PngImagePlugin
 
 from tests.data.pictures import (
     BLACK_TO_WHITE,
@@ -23,7 +23,7 @@ from tests.data.pictures import (
 )
 from weft.data import image_size, open_image
 from weft.data.bit_depth import Values, common_range, range_note
-from weft.data.decode import image_info, image_values
+from weft.data.decode import BadImage, image_info, image_values
 
 LEVELS = np.arange(256).reshape(16, 16)
 RAMP_16 = BLACK_TO_WHITE.reshape(16, 16)  # level k is exactly 257 k
@@ -146,6 +146,14 @@ def test_a_range_that_does_not_fit_has_a_note(peak, value_range, message):
     assert range_note([], value_range, "Do.") == ""
     one_class_of_ten = range_note([Values(0, peak, 65535)] * 2 + [fitting] * 8, value_range, "Do.")
     assert one_class_of_ten.partition(" images")[0] == ("2 of 10" if message else "")
+
+
+def test_a_comment_of_a_png_is_no_value_range():
+    """Pillow gives it as text; that of a JPEG, in which a value range is kept, as bytes."""
+    comment = PngImagePlugin.PngInfo()
+    comment.add_text("comment", "weft value_range 0 4095")
+    assert image_info(encoded(photo(), "PNG", pnginfo=comment)).values is None
+    assert image_values(encoded(photo(), "PNG", pnginfo=comment)) is None
 
 
 def test_deep_colour():
@@ -324,13 +332,19 @@ def test_an_unreadable_profile_is_ignored_and_noted(profile):
     assert image_info(data).notes == ("icc-unreadable",)
 
 
-@pytest.mark.parametrize(("mebibytes", "notes"), [(3, ("icc",)), (5, ("icc-unreadable",))])
-def test_a_profile_larger_than_that_of_any_printer_is_not_read(mebibytes, notes):
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF", "HEIF"])
+def test_a_profile_larger_than_that_of_any_printer_is_not_read(format):
     """A service keeps the conversions of several; the profiles of large printers have 3 MiB."""
     profile = bytearray(icc_profile(SRGB_PRIMARIES[[1, 2, 0]], 2.2))
-    profile += bytes((mebibytes << 20) - len(profile))
-    profile[:4] = len(profile).to_bytes(4, "big")
-    assert image_info(encoded(photo(8, 8), "JPEG", icc_profile=bytes(profile))).notes == notes
+    for mebibytes in (3, 5):
+        profile += bytes((mebibytes << 20) - len(profile))
+        profile[:4] = len(profile).to_bytes(4, "big")
+        data = encoded(photo(8, 8), format, icc_profile=bytes(profile))
+        if (format, mebibytes) == ("PNG", 5):  # Pillow reads it with the header
+            with pytest.raises(BadImage, match=r"or its colour profile expands beyond the limit \(4 MiB each"):
+                image_info(data)
+        else:
+            assert image_info(data).notes == (("icc",) if mebibytes == 3 else ("icc-unreadable",))
 
 
 def test_a_profile_for_other_channels_is_ignored_and_noted():

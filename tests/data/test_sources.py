@@ -230,7 +230,7 @@ def test_hostile_archives_reach_nothing(tmp_path: Path) -> None:
         archive.addfile(member)
     before = sorted(os.listdir(tmp_path))
     listing = open_shards(str(tmp_path / "evil.tar"))
-    assert {picture.key.rpartition("/")[2] for picture in listing.entries} == {
+    assert {picture.rpartition("/")[2] for picture in listing.keys} == {
         *(f"{i}.jpg" for i in range(PER_CLASS)), "up.jpg", "absolute.jpg"
     }  # fmt: skip
     assert listing.read("evil.tar/../../cat/up.jpg") == jpeg(6)  # a name in the archive, not a path
@@ -417,7 +417,7 @@ def test_prepared_once(tmp_path: Path) -> None:
     before = open_data(photos)
     done = prepare_data(photos, tmp_path / "packed", 16)
     after = open_data(tmp_path / "packed")
-    assert (done.train, done.val) == (len(before.train), len(before.val)) == (len(after.train), len(after.val))
+    assert (done["train"], done["val"]) == (len(before.train), len(before.val)) == (len(after.train), len(after.val))
     assert after.classes == before.classes
     assert after.is_given
     for i in range(len(before.train)):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.data.pictures import jpeg
 from weft.data import SplitPlan, open_data
-from weft.data.source import ImageEntry
 from weft.data.split import (
     grouped,
     grouped_fold,
@@ -139,14 +138,10 @@ def test_a_proportional_subset_keeps_the_shares_of_held_out_images() -> None:
 
 
 def test_a_group_is_the_parenthesised_part_or_the_match() -> None:
-    entries = [ImageEntry(key, "") for key in ("cat/p7_1.jpg", "dog/p7_2.jpg", "dog/other.jpg")]
-
-    def groups(pattern: str) -> list[str]:
-        return [entry.group for entry in grouped(entries, pattern)]
-
-    assert groups(r"p(\d+)_") == ["7", "7", "/dog/other.jpg"]
-    assert groups(r"p\d+") == ["p7", "p7", "/dog/other.jpg"]
-    assert groups(r"^(cat|dog)/(p)?")[1] == "dog/p"
+    keys = ["cat/p7_1.jpg", "dog/p7_2.jpg", "dog/other.jpg"]
+    assert grouped(keys, r"p(\d+)_") == ["7", "7", "/dog/other.jpg"]
+    assert grouped(keys, r"p\d+") == ["p7", "p7", "/dog/other.jpg"]
+    assert grouped(keys, r"^(cat|dog)/(p)?")[1] == "dog/p"
 
 
 @pytest.fixture(scope="module")

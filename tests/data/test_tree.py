@@ -22,7 +22,7 @@ from weft.errors import DataError
 
 
 def keys(root, **options) -> list[str]:
-    return [picture.key for picture in inspect(root, **options).good]
+    return inspect(root, **options).good
 
 
 def test_a_loop_of_links_shows_each_picture_once(tmp_path):
@@ -31,7 +31,7 @@ def test_a_loop_of_links_shows_each_picture_once(tmp_path):
     (tmp_path / "a" / "self").symlink_to(".")
     (tmp_path / "b" / "other").symlink_to("../a")
     inventory = inspect(tmp_path)
-    assert [picture.key for picture in inventory.good] == [f"{c}/000{i}.jpg" for c in "ab" for i in range(3)]
+    assert inventory.good == [f"{c}/000{i}.jpg" for c in "ab" for i in range(3)]
     assert inventory.skipped == Counter({"link-to-listed": 3})
 
 
@@ -51,7 +51,7 @@ def test_a_link_to_a_file_outside_is_read(tmp_path):
     (tmp_path / "data" / "a" / "x.jpg").symlink_to(tmp_path / "store.jpg")
     (tmp_path / "data" / "b" / "y.jpg").symlink_to(tmp_path / "store.jpg")  # the same picture: once
     inventory = inspect(tmp_path / "data")
-    assert [picture.key for picture in inventory.good] == ["a/0000.jpg", "a/x.jpg", "b/0000.jpg"]
+    assert inventory.good == ["a/0000.jpg", "a/x.jpg", "b/0000.jpg"]
     assert inventory.skipped == Counter({"link-to-listed": 1})
 
 
@@ -133,7 +133,7 @@ def test_odd_names_survive_and_the_report_is_printable(tmp_path):
         (tmp_path / "a" / name).write_bytes(jpeg())
         (tmp_path / "a" / f"bad{name[:-100]}.jpg").write_bytes(b"")
     inventory = inspect(tmp_path)
-    assert sorted(picture.key for picture in inventory.good) == sorted(f"a/{name}" for name in names)
+    assert sorted(inventory.good) == sorted(f"a/{name}" for name in names)
     assert all(bad.message.isprintable() for bad in inventory.bad)
     text = json.dumps(inventory.as_dict())
     assert text.isascii()
@@ -149,7 +149,7 @@ def test_deep_folders(tmp_path, monkeypatch):
     (tmp_path / "a" / "e" / "f" / "g").mkdir(parents=True)
     (tmp_path / "a" / "e" / "f" / "g" / "deep.jpg").write_bytes(jpeg(3))
     inventory = inspect(tmp_path)
-    assert [picture.key for picture in inventory.good] == ["a/0000.jpg", "a/e/f/g/deep.jpg", "b/0000.jpg"]
+    assert inventory.good == ["a/0000.jpg", "a/e/f/g/deep.jpg", "b/0000.jpg"]
     assert [(bad.key[:5], bad.reason) for bad in inventory.bad] == [("a/ddd", "unreadable")]
 
 

@@ -88,13 +88,12 @@ def test_evaluation_on_the_device_is_that_of_the_cpu(device: str, photos: Path, 
     assert on_device.loss == pytest.approx(on_cpu.loss, rel=1e-3)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_group_of_one_process(parallel: str, device: str, photos: Path, tmp_path: Path) -> None:
+def test_a_group_of_one_process(device: str, photos: Path, tmp_path: Path) -> None:
     with socket.socket() as sock:
         sock.bind(("localhost", 0))
         port = str(sock.getsockname()[1])
     group = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    more = dict(device=device, parallel=parallel, deterministic=True)
+    more = dict(device=device, deterministic=True)
     done = tiny.fresh(tiny.command(photos, tmp_path / "group", **more), **group)
     assert done.returncode == 0, done.stderr
     alone = tiny.fresh(tiny.command(photos, tmp_path / "alone", **more))

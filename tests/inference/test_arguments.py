@@ -38,7 +38,7 @@ def test_a_folder_has_the_same_images_as_a_dataset(tmp_path: Path) -> None:
     (tmp_path / "dog" / "text.png").write_text("none")
     (tmp_path / "dog" / "gone.jpg").symlink_to("nowhere")
     inventory = inspect(tmp_path)
-    of_dataset = [entry.key for entry in inventory.good] + [bad.key for bad in inventory.bad]
+    of_dataset = inventory.good + [bad.key for bad in inventory.bad]
     assert [os.path.relpath(name, tmp_path) for name in image_files(tmp_path)] == sorted(of_dataset)
     assert len(of_dataset) == 6
 

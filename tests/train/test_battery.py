@@ -287,38 +287,19 @@ def test_an_explosion_stops_the_run_in_that_step(
         tiny.assert_same_run(whole, out)
 
 
-def test_some_explosions_may_be_left_out(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    calls, objective = [], loop.Objective.__call__
-
-    def exploding(self: loop.Objective, *args: object) -> torch.Tensor:
-        calls.append(1)
-        return objective(self, *args) * (float("nan") if len(calls) in (2, 6) else 1)
-
-    monkeypatch.setattr(loop.Objective, "__call__", exploding)
-    arguments = {**HERE, "quiet": False}
-    train(photos, settings=settings(), skip_nonfinite=2, out=tmp_path / "run", **arguments)
-    assert "Skipped a step: the loss was nan at step 1 (epoch 1)" in capfd.readouterr().err
-    assert all(value.isfinite().all() for value in tiny.state_of(tmp_path / "run").values())
-    calls.clear()
-    with pytest.raises(DivergedError, match=r"at step 3 .* Steps skipped before, as skip_nonfinite allows: 1"):
-        train(photos, settings=settings(), skip_nonfinite=1, out=tmp_path / "other", **HERE)
-
-
 @pytest.fixture
 def copied(photos: Path, tmp_path: Path) -> Path:
     shutil.copytree(photos, tmp_path / "data")
     return tmp_path / "data"
 
 
-def vanishing(copied: Path, monkeypatch: pytest.MonkeyPatch, how: str, count: int = 16) -> None:
+def vanishing(copied: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Pictures vanish or break before the fourth step."""
     learn, victim = loop.Learner.train_step, copied / "class1" / "000.png"
 
     def learned(self: loop.Learner, *args: object) -> loop.StepResult:
         if self.step == 3 and victim.exists() and victim.stat().st_size > 20:
-            for name in (f"{number:03}.png" for number in range(count)):
+            for name in (f"{number:03}.png" for number in range(16)):
                 path = copied / "class1" / name
                 path.unlink() if how == "gone" else path.write_bytes(path.read_bytes()[:20])
         return learn(self, *args)
@@ -336,20 +317,6 @@ def test_a_picture_that_vanishes_stops_the_run(
     ):
         train(copied, settings=settings(), out=tmp_path / "run", **HERE)
     assert load_state(tmp_path / "run" / "state")[0].metadata["step"] >= 3
-
-
-def test_a_picture_that_vanishes_is_left_out_where_that_is_wanted(
-    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    vanishing(copied, monkeypatch, "gone", 6)
-    arguments = {**HERE, "quiet": False}
-    result = train(copied, settings=settings(**{"data.on_lost": "exclude"}), out=tmp_path / "run", **arguments)
-    output = capfd.readouterr().err
-    assert "class1/" in output
-    assert "is missing or can no longer be read; training continues without it." in output
-    assert result.epochs == 2
-    report = (tmp_path / "run" / "report" / "report.md").read_text()
-    assert "held-out images: 9" in report or "excluded" in report
 
 
 class Hanging:

@@ -91,11 +91,6 @@ def test_a_process_without_memory_leaves_no_other_waiting(has_memory: bool, monk
     assert math.isfinite(seconds) == has_memory
 
 
-def test_shards_of_several_processes_need_a_given_batch_size() -> None:
-    with pytest.raises(UsageError, match=r"parallel fsdp shards it over several; got both\. Pass --batch-size N"):
-        find_batch_size(load_recipe(overrides=[("parallel", "fsdp")]), 3, 100, OneOfTwo(CPU.accelerator, "fp32"))
-
-
 def test_a_gpu_takes_the_largest_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found({8: 50, 16: 90, 32: 98, 64: 100, 128: 99}, monkeypatch, "cuda") == 128
 
@@ -177,7 +172,7 @@ def test_a_small_dataset_with_mixing_has_pairs(monkeypatch: pytest.MonkeyPatch) 
 def test_a_first_loss_that_is_not_finite(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="steps must be at least 1; got 0"):
         find_lr(photos, "levit_nano_32", batch_size=12, steps=0, quiet=True)
-    result = SimpleNamespace(is_skipped=True, loss=float("nan"))
+    result = SimpleNamespace(is_finite=False, loss=float("nan"))
     monkeypatch.setattr("weft.train.loop.Learner.train_step", lambda *args: result)
     with pytest.raises(DivergedError, match="The loss of the first step must be finite"):
         find_lr(photos, "levit_nano_32", batch_size=12, steps=5, quiet=True)

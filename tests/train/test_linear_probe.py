@@ -22,7 +22,6 @@ from tests.helpers import without_home
 from tests.train import tiny
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import open_data
-from weft.data.loader import ImageLoader
 from weft.deploy import fold
 from weft.errors import CheckpointError, StoppedError, UsageError
 from weft.files import cache_dir
@@ -33,7 +32,7 @@ from weft.models.building import create_model
 from weft.models.contract import resized
 from weft.runtime import Runtime
 from weft.train import evaluate, train
-from weft.train.linear_probe import Balance, LinearProbe, fit, fit_heads
+from weft.train.linear_probe import Balance, fit, fit_heads
 
 CPU = Runtime.of("cpu")
 SETTINGS = {"head_init": "probe", "epochs": 2, "batch_size": 8, "optim.lr": 1e-4, "schedule.warmup_epochs": 0}
@@ -108,33 +107,14 @@ def test_a_class_with_one_image_leaves_no_cross_validation() -> None:
 @pytest.mark.parametrize("present", [[1], [0, 2], [0, 2, 3]])
 def test_a_class_without_an_image_is_never_predicted(present: list[int]) -> None:
     views, labels = clouds(len(present), 30, 8)
-    probe = fit(views, np.array(present)[labels], 4, balance=Balance(logit_adjustment=1.0))
+    probe = fit(views, np.array(present)[labels], 4, balance=Balance(is_weighted=True))
     assert np.isfinite(probe.weight).all()
     assert np.isfinite(probe.bias).all()
-    alone = fit(views, labels, len(present), balance=Balance(logit_adjustment=1.0))
+    alone = fit(views, labels, len(present), balance=Balance(is_weighted=True))
     assert probe.weight[present] == pytest.approx(alone.weight)
     assert set((views[:, 0] @ probe.weight.T + probe.bias).argmax(1)) <= set(present)
     classes = ["ant", "bee", "cat", "dog"]
     assert ", ".join(name for i, name in enumerate(classes) if i not in present) in probe.describe(classes)
-
-
-@pytest.mark.parametrize("group", [None, r"(\d)\.png"])
-def test_an_image_that_can_no_longer_be_read_is_excluded(
-    group: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    photos = tiny.paint(tmp_path / "noise", per_class=6)
-    counts = []
-
-    def fit_and_record(network: nn.Module, loader: ImageLoader, *more: Any, **arguments: Any) -> list[LinearProbe]:
-        (photos / loader.dataset.source.keys[0]).write_bytes(b"damaged")
-        probes = fit_heads(network, loader, *more, **arguments)
-        counts.extend([probes[0].counts.sum(), len(loader.dataset)])
-        return probes
-
-    monkeypatch.setattr("weft.train.plan.fit_heads", fit_and_record)
-    settings = {**SETTINGS, "epochs": 0, "data.on_lost": "exclude"}
-    train(photos, "ceit_nano_32", settings=settings, group=group, out=tmp_path / "run", quiet=True)
-    assert counts[0] == counts[1] - 1
 
 
 @pytest.mark.parametrize("limit", [1, 2])
@@ -396,7 +376,7 @@ def test_a_probe_alone_is_a_run(photos: Path, tmp_path: Path) -> None:
 
 
 def test_the_best_model_may_be_the_one_before_training(photos: Path, tmp_path: Path) -> None:
-    settings = {**SETTINGS, "optim.lr": 10.0, "optim.clip_grad": 0.0, "skip_nonfinite": 1000}
+    settings = {**SETTINGS, "optim.lr": 1.0}
     result = train(photos, "ceit_nano_32", settings=settings, out=tmp_path / "run", quiet=True)
     accuracies = [float(row["val_top1"]) for row in rows(tmp_path / "run")]
     assert len(accuracies) == 3
@@ -421,7 +401,7 @@ def test_no_epochs_need_a_probe(photos: Path, tmp_path: Path) -> None:
 
 
 def test_a_probe_corrects_class_frequencies() -> None:
-    """With rare classes, weights and logit adjustment raise the mean recall of the classes."""
+    """With rare classes, weights raise the mean recall of the classes."""
     views, labels = clouds(3, 900, 6, seed=1)
     kept = np.flatnonzero((labels == 0) | (np.arange(900) % 15 == 1) | (np.arange(900) % 15 == 2))
     test_views, test_labels = clouds(3, 900, 6, seed=1)
@@ -433,7 +413,6 @@ def test_a_probe_corrects_class_frequencies() -> None:
 
     plain = mean_recall(Balance())
     assert mean_recall(Balance(is_weighted=True)) > plain + 0.02
-    assert mean_recall(Balance(logit_adjustment=1.0)) > plain + 0.02
 
 
 def test_groups_are_in_one_fold_of_the_probe() -> None:

@@ -94,32 +94,21 @@ def test_the_seed_matters() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("skip", [0, 5])
-def test_a_loss_that_is_not_finite_moves_nothing(bad: float, skip: int) -> None:
-    one = learner(epochs=2, steps=2, skip_nonfinite=skip, optim__ema_decay=0.9)
+def test_a_loss_that_is_not_finite_moves_nothing(bad: float) -> None:
+    one = learner(epochs=2, steps=2, optim__ema_decay=0.9)
     one.set_train_mode()
     for images, labels in batches(3):
-        assert not one.train_step([(images, labels)]).is_skipped
+        assert one.train_step([(images, labels)]).is_finite
     before, average = copy.deepcopy(one.model), copy.deepcopy(one.eval_model)
     moments = copy.deepcopy(one.optimizer.state_dict())
     images, labels = batches(1)[0]
     result = one.train_step([(images * bad, labels)])
-    assert result.is_skipped
+    assert not result.is_finite
     assert math.isnan(result.loss)
     same(one.model, before)
     same(one.eval_model, average)
     assert str(one.optimizer.state_dict()) == str(moments)
-    assert (one.step, one.skipped) == (4, 1)
-
-
-def test_batchnorm_forgets_a_step_that_is_left_out() -> None:
-    model = weft.create_model("levit_nano_32", num_classes=3)
-    one = learner(model=model, skip_nonfinite=1)
-    one.set_train_mode()
-    one.train_step([(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0]))])
-    before = copy.deepcopy(model)
-    assert one.train_step([(torch.full((4, 3, 32, 32), math.nan), torch.tensor([0, 1, 2, 0]))]).is_skipped
-    same(model, before)
+    assert one.step == 4
 
 
 class Exploding(torch.autograd.Function):
@@ -140,7 +129,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(clip: float) -> N
     before = copy.deepcopy(one.model)
     hook = one.model.fc.register_forward_hook(lambda module, inputs, output: Exploding.apply(output))
     result = one.train_step([batches(1)[0]])
-    assert result.is_skipped
+    assert not result.is_finite
     assert math.isfinite(result.loss)
     assert not math.isfinite(result.grad_norm)
     hook.remove()

@@ -13,11 +13,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, t
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.data.pictures import encoded, photo
-from tests.helpers import lively
-from weft.data.open import KeyedSource
 from weft.inference.conclusions import Training, conclusions
-from weft.inference.inputs import evaluation_batches
 from weft.inference.metrics import (
     BINS,
     MOST_MISTAKES,
@@ -138,15 +134,6 @@ def test_excluded_images_are_told_and_not_counted() -> None:
     assert found["n"] == 200
     assert found["excluded"] == [{"image": "bad.png", "reason": "truncated"}]
     assert sum(map(sum, found["confusion"])) == 200
-
-
-def test_an_image_that_is_lost_during_an_evaluation_is_told_and_not_counted() -> None:
-    files = dict.fromkeys(("0.png", "1.png", "2.png"), encoded(photo(), "PNG")) | {"1.png": b""}
-    source = KeyedSource(files.__getitem__, ["a", "b"], list(files), [0, 0, 1])
-    model = lively("levit_nano_32", num_classes=2)
-    batches = evaluation_batches(source, model, 2, 0, on_lost="exclude")
-    found = measure(model, batches, source.classes, CPU, key_of=source.keys.__getitem__)
-    assert (found.excluded, found.count) == ([("1.png", "lost")], 2)
 
 
 def test_the_model_is_left_as_it_came() -> None:

@@ -69,42 +69,6 @@ def test_balanced_classes_weigh_the_same() -> None:
     torch.testing.assert_close(loss, (each * torch.where(LABELS == 1, 20 / 8, 20 / 24)).mean())
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_focal_loss(smoothing: float) -> None:
-    """Equation 5 of arXiv 1708.02002 for hard labels, by the same formula for soft ones; gamma 0 is cross-entropy."""
-    logs = LOGITS.log_softmax(1)
-    expected = -(one_hot(smoothing) * (1 - logs.exp()) ** 2 * logs).sum(1).mean()
-    torch.testing.assert_close(Objective(recipe(loss__focal_gamma=2))(LOGITS, one_hot(smoothing)), expected)
-    near = Objective(recipe(loss__focal_gamma=1e-6))(LOGITS, one_hot(smoothing))
-    torch.testing.assert_close(near, Objective(Recipe())(LOGITS, one_hot(smoothing)))
-
-
-@pytest.mark.parametrize("gamma", [0.1, 0.5, 1.0, 2.0])
-def test_focal_loss_has_finite_gradients_at_a_probability_of_1(gamma: float) -> None:
-    """The derivative of a power below 1 is infinite there; the gradient of the loss is 0."""
-    certain = torch.tensor([[20.0, 0.0, 0.0, 0.0], [200.0, 0.0, 0.0, -200.0]], requires_grad=True)
-    Objective(recipe(loss__focal_gamma=gamma))(certain, F.one_hot(torch.tensor([0, 0]), 4).float()).backward()
-    assert certain.grad is not None
-    torch.testing.assert_close(certain.grad, torch.zeros(2, 4), atol=1e-3, rtol=0)
-
-
-def test_focal_loss_weighs_classes_as_cross_entropy_does() -> None:
-    labels = [0] * 5 + [1, 2, 3]
-    both = [
-        Objective(recipe(loss__class_weights="balanced", loss__focal_gamma=gamma), labels, 4)(LOGITS, one_hot())
-        for gamma in (0, 1e-6)
-    ]
-    torch.testing.assert_close(*both)
-
-
-def test_logit_adjusted_loss() -> None:
-    """Equation 10 of arXiv 2007.07314: cross-entropy of the logits plus tau times the log class frequencies."""
-    labels = [0] * 5 + [1, 2, 2]  # none of class 3
-    loss = Objective(recipe(loss__logit_adjustment=1.5), labels, 4)(LOGITS, one_hot())
-    shares = torch.tensor([5, 1, 2, 0.5]) / 8.5
-    torch.testing.assert_close(loss, F.cross_entropy(LOGITS + 1.5 * shares.log(), LABELS))
-
-
 @pytest.mark.parametrize("kind", ["augment__mixup", "augment__cutmix"])
 def test_mixing_is_a_function_of_seed_and_step(kind: str) -> None:
     mix = Mixing(recipe(**{kind: 1.0}, loss__label_smoothing=0), 4)

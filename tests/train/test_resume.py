@@ -146,7 +146,7 @@ def choices(kind: type = Recipe, prefix: str = "") -> Iterator[tuple[str, object
             yield from ((key, value) for value in values if value != tiny.EVERYTHING.get(key, field.default))
 
 
-ELSEWHERE = ("pretrained", "device", "parallel", "sync_bn")  # need weights, a GPU, several processes
+ELSEWHERE = ("pretrained", "device", "sync_bn")  # need weights, a GPU, several processes
 NEEDS_MODEL = {"distill": "distill.teacher", "optim.freeze": "start_from"}
 CHOICES = [(key, value) for key, value in choices() if key not in ELSEWHERE]
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from weft.checkpoints.files import read_contents
 from weft.checkpoints.load import (
+    OWN,
     LoadReport,
     family_of_layout,
     find_prefix,
@@ -28,7 +29,7 @@ from weft.models.building import create_model
 from weft.models.building import switches as switches_of
 from weft.models.contract import preprocessing, resized
 from weft.models.families import VARIANTS
-from weft.models.layout import Layout, State
+from weft.models.layout import State
 
 
 def convert_checkpoint(
@@ -71,7 +72,7 @@ def convert_checkpoint(
         raise UsageError(f"The output directory must be new; {out} exists already. Pass --force or another path.")
     file = weights_in(Path(source))
     state, part, others = read_contents(file, which=which, import_foreign=import_foreign)
-    settings = settings or {}
+    settings = dict(settings or {})
     places = prefixes(state, len(state) // 3)
     if prefix is not None:
         places = [prefix := given_prefix(state, prefix)]
@@ -80,7 +81,9 @@ def convert_checkpoint(
     default: Any = create_model(model, device="meta")
     if prefix is None:
         prefix = find_prefix(default, state, head=head)
-    weights, required, _ = _converted(under(state, prefix))
+    weights = under(state, prefix)
+    layout = recognise(weights)
+    required, weights = layout.switches(weights), layout.convert(weights)[0]
     switches = {**required, **settings}
 
     names, cfg, files = read_metadata(file.parent)
@@ -90,7 +93,8 @@ def convert_checkpoint(
     if img_size is not None and model in VARIANTS:
         switches["img_size"] = img_size
     classes = num_classes if num_classes is not None else _classes_of(weights, default)
-    network: Any = create_model(model, num_classes=classes, **_arguments_for(model, weights, switches))
+    arguments = _arguments_for(model, weights, switches) | settings  # an unknown setting is refused
+    network: Any = create_model(model, num_classes=classes, **arguments)
     if img_size is not None and model not in VARIANTS:
         network = resized(network, img_size)
     # a setting that contradicts the layout is intended: the weights may have been trained with it
@@ -101,15 +105,6 @@ def convert_checkpoint(
         names = None
     save_model_dir(network, out, label_names=names, force=force)
     return replace(report, model=model, switches=switches, part=part, others=others, files=files, label_names=names)
-
-
-def _converted(weights: State) -> tuple[State, dict[str, Any], Layout | None]:
-    """Return a state dict under weft's keys, the constructor arguments that it requires, and the layout that it had."""
-    layout = recognise(weights)
-    if layout is None:
-        return weights, {}, None
-    required = {key: value for key, value in layout.switches(weights).items() if value is not None}
-    return layout.convert(weights)[0], required, layout
 
 
 def _matching(
@@ -139,10 +134,10 @@ def _models_of(weights: State, settings: Mapping[str, Any], img_size: Any) -> li
 
     `img_size`, else the size of the weights, decides between models that differ only in it.
     """
-    state, required, layout = _converted(weights)
-    switches = {**required, **settings}
+    layout = recognise(weights)
+    switches, state = {**layout.switches(weights), **settings}, layout.convert(weights)[0]
     own_size: dict[str, bool] = {}
-    for name, row in (family_of_layout(layout).variants if layout else VARIANTS).items():
+    for name, row in (VARIANTS if layout is OWN else family_of_layout(layout).variants).items():
         if not set(switches) <= set(switches_of(name)):
             continue
         try:
@@ -171,6 +166,7 @@ def _arguments_for(name: str, state: State, switches: Mapping[str, Any]) -> dict
 
 def _classes_of(state: State, network: nn.Module) -> int:
     """Return the number of classes of the head of a network; 0 if a state dict has no such head."""
-    heads = [name for name in network.state_dict() if name.startswith(head_prefixes(network))]
+    prefixes_of_heads = head_prefixes(network)
+    heads = [name for name in network.state_dict() if name.startswith(prefixes_of_heads)]
     # a head can be several layers: the last one has the classes
     return next((len(state[name]) for name in reversed(heads) if name in state and state[name].ndim), 0)

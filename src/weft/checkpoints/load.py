@@ -17,6 +17,7 @@ from weft.models.families import families, family_of
 from weft.models.family import Family
 from weft.models.layout import Layout, State
 
+OWN = Layout("the model's own names", signature="")  # for which nothing changes
 _NOTHING_LOADED = "Nothing was loaded."
 _MAX_EXAMPLES = 3
 
@@ -97,8 +98,8 @@ def load_checkpoint(
     outside = [name for name in theirs if not name.startswith(prefix)]
     theirs = under(theirs, prefix)
     layout = _layout_for(model, theirs)
-    needs = _checked_switches(model, layout, theirs, switches) if layout else ""
-    state, origins = layout.convert(theirs) if layout else (theirs, {name: name for name in theirs})
+    needs = _checked_switches(model, layout, theirs, switches)
+    state, origins = layout.convert(theirs)
 
     own, heads = model.state_dict(), head_prefixes(model) if head == "drop" else ()
     origins = {name: prefix + origin for name, origin in origins.items()}
@@ -113,8 +114,7 @@ def load_checkpoint(
     state = unchanged | state
     _check_match(model, state, origins, needs)
     model.load_state_dict(state)
-    source = layout.name if layout else "the model's own names"
-    return LoadReport(source, num_loaded, resized, dropped, part, others, prefix)
+    return LoadReport(layout.name, num_loaded, resized, dropped, part, others, prefix)
 
 
 def find_prefix(model: nn.Module, state: State, *, head: Literal["keep", "drop"] = "keep") -> str:
@@ -162,9 +162,9 @@ def under(state: State, prefix: str) -> State:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def recognise(state: Mapping[str, Tensor]) -> Layout | None:
-    """Return the layout of a state dict, or None if it is not that of another library."""
-    return next((layout for layout in layouts() if layout.recognises(dict(state))), None)
+def recognise(state: Mapping[str, Tensor]) -> Layout:
+    """Return the layout of a state dict; `OWN` if it is not that of another library."""
+    return next((layout for layout in layouts() if layout.recognises(dict(state))), OWN)
 
 
 def layouts() -> tuple[Layout, ...]:
@@ -179,8 +179,7 @@ def family_of_layout(layout: Layout) -> Family:
 
 def to_weft(state: Mapping[str, Tensor]) -> State:
     """Convert a state dict of any known layout to weft's names and shapes; one under weft's own names is unchanged."""
-    layout = recognise(state)
-    return layout.convert(dict(state))[0] if layout else dict(state)
+    return recognise(state).convert(dict(state))[0]
 
 
 def head_prefixes(model: nn.Module) -> tuple[str, ...]:
@@ -204,13 +203,13 @@ def _name(model: nn.Module) -> str:
     return getattr(model, "weft_name", "") or type(model).__name__
 
 
-def _layout_for(model: nn.Module, theirs: State) -> Layout | None:
-    """Return the layout of weights for this model; None: they are under its own names."""
-    layout = recognise(theirs) if isinstance(model, Backbone) else None
-    if layout is None or (family := family_of_layout(layout)) is family_of(model):
+def _layout_for(model: nn.Module, theirs: State) -> Layout:
+    """Return the layout of weights for this model."""
+    layout = recognise(theirs) if isinstance(model, Backbone) else OWN
+    if layout is OWN or (family := family_of_layout(layout)) is family_of(model):
         return layout
     if model.state_dict().keys() <= theirs.keys():  # some networks share names with a layout of another family
-        return None
+        return OWN
     raise CheckpointError(
         f"The weights of {layout.name} need a {family.name}; the model is {_name(model)}, a {type(model).__name__}."
         f" Build one of its models, such as {next(iter(family.variants))}. {_NOTHING_LOADED}"
@@ -223,7 +222,7 @@ def _checked_switches(model: Any, layout: Layout, theirs: State, switches: Liter
     Returns:
         The call that builds a model for all that tensors show; '' if every model of the family has it.
     """
-    wanted, built = layout.switches(theirs), model.arguments
+    wanted, built = layout.switches(theirs), getattr(model, "arguments", {})
     wrong = {name: wanted[name] for name in layout.hidden if name in wanted and built[name] != wanted[name]}
     arguments = "".join(f", {name}={value!r}" for name, value in wanted.items())
     call = f"weft.create_model({getattr(model, 'weft_name', 'NAME')!r}{arguments})"

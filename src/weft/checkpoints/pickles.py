@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +56,7 @@ ACCEPTED = frozenset(
 
 _Unpickler: Any = pickle._Unpickler  # in Python: that in C allocates a memo as large as an index in the file says
 MAX_PICKLE_BYTES = 200_000_000  # the pickle of a state dict has less than 1 MB; tensors are stored separately
+_PIECE = 1 << 24  # bytes of a tensor that are read in one call
 _MAX_OPERATIONS = 2_000_000  # per file; a model with an optimizer has 100,000
 
 UNREADABLE = "its pickle cannot be read to the end"
@@ -91,9 +91,9 @@ class Placeholder(dict):
 
 
 class Storage:
-    """Data of one or several tensors in a file. The reader of the file sets `read`, which returns a number of bytes."""
+    """Data of one or several tensors in a file. The reader of the file sets `open`, which returns it at this data."""
 
-    read: Callable[[int], np.ndarray]
+    open: Callable[[], Any]
 
     def __init__(self, kind: Placeholder, numel: int) -> None:
         if kind.name not in _STORAGES:
@@ -107,9 +107,13 @@ class Storage:
     @cached_property
     def values(self) -> Tensor:
         """All values, in one dimension."""
-        if not self.numel:
-            return torch.empty(0, dtype=self.dtype)
-        return torch.from_numpy(self.read(self.num_bytes)).view(self.dtype)
+        values = torch.empty(self.numel, dtype=self.dtype)
+        file, memory = self.open(), memoryview(values.view(torch.uint8).numpy().data)
+        for start in range(0, self.num_bytes, _PIECE):
+            piece = memory[start : start + _PIECE]
+            if file.readinto(piece) < len(piece):
+                raise MalformedPickle(INCOMPLETE)
+        return values
 
 
 class StoredTensor(NamedTuple):

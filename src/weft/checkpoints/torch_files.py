@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from weft.checkpoints.pickles import (
     INCOMPLETE,
     MAX_PICKLE_BYTES,
@@ -77,18 +75,11 @@ def _zip_content(path: Path, file: BinaryIO, foreign: set[str]) -> Any:
         raise MalformedPickle("its numbers are not little-endian")
     unpickler = Unpickler(io.BytesIO(archive.read(f"{folder}/data.pkl")), foreign)
     content = unpickler.load()
-
-    def read(entry: zipfile.ZipInfo, num_bytes: int) -> np.ndarray:
-        with archive.open(entry) as part:
-            values = _bytes_of(part, num_bytes)
-            part.read()  # zipfile verifies the checksum at the end
-        return values
-
     for key, storage in unpickler.storages.items():
         entry = parts.get(f"{folder}/data/{key}")
-        if entry is None or storage.num_bytes > entry.file_size:
+        if entry is None or storage.num_bytes != entry.file_size:
             raise MalformedPickle(INCOMPLETE)
-        storage.read = partial(read, entry)
+        storage.open = partial(archive.open, entry)  # zipfile verifies the checksum at the end of a part
     return content
 
 
@@ -133,27 +124,16 @@ def _legacy_content(file: BinaryIO, foreign: set[str]) -> Any:
     if not is_list_of_text or sorted(keys) != sorted(unpickler.storages):
         raise MalformedPickle(INCOMPLETE)
 
-    def read(position: int, num_bytes: int) -> np.ndarray:
-        file.seek(position)
-        return _bytes_of(file, num_bytes)
-
     position = file.tell()
     for key in keys:
         storage = unpickler.storages[key]
-        storage.read = partial(read, position + 8)  # after the number of values
+        storage.open = partial(_at, file, position + 8)  # after the number of values
         position += 8 + storage.num_bytes
     if position > file.seek(0, io.SEEK_END):
         raise MalformedPickle(INCOMPLETE)
     return content
 
 
-def _bytes_of(file: Any, count: int) -> np.ndarray:
-    """Read a number of bytes into a new array, in pieces of 16 MB."""
-    values = np.empty(count, np.uint8)
-    view, done = memoryview(values.data), 0
-    while done < count:
-        num_read = file.readinto(view[done : done + (1 << 24)])
-        if not num_read:
-            raise MalformedPickle(INCOMPLETE)
-        done += num_read
-    return values
+def _at(file: BinaryIO, position: int) -> BinaryIO:
+    file.seek(position)
+    return file

@@ -23,13 +23,13 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from weft.checkpoints.confidence import Count
 from weft.errors import CheckpointError
 
 FILE = "unknown.safetensors"
 NEIGHBOURS = 3
 SIMILARITY, SHARE = 5.0, 3.0  # weights of the second and the third term; the first has weight 1
 
-Count = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 

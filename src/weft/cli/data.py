@@ -136,12 +136,12 @@ def _prepare(args: argparse.Namespace) -> int:
         quiet=args.quiet,
     )
     if args.json:
-        print_json(summary._asdict())
+        print_json(summary)
     else:
         print(
-            f"{summary.train:,} images for training and {summary.val:,} held out, in {summary.shards} shards:"
+            f"{summary['train']:,} images for training and {summary['val']:,} held out, in {summary['shards']} shards:"
             f" {args.out}\n"
-            f"{summary.bytes_before / 2**20:,.1f} MiB before, {summary.bytes_after / 2**20:,.1f} MiB after"
+            f"{summary['bytes_before'] / 2**20:,.1f} MiB before, {summary['bytes_after'] / 2**20:,.1f} MiB after"
         )
     return 0
 
@@ -276,7 +276,7 @@ def _pixels(text: str) -> int:
 
 def _report(inventory: Inventory) -> str:
     from weft.data.bit_depth import value_notes
-    from weft.data.checks import extensions, same_bytes, tally, unread_notes
+    from weft.data.checks import ignored_files, same_bytes, tally, unread_notes
     from weft.data.colour import NOTES
     from weft.data.decode import REASONS
     from weft.data.preprocessing import eval_transform
@@ -295,17 +295,17 @@ def _report(inventory: Inventory) -> str:
         rows.append((summary["outside_classes"], "good, but outside all class folders; not used in training"))
     reasons = tally(Counter(bad.reason for bad in inventory.bad))
     rows.append((len(inventory.bad), f"bad{f': {reasons}' if reasons else ''}"))
-    if ignored := extensions(inventory.ignored):
-        rows.append((sum(ignored.values()), f"ignored, not images by name or content: {tally(ignored)}"))
+    if ignored := ignored_files(inventory):
+        rows.append((inventory.ignored.total(), f"ignored, not images by name or content: {ignored}"))
     rows += [(number, f"{kind}: {NOTES[kind]}") for kind, number in summary["notes"].items()]
-    if copies := inventory.copies:
+    if copies := summary["copies"]:
         num_duplicates = sum(len(keys) - 1 for keys in copies)
         noun = "duplicate" if num_duplicates == 1 else "duplicates"
         rows.append((num_duplicates, f"{noun}, byte-identical: {first_few(map(same_bytes, copies))}"))
     rows += [(number, f"{kind}, skipped: {SKIPPED[kind]}") for kind, number in summary["skipped"].items()]
     width = max(len(f"{number:,}") for number, _ in rows)
     lines += [f"{number:>{width},} {text}" for number, text in rows]
-    lines += value_notes(inventory.values, inventory.value_range) if inventory.value_range else []
+    lines += value_notes(inventory.values, summary["value_range"])
     lines += filter(None, [eval_transform({}).note(inventory.sizes)])
     lines += [*unread_notes(inventory), *inventory.remarks]
     if inventory.classes_outside:

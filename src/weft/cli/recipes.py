@@ -1,23 +1,21 @@
-"""`weft recipes`: list, show and copy training recipes."""
+"""`weft recipes`: list and show training recipes."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 
 from weft.cli.options import add_common, example, print_json, refuse_options_of_others, setting, table
 from weft.errors import UsageError
 
-HELP = "list, show and copy training recipes"
+HELP = "list and show training recipes"
 
-ACTIONS = ("list", "settings", "show", "copy")
+ACTIONS = ("list", "settings", "show")
 
 OPTIONS = {  # action -> options that it reads
     "list": ("--json",),
     "settings": ("--json",),
     "show": ("--source", "--set"),
-    "copy": ("--force",),
 }
 
 EXAMPLE = """
@@ -25,24 +23,25 @@ weft recipes
 weft recipes settings
 weft recipes show levit_pretrain --set batch_size=2048
 weft recipes show cvt_21_pretrain --source
-weft recipes copy ceit_pretrain mine.yaml
+weft recipes show ceit_pretrain --source > mine.yaml
 weft train photos/ --recipe mine.yaml
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
-    parser.usage = "weft recipes [list | settings | show NAME | copy NAME [FILE]] [options]"
+    parser.usage = "weft recipes [list | settings | show NAME] [options]"
     parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, help="default: list")
     parser.add_argument("name", nargs="?", metavar="NAME", help="recipe name or YAML file")
-    parser.add_argument("file", nargs="?", metavar="FILE", help="file to write (default: NAME.yaml)")
-    parser.add_argument("--source", action="store_true", help="with show: print the file itself, with its comments")
-    add_common(parser, "--set", "--force", "--json")
+    parser.add_argument(
+        "--source", action="store_true", help="with show: print the file itself, with its comments, to edit a copy"
+    )
+    add_common(parser, "--set", "--json")
     example(parser, EXAMPLE)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List recipes or settings, or show or copy a recipe."""
+    """List recipes or settings, or show a recipe."""
     refuse_options_of_others(args, f"recipes {args.action}", args.action, OPTIONS)
     if args.action in ("list", "settings"):
         if args.name is not None:
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--source prints the file of the recipe, without --set; got both. Leave one out.")
     if args.name is None:
         raise UsageError(f"weft recipes {args.action} needs the name of a recipe; got none. All names: weft recipes.")
-    return _show(args) if args.action == "show" else _copy(args)
+    return _show(args)
 
 
 def _list(as_json: bool) -> int:
@@ -126,17 +125,4 @@ def _show(args: argparse.Namespace) -> int:
     else:
         print("# images per step: chosen when training starts (batch_size: auto), and with it the rate of lr_per_512")
     print(dump(recipe), end="")
-    return 0
-
-
-def _copy(args: argparse.Namespace) -> int:
-    from weft.files import write_whole
-    from weft.recipes import recipe_text
-
-    text = recipe_text(args.name)
-    path = Path(args.file or f"{Path(args.name).stem}.yaml")
-    if path.exists() and not args.force:
-        raise UsageError(f"The copy must have a new name; {path} exists already. Pass --force or another name.")
-    write_whole(path, text.encode())
-    print(path)
     return 0

@@ -9,8 +9,6 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image, ImageCms
 
-from weft.data.bit_depth import ValueRange, scaled_gray, transparent_value
-
 NOTES = {  # conversions of usable images -> description
     "gray": "gray, converted to RGB",
     "palette": "palette, converted to RGB",
@@ -52,18 +50,14 @@ def orientation(image: Image.Image) -> int:
     return value if value in UPRIGHT else 1
 
 
-def to_rgb(
-    image: Image.Image, background: tuple[int, int, int], value_range: ValueRange | None
-) -> tuple[Image.Image, list[str]]:
-    """Convert a loaded image to upright, opaque 8-bit sRGB; also return the keys of `NOTES` that apply.
+def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image.Image, list[str]]:
+    """Convert a loaded image to upright, opaque sRGB; also return the keys of `NOTES` that apply.
 
     Args:
-        image: loaded, in any of Pillow's modes but floating point and Lab.
+        image: loaded, in any of Pillow's modes of 8 bits per channel but Lab.
         background: RGB colour behind transparent pixels, 0 to 255 each.
-        value_range: values of black and white in a gray image of more than 8 bits; None: 0 and the largest value of its
-            bit depth.
     """
-    colour, alpha = _split_alpha(image, value_range)
+    colour, alpha = _split_alpha(image)
     colour, notes = _to_srgb(colour, image.info.get("icc_profile"))
     if alpha is not None:
         notes.insert(0, "alpha")
@@ -87,15 +81,13 @@ def frames_note(image: Image.Image) -> list[str]:
     return ["animated"] if image.format == "GIF" else ["pages"]
 
 
-def _split_alpha(image: Image.Image, value_range: ValueRange | None) -> tuple[Image.Image, Image.Image | None]:
-    """Split into colours in an 8-bit mode without alpha, and alpha (None if opaque)."""
-    if image.mode.startswith("I"):
-        return scaled_gray(image, value_range), transparent_value(image)
+def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """Split into colours in a mode without alpha, and alpha (None if opaque)."""
     if not image.has_transparency_data:
         return (image.convert("RGB") if image.mode in ("P", "YCbCr", "RGBX") else image), None
     is_gray = image.mode in GRAY
-    if image.mode in ("La", "RGBa"):  # premultiplied alpha
-        image = image.convert("LA" if is_gray else "RGBA")
+    if image.mode == "La":  # gray multiplied by its alpha, which Pillow converts to LA alone
+        image = image.convert("LA")
     if image.mode != "RGBA":
         image = image.convert("RGBA")
     alpha = image.getchannel("A")
@@ -105,44 +97,29 @@ def _split_alpha(image: Image.Image, value_range: ValueRange | None) -> tuple[Im
 
 def _to_srgb(image: Image.Image, profile: Any) -> tuple[Image.Image, list[str]]:
     """Convert to RGB, by the embedded profile if it fits the channels."""
-    if not profile:
-        return image.convert("RGB"), []
-    is_readable = isinstance(profile, bytes) and len(profile) <= MAX_PROFILE
-    mode, transform = _transform(profile) if is_readable else ("", None)
-    fits = (mode == "CMYK") == (image.mode == "CMYK") and (mode != "L" or image.mode in GRAY)
-    if not mode or not fits:
-        return image.convert("RGB"), ["icc-unreadable"]
-    if transform is None:
-        return image.convert("RGB"), []
-    return _apply(image if image.mode == mode else image.convert(mode), transform), ["icc"]
-
-
-def _apply(image: Image.Image, transform: ImageCms.ImageCmsTransform) -> Image.Image:
-    converted = ImageCms.applyTransform(image, transform)
-    assert converted is not None  # None is for inPlace=True only
-    return converted
+    if profile:
+        is_readable = isinstance(profile, bytes) and len(profile) <= MAX_PROFILE
+        mode, transform = _transform(profile) if is_readable else ("", None)
+        fits = (mode == "CMYK") == (image.mode == "CMYK") and (mode != "L" or image.mode in GRAY)
+        if not mode or not fits:
+            return image.convert("RGB"), ["icc-unreadable"]
+        if transform is not None:
+            return transform.apply(image if image.mode == mode else image.convert(mode)), ["icc"]
+    return image.convert("RGB"), []
 
 
 @functools.lru_cache(MAX_TRANSFORMS)
 def _transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
-    """Return (input mode, conversion): no conversion for sRGB, an empty mode for an unreadable profile."""
+    """Return (input mode, conversion): no conversion for sRGB of any name, an empty mode for an unreadable profile."""
     try:
         parsed = ImageCms.getOpenProfile(io.BytesIO(profile))
         mode = PROFILE_MODES[cast(Any, parsed.profile).xcolor_space.strip()]
         transform = ImageCms.buildTransform(parsed, ImageCms.createProfile("sRGB"), mode, "RGB")
-        ramp = _probe(mode)
-        is_srgb = mode in ("L", "RGB") and _distance(_apply(ramp, transform), ramp.convert("RGB")) <= 1
+        steps = np.append(np.arange(0, 255, 16), 255).astype(np.uint8)
+        cube = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(len(steps), -1, 3)
+        colours = Image.fromarray(cube).convert(mode)
+        changes = np.asarray(transform.apply(colours)).astype(int) - np.asarray(colours.convert("RGB"))
     except Exception:  # untrusted bytes: Pillow raises OSError, PyCMSError, KeyError, ...
         return "", None
+    is_srgb = mode != "CMYK" and abs(changes).max() <= 1
     return mode, None if is_srgb else transform
-
-
-def _probe(mode: str) -> Image.Image:
-    """Return an image of colours over the RGB cube in steps of 16, to recognise sRGB profiles of any name."""
-    steps = np.append(np.arange(0, 255, 16), 255).astype(np.uint8)
-    cube = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(len(steps), -1, 3)
-    return Image.fromarray(cube).convert(mode)
-
-
-def _distance(one: Image.Image, other: Image.Image) -> int:
-    return int(np.abs(np.asarray(one).astype(int) - np.asarray(other)).max())

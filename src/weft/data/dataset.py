@@ -7,7 +7,6 @@ produces the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -19,12 +18,10 @@ from weft.data.decode import BadImage, open_image
 from weft.data.order import Key
 from weft.data.seeding import seeded_rng
 from weft.data.source import Source, lost_error, pixel_limit
-from weft.errors import DataError
 
 Transform = Callable[[Image.Image], Float[Tensor, "c h w"]]
 
-LOST = -1  # label of an image that can no longer be read
-_BLANK = Image.new("RGB", (64, 64))
+_NOTHING = -1  # a worker that reads no image
 
 
 class ImageDataset(Dataset):
@@ -35,8 +32,6 @@ class ImageDataset(Dataset):
         transform: function from an upright RGB image to a tensor; may use `random`, `numpy.random` and `torch`.
         seed: seed of the random numbers of every sample.
         at_least, value_range: as in `open_image`.
-        on_lost: for an image that can no longer be read since the data was opened: `stop` raises DataError, `exclude`
-            returns a blank image with the label `LOST`, which the caller removes from the batch.
     """
 
     def __init__(
@@ -47,10 +42,9 @@ class ImageDataset(Dataset):
         *,
         at_least: int | None = None,
         value_range: tuple[int, int] | None = None,
-        on_lost: Literal["stop", "exclude"] = "stop",
     ):
         self.source, self.transform, self.seed = source, transform, seed
-        self.at_least, self.value_range, self.on_lost = at_least, value_range, on_lost
+        self.at_least, self.value_range = at_least, value_range
         self.epoch = 0
         self.reading: Tensor | None = None  # index that each worker is reading, for the timeout message
 
@@ -63,11 +57,11 @@ class ImageDataset(Dataset):
 
     def watch(self, workers: int) -> None:
         """Allocate shared memory in which each worker process records the index that it is reading."""
-        self.reading = torch.full((workers,), LOST, dtype=torch.int64).share_memory_()
+        self.reading = torch.full((workers,), _NOTHING, dtype=torch.int64).share_memory_()
 
     def being_read(self) -> list[int]:
         """Return the indices that the workers are reading."""
-        return [] if self.reading is None else [index for index in self.reading.tolist() if index != LOST]
+        return [] if self.reading is None else [index for index in self.reading.tolist() if index != _NOTHING]
 
     def __getitem__(self, key: int | tuple[int, int] | Key) -> tuple[Float[Tensor, "c h w"], int]:
         """Return (image, label) for an index, or for the key (epoch, index[, repetition]) of a loader.
@@ -78,20 +72,11 @@ class ImageDataset(Dataset):
         epoch, index, repetition = (self.epoch, key, 0) if isinstance(key, int) else (*key, 0)[:3]
         if self.reading is not None and (worker := get_worker_info()) is not None:
             self.reading[worker.id] = index
-        try:
-            image, label = self._open(index)
-        except DataError:
-            if self.on_lost == "stop":
-                raise
-            image, label = _BLANK, LOST
-        counters = (epoch, index, repetition) if repetition else (epoch, index)
-        with seeded_rng(self.seed, *counters):
-            return self.transform(image), label
-
-    def _open(self, index: int) -> tuple[Image.Image, int]:
         sample, limit = self.source.read(index), pixel_limit(self.source)
         try:
             image = open_image(sample.data, max_pixels=limit, at_least=self.at_least, value_range=self.value_range)
-            return image, sample.label
         except BadImage as err:
             raise lost_error(sample.key, err) from err
+        counters = (epoch, index, repetition) if repetition else (epoch, index)
+        with seeded_rng(self.seed, *counters):
+            return self.transform(image), sample.label

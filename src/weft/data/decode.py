@@ -5,8 +5,8 @@ agree on which images are usable. Only the decoders of eight formats are enabled
 checked before any pixel is decoded. A changed byte inside compressed data cannot always be detected: such an image
 decodes to wrong pixels.
 
-Importing this module turns off the warnings of Pillow. Decoding raises Pillow's limit on pixels to that of weft, and
-turns off `LOAD_TRUNCATED_IMAGES`.
+Importing this module turns off the warnings of Pillow, and sets its limit on compressed metadata of a PNG. Decoding
+raises Pillow's limit on pixels to that of weft, and turns off `LOAD_TRUNCATED_IMAGES`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image, ImageFile, UnidentifiedImageError, _imaging
+from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError, _imaging
 
 from weft.data import bit_depth
 from weft.data.bit_depth import ValueRange, Values
-from weft.data.colour import MODE_NOTES, UPRIGHT, frames_note, orientation, to_rgb
+from weft.data.colour import MAX_PROFILE, MODE_NOTES, UPRIGHT, frames_note, orientation, to_rgb
 from weft.data.formats import FORMATS, HEAD_BYTES, MAX_PIXELS, archive_kind_of, is_cut, sniff
 from weft.data.jpeg_ends import is_ended, with_end_marker
 from weft.errors import DataError
@@ -37,6 +37,7 @@ from weft.text import one_line, printable
 
 with contextlib.suppress(OSError, AttributeError):  # else libtiff prints every damaged strip on stderr
     ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)  # a library that Pillow's own module links
+PngImagePlugin.MAX_TEXT_CHUNK = MAX_PROFILE  # also limits colour profiles; Pillow's 1 MiB refuses large ones
 warnings.filterwarnings("ignore", module=r"PIL\.")  # of damaged metadata, for example: the image is usable or it is not
 
 COMPRESSIONS = {  # format -> supported compressions, as Pillow names them
@@ -61,7 +62,7 @@ REASONS = {
     "too-many-pixels": "it has too many pixels",
     "too-thin": f"its longer side is more than {MAX_ASPECT} times its shorter side",
     "compression": "its compression is not supported",
-    "metadata-bomb": "its text metadata expands beyond the limit",
+    "metadata-bomb": "its text metadata or its colour profile expands beyond the limit",
     "float-pixels": "its pixels are floating point; save them as integers of 8 or 16 bits",
     "lab-pixels": "its colours are Lab; save them as RGB",
     "integer-pixels": "its pixels are wide or signed integers, and the model stores no value range to scale them by",
@@ -134,17 +135,13 @@ def open_image(
     Raises:
         BadImage: the image cannot be used; its `reason` is a key of `REASONS`.
     """
-    with _opened_whole(source, max_pixels) as (image, data, _):
-        deep = bit_depth.is_deep(image)
-        if at_least is not None and image.format in ("JPEG", "MPO"):  # of HEIF it would take an embedded thumbnail
-            image.draft(None, (at_least, at_least))
-        low_bytes = bit_depth.lower_bytes(image, data) if deep and value_range is not None else None
-        image.load()
-        if low_bytes is not None and value_range is not None:
-            image = bit_depth.scaled_colours(image, low_bytes, value_range)
-        elif image.mode == "I" and value_range is None:
+    with _opened(source, max_pixels) as (image, data, _):
+        if at_least is not None:
+            _draft(image, at_least)
+        values = bit_depth.load(image, data if value_range is not None else None)
+        if image.mode == "I" and value_range is None:
             raise BadImage("", "integer-pixels")
-        return to_rgb(image, background, value_range)[0]
+        return to_rgb(bit_depth.scaled(image, values, value_range), background)[0]
 
 
 def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
@@ -155,22 +152,15 @@ def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
     Raises:
         BadImage: as `open_image`, for the same reasons.
     """
-    with _opened_whole(source, max_pixels) as (image, data, file_notes):
+    with _opened(source, max_pixels) as (image, data, file_notes):
         deep, stored = bit_depth.is_deep(image), image.size
-        if image.format in ("JPEG", "MPO"):
-            side = max(min(image.size) // 8, 1)
-            image.draft(None, (side, side))
-        low_bytes = bit_depth.lower_bytes(image, data) if deep else None
-        image.load()
-        values = bit_depth.commented_values(image)
-        notes = [MODE_NOTES[image.mode]] if image.mode in MODE_NOTES else []
-        if low_bytes is not None or image.mode.startswith("I"):
-            values = bit_depth.values_of(image, low_bytes)
-        notes += ["gray"] * image.mode.startswith("I") + ["16-bit"] * deep
-        notes += to_rgb(image, WHITE, values and (values.low, max(values.high, values.low + 1)))[1]
-        notes += file_notes + frames_note(image)
-        format = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a phone's JPEG with a second image
-        return ImageInfo(_upright_size(image, stored), format, tuple(notes), values)
+        _draft(image, max(min(image.size) // 8, 1))
+        values = bit_depth.load(image, data)
+        shown = bit_depth.scaled(image, values, None)
+        notes = [MODE_NOTES[shown.mode]] if shown.mode in MODE_NOTES else []
+        notes += ["16-bit"] * deep + to_rgb(shown, WHITE)[1] + file_notes + frames_note(image)
+        size, format = _upright_size(image, stored), str(sniff(data))
+        return ImageInfo(size, format, tuple(notes), bit_depth.values_of(image, values))
 
 
 def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Values | None:
@@ -179,7 +169,7 @@ def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) ->
     Raises:
         BadImage: as `open_image`.
     """
-    with _opened(*_content(source), max_pixels) as image:
+    with _opened(source, max_pixels, only_header=True) as (image, *_):
         deep = bit_depth.is_deep(image)
     return image_info(source, max_pixels=max_pixels).values if deep else None
 
@@ -200,8 +190,14 @@ def image_size(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> t
     Raises:
         BadImage: the header cannot be read, or a limit is exceeded.
     """
-    with _opened(*_content(source), max_pixels) as image:
+    with _opened(source, max_pixels, only_header=True) as (image, *_):
         return _upright_size(image, image.size)
+
+
+def _draft(image: Image.Image, at_least: int) -> None:
+    """Let a JPEG be decoded at the smallest scale whose sides are at least so long; HEIF would show its thumbnail."""
+    if image.format in ("JPEG", "MPO"):  # MPO: a phone's JPEG with a second image
+        image.draft(None, (at_least, at_least))
 
 
 @functools.cache
@@ -268,46 +264,45 @@ def read_regular(path: str | Path) -> bytes:
 
 
 @contextlib.contextmanager
-def _opened_whole(source: str | Path | bytes, max_pixels: int) -> Iterator[tuple[Image.Image, bytes, list[str]]]:
-    """Open an image as `_opened`; also return the bytes of the file, and the notes that only these show."""
+def _opened(
+    source: str | Path | bytes, max_pixels: int, *, only_header: bool = False
+) -> Iterator[tuple[Image.Image, bytes, list[str]]]:
+    """Open an image with its header read and checked; convert every exception raised inside to `BadImage`.
+
+    Yields:
+        The image, the bytes of the file, and the notes that only a file that is not loaded yet shows.
+    """
     name, data = _content(source)
-    is_whole = sniff(data) != "JPEG" or is_ended(data)
-    whole = data if is_whole else with_end_marker(data, functools.partial(_pixels, max_pixels=max_pixels))
-    with _opened(name, whole or data, max_pixels) as image:
-        is_turned = image.format == "TIFF" and orientation(image) in UPRIGHT  # by Pillow, while it loads
-        yield image, data, ["exif-rotated"] * is_turned + ["no-end-marker"] * (not is_whole)
-        if whole is None:  # Pillow accepts some, such as those that are filled up with zeros
-            raise BadImage("", "truncated")
-
-
-def _pixels(data: bytes, max_pixels: int) -> bytes | None:
-    """Return the pixels of a file; None if it cannot be decoded."""
-    try:
-        with _opened("", data, max_pixels) as image:
-            return image.tobytes()
-    except BadImage:
-        return None
-
-
-@contextlib.contextmanager
-def _opened(name: str, data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """Open an image with its header read and checked; convert every exception raised inside to `BadImage`."""
     format = sniff(data[:HEAD_BYTES])
     if format is None:
         kind = archive_kind_of(data)
         raise BadImage(name, "not-an-image", f"it is {kind}; unpack it" if kind else "")
     if format == "HEIF" and not _has_heif():
         raise BadImage(name, "no-decoder")
+    is_whole = only_header or format != "JPEG" or is_ended(data)
+    whole = data if is_whole else with_end_marker(data, functools.partial(_pixels, max_pixels=max_pixels))
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # True: missing pixels are gray
     # Pillow raises above twice its limit, and also limits its own allocations by it; `_check` has the exact limit
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or 0, max_pixels)
     try:
-        with Image.open(io.BytesIO(data), formats=(format,)) as image:
+        with Image.open(io.BytesIO(whole or data), formats=(format,)) as image:
             _check(image, max_pixels)
-            yield image
+            is_turned = format == "TIFF" and orientation(image) in UPRIGHT  # by Pillow, while it loads
+            yield image, data, ["exif-rotated"] * is_turned + ["no-end-marker"] * (not is_whole)
             _check(image, max_pixels)  # HEIF: the size that was decoded
+            if whole is None:  # Pillow accepts some, such as those that are filled up with zeros
+                raise BadImage("", "truncated")
     except Exception as err:  # Pillow raises many types for malformed bytes: SyntaxError, KeyError, struct.error, ...
-        raise BadImage(name, *_reason(err, data, format, max_pixels)) from err
+        raise BadImage(name, *_reason(err, whole or data, format, max_pixels)) from err
+
+
+def _pixels(data: bytes, max_pixels: int) -> bytes | None:
+    """Return the pixels of a file; None if it cannot be decoded."""
+    try:
+        with _opened(data, max_pixels, only_header=True) as (image, *_):
+            return image.tobytes()
+    except BadImage:
+        return None
 
 
 def _check(image: Image.Image, max_pixels: int) -> None:
@@ -335,7 +330,7 @@ def _reason(err: Exception, data: bytes, format: str, max_pixels: int) -> tuple[
     if isinstance(err, MemoryError):
         return "out-of-memory", ""
     if "max_text" in text or "text chunks" in text:
-        return "metadata-bomb", printable(str(err))
+        return "metadata-bomb", f"{MAX_PROFILE >> 20} MiB each, {PngImagePlugin.MAX_TEXT_MEMORY >> 20} MiB together"
     is_truncated = is_cut(data, format) or isinstance(err, EOFError) or "truncated" in text
     if not isinstance(err, UnidentifiedImageError):
         return "truncated" if is_truncated else "damaged", printable(str(err))

@@ -13,7 +13,6 @@ import numpy as np
 from PIL import Image
 
 from weft.data.inventory import Inventory
-from weft.data.source import ImageEntry
 from weft.data.split import stratified_split
 from weft.lazy import package_folder
 
@@ -28,13 +27,11 @@ def open_digits() -> Inventory:
     images, labels = read_digits()
     keys = [f"digits/{i:04d}" for i in range(len(labels))]
     files = dict(zip(keys, map(_png, images), strict=True))
-    classes = [str(digit) for digit in range(10)]
+    inventory = Inventory(DIGITS, files.__getitem__, {"": [str(digit) for digit in range(10)]})
     val = set(stratified_split(keys, labels, VAL_FRACTION, SPLIT_SEED)[1])
-    entries = [
-        ImageEntry(key, classes[label], "val" if i in val else "train")
-        for i, (key, label) in enumerate(zip(keys, labels, strict=True))
-    ]
-    return Inventory(DIGITS, entries, files.__getitem__, {"": classes})
+    for i, (key, label) in enumerate(zip(keys, labels, strict=True)):
+        inventory.add(key, str(label), "val" if i in val else "train")
+    return inventory
 
 
 def read_digits() -> tuple[np.ndarray, list[int]]:

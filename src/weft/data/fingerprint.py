@@ -6,6 +6,7 @@ One line per image: split, class, key, and the size and hash of its file, which 
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,22 +33,23 @@ class Fingerprint:
         write_whole(path, gzip.compress(text.encode("utf-8", "surrogateescape"), mtime=0))
 
     @property
+    def cells(self) -> Iterator[list[str]]:
+        """Split, class, key and `digest_of` of every image."""
+        return (line.split("\t", 3) for line in self.lines)
+
+    @property
     def digests(self) -> set[str]:
         """`digest_of` of every image."""
-        return {line.split("\t", 3)[3] for line in self.lines}
+        return {digest for *_, digest in self.cells}
 
     def sides_of(self, source: KeyedSource) -> list[str]:
         """Return the split of every image of a source: `train`, `val`, or "" for one that is not in the fingerprint.
 
         An image with another name is found by its content; copies on both sides count as `val`.
         """
-        exact: dict[tuple[str, str], str] = {}
-        by_content: dict[str, str] = {}
-        for line in self.lines:
-            side, _, key, digest = line.split("\t", 3)
-            exact[key, digest] = side
-            if by_content.get(digest) != "val":
-                by_content[digest] = side
+        exact = {(key, digest): side for side, _, key, digest in self.cells}
+        by_content = {digest: side for side, _, _, digest in self.cells}
+        by_content |= {digest: side for side, _, _, digest in self.cells if side == "val"}
         images = zip(map(_cell, source.keys), source.digests, strict=True)
         return [exact.get((key, digest)) or by_content.get(digest, "") for key, digest in images]
 
@@ -87,7 +89,7 @@ def fingerprint(splits: Splits) -> Fingerprint:
 def difference(old: Fingerprint, new: Fingerprint) -> str | None:
     """Return the difference as a sentence, or None if the fingerprints are equal."""
     classes = (dict.fromkeys(one.classes) for one in (old, new))
-    images = (_by_key(one) for one in (old, new))
+    images = ({key: "\t".join((*cells, digest)) for *cells, key, digest in one.cells} for one in (old, new))
     for one, several, (was, now) in (("class", "classes", classes), ("image", "images", images)):
         changed = {key for key in was.keys() & now.keys() if was[key] != now[key]}
         keys_of = {"gone": was.keys() - now.keys(), "new": now.keys() - was.keys(), "changed": changed}
@@ -101,12 +103,6 @@ def difference(old: Fingerprint, new: Fingerprint) -> str | None:
         if list(was) != list(now):
             return f"its {several} are in another order."
     return None
-
-
-def _by_key(one: Fingerprint) -> dict[str, str | None]:
-    """Return a dictionary from key to the other columns."""
-    cells = (line.split("\t", 3) for line in one.lines)
-    return {key: f"{side}\t{name}\t{digest}" for side, name, key, digest in cells}
 
 
 def _cell(key: str) -> str:

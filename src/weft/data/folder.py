@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 from weft.data.decode import BadImage, open_regular, read_regular
 from weft.data.formats import HEAD_BYTES, archive_kind, sniff
 from weft.data.inventory import Inventory, in_threads
-from weft.data.source import BadFile, ImageEntry, bad_file, sort_class_names
+from weft.data.source import bad_file, sort_class_names
 from weft.data.split_names import held_out_side, split_folders, split_of
-from weft.data.tree import EXTENSIONS, extension, is_folder, is_junk, num_beside, walk
+from weft.data.tree import EXTENSIONS, extension, names_in, nested_folders, num_beside, walk
 from weft.errors import DataError, UsageError
 from weft.text import printable
 
@@ -45,16 +43,21 @@ def open_folder(path: str | Path, *, test: bool = False, follow_links: bool = Fa
     sides, unread, set_aside = _split(root, test=test)
     depths = {name: _depth(root / name, name) for name in sides}
     classes: dict[str, list[str]] = {side: [] for side in sides.values()} or {"": []}
-    inventory = Inventory(str(root), [], FileReader(root), classes, unread=unread, set_aside=set_aside)
+    inventory = Inventory(str(root), FileReader(root), classes, unread=unread, set_aside=set_aside)
     inventory.folders = {side: name for name, side in sides.items()}
-    if sides and (number := num_beside(os.fspath(root))):
+    if sides and (number := num_beside(root)):
         inventory.skipped["beside"] = number
+
+    def place(key: str) -> tuple[str, list[str]]:
+        """Return the split of a file or folder, and its path below the folder of the classes."""
+        top, *_ = parts = key.split("/")
+        return sides.get(top, ""), parts[depths.get(top, 0) :]
+
     files = []
     for key, kind in walk(os.fspath(root), only=sides or None, follow_links=follow_links):
-        top, *_ = parts = key.split("/")
-        split, inner = sides.get(top, ""), parts[depths.get(top, 0) :]
+        split, inner = place(key)
         if kind == "file":
-            files.append(ImageEntry(key, inner[0] if len(inner) > 1 else "", split))
+            files.append(key)
         elif kind == "folder":
             classes[split] += inner if len(inner) == 1 else []
         elif problem := _problem(key, kind):
@@ -65,15 +68,17 @@ def open_folder(path: str | Path, *, test: bool = False, follow_links: bool = Fa
                 inventory.classes_outside.append(key)
     for names in classes.values():
         names[:] = sort_class_names(names)
-    for entry, result in in_threads(partial(_sniffed, root), sorted(files)):
-        if isinstance(result, BadFile):
-            inventory.bad.append(result)
+    files.sort()
+    for key, result in in_threads(partial(_sniffed, root), files):
+        split, inner = place(key)
+        if result is True:
+            inventory.add(key, inner[0] if len(inner) > 1 else "", split)
         elif result:
-            inventory.entries.append(entry)
+            inventory.bad.append(bad_file(key, result, split))
         else:
-            inventory.ignored[extension(entry.key)] += 1
+            inventory.ignored[extension(key)] += 1
     inventory.bad.sort()
-    inventory.nested = _nested(inventory.entries, depths)
+    inventory.nested = nested_folders(place(key)[1][:-1] for key in inventory.keys)
     return inventory
 
 
@@ -122,17 +127,14 @@ def images_below(folder: Path) -> list[str]:
     found = dict(walk(os.fspath(folder)))
     named = [(key, kind) for key, kind in found.items() if extension(key) in EXTENSIONS]
     images = {key for key, kind in named if kind == "file" or _problem(key, kind)}
-    others = [ImageEntry(key, "") for key, kind in found.items() if kind == "file" and key not in images]
-    images |= {entry.key for entry, is_image in in_threads(partial(_sniffed, folder), others) if is_image}
+    others = [key for key, kind in found.items() if kind == "file" and key not in images]
+    images |= {key for key, is_image in in_threads(partial(_sniffed, folder), others) if is_image}
     return sorted(images)
 
 
 def _split(root: Path, *, test: bool) -> tuple[dict[str, str], list[str], str]:
-    """Return the folders of the split with their sides, those of no side, and that of a test split that is not read.
-
-    Only folders that contain folders count: a `train` that contains files is a class, and a `test` of unsorted files
-    has no classes.
-    """
+    """Return the folders of the split with their sides, those of no side, and that of a test split that is not read."""
+    # only folders that contain folders: a `train` of files is a class, and a `test` of unsorted files has no classes
     names = _folders(root)
     named = (name for name in names if split_of(name) and _folders(root / name))
     folder_of = {side: name for name, side in split_folders(named).items()}
@@ -146,12 +148,7 @@ def _split(root: Path, *, test: bool) -> tuple[dict[str, str], list[str], str]:
 
 
 def _folders(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder, sorted."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if is_folder(entry) and not is_junk(entry.name))
-    except OSError:  # `walk` reports it
-        return []
+    return names_in(folder)[1]
 
 
 def _depth(folder: Path, name: str) -> int:
@@ -162,19 +159,6 @@ def _depth(folder: Path, name: str) -> int:
     return depth
 
 
-def _nested(entries: Iterable[ImageEntry], depths: Mapping[str, int]) -> dict[str, list[str]]:
-    """Return the folders in each class; none if an image is directly in a class folder."""
-    nested: dict[str, set[str]] = defaultdict(set)
-    for entry in entries:
-        parts = entry.key.split("/")
-        inner = parts[depths.get(parts[0], 0) :]
-        if len(inner) == 2:
-            return {}
-        if len(inner) > 2:
-            nested[inner[0]].add(inner[1])
-    return {name: sorted(folders) for name, folders in sorted(nested.items())}
-
-
 def _problem(key: str, kind: str) -> BadImage | None:
     """Return why an entry of `walk` is a bad file: an unreadable folder, or an image by its name that is no file."""
     if kind.startswith("unreadable: "):
@@ -183,13 +167,13 @@ def _problem(key: str, kind: str) -> BadImage | None:
     return BadImage("", reason) if reason and extension(key) in EXTENSIONS else None
 
 
-def _sniffed(root: Path, entry: ImageEntry) -> bool | BadFile:
-    """Return whether a file is an image by its first bytes; a bad file if only its extension is an image's."""
+def _sniffed(root: Path, key: str) -> bool | BadImage | OSError:
+    """Return whether a file is an image by its first bytes; the problem if only its extension is an image's."""
     try:
-        with open_regular(os.path.join(root, entry.key)) as file:
+        with open_regular(os.path.join(root, key)) as file:
             if sniff(file.read(HEAD_BYTES)) is not None:
                 return True
         problem = BadImage("", "not-an-image")
     except (BadImage, OSError) as err:
         problem = err
-    return bad_file(entry.key, problem, entry.split) if extension(entry.key) in EXTENSIONS else False
+    return extension(key) in EXTENSIONS and problem

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+import itertools
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from weft.data.bit_depth import ValueRange, Values, common_range
+from weft.data.bit_depth import Values, common_range
 from weft.data.decode import BadImage, ImageInfo, image_info
 from weft.data.formats import MAX_PIXELS
-from weft.data.source import BadFile, ImageEntry, Reader, bad_file
+from weft.data.source import BadFile, Reader, bad_file
 from weft.data.split_names import held_out_side
 from weft.data.tree import EXTENSIONS, extension
 from weft.errors import DataError
@@ -28,14 +29,18 @@ Result = TypeVar("Result")
 
 @dataclass
 class Inventory:
-    """Labelled images of a dataset, which are read by key. `inspect` returns it with all files checked.
+    """Labelled images of a dataset as columns, one value per image, and what is known about their files.
 
     Attributes:
         name: name in messages: the path, or `torchvision:NAME`.
-        entries: images with class and split, in order; also those that a check adds to `bad`.
         read: function from key to bytes.
         classes: class names by split (`train`, `val`; one empty key without a split), in the order of their labels;
             also those without images.
+        keys: path relative to the root, or another unique name.
+        class_names: empty without a class: outside all class folders, or in a test split with hidden labels.
+        splits: `train`, `val`, or empty if the dataset defines no split; `test` until `hold_out`.
+        groups: images of the same group are on the same side of a split; an empty list if they are not grouped.
+        digests: `digest_of` of every checked image that can be used, else empty.
         folders: names of the folders for training (`train`, `Training`, ...) and validation (`val`, `test`, ...), by
             split; empty for other sources.
         bad: image files that cannot be used, sorted by key after a check.
@@ -49,13 +54,16 @@ class Inventory:
         notes: number of conversions of checked images, by key of `weft.data.colour.NOTES`.
         sizes: (height, width) of checked images in pixels.
         values: of checked images of more than 8 bits per channel.
-        digests: `digest_of` of every checked image that can be used, by key.
     """
 
     name: str
-    entries: list[ImageEntry]
     read: Reader
     classes: dict[str, list[str]]
+    keys: list[str] = field(default_factory=list)
+    class_names: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
     folders: dict[str, str] = field(default_factory=dict)
     bad: list[BadFile] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
@@ -68,7 +76,13 @@ class Inventory:
     notes: Counter[str] = field(default_factory=Counter)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     values: list[Values] = field(default_factory=list)
-    digests: dict[str, str] = field(default_factory=dict)
+
+    def add(self, key: str, class_name: str, split: str = "") -> None:
+        """Add an image."""
+        self.keys.append(key)
+        self.class_names.append(sys.intern(class_name))  # one object per class: else 1.3 million names take 80 MB
+        self.splits.append(split)
+        self.digests.append("")
 
     @property
     def is_given(self) -> bool:
@@ -76,82 +90,78 @@ class Inventory:
         return "val" in self.classes
 
     @property
-    def good(self) -> list[ImageEntry]:
-        """Images that are not known to be bad."""
+    def good(self) -> list[str]:
+        """Keys of the images that are not known to be bad."""
         bad = {file.key for file in self.bad}
-        return [entry for entry in self.entries if entry.key not in bad]
+        return [key for key in self.keys if key not in bad]
 
     @property
-    def copies(self) -> list[list[str]]:
-        """Groups of two or more keys whose files are byte-identical, of checked images."""
-        seen, several = set[str](), set[str]()
-        for digest in self.digests.values():
-            (several if digest in seen else seen).add(digest)
-        keys = defaultdict[str, list[str]](list)
-        for key, digest in self.digests.items():
-            if digest in several:
-                keys[digest].append(key)
-        return list(keys.values())
-
-    @property
-    def value_range(self) -> ValueRange | None:
-        """Black and white of the images of more than 8 bits per channel; None without such images."""
-        return common_range(self.values)
+    def copies(self) -> list[list[int]]:
+        """Groups of two or more images whose files are byte-identical, of checked images."""
+        digest = self.digests.__getitem__
+        equal = itertools.groupby(sorted(range(len(self.digests)), key=digest), digest)
+        groups = (list(images) for digest, images in equal if digest)
+        return sorted(images for images in groups if len(images) > 1)
 
     def folder(self, split: str) -> str:
         """Return the name of the folder of a split; that of the split itself for other sources."""
         return self.folders.get(split, split)
 
-    def with_held_out(self, *, test: bool) -> Inventory:
-        """Return the images for training and the held-out ones, with the split `val`: the rule of `held_out_side`.
+    def labelled(self, images: Sequence[int]) -> tuple[list[str], list[str]]:
+        """Return the keys and the class names of some images."""
+        return [self.keys[i] for i in images], [self.class_names[i] for i in images]
 
-        Args:
-            test: hold out the test split in place of the validation split.
+    def hold_out(self, *, test: bool) -> None:
+        """Give the held-out images the split `val`, and drop those that are not read: the rule of `held_out_side`.
 
         Raises:
             DataError: there is no test split, or a held-out image has no class.
         """
-        sides = {entry.split for entry in self.entries}
+        sides = set(self.splits)
         if sides <= {""} and not test:
-            return self
-        tested = [entry for entry in self.entries if entry.split == "test"]
-        is_unlabelled = bool(tested) and not any(entry.class_name for entry in tested)
+            return
+        tested = [i for i, split in enumerate(self.splits) if split == "test"]
+        hidden = [self.keys[i] for i in tested if not self.class_names[i]]
+        is_unlabelled = bool(tested) and len(hidden) == len(tested)
         held_out = held_out_side(sides - {"test"} if is_unlabelled and not test else sides, test=test)
-        if missing := [entry for entry in tested if not entry.class_name and held_out == "test"]:
+        if hidden and held_out == "test":
             raise DataError(
-                f"Every image of the test split must have a class; {count(len(missing), 'image has', 'images have')}"
-                f" none, such as '{printable(missing[0].key)}', as in test sets with hidden labels."
+                f"Every image of the test split must have a class; {count(len(hidden), 'image has', 'images have')}"
+                f" none, such as '{printable(hidden[0])}', as in test sets with hidden labels."
             )
-        side_of = {"train": "train", "": ""} | ({held_out: "val"} if held_out else {})
-        entries = [entry._replace(split=side_of[entry.split]) for entry in self.entries if entry.split in side_of]
-        bad = [file._replace(split=side_of[file.split]) for file in self.bad if file.split in side_of]
-        dropped = {entry.class_name for entry in self.entries} - {entry.class_name for entry in entries}
+        if tested and held_out != "test":
+            self.set_aside = f"{count(len(tested), 'image')} of test"
+        side_of = {"train": "train", held_out: "val", "": ""}
+        kept = [i for i, split in enumerate(self.splits) if split in side_of]
+        dropped = set(self.class_names) - {self.class_names[i] for i in kept}
+        self.splits = [side_of[self.splits[i]] for i in kept]
+        for column in (self.keys, self.class_names, self.groups, self.digests):
+            column[:] = [column[i] for i in kept if column]
+        self.bad = [file._replace(split=side_of[file.split]) for file in self.bad if file.split in side_of]
         names = [name for of_split in self.classes.values() for name in of_split if name not in dropped]
-        splits = sorted({entry.split for entry in entries}) or [""]
-        classes = dict.fromkeys(splits, names)
-        if {"train", "val"} <= classes.keys():
-            present = {entry.class_name for entry in entries if entry.split == "val"}
-            classes["val"] = [name for name in names if name in present]
-        set_aside = f"{count(len(tested), 'image')} of test" if tested and held_out != "test" else ""
-        return replace(self, entries=entries, bad=bad, classes=classes, set_aside=set_aside)
+        self.classes = dict.fromkeys(sorted(set(self.splits)) or [""], names)
+        if {"train", "val"} <= self.classes.keys():
+            present = {name for name, split in zip(self.class_names, self.splits, strict=True) if split == "val"}
+            self.classes["val"] = [name for name in names if name in present]
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON; `json.dumps` escapes names that are not UTF-8."""
-        good = self.good
-        counts = Counter((entry.split, entry.class_name) for entry in good)
+        bad = {file.key for file in self.bad}
+        images = zip(self.keys, self.splits, self.class_names, strict=True)
+        counts = Counter((split, name) for key, split, name in images if key not in bad)
         return {
             "root": self.name,
-            "good": len(good),
+            "good": counts.total(),
             "bad": [bad._asdict() for bad in self.bad],
             "classes": {
                 split: {name: counts[split, name] for name in names} for split, names in sorted(self.classes.items())
             },
-            "outside_classes": sum(not entry.class_name for entry in good),
+            "outside_classes": sum(number for (_, name), number in counts.items() if not name),
             "ignored": dict(sorted(self.ignored.items())),
             "skipped": dict(sorted(self.skipped.items())),
             "notes": dict(sorted(self.notes.items())),
-            "value_range": self.value_range,
-            "copies": self.copies,
+            "value_range": common_range(self.values),
+            "copies": [[self.keys[i] for i in images] for images in self.copies],
             "classes_outside": self.classes_outside,
             "unread": self.unread,
             "set_aside": self.set_aside,
@@ -161,42 +171,36 @@ class Inventory:
 
 def check(
     inventory: Inventory,
-    entries: Sequence[ImageEntry],
+    images: Sequence[int],
     *,
     max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
 ) -> None:
-    """Decode images of an inventory once, and add what is found to it.
-
-    Args:
-        inventory: of the dataset.
-        entries: the images to decode.
-        max_pixels: images with more pixels (height x width) are bad.
-        progress: called regularly with (number done, total).
-    """
+    """Decode some images of an inventory once, and add what is found to it; `open_data` has the other arguments."""
     sizes: dict[tuple[int, int], tuple[int, int]] = {}  # equal ones are one object: else 1.3 million take 170 MB
-    results = in_threads(partial(_decoded, inventory.read, max_pixels), entries)
-    for done, (entry, result) in enumerate(results, 1):
-        if isinstance(result, BadFile):
-            inventory.bad.append(result)
+    results = in_threads(lambda i: _decoded(inventory.read, max_pixels, inventory.keys[i]), images)
+    for done, (i, result) in enumerate(results, 1):
+        key = inventory.keys[i]
+        if isinstance(result, Exception):
+            inventory.bad.append(bad_file(key, result, inventory.splits[i]))
         else:
-            info, inventory.digests[entry.key] = result
+            info, inventory.digests[i] = result
             inventory.notes.update(info.notes)
             inventory.sizes.append(sizes.setdefault(info.size, info.size))
             inventory.values += [] if info.values is None else [info.values]
-            if EXTENSIONS.get(extension(entry.key), info.format) != info.format:
+            if EXTENSIONS.get(extension(key), info.format) != info.format:
                 inventory.notes["extension"] += 1
-        if progress is not None and (done % 64 == 0 or done == len(entries)):
-            progress(done, len(entries))
+        if progress is not None and (done % 64 == 0 or done == len(images)):
+            progress(done, len(images))
     inventory.bad.sort()
 
 
-def _decoded(read: Reader, max_pixels: int, entry: ImageEntry) -> tuple[ImageInfo, str] | BadFile:
+def _decoded(read: Reader, max_pixels: int, key: str) -> tuple[ImageInfo, str] | BadImage | OSError:
     try:
-        data = read(entry.key)
+        data = read(key)
         return image_info(data, max_pixels=max_pixels), digest_of(data)
     except (BadImage, OSError) as err:
-        return bad_file(entry.key, err, entry.split)
+        return err
 
 
 def digest_of(data: bytes) -> str:

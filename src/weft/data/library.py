@@ -9,11 +9,11 @@ Hugging Face library downloads by itself.
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -22,24 +22,22 @@ from PIL import Image
 
 from weft.data.decode import BadImage, read_regular
 from weft.data.inventory import Inventory
-from weft.data.source import ImageEntry, sort_class_names
-from weft.data.split_names import SIDES, split_of
+from weft.data.source import sort_class_names
+from weft.data.split_names import split_of
 from weft.errors import DataError, need, unknown
 from weft.files import cache_dir
 from weft.text import first_few, printable, reason_of
 
-# arguments of each torchvision class for its training and its validation set
-_TRAIN_FLAG = ({"train": True}, {"train": False})
-_SPLIT_TEST = ({"split": "train"}, {"split": "test"})
-TORCHVISION: dict[str, tuple[dict[str, Any] | tuple[dict[str, Any], ...], dict[str, Any]]] = {
-    **dict.fromkeys(("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST"), _TRAIN_FLAG),
-    **dict.fromkeys(("SVHN", "STL10", "Food101", "GTSRB", "StanfordCars", "RenderedSST2"), _SPLIT_TEST),
-    "Flowers102": (({"split": "train"}, {"split": "val"}), {"split": "test"}),
-    "DTD": (({"split": "train"}, {"split": "val"}), {"split": "test"}),
+TORCHVISION: dict[str, tuple[dict[str, Any], ...]] = {
+    **dict.fromkeys(("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST"), ({"train": True}, {"train": False})),
+    **dict.fromkeys(
+        ("SVHN", "STL10", "Food101", "GTSRB", "StanfordCars", "RenderedSST2"), ({"split": "train"}, {"split": "test"})
+    ),
+    **dict.fromkeys(("Flowers102", "DTD"), ({"split": "train"}, {"split": "val"}, {"split": "test"})),
     "FGVCAircraft": ({"split": "trainval"}, {"split": "test"}),
     "OxfordIIITPet": ({"split": "trainval"}, {"split": "test"}),
     "ImageNet": ({"split": "train"}, {"split": "val"}),
-}
+}  # arguments of each torchvision class for its training sets and, last, for its validation set
 _SAMPLES = ("samples", "_samples", "imgs")  # attributes with (file, label) of every image
 
 
@@ -72,10 +70,8 @@ def open_torchvision(address: str) -> Inventory:
         raise unknown("torchvision dataset", name, TORCHVISION, ", ".join(TORCHVISION))
     root = options.get("root") or os.environ.get("WEFT_DATA") or str(cache_dir() / "data")
     more = {"download": True} if options.get("download") in ("1", "true", "yes") and name != "ImageNet" else {}
-    train, val = TORCHVISION[name]
-    wanted = [*(train if isinstance(train, tuple) else (train,)), val]
     try:
-        parts = [getattr(library, name)(root, **kwargs, **more) for kwargs in wanted]
+        parts = [getattr(library, name)(root, **kwargs, **more) for kwargs in TORCHVISION[name]]
     except (RuntimeError, OSError, ImportError) as error:
         raise DataError(
             f"{name} must be in '{printable(root)}' in torchvision's layout; {reason_of(error).partition('. ')[0]}."
@@ -83,17 +79,17 @@ def open_torchvision(address: str) -> Inventory:
         ) from error
     labels = [_labels(part) for part in parts]
     names = [_class_names(part, labels) for part in parts]
-    entries = [
-        ImageEntry(f"{name}/{place}/{number:06}", names[place][label], "val" if place == len(parts) - 1 else "train")
-        for place, numbers in enumerate(labels)
-        for number, label in enumerate(numbers)
-    ]
     classes = list(dict.fromkeys(itertools.chain(*names)))
-    notes = []
+    inventory = Inventory(f"torchvision:{name}", LibraryReader(parts, _torchvision_bytes), {"": classes})
+    for place, numbers in enumerate(labels):
+        for number, label in enumerate(numbers):
+            split = "val" if place == len(parts) - 1 else "train"
+            inventory.add(f"{name}/{place}/{number:06}", names[place][label], split)
     if len(parts) > 2:
-        notes.append(f"As in the papers, the splits train and val of {name} are for training, and test is held out.")
-    reader = LibraryReader(parts, _torchvision_bytes)
-    return Inventory(f"torchvision:{name}", entries, reader, {"": classes}, remarks=notes)
+        inventory.remarks.append(
+            f"As in the papers, the splits train and val of {name} are for training, and test is held out."
+        )
+    return inventory
 
 
 def _labels(part: Any) -> list[int]:
@@ -166,38 +162,33 @@ def open_hf(address: str, image: str | None = None, label: str | None = None) ->
         if column not in parts[0].features:
             raise unknown(f"column for data.{setting}", column, list(parts[0].features), ", ".join(parts[0].features))
     parts = [part.cast_column(image, datasets.Image(decode=False)) for part in parts]
-    features = [part.features[label] for part in parts]
-    classes: list[str] = []
-    entries: list[ImageEntry] = []
-    for place, (part, feature, (word, side)) in enumerate(zip(parts, features, words.items(), strict=True)):
-        named = isinstance(feature, datasets.ClassLabel)
+    inventory = Inventory(f"hf:{name}", LibraryReader(parts, partial(hf_bytes, image)), {})
+    classes: dict[str, None] = {}  # in order
+    for place, (part, (word, side)) in enumerate(zip(parts, words.items(), strict=True)):
+        feature = part.features[label]
         values = [_class_of(feature, value, name, word, side) for value in part[label]]
-        entries += [ImageEntry(f"{name}/{place}/{i:07}", value, side) for i, value in enumerate(values)]
-        classes = list(dict.fromkeys([*classes, *(feature.names if named else values)]))
-    if not isinstance(features[0], datasets.ClassLabel):
-        classes = sort_class_names(classes)
-    others = [word for word in splits_by_name if word not in words]
-    notes = [f"Not read: {first_few(others)} of hf:{printable(name)}."] if others else []
-    reader = LibraryReader(parts, bytes_in(image))
-    return Inventory(f"hf:{name}", entries, reader, {"": [name for name in classes if name]}, remarks=notes)
+        classes |= dict.fromkeys(feature.names if isinstance(feature, datasets.ClassLabel) else values)
+        for number, value in enumerate(values):
+            inventory.add(f"{name}/{place}/{number:07}", value, side)
+    is_named = isinstance(parts[0].features[label], datasets.ClassLabel)
+    inventory.classes = {"": [word for word in (classes if is_named else sort_class_names(classes)) if word]}
+    if others := [word for word in splits_by_name if word not in words]:
+        inventory.remarks.append(f"Not read: {first_few(others)} of hf:{printable(name)}.")
+    return inventory
 
 
 def _split_words(name: str, options: dict[str, str], words: list[str]) -> dict[str, str]:
     """Return the splits to read with their sides: those of the options, else those that are named after a side."""
-    for option in ("split", "val"):
-        if option in options and options[option] not in words:
+    by_side = {split_of(word): word for word in reversed(words)}
+    train, val = options.get("split") or by_side.get("train", "train"), options.get("val", "")
+    for word in [train, *([val] if "val" in options else [])]:
+        if word not in words:
             raise DataError(
-                f"hf:{name} must have the split '{printable(options[option])}'; it has {first_few(words)}. Pass split="
-                " and val=."
+                f"hf:{name} must have the split '{printable(word)}'; it has {first_few(words)}. Pass split= and val=."
             )
-    chosen = {option: options[option] for option in ("split", "val") if option in options}
-    by_side = {side: next((word for word in words if split_of(word) == side), "") for side in SIDES}
-    train = chosen.get("split") or by_side["train"]
-    if not train:
-        raise DataError(f"hf:{name} must have the split 'train'; it has {first_few(words)}. Pass split= and val=.")
-    if "val" in chosen:
-        return {train: "train", chosen["val"]: "val"}
-    held_out = {word: side for side in ("val", "test") if (word := by_side[side]) and word != train}
+    if val:
+        return {train: "train", val: "val"}
+    held_out = {by_side[side]: side for side in ("val", "test") if by_side.get(side, train) != train}
     return {train: "train" if held_out else ""} | held_out
 
 
@@ -218,12 +209,8 @@ def _class_of(feature: Any, value: Any, name: str, split: str, side: str = "") -
         ) from None
 
 
-def bytes_in(column: str) -> Callable[[Any, int], bytes]:
-    """Return a picklable function from a dataset of the library datasets and a number to the bytes of an image."""
-    return functools.partial(_hf_bytes, column)
-
-
-def _hf_bytes(column: str, part: Any, number: int) -> bytes:
+def hf_bytes(column: str, part: Any, number: int) -> bytes:
+    """Return the bytes of an image in a column of a dataset of the library datasets."""
     cell = part[number][column]
     if cell is None or cell["bytes"] is cell["path"] is None:
         raise BadImage(column, "missing")

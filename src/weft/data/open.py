@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +17,8 @@ from weft.data.checks import (
     check_sides,
     class_list,
     copy_notes,
-    group_notes,
     match_forms,
+    split_notes,
     survey_notes,
 )
 from weft.data.digits import DIGITS, open_digits
@@ -96,7 +95,10 @@ def open_data(
         )
     inventory = _opened(data, image, label, group=plan.group, test=test, follow_links=follow_links)
     if classes is not None:
-        _rename_classes(inventory, match or functools.partial(match_forms, classes))
+        own = sorted({name for names in inventory.classes.values() for name in names})
+        new = match(own) if match is not None else match_forms(classes, own)
+        inventory.class_names = [new.get(name, "") for name in inventory.class_names]
+        inventory.classes = {split: sorted({new[name] for name in names}) for split, names in inventory.classes.items()}
     return _split(
         inventory,
         plan,
@@ -135,7 +137,7 @@ def inspect(
     with contextlib.suppress(DataError):  # `problem_of` says it
         inventory.remarks[:0] = check_nesting(inventory, None)
     if decode:
-        check(inventory, inventory.entries, max_pixels=max_pixels, progress=progress)
+        check(inventory, range(len(inventory.keys)), max_pixels=max_pixels, progress=progress)
     return inventory
 
 
@@ -193,15 +195,9 @@ def _opened(
         is_here = f"'{text}' is the {'folder' if os.path.isdir(text) else 'file'} here"
         note = f"{is_here}, not the known dataset of that name: run weft elsewhere to use the dataset."
         inventory.remarks.insert(0, note)
-    return inventory if inventory.folders else inventory.with_held_out(test=test)
-
-
-def _rename_classes(inventory: Inventory, match: Callable[[Sequence[str]], Mapping[str, str]]) -> None:
-    """Give the classes of a dataset the names that they match."""
-    new = match(sorted({name for names in inventory.classes.values() for name in names}))
-    if any(name != other for name, other in new.items()):
-        inventory.entries = [entry._replace(class_name=new.get(entry.class_name, "")) for entry in inventory.entries]
-        inventory.classes = {split: sorted({new[name] for name in names}) for split, names in inventory.classes.items()}
+    if not inventory.folders:
+        inventory.hold_out(test=test)
+    return inventory
 
 
 def _split(
@@ -219,101 +215,70 @@ def _split(
     """Split a dataset, decode the images that are used unless `inspect` did, and refuse what cannot be used."""
     nesting = check_nesting(inventory, classes)
     names = class_list(inventory, classes)
-    inside = [entry for entry in inventory.entries if entry.class_name]
-    is_grouped = plan.group is not None
+    inside = [i for i, name in enumerate(inventory.class_names) if name]
     if plan.group is not None:
-        inside = _with_groups(inside, plan.group, any_number=evaluate_only)
-    sides = _sides(inventory, inside, plan, is_split=evaluate_only or classes is None)
-    sides = limited(*sides, plan)
+        _check_groups(inventory, inside, plan.group, any_number=evaluate_only)
+    is_all_for_training = set(inventory.splits) == {"train"} and classes is not None and not evaluate_only
+    sides = limited(inventory, *((inside, []) if is_all_for_training else assign(inventory, inside, plan)), plan)
+    chosen = sorted([*sides[0], *sides[1]], key=inventory.keys.__getitem__)
     if not is_checked:
-        check(inventory, sorted(sides[0] + sides[1]), max_pixels=max_pixels, progress=progress)
-    check_bad(inventory, _bad_rate(inventory, sides), max_bad)
+        for split, side in zip(("train", "val"), sides, strict=True):
+            for i in side:
+                inventory.splits[i] = split  # of its file, if it is bad
+        check(inventory, chosen, max_pixels=max_pixels, progress=progress)
+    check_bad(inventory, len(chosen), max_bad)
     bad = {file.key for file in inventory.bad}
 
     def usable(train: Side, val: Side) -> tuple[Side, Side]:
-        train, val = ([entry for entry in side if entry.key not in bad] for side in (train, val))
-        return (train, val) if inventory.is_given else with_trained_classes(train, val, is_grouped=is_grouped)
+        train, val = ([i for i in side if inventory.keys[i] not in bad] for side in (train, val))
+        return (train, val) if inventory.is_given else with_trained_classes(inventory, train, val)
 
     train, val = usable(*sides)
     held_out = [val]
     if plan.folds is not None:
         folds = [replace(plan, fold=fold) for fold in range(1, plan.folds + 1)]
-        held_out = [usable(*assign(inside, fold))[1] for fold in folds]
+        held_out = [usable(*assign(inventory, inside, fold))[1] for fold in folds]
     if not evaluate_only:
         if classes is None:
             check_names(names)
-        check_folds(inventory, [len(side) for side in held_out], is_grouped=is_grouped)
+        check_folds(inventory, held_out)
     if not allow_empty_class:
-        check_empty(names, train if plan.limit is None and plan.train_fraction == 1 else inside, inventory)
+        check_empty(inventory, names, train if plan.limit is None and plan.train_fraction == 1 else inside)
     if not train + val or not (evaluate_only or (classes is not None and not inventory.is_given)):
-        check_sides(inventory, len(train), len(val), is_grouped=is_grouped)
-    notes = [_split_note(inventory, plan, train, val, names), *(group_notes(train, val) if is_grouped else ())]
+        check_sides(inventory, len(train), len(val))
+    how = f"a stratified split of {plan.description}, because the dataset has none"
+    notes = split_notes(inventory, names, train, val, how)
     notes += survey_notes(inventory, names, val) + copy_notes(inventory, train, held_out)
-    if len(inside) < len(inventory.entries):
-        outside = count(len(inventory.entries) - len(inside), "image")
-        notes.append(f"Not used, because outside all class folders: {outside}.")
+    if num_outside := len(inventory.keys) - len(inside):
+        notes.append(f"Not used, because outside all class folders: {count(num_outside, 'image')}.")
     number = {name: i for i, name in enumerate(names)}
 
     def source(side: Side) -> KeyedSource:
-        keys, labels = [entry.key for entry in side], [number[entry.class_name] for entry in side]
-        return KeyedSource(
-            inventory.read, names, keys, labels, max_pixels, [inventory.digests.get(key, "") for key in keys]
-        )
+        keys, class_names = inventory.labelled(side)
+        labels, digests = [number[name] for name in class_names], [inventory.digests[i] for i in side]
+        return KeyedSource(inventory.read, names, keys, labels, max_pixels, digests)
 
-    split_of = {entry.key: split for split, side in zip(("train", "val"), sides, strict=True) for entry in side}
     return Splits(
         source(train),
         source(val),
         classes=names,
         notes=notes + nesting + inventory.remarks,
-        bad=tuple(file._replace(split=file.split or split_of.get(file.key, "")) for file in inventory.bad),
+        bad=tuple(inventory.bad),
         is_given=inventory.is_given,
-        groups=[entry.group for entry in train] if is_grouped else None,
-        val_groups=[entry.group for entry in val] if is_grouped else None,
+        groups=[inventory.groups[i] for i in train] if inventory.groups else None,
+        val_groups=[inventory.groups[i] for i in val] if inventory.groups else None,
         sizes=inventory.sizes,
         values=inventory.values,
     )
 
 
-def _with_groups(entries: Side, group: str, *, any_number: bool) -> Side:
-    """Return images with their groups, from the column of a table or from their keys."""
-    if not any(entry.group for entry in entries):
-        entries = grouped(entries, group)
-    if len({entry.group for entry in entries}) < 2 and not any_number:
+def _check_groups(inventory: Inventory, images: Side, group: str, *, any_number: bool) -> None:
+    """Add the groups of images by their keys, unless a column of a table has them."""
+    if not inventory.groups:
+        groups = dict(zip(images, grouped(inventory.labelled(images)[0], group), strict=True))
+        inventory.groups = [groups.get(i, "") for i in range(len(inventory.keys))]
+    if len({inventory.groups[i] for i in images}) < 2 and not any_number:
         raise GroupError(
             f"The groups of --group must allow a split; with '{printable(group)}', all"
-            f" {count(len(entries), 'image')} are in one. Choose a column or a pattern that gives more groups."
+            f" {count(len(images), 'image')} are in one. Choose a column or a pattern that gives more groups."
         )
-    return entries
-
-
-def _sides(inventory: Inventory, entries: Side, plan: SplitPlan, *, is_split: bool) -> tuple[Side, Side]:
-    """Return training and validation images; without `is_split`, data that are all for training are not split."""
-    if not is_split and {entry.split for entry in inventory.entries} == {"train"}:
-        return entries, []
-    if not inventory.is_given:
-        return assign(entries, plan)
-    if plan.folds is not None:
-        raise DataError(
-            f"Folds need a dataset without a split of its own; '{printable(inventory.name)}' has a validation set."
-            " Pass a folder with the class folders alone, or leave out --folds."
-        )
-    train, val = ([entry for entry in entries if entry.split == split] for split in ("train", "val"))
-    return train, val
-
-
-def _bad_rate(inventory: Inventory, sides: tuple[Side, Side]) -> float:
-    """Return the share of bad files; with a limit only some images are decoded, and their rate is extrapolated."""
-    chosen, listed = {entry.key for side in sides for entry in side}, {entry.key for entry in inventory.entries}
-    num_before = sum(file.key not in listed for file in inventory.bad)
-    num_decoded = sum(file.key in chosen for file in inventory.bad)
-    rate_before = num_before / (num_before + len(listed))
-    return 1 - (1 - rate_before) * (1 - num_decoded / max(len(chosen), 1))
-
-
-def _split_note(inventory: Inventory, plan: SplitPlan, train: Side, val: Side, names: list[str]) -> str:
-    counts = f"{len(train):,} images in {len(names)} classes for training, {len(val):,} held out"
-    if inventory.is_given:
-        folders = f", {inventory.folder('train')}/ and {inventory.folder('val')}/" if inventory.folders else ""
-        return f"{counts}: the dataset's own split{folders}."
-    return f"{counts}: a stratified split of {plan.description}, because the dataset has none."

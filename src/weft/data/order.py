@@ -91,7 +91,9 @@ class Order:
         """Return the images of a step over all processes."""
         start = step * self.batch_size
         places = range(start, min(start + self.batch_size, self.num_images))
-        order = self._order(epoch)
+        if self._drawn[0] != epoch:
+            self._drawn = (epoch, self._draw(epoch))
+        order = self._drawn[1]
         drawn = [(*order[place // self.repeats], place % self.repeats) for place in places]
         return [(epoch, index, earlier * self.repeats + repeat) for index, earlier, repeat in drawn]
 
@@ -99,11 +101,6 @@ class Order:
         """Return the images of a step for this process, one list per accumulated batch."""
         keys, first = self.keys(epoch, step), self.share.rank * self.share.accumulate
         return [_part(keys, first + number, self.share.parts) for number in range(self.share.accumulate)]
-
-    def _order(self, epoch: int) -> list[Draw]:
-        if self._drawn[0] != epoch:
-            self._drawn = (epoch, self._draw(epoch))
-        return self._drawn[1]
 
     def _draw(self, epoch: int) -> list[Draw]:
         if not self.shuffle:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.data.library import LibraryReader, bytes_in
+from weft.data.library import LibraryReader, hf_bytes
 from weft.data.split_names import split_of
-from weft.data.tabular import Table
+from weft.data.tabular import Table, check_header
 from weft.data.tree import is_junk
 from weft.errors import DataError, need
 from weft.files import cache_dir
@@ -39,9 +40,8 @@ def read_parquet(path: Path, image: str | None) -> Table:
     if path.is_dir():
         paths = sorted(file for file in path.glob(f"*{SUFFIX}") if not is_junk(file.name))
     sides = _sides(paths) if path.is_dir() else []
-    header: list[str] = []
-    rows: list[Sequence[Any]] = []
-    column, classes = "", dict[str, list[str]]()
+    columns: dict[str, list[Any]] = {}
+    column, header, classes = "", list[str](), dict[str, list[str]]()
     for place, file_path in enumerate(paths):
         try:
             file = parquet.ParquetFile(file_path)
@@ -50,24 +50,19 @@ def read_parquet(path: Path, image: str | None) -> Table:
             names = [name for name in schema.names if name not in with_bytes]
             if place == 0:
                 column = _image_column(schema, with_bytes) if image is None else image if image in with_bytes else ""
-                header = [*names, *([column] if column else []), *(["split"] if sides else [])]
-                classes = _class_names(schema.metadata or {})
-            elif _class_names(schema.metadata or {}) != classes:
+                header, classes = names, _class_names(schema.metadata or {})
+                check_header(printable(str(path)), [*map(str.strip, [*names, column]), *(["split"] if sides else [])])
+            if _class_names(schema.metadata or {}) != classes:
                 raise DataError(
                     f"Parquet files of a folder must define the same class names; '{printable(file_path.name)}' and"
                     f" '{printable(paths[0].name)}' do not. Keep them in two folders."
                 )
-            elif [*names, *([column] if column else [])] != header[: len(header) - bool(sides)]:
+            if names != header or (column and column not in with_bytes):
                 raise DataError(
                     f"Parquet files of a folder must have the same columns; '{printable(str(file_path))}' has"
-                    f" {first_few(schema.names)}, not {first_few(header)}."
+                    f" {first_few(schema.names)}, not {first_few([*header, *([column] if column else [])])}."
                 )
-            number = 0
-            for batch in file.iter_batches(columns=names):
-                for row in batch.to_pylist():
-                    key = [f"{file_path.name}/{place}/{number:07}"] if column else []
-                    rows.append([*(_value(row[name], classes.get(name)) for name in names), *key, *sides[place:][:1]])
-                    number += 1
+            rows = file.read(columns=names)
         except (ArrowException, ValueError) as error:
             if isinstance(error, DataError):
                 raise
@@ -75,9 +70,16 @@ def read_parquet(path: Path, image: str | None) -> Table:
                 f"A table of images that ends in .parquet must be a Parquet file; '{printable(str(file_path))}':"
                 f" {reason_of(error)}."
             ) from error
-    header = [str(name).strip() for name in header]
+        new = {name.strip(): [_value(value, classes.get(name)) for value in rows[name].to_pylist()] for name in names}
+        if column:
+            new[column.strip()] = [f"{file_path.name}/{place}/{number:07}" for number in range(file.metadata.num_rows)]
+        if sides:
+            new["split"] = sides[place : place + 1] * file.metadata.num_rows
+        for name, values in new.items():
+            columns.setdefault(name, []).extend(values)
     reader = _reader(paths, column) if column else None
-    return Table(printable(str(path)), header, rows, range(2, len(rows) + 2), [], column.strip(), reader, classes)
+    numbers = range(2, 2 + len(next(iter(columns.values()), [])))
+    return Table(printable(str(path)), columns, numbers, [], column.strip(), reader, classes)
 
 
 def _sides(paths: Sequence[Path]) -> list[str]:
@@ -150,4 +152,4 @@ def _reader(paths: Sequence[Path], column: str) -> LibraryReader:
     finally:
         if not were_disabled:
             enable_progress_bars()
-    return LibraryReader(parts, bytes_in(column))
+    return LibraryReader(parts, partial(hf_bytes, column))

@@ -7,7 +7,6 @@ import itertools
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from PIL import Image
 
@@ -24,16 +23,6 @@ SHARD_BYTES = 256 << 20
 QUALITY = 92  # of JPEG; higher values grow files faster than they improve images
 
 
-class Prepared(NamedTuple):
-    """Summary of written shards: images by split, number of shards, bytes before and after."""
-
-    train: int
-    val: int
-    shards: int
-    bytes_before: int
-    bytes_after: int
-
-
 def prepare_data(
     data: str | Path,
     out: str | Path,
@@ -44,7 +33,7 @@ def prepare_data(
     max_pixels: int | None = None,
     force: bool = False,
     quiet: bool = False,
-) -> Prepared:
+) -> dict[str, int]:
     """Write every usable image as upright RGB JPEG to `train-000000.tar` ... and `val-000000.tar` ...
 
     Images of more than 8 bits per channel are scaled by the value range of the dataset, which a comment of each file
@@ -59,6 +48,9 @@ def prepare_data(
         max_pixels: as in `open_data`.
         force: replace a folder of shards.
         quiet: print no progress.
+
+    Returns:
+        Number of images by split (`train`, `val`), of `shards`, and of `bytes_before` and `bytes_after`.
 
     Raises:
         UsageError: `out` exists, or `size` is too small.
@@ -86,7 +78,8 @@ def prepare_data(
                 before += num_bytes
                 advance(1)
     after = [file.stat().st_size for file in out.iterdir()]
-    return Prepared(len(splits.train), len(splits.val), len(after), before, sum(after))
+    counts = {"train": len(splits.train), "val": len(splits.val), "shards": len(after)}
+    return counts | {"bytes_before": before, "bytes_after": sum(after)}
 
 
 def _pack(folder: Path, side: str, source: KeyedSource, size: int, value_range: ValueRange | None) -> Iterator[int]:

@@ -162,20 +162,24 @@ def eval_transform(cfg: Mapping[str, Any] | Any) -> Preprocessing:
         UsageError: an invalid value.
     """
     resolved = data_config(cfg if isinstance(cfg, Mapping) else asdict(cfg))
-    check_interpolation(resolved["interpolation"])
-    in_chans, height, width = resolved["input_size"]
-    mean, std = per_channel(resolved["mean"], in_chans), per_channel(resolved["std"], in_chans)
-    if resolved["crop_mode"] not in MODES:
-        raise UsageError(f"crop_mode must be center, squash or border; got '{resolved['crop_mode']}'.")
+    (in_chans, height, width), mode = resolved["input_size"], resolved["crop_mode"]
+    interpolation, value_range = resolved["interpolation"], resolved.get("value_range")
+    if interpolation not in INTERPOLATIONS:
+        raise UsageError(f"interpolation must be bicubic, bilinear, lanczos, nearest or random; got '{interpolation}'.")
+    mean, std = _per_channel(resolved["mean"], in_chans), _per_channel(resolved["std"], in_chans)
+    if mode not in MODES:
+        raise UsageError(f"crop_mode must be center, squash or border; got '{mode}'.")
+    if in_chans not in (1, 3):
+        raise UsageError(f"in_chans must be 3 (RGB) or 1 (gray) for image files; got {in_chans}.")
     return Preprocessing(
         size=(height, width),
         scaled=(max(int(height / resolved["crop_pct"]), 1), max(int(width / resolved["crop_pct"]), 1)),
-        mode=resolved["crop_mode"],
-        interpolation="bicubic" if resolved["interpolation"] == "random" else resolved["interpolation"],
-        color=color_mode(in_chans),
+        mode=mode,
+        interpolation="bicubic" if interpolation == "random" else interpolation,
+        color="RGB" if in_chans == 3 else "L",
         mean=mean,
         std=std,
-        value_range=tuple(value_range) if (value_range := resolved.get("value_range")) else None,
+        value_range=tuple(value_range) if value_range else None,
     )
 
 
@@ -186,31 +190,18 @@ def visible(images: Float[Tensor, "*b c h w"], cfg: Mapping[str, Any]) -> Float[
 
     resolved, channels = data_config(cfg), images.shape[-3]
     values = (resolved[key] if channels <= 3 else resolved[key][:1] * channels for key in ("mean", "std"))
-    mean, std = (torch.tensor(per_channel(value, channels))[:, None, None] for value in values)
+    mean, std = (torch.tensor(_per_channel(value, channels))[:, None, None] for value in values)
     colours = (images.float() * std + mean).clamp(0, 1)
     return colours.expand(*colours.shape[:-3], 3, -1, -1) if channels == 1 else colours[..., :3, :, :]
 
 
-def per_channel(values: Sequence[float], in_chans: int) -> tuple[float, ...]:
+def _per_channel(values: Sequence[float], in_chans: int) -> tuple[float, ...]:
     """Return one value per channel; for one channel of three values, their mean."""
     if len(values) == 3 and in_chans == 1:
         return (sum(values) / 3,)
     if len(values) != in_chans:
         raise UsageError(f"mean and std must have one value per channel ({in_chans}); got {tuple(values)}.")
     return tuple(values)
-
-
-def color_mode(in_chans: int) -> str:
-    """Return Pillow's mode of images for a number of channels."""
-    if in_chans not in (1, 3):
-        raise UsageError(f"in_chans must be 3 (RGB) or 1 (gray) for image files; got {in_chans}.")
-    return "RGB" if in_chans == 3 else "L"
-
-
-def check_interpolation(word: str) -> None:
-    """Raise a UsageError if the interpolation does not exist."""
-    if word not in INTERPOLATIONS:
-        raise UsageError(f"interpolation must be bicubic, bilinear, lanczos, nearest or random; got '{word}'.")
 
 
 def _offset(side: int, cut: int) -> int:

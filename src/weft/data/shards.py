@@ -12,16 +12,15 @@ import re
 import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from weft.data.decode import MAX_BYTES, BadImage
 from weft.data.formats import HEAD_BYTES, archive_kind, sniff
 from weft.data.inventory import Inventory
-from weft.data.source import BadFile, ImageEntry, bad_file, sort_class_names
+from weft.data.source import BadFile, bad_file, sort_class_names
 from weft.data.split_names import split_folders, split_of
-from weft.data.tree import EXTENSIONS, extension, is_folder_of, is_junk, num_beside
+from weft.data.tree import EXTENSIONS, extension, is_folder_of, is_junk, nested_folders, num_beside
 from weft.errors import DataError, UsageError
 from weft.text import count, first_few, printable, reason_of
 
@@ -29,73 +28,32 @@ LABELS = ("cls", "json", "txt")  # where a sample has several, the first of thes
 MAX_LABEL_BYTES = 1 << 16
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _PIECE = 1 << 20  # bytes of one read
-_Images = list[tuple[ImageEntry, list[str]]]  # images with the folders in the archive; without class, no label file
-
-
-class TarMember(NamedTuple):
-    """Position of a file in a tar archive, in bytes."""
-
-    shard: str
-    offset: int
-    size: int
+_Place = tuple[str, int, int]  # of a file in an archive: path of the archive, offset and size in bytes
+_Image = tuple[str, str, str, list[str]]  # key, class (empty without label file), split, folders in the archive
 
 
 class ShardReader:
     """Read files in shards by key."""
 
-    def __init__(self, places: dict[str, TarMember]) -> None:
+    def __init__(self, places: dict[str, _Place]) -> None:
         self.places = places
 
     def __call__(self, key: str) -> bytes:
-        place = self.places[key]
-        if place.size > MAX_BYTES:
+        path, offset, size = self.places[key]
+        if size > MAX_BYTES:
             raise BadImage(printable(key), "too-many-bytes")
         # Opened for each image: thousands of open shards would exceed the limit of the system.
-        with open(place.shard, "rb") as file:
-            file.seek(place.offset)
-            data = file.read(place.size)
-        if len(data) < place.size:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(size)
+        if len(data) < size:
             raise BadImage(printable(key), "truncated")
         return data
 
 
-@dataclass
-class _Shard:
-    """Content of one archive.
-
-    Attributes:
-        name: path relative to the other shards.
-        split: `train`, `val`, `test`, or empty.
-        images: position of every image by its name in the archive, in order.
-        labels: class of every label file by its name without extension, after the place of its extension in `LABELS`.
-        links: targets of symbolic links.
-    """
-
-    name: str
-    split: str
-    images: dict[str, TarMember] = field(default_factory=dict)
-    labels: dict[str, tuple[int, str]] = field(default_factory=dict)
-    links: list[str] = field(default_factory=list)
-
-    def add_samples(self, images: _Images, inventory: Inventory) -> None:
-        """Add the images with their label files; of several with one label file the first with the shortest ending."""
-        stems = {name: _label_stem(name, self.labels) for name in self.images}
-        chosen: dict[str, str] = {}
-        for name in sorted(stems, key=lambda name: name.count(".")):
-            chosen.setdefault(stems[name] or name, name)
-        for name, stem in stems.items():
-            if chosen[stem or name] == name:
-                label = self.labels[stem][1] if stem else ""
-                images.append((ImageEntry(f"{self.name}/{name}", label, self.split), _folders(name)))
-        unused = self.labels.keys() - set(stems.values())
-        inventory.ignored.update(LABELS[self.labels[stem][0]] for stem in unused)
-        inventory.skipped.update("link-to-listed" if link in self.images else "broken-link" for link in self.links)
-        inventory.skipped += Counter({"same-sample": len(stems) - len(chosen)})  # without zeros
-
-
 def is_shards(data: str) -> bool:
     """Return whether `data` is a .tar file (or pattern), or a folder with .tar files and without folders."""
-    return data.endswith(".tar") or is_folder_of(Path(data), ".tar")
+    return data.endswith(".tar") or is_folder_of(data, ".tar")
 
 
 def open_shards(data: str) -> Inventory:
@@ -118,67 +76,59 @@ def open_shards(data: str) -> Inventory:
     is_given = len(set(splits.values())) > 1
     root = os.path.commonpath([path.absolute().parent for path in paths])
     names = {path: path.absolute().relative_to(root).as_posix() for path in paths}
-    inventory = Inventory(data, [], ShardReader(places := {}), {}, unread=[names[path] for path in unread])
+    inventory = Inventory(data, ShardReader(places := {}), {}, unread=[names[path] for path in unread])
     if Path(data).is_dir():
         num_hidden = sum(is_junk(entry.name) for entry in Path(data).iterdir())
         inventory.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
-    images: _Images = []
+    images: list[_Image] = []
     for path, split in splits.items():
-        shard = _Shard(names[path], split if is_given else "")
-        _read_shard(path, shard, inventory)
-        shard.add_samples(images, inventory)
+        shard = _Shard(path, names[path], split if is_given else "", inventory)
+        images += shard.samples()
         places |= {f"{shard.name}/{key}": place for key, place in shard.images.items()}
     if not is_given:
         images = _inner_split(images, inventory)
-    _add_entries(images, inventory)
-    inventory.classes = {"": sort_class_names({entry.class_name for entry in inventory.entries})}
-    inventory.remarks.append(f"{count(len(inventory.entries), 'image')} in {count(len(splits), 'tar file')}.")
+    _add_images(images, inventory)
+    inventory.classes = {"": sort_class_names(set(inventory.class_names))}
+    inventory.remarks.append(f"{count(len(inventory.keys), 'image')} in {count(len(splits), 'tar file')}.")
     return inventory
 
 
-def _inner_split(images: _Images, inventory: Inventory) -> _Images:
+def _inner_split(images: list[_Image], inventory: Inventory) -> list[_Image]:
     """Return the images with the split of the folders that they are in, such as `photos/train/cat/1.jpg`; the rule of
     a folder. A note names the folders of no side, whose images are left out."""
-    base = _base([folders for _, folders in images])
-    inner = [folders[base:] for _, folders in images]
+    base = _base([folders for *_, folders in images])
+    tops = ["".join(folders[base : base + 1]) for *_, folders in images]
     # a `train` that contains images without a label is a class
-    pairs = zip(images, inner, strict=True)
-    sides = split_folders({folders[0] for (entry, _), folders in pairs if len(folders) > (not entry.class_name)})
+    of_sides = (image[3][base] for image in images if len(image[3]) > base + (not image[1]))
+    sides = split_folders(set(of_sides))
     if not sides:
         return images
-    if unread := sorted({folders[0] if folders else "" for folders in inner} - sides.keys()):
+    if unread := sorted(set(tops) - sides.keys()):
         train = next(name for name, side in sides.items() if side == "train")
         where = first_few(f"{name}/" if name else "images outside all folders" for name in unread)
         name = printable(inventory.name)
         inventory.remarks.append(f"Not read, because {printable(train)}/ exists in {name}: {where}.")
-    return [
-        (entry._replace(split=sides[below[0]]), folders)
-        for (entry, folders), below in zip(images, inner, strict=True)
-        if below and below[0] in sides
-    ]
+    pairs = zip(images, tops, strict=True)
+    return [(key, label, sides[top], folders) for (key, label, _, folders), top in pairs if top in sides]
 
 
-def _add_entries(images: _Images, inventory: Inventory) -> None:
+def _add_images(images: list[_Image], inventory: Inventory) -> None:
     """Add images with their classes: those of label files, else the folders, as in a folder of class folders."""
-    is_labelled = any(entry.class_name for entry, _ in images)  # a folder of labelled images is no class
-    nested: dict[str, set[str]] | None = None if is_labelled else defaultdict(set)
-    splits = {entry.split for entry, _ in images}
-    bases = {split: _base([folders for entry, folders in images if entry.split == split]) for split in splits}
-    for entry, folders in images:
-        inner = folders[bases[entry.split] :]
-        if inner and not is_labelled:
-            entry = entry._replace(class_name=inner[0])
-            if len(inner) == 1:
-                nested = None
-            elif nested is not None:
-                nested[inner[0]].add(inner[1])
-        if entry.class_name:
-            inventory.entries.append(entry)
-        else:
-            text = f"{printable(entry.key)} has no label ({', '.join(f'.{ending}' for ending in LABELS)})"
-            text += "." if is_labelled else ", and is in no folder."
-            inventory.bad.append(BadFile(entry.key, "no-class", text, entry.split))
-    inventory.nested = {name: sorted(folders) for name, folders in sorted((nested or {}).items())}
+    is_labelled = any(label for _, label, *_ in images)  # a folder of labelled images is no class
+    by_split: dict[str, list[list[str]]] = defaultdict(list)
+    for _, _, split, folders in images:
+        by_split[split].append(folders)
+    bases = {split: _base(paths) for split, paths in by_split.items()}
+    for key, label, split, folders in images:
+        label = label or "".join(folders[bases[split] :][:1] if not is_labelled else ())
+        if label:
+            inventory.add(key, label, split)
+            continue
+        text = f"{printable(key)} has no label ({', '.join(f'.{ending}' for ending in LABELS)})"
+        text += "." if is_labelled else ", and is in no folder."
+        inventory.bad.append(BadFile(key, "no-class", text, split))
+    if not is_labelled:
+        inventory.nested = nested_folders(folders[bases[split] :] for _, _, split, folders in images)
 
 
 def _base(paths: list[list[str]]) -> int:
@@ -193,10 +143,6 @@ def _base(paths: list[list[str]]) -> int:
         if len({folders[0] for folders in inside}) != 1 or 2 * num_direct >= len(inside):
             return depth
         depth += 1
-
-
-def _folders(key: str) -> list[str]:
-    return [part for part in key.split("/")[:-1] if part != ".."]
 
 
 def shard_paths(data: str) -> list[Path]:
@@ -240,76 +186,116 @@ def _splits(paths: list[Path]) -> tuple[dict[Path, str], list[Path]]:
     return splits, []
 
 
-def _read_shard(path: Path, shard: _Shard, inventory: Inventory) -> None:
-    """Read the headers of an archive, and its label files."""
-    must = f"A shard must be an uncompressed tar file; '{printable(str(path))}' cannot be read"
-    try:
-        if path.exists() and not path.is_file():
-            raise DataError(f"{must} (it is not a file).")
-        if (kind := archive_kind(path)) not in ("", "a tar archive"):
-            raise DataError(f"{must} (it is {kind}). Unpack it, and pass the folder.")
-        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as opened:
-            archive: Any = opened  # untyped: `members` below is not in its type stubs
-            num_bytes = os.fstat(file.fileno()).st_size
-            while (member := archive.next()) is not None:
-                # tarfile accepts a negative size, which leads back to an earlier header, and one beyond the end
-                if not 0 <= member.size <= num_bytes - member.offset_data and not member.issparse():
-                    raise DataError(f"{must} (a file in it must end within its {num_bytes:,} bytes). Copy it again.")
-                _add_member(shard, member, file, os.fspath(path), inventory)
-                archive.members = []  # else tarfile caches every header
-            # tarfile also ends at a header that it cannot read
-            file.seek(archive.offset)
-            header = file.read(tarfile.BLOCKSIZE)
-            if header == b"":
-                message = f"{printable(shard.name)} has no end marker: its last images may be missing. Copy it again."
-                inventory.bad.append(BadFile(shard.name, "truncated", message, shard.split))
-            if any(header):
-                raise DataError(f"{must} (its header at byte {archive.offset:,} is damaged). Copy it again.")
-            if any(any(piece) for piece in iter(lambda: file.read(_PIECE), b"")):
-                raise DataError(
-                    f"{must} (it has more content after its end marker, as joined archives have). Unpack it with"
-                    " `tar -i -xf`, and pass the folder."
-                )
-    except DataError:
-        raise
-    except Exception as error:  # tarfile raises many types for malformed headers: ValueError, OverflowError, ...
-        reason = getattr(error, "strerror", None) or reason_of(error)
-        raise DataError(f"{must} ({reason}).") from error
+class _Shard:
+    """Content of one archive: its images by name, its label files by name without extension, and its links."""
 
+    def __init__(self, path: Path, name: str, split: str, inventory: Inventory) -> None:
+        self.path, self.name, self.split, self.inventory = path, name, split, inventory
+        self.images: dict[str, _Place] = {}
+        self.labels: dict[str, tuple[int, str]] = {}  # the place of the extension in `LABELS`, and the class
+        self.links: list[str] = []  # their targets
+        self._read()
 
-def _add_member(shard: _Shard, member: tarfile.TarInfo, file: BinaryIO, path: str, inventory: Inventory) -> None:
-    """Add a file of an archive to its images, labels or counts."""
-    name = _normal(member.name)
-    if member.isdir():
-        return
-    if any(is_junk(part) for part in name.split("/") if part != ".."):
-        inventory.skipped["hidden"] += 1
-        return
-    place = TarMember(path, member.offset_data, member.size)
-    if member.issym():
-        shard.links.append(os.path.normpath(f"{name.rpartition('/')[0]}/{member.linkname}").lstrip("/"))
-        return
-    if member.islnk() and (linked := shard.images.get(_normal(member.linkname))):
-        place = linked  # a hard link is the file itself
-    elif not member.isreg():
-        inventory.skipped["broken-link" if member.islnk() else "special"] += 1
-        return
-    ending = extension(name)
-    if member.issparse():
-        problem = BadImage("", "damaged", "it is stored as a sparse file; pack it with tar -cf")
-        inventory.bad.append(bad_file(f"{shard.name}/{name}", problem, shard.split))
-    elif ending in LABELS:
-        label = _label(file, place, ending)
-        stem, rank = name[: -len(ending) - 1], LABELS.index(ending)
-        if label is None or shard.labels.get(stem, (rank,))[0] < rank:
-            inventory.ignored[ending] += 1
+    def samples(self) -> list[_Image]:
+        """Return the images with their label files; of several with one label file the first with the shortest ending,
+        and add the other files to the counts."""
+        stems = {name: self._stem(name) for name in self.images}
+        chosen: dict[str, str] = {}
+        for name in sorted(stems, key=lambda name: name.count(".")):
+            chosen.setdefault(stems[name] or name, name)
+        unused = self.labels.keys() - set(stems.values())
+        self.inventory.ignored.update(LABELS[self.labels[stem][0]] for stem in unused)
+        self.inventory.skipped.update("link-to-listed" if to in self.images else "broken-link" for to in self.links)
+        self.inventory.skipped += Counter({"same-sample": len(stems) - len(chosen)})  # without zeros
+        return [
+            (
+                f"{self.name}/{name}",
+                self.labels[stem][1] if stem else "",
+                self.split,
+                [part for part in name.split("/")[:-1] if part != ".."],
+            )
+            for name, stem in stems.items()
+            if chosen[stem or name] == name
+        ]
+
+    def _read(self) -> None:
+        """Read the headers of the archive, and its label files."""
+        must = f"A shard must be an uncompressed tar file; '{printable(str(self.path))}' cannot be read"
+        try:
+            if self.path.exists() and not self.path.is_file():
+                raise DataError(f"{must} (it is not a file).")
+            if (kind := archive_kind(self.path)) not in ("", "a tar archive"):
+                raise DataError(f"{must} (it is {kind}). Unpack it, and pass the folder.")
+            with self.path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as opened:
+                archive: Any = opened  # untyped: `members` below is not in its type stubs
+                num_bytes = os.fstat(file.fileno()).st_size
+                while (member := archive.next()) is not None:
+                    # tarfile accepts a negative size, which leads back to an earlier header, and one beyond the end
+                    if not 0 <= member.size <= num_bytes - member.offset_data and not member.issparse():
+                        raise DataError(
+                            f"{must} (a file in it must end within its {num_bytes:,} bytes). Copy it again."
+                        )
+                    self._add(member, file)
+                    archive.members = []  # else tarfile caches every header
+                # tarfile also ends at a header that it cannot read
+                file.seek(archive.offset)
+                header = file.read(tarfile.BLOCKSIZE)
+                if header == b"":
+                    message = (
+                        f"{printable(self.name)} has no end marker: its last images may be missing. Copy it again."
+                    )
+                    self.inventory.bad.append(BadFile(self.name, "truncated", message, self.split))
+                if any(header):
+                    raise DataError(f"{must} (its header at byte {archive.offset:,} is damaged). Copy it again.")
+                if any(any(piece) for piece in iter(lambda: file.read(_PIECE), b"")):
+                    raise DataError(
+                        f"{must} (it has more content after its end marker, as joined archives have). Unpack it with"
+                        " `tar -i -xf`, and pass the folder."
+                    )
+        except DataError:
+            raise
+        except Exception as error:  # tarfile raises many types for malformed headers: ValueError, OverflowError, ...
+            raise DataError(f"{must} ({getattr(error, 'strerror', None) or reason_of(error)}).") from error
+
+    def _add(self, member: tarfile.TarInfo, file: BinaryIO) -> None:
+        """Add a file of the archive to the images, labels or counts."""
+        name, skipped = _normal(member.name), self.inventory.skipped
+        place = os.fspath(self.path), member.offset_data, member.size
+        ending = extension(name)
+        if member.isdir():
+            return
+        if any(is_junk(part) for part in name.split("/") if part != ".."):
+            skipped["hidden"] += 1
+        elif member.issym():
+            self.links.append(os.path.normpath(f"{name.rpartition('/')[0]}/{member.linkname}").lstrip("/"))
+        elif member.islnk() and not (place := self.images.get(_normal(member.linkname))):
+            skipped["broken-link"] += 1  # else a hard link is the file itself
+        elif not (member.isreg() or member.islnk()):
+            skipped["special"] += 1
+        elif member.issparse():
+            problem = BadImage("", "damaged", "it is stored as a sparse file; pack it with tar -cf")
+            self.inventory.bad.append(bad_file(f"{self.name}/{name}", problem, self.split))
+        elif ending in LABELS:
+            stem, rank = name[: -len(ending) - 1], LABELS.index(ending)
+            label = _label(_start(file, place, MAX_LABEL_BYTES + 1), ending)
+            if label is None or self.labels.get(stem, (rank,))[0] < rank:
+                self.inventory.ignored[ending] += 1
+            else:
+                self.labels[stem] = (rank, label)
+        elif ending in EXTENSIONS or sniff(_start(file, place, HEAD_BYTES)) is not None:
+            skipped.update(["replaced"] if name in self.images else [])
+            self.images[name] = place
         else:
-            shard.labels[stem] = (rank, label)
-    elif ending in EXTENSIONS or _is_image(file, place):
-        inventory.skipped += Counter({"replaced": int(name in shard.images)})
-        shard.images[name] = place
-    else:
-        inventory.ignored[ending] += 1
+            self.inventory.ignored[ending] += 1
+
+    def _stem(self, name: str) -> str:
+        """Return the longest part of an image's name, up to a dot, that names a label file; empty if none does."""
+        end = len(name)
+        while end > name.rfind("/") + 1:
+            if name[:end] in self.labels:
+                return name[:end]
+            end = name.rfind(".", 0, end)
+        return ""
 
 
 def _normal(name: str) -> str:
@@ -317,27 +303,17 @@ def _normal(name: str) -> str:
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
-def _is_image(file: BinaryIO, place: TarMember) -> bool:
-    file.seek(place.offset)
-    return sniff(file.read(min(place.size, HEAD_BYTES))) is not None
+def _start(file: BinaryIO, place: _Place, most: int) -> bytes:
+    """Return the first bytes of a file in an archive, at most a number."""
+    file.seek(place[1])
+    return file.read(min(place[2], most))
 
 
-def _label_stem(name: str, labels: dict[str, tuple[int, str]]) -> str:
-    """Return the longest part of an image's name, up to a dot, that names a label file; empty if none does."""
-    end = len(name)
-    while end > name.rfind("/") + 1:
-        if name[:end] in labels:
-            return name[:end]
-        end = name.rfind(".", 0, end)
-    return ""
-
-
-def _label(file: BinaryIO, place: TarMember, ending: str) -> str | None:
-    """Read the class from a label file; None if it has none."""
-    if place.size > MAX_LABEL_BYTES:
+def _label(data: bytes, ending: str) -> str | None:
+    """Return the class from the content of a label file; None if it has none."""
+    if len(data) > MAX_LABEL_BYTES:
         return None
-    file.seek(place.offset)
-    text = file.read(place.size).decode("utf-8", "replace").strip()
+    text = data.decode("utf-8", "replace").strip()
     if ending != "json":
         return text or None
     try:

@@ -1,4 +1,4 @@
-"""Labelled images: entries of a dataset, sources that read them by index, and the two sides of a dataset."""
+"""Labelled images: sources that read them by index, and the two sides of a dataset."""
 
 from __future__ import annotations
 
@@ -17,22 +17,6 @@ NUM_HEADERS = 32  # images that `image_size_hint` opens
 
 Reader = Callable[[str], bytes]
 """Function from the key of an image to its bytes, picklable for worker processes; raises BadImage or OSError."""
-
-
-class ImageEntry(NamedTuple):
-    """An image of a dataset, before it is opened.
-
-    Attributes:
-        key: path relative to the root, or another unique name.
-        class_name: empty without a class: outside all class folders, or in a test split with hidden labels.
-        split: `train`, `val`, or empty if the dataset defines no split; `test` until the held-out side is chosen.
-        group: images of the same group are on the same side of a split; empty if they are not grouped.
-    """
-
-    key: str
-    class_name: str
-    split: str = ""
-    group: str = ""
 
 
 class BadFile(NamedTuple):

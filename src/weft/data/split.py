@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.data.source import ImageEntry
+from weft.data.inventory import Inventory
 from weft.errors import DataError, UsageError
 from weft.text import printable
 
@@ -78,14 +78,23 @@ class SplitPlan:
 
 
 DEFAULT = SplitPlan()
-Side = list[ImageEntry]
+Side = list[int]
+"""Numbers of images of an inventory."""
 
 
-def assign(entries: Side, plan: SplitPlan) -> tuple[Side, Side]:
-    """Return the training and validation images of a dataset without a split: shares of each class, or whole groups."""
-    keys, labels = _keys_and_labels(entries)
+def assign(inventory: Inventory, images: Side, plan: SplitPlan) -> tuple[Side, Side]:
+    """Return the training and validation images: the dataset's own, else shares of each class, or whole groups."""
+    if inventory.is_given:
+        if plan.folds is not None:
+            raise DataError(
+                f"Folds need a dataset without a split of its own; '{printable(inventory.name)}' has a validation set."
+                " Pass a folder with the class folders alone, or leave out --folds."
+            )
+        own_train, own_val = ([i for i in images if inventory.splits[i] == side] for side in ("train", "val"))
+        return own_train, own_val
+    keys, labels = inventory.labelled(images)
     if plan.group is not None:
-        groups = [entry.group for entry in entries]
+        groups = [inventory.groups[i] for i in images]
         if plan.folds is None:
             held_out = grouped_share(labels, groups, plan.val_fraction, plan.seed)
         else:
@@ -95,43 +104,37 @@ def assign(entries: Side, plan: SplitPlan) -> tuple[Side, Side]:
         train, val = stratified_fold(keys, labels, plan.folds, plan.fold, plan.seed)
     else:
         train, val = stratified_split(keys, labels, plan.val_fraction, plan.seed)
-    return [entries[i] for i in train], [entries[i] for i in val]
+    return [images[i] for i in train], [images[i] for i in val]
 
 
-def with_trained_classes(train: Side, val: Side, *, is_grouped: bool) -> tuple[Side, Side]:
+def with_trained_classes(inventory: Inventory, train: Side, val: Side) -> tuple[Side, Side]:
     """Move validation images of classes without a training image to train, in whole groups."""
-    if is_grouped:
-        entries = [*train, *val]
-        labels, groups = [entry.class_name for entry in entries], [entry.group for entry in entries]
-        sides = grouped_split(labels, groups, range(len(train), len(entries)))
-        return [entries[i] for i in sides[0]], [entries[i] for i in sides[1]]
-    trained = {entry.class_name for entry in train}
-    moved = [entry for entry in val if entry.class_name not in trained]
-    return sorted(train + moved), [entry for entry in val if entry.class_name in trained]
+    if inventory.groups:
+        images = [*train, *val]
+        groups = [inventory.groups[i] for i in images]
+        parts = grouped_split(inventory.labelled(images)[1], groups, range(len(train), len(images)))
+        return [images[i] for i in parts[0]], [images[i] for i in parts[1]]
+    trained = set(inventory.labelled(train)[1])
+    moved = [i for i in val if inventory.class_names[i] not in trained]
+    kept = [i for i in val if inventory.class_names[i] in trained]
+    return sorted(train + moved, key=inventory.keys.__getitem__), kept
 
 
-def limited(train: Side, val: Side, plan: SplitPlan) -> tuple[Side, Side]:
+def limited(inventory: Inventory, train: Side, val: Side, plan: SplitPlan) -> tuple[Side, Side]:
     """Return the images to use: a share of the training images, and at most `limit` of each side."""
     if plan.train_fraction < 1:
-        train = [train[i] for i in stratified_share(*_keys_and_labels(train), plan.train_fraction, plan.seed)]
+        train = [train[i] for i in stratified_share(*inventory.labelled(train), plan.train_fraction, plan.seed)]
     if plan.limit is not None:
         train, val = (
-            [side[i] for i in stratified_subset(*_keys_and_labels(side), plan.limit, plan.seed)]
+            [side[i] for i in stratified_subset(*inventory.labelled(side), plan.limit, plan.seed)]
             for side in (train, val)
         )
     return train, val
 
 
-def _keys_and_labels(entries: Side) -> tuple[list[str], list[str]]:
-    return [entry.key for entry in entries], [entry.class_name for entry in entries]
-
-
-def grouped(entries: Side, pattern: str) -> Side:
-    """Return images with their groups by key: where a pattern matches, else a group of its own.
-
-    Args:
-        entries: the images.
-        pattern: regular expression; its parenthesised parts, or the whole match without any, name the group.
+def grouped(keys: Sequence[str], pattern: str) -> list[str]:
+    """Return the group of every image by its key: the parenthesised parts of a regular expression, or its whole match
+    without any; where it does not match, a group of its own.
 
     Raises:
         UsageError: the pattern is not a regular expression.
@@ -144,17 +147,16 @@ def grouped(entries: Side, pattern: str) -> Side:
             f"--group must be a column of the table, or a regular expression; '{printable(pattern)}' is neither"
             f" ({error})."
         ) from None
-    matches = [expression.search(entry.key) for entry in entries]
+    matches = [expression.search(key) for key in keys]
     if not any(matches):
         raise GroupError(
             f"--group must be a column of the table, or match the names of images; '{printable(pattern)}' matches none"
-            f" of {len(entries):,}, such as '{printable(min((entry.key for entry in entries), default=''))}'."
+            f" of {len(keys):,}, such as '{printable(min(keys, default=''))}'."
         )
     # A key never begins with a slash, so no match has the name of a single image.
-    groups = [match and ("/".join(filter(None, match.groups())) or match[0]) for match in matches]
     return [
-        entry._replace(group=f"/{entry.key}" if group is None else group)
-        for entry, group in zip(entries, groups, strict=True)
+        ("/".join(filter(None, match.groups())) or match[0]) if match else f"/{key}"
+        for key, match in zip(keys, matches, strict=True)
     ]
 
 
@@ -183,14 +185,8 @@ def stratified_fold(
 ) -> tuple[list[int], list[int]]:
     """Return (train, val) indices, ascending, of one fold of a cross-validation.
 
-    Every image is in the validation set of one fold, except the only image of a class, which is never held out. A class
-    has at least one image in the training set of every fold.
-
-    Args:
-        keys, labels: name and class of every image.
-        folds: number of folds, at least 2.
-        fold: the fold that is held out, from 1.
-        seed: of the folds.
+    Every image is in the validation set of one fold, from 1 to `folds`, except the only image of a class, which is
+    never held out. A class has at least one image in the training set of every fold.
     """
     val = []
     for place, members in enumerate(_by_class(keys, labels, seed).values()):
@@ -203,14 +199,10 @@ def stratified_fold(
 def grouped_share(labels: Labels, groups: Sequence[str], share: float, seed: int) -> list[int]:
     """Return indices of whole groups, ascending: about the fraction `share` of every class.
 
-    The groups of a class are taken in the order of their ranks until they have its share of the images. The rank, a
-    number from 0 to 1, of a group of more than 1.5 times the share is raised, so that a large group is held out only if
-    there are no others. An image more or less moves only groups at the end of the share.
-
-    Args:
-        labels, groups: class and group of every image. A group belongs to the class of most of its images.
-        share: fraction of the images, between 0 and 1.
-        seed: of the ranks.
+    A group belongs to the class of most of its images. The groups of a class are taken in the order of their ranks
+    until they have its share of the images. The rank, a number from 0 to 1, of a group of more than 1.5 times the share
+    is raised, so that a large group is held out only if there are no others. An image more or less moves only groups at
+    the end of the share.
     """
     chosen = set[str]()
     for sizes in _groups_by_class(labels, groups, seed):
@@ -231,12 +223,6 @@ def grouped_fold(labels: Labels, groups: Sequence[str], folds: int, fold: int, s
     The groups of a class, in the order of their ranks, are cut into runs of equal numbers of images. The size of a
     group counts up to the size of a run, so that each run has a group if there are enough groups. An image more or less
     moves only groups at the ends of the runs.
-
-    Args:
-        labels, groups: as in `grouped_share`.
-        folds: number of folds, at least 2.
-        fold: the fold, from 1.
-        seed: of the ranks.
     """
     chosen = set[str]()
     for place, sizes in enumerate(_groups_by_class(labels, groups, seed)):

@@ -62,14 +62,10 @@ def split_folders(names: Iterable[str]) -> dict[str, str]:
 
 
 def held_out_side(sides: Collection[str], *, test: bool) -> str:
-    """Return the side that is held out, `val` or `test`; empty if there is none.
-
-    Args:
-        sides: those of the dataset.
-        test: whether the test split is wanted.
+    """Return the side of a dataset that is held out, `val` or `test`; empty if there is none.
 
     Raises:
-        DataError: it is wanted, and there is none.
+        DataError: the test split is wanted, and there is none.
     """
     if test and "test" not in sides:
         has = ", ".join(side for side in SIDES if side in sides) or "no split of its own"

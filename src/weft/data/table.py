@@ -11,13 +11,13 @@ import csv
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from weft.data.folder import FileReader
 from weft.data.inventory import Inventory
 from weft.data.parquet import SUFFIX, read_parquet
-from weft.data.source import ImageEntry, sort_class_names
+from weft.data.source import sort_class_names
 from weft.data.split_names import SIDES, is_flag_of_split, split_of
 from weft.data.tabular import Table, read_text_table, shown
 from weft.data.tree import EXTENSIONS, extension, num_beside, walk
@@ -53,15 +53,16 @@ def open_table(path: Path, group: str | None = None, image: str | None = None, l
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"A table of images must be readable; '{printable(str(path))}' is not ({reason}).") from error
-    entries, used = _entries(table, path.parent, group, image, label)
-    if group is not None and group in table.header:
-        names = table.texts(table.header.index(group))
-        entries = [entry._replace(group=name or f"/{entry.key}") for entry, name in zip(entries, names, strict=True)]
-    own = table.classes.get(table.header[used[1]], [])
-    classes = own + sort_class_names({entry.class_name for entry in entries} - {"", *own})
-    inventory = Inventory(str(path), entries, table.read or FileReader(path.parent), {"": classes}, remarks=table.notes)
+    keys, names, splits, used = _images(table, path.parent, group, image, label)
+    own = table.classes.get(used[1], [])
+    classes = own + sort_class_names(set(names) - {"", *own})
+    inventory = Inventory(str(path), table.read or FileReader(path.parent), {"": classes}, remarks=table.notes)
+    for key, name, split in zip(keys, names, splits, strict=True):
+        inventory.add(key, name, split)
+    if group is not None and group in table.columns:
+        inventory.groups = [name or f"/{key}" for key, name in zip(keys, table.texts(group), strict=True)]
     if path.is_dir():
-        inventory.skipped = +Counter(beside=num_beside(os.fspath(path)))
+        inventory.skipped = +Counter(beside=num_beside(path))
     return inventory
 
 
@@ -74,18 +75,13 @@ def other_columns(
         OSError, UnicodeDecodeError, csv.Error, DataError: as `open_table`, which reports them.
     """
     table = read_table(path, image)
-    entries, used = _entries(table, path.parent, None, image, label)
-    others = [(name, table.texts(place)) for place, name in enumerate(table.header) if place not in used]
-    values = {entry.key: [texts[i] for _, texts in others] for i, entry in enumerate(entries)}
-    return [name for name, _ in others], values
+    keys, _, _, used = _images(table, path.parent, None, image, label)
+    others = {name: table.texts(name) for name in table.columns if name not in used}
+    return list(others), {key: [texts[i] for texts in others.values()] for i, key in enumerate(keys)}
 
 
 def read_table(path: Path, image: str | None = None) -> Table:
-    """Read a table.
-
-    Args:
-        path: of the table, or of a folder of Parquet files.
-        image: column of images in a Parquet file, if it is known.
+    """Read a table, or a folder of Parquet files; `image` is their column of images, if it is known.
 
     Raises:
         OSError, UnicodeDecodeError, csv.Error, DataError: it cannot be read.
@@ -93,63 +89,69 @@ def read_table(path: Path, image: str | None = None) -> Table:
     return read_parquet(path, image) if path.suffix == SUFFIX or path.is_dir() else read_text_table(path)
 
 
-def _entries(
+def _images(
     table: Table, folder: Path, group: str | None, image: str | None, label: str | None
-) -> tuple[list[ImageEntry], list[int]]:
-    """Return the image of every row, and the columns that they are read from: image, classes, split. Add notes.
-
-    Raises:
-        DataError: a column cannot be recognised, a guess is wrong, a row lacks a value, or no path leads to a file.
-        UsageError: there is no column `image` or `label`.
-    """
-    header = table.header
+) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Return the key, class and split of every row, and the columns that they are read from. Add notes."""
     for setting, column in (("image", image), ("label", label)):
-        if column is not None and column not in header:
-            raise unknown(f"column for data.{setting}", column, header, first_few(header, 20))
-    if twice := sorted({column for column in header if column and header.count(column) > 1}):
-        raise DataError(
-            f"Columns of a table must have different names; '{table.name}' has {first_few(map(shown, twice))} more than"
-            " once. Rename one of them."
-        )
+        if column is not None and column not in table.columns:
+            raise unknown(f"column for data.{setting}", column, table.columns, first_few(table.columns, 20))
+    of_images = _image_column(table) if image is None else image
+    taken = {of_images, label, group} & table.columns.keys()
     notes: list[str] = []
-    image_place = header.index(image) if image is not None else _image_column(table)
-    taken = {image_place} | {place for place, column in enumerate(header) if column in (label, group)}
-    split, is_guess = _split_column(table, taken, notes)
-    labels = [header.index(label)] if label is not None else _label_columns(table, taken | {split})
+    of_split = _split_column(table, taken, notes)
+    labels = _label_columns(table, taken | {of_split}) if label is None else [label]
     guessed = []
-    if image is None and header[image_place].lower() != "image":
-        guessed.append(f"images from column '{shown(header[image_place])}'")
+    if image is None and of_images.lower() != "image":
+        guessed.append(f"images from column '{shown(of_images)}'")
     if label is None and len(labels) > 1:
-        guessed.append(f"classes from the one-hot columns {first_few(shown(header[place]) for place in labels)}")
-    elif label is None and header[labels[0]].lower() != "label":
-        guessed.append(f"classes from column '{shown(header[labels[0]])}'")
-    if split is not None and is_guess:
-        guessed.append(f"the split from column '{shown(header[split])}'")
+        guessed.append(f"classes from the one-hot columns {first_few(map(shown, labels))}")
+    elif label is None and labels[0].lower() != "label":
+        guessed.append(f"classes from column '{shown(labels[0])}'")
+    if of_split is not None and _plain(of_split) not in SPLIT:
+        guessed.append(f"the split from column '{shown(of_split)}'")
     if guessed:
         notes.insert(0, f"Read {', '.join(guessed)}. To choose others: --set data.image=COLUMN, data.label=COLUMN.")
-    entries = _read_rows(table, image_place, labels, split)
-    _check_once(entries, table)
-    if table.read is None or table.image != header[image_place]:
+    keys, names = table.texts(of_images), _class_names(table, labels)
+    splits = [""] * len(keys) if of_split is None else [split_of(text) for text in table.texts(of_split)]
+    for number, key, name, split in zip(table.numbers, keys, names, splits, strict=True):
+        if not key or (not name and split != "test"):
+            raise DataError(
+                f"Every row of a table must name an image and its class; row {number} of '{table.name}' does not. Fill"
+                " it in, or delete the row."
+            )
+        if len(key) > MAX_PATH:
+            raise DataError(
+                f"Column '{shown(of_images)}' of '{table.name}' must have paths; row {number} has '{shown(key)}'."
+                " Choose the column of paths: --set data.image=COLUMN."
+            )
+    _check_once(keys, table)
+    if table.read is None or table.image != of_images:
         table.read = None
-        entries = _located(entries, folder, header[image_place], table.name, notes)
-        _check_once(entries, table)
+        keys = _located(keys, folder, of_images, table.name, notes)
+        _check_once(keys, table)
     table.notes += notes
-    return entries, [image_place, *labels, *([] if split is None else [split])]
+    return keys, names, splits, [of_images, *labels, *([] if of_split is None else [of_split])]
 
 
-def _image_column(table: Table) -> int:
+def _image_column(table: Table) -> str:
     """Return the column of images: by its content in a Parquet file, else by its name, else by its values."""
     if table.image:
-        return table.header.index(table.image)
-    if _are_files(table.header, any):
+        return table.image
+    if any(extension(column) in EXTENSIONS for column in table.columns):
         raise DataError(
             f"The first line of a table must name its columns; that of '{table.name}' names an image:"
             f" {_listed(table)}. Add the line image,label."
         )
-    plain = _plain(table)
-    by_name = [plain.index(word) for word in IMAGE if word in plain]
-    by_value = [place for place in range(len(plain)) if _are_files(table.texts(place)[:20], all)]
-    by_id = [plain.index(word) for word in IMAGE_ID if word in plain]
+
+    def named(words: Iterable[str]) -> list[str]:
+        return [column for word in words for column in table.columns if _plain(column) == word]
+
+    def has_files(column: str) -> bool:
+        texts = table.texts(column)[:20]
+        return bool(texts) and all(extension(text) in EXTENSIONS for text in texts)
+
+    by_name, by_id, by_value = named(IMAGE), named(IMAGE_ID), [name for name in table.columns if has_files(name)]
     if by_name or len(by_value) == 1 or (by_id and not by_value):
         return (by_name or by_value or by_id)[0]
     raise DataError(
@@ -158,30 +160,29 @@ def _image_column(table: Table) -> int:
     )
 
 
-def _label_columns(table: Table, taken: Collection[int | None]) -> list[int]:
+def _label_columns(table: Table, taken: Collection[str | None]) -> list[str]:
     """Return the column of classes: by its name, else one-hot columns, else the only other column."""
-    plain, header, seen = _plain(table), table.header, ""
-    for word in LABEL:
-        if places := [place for place, column in enumerate(plain) if column == word and place not in taken]:
-            return places[:1]
-    others = {place: table.texts(place) for place in range(len(header)) if place not in taken}
-    flags = [place for place, texts in others.items() if {text.lower() for text in texts} <= _YES | _NO]
-    if len(flags) > 1 and table.rows:
-        for number, *row in zip(table.numbers, *(others[place] for place in flags), strict=True):
+    others = [column for column in table.columns if column not in taken]
+    if named := [column for word in LABEL for column in others if _plain(column) == word]:
+        return named[:1]
+    texts = {column: table.texts(column) for column in others}
+    flags = [column for column in others if {text.lower() for text in texts[column]} <= _YES | _NO]
+    if len(flags) > 1 and table.numbers:
+        for number, *row in zip(table.numbers, *(texts[column] for column in flags), strict=True):
             if (ones := sum(text.lower() in _YES for text in row)) != 1:
-                listed = first_few(shown(header[place]) for place in flags)
                 raise DataError(
-                    f"Every image must have one class; the columns {listed} of '{table.name}' have 0 and 1, and row"
-                    f" {number} has {count(ones, 'one')}. {_CHOOSE_LABEL}"
+                    f"Every image must have one class; the columns {first_few(map(shown, flags))} of '{table.name}'"
+                    f" have 0 and 1, and row {number} has {count(ones, 'one')}. {_CHOOSE_LABEL}"
                 )
         return flags
+    seen = ""
     if len(others) == 1:
-        ((place, texts),) = others.items()
-        values = set(texts)
-        if len(values) <= max(len(texts) / 2, 2):
-            return [place]
+        (column,), (of_rows,) = texts, texts.values()
+        values = set(of_rows)
+        if len(values) <= max(len(of_rows) / 2, 2):
+            return [column]
         seen = (
-            f" Column '{shown(header[place])}' has {count(len(values), 'value')} in {count(len(texts), 'row')}, such as"
+            f" Column '{shown(column)}' has {count(len(values), 'value')} in {count(len(of_rows), 'row')}, such as"
             f" '{shown(min(values))}', which are no classes."
         )
     raise DataError(
@@ -190,20 +191,19 @@ def _label_columns(table: Table, taken: Collection[int | None]) -> list[int]:
     )
 
 
-def _split_column(table: Table, taken: Collection[int], notes: list[str]) -> tuple[int | None, bool]:
-    """Return the column of splits, and whether its name does not say so; a column whose values are all splits."""
-    plain = _plain(table)
-    has_label = len(taken) > 1 or not set(LABEL).isdisjoint(plain)
-    named = [plain.index(word) for word in SPLIT if word in plain and plain.index(word) not in taken]
-    others = [place for place in range(len(plain)) if place not in taken and plain[place] not in (*LABEL, "fold")]
-    for place in [*named, *others]:
-        texts, column = table.texts(place), shown(table.header[place])
+def _split_column(table: Table, taken: Collection[str], notes: list[str]) -> str | None:
+    """Return the column of splits: by its name, else one whose values are all splits."""
+    free = [column for column in table.columns if column not in taken]
+    has_label = len(taken) > 1 or any(_plain(column) in LABEL for column in table.columns)
+    named = [column for word in SPLIT for column in free if _plain(column) == word]
+    for column in [*named, *(column for column in free if _plain(column) not in (*LABEL, "fold"))]:
+        texts, name = table.texts(column), shown(column)
         sides = {split_of(text) for text in texts}
         listed = first_few(shown(value) or "''" for value in sort_class_names(set(texts)))
-        if place in named:
-            if plain[place] == "fold" and not any(sides):
+        if column in named:
+            if _plain(column) == "fold" and not any(sides):
                 notes.append(
-                    f"Column '{column}' is not used, because its values are not names of splits: {listed}. For a"
+                    f"Column '{name}' is not used, because its values are not names of splits: {listed}. For a"
                     " cross-validation: --set data.folds=5."
                 )
                 continue
@@ -211,73 +211,51 @@ def _split_column(table: Table, taken: Collection[int], notes: list[str]) -> tup
                 number, text = next(pair for pair in zip(table.numbers, texts, strict=True) if not split_of(pair[1]))
                 raise DataError(
                     f"The split must be {', '.join(SIDES[:-1])} or {SIDES[-1]}; row {number} of '{table.name}' has"
-                    f" '{shown(text)}'. Correct it, or rename the column '{column}'."
+                    f" '{shown(text)}'. Correct it, or rename the column '{name}'."
                 )
-            return place, False
+            return column
         if "" not in sides and "train" in sides and len(sides) > 1:
-            return place, True
+            return column
         flags = {text.lower() for text in texts}
         # without a column of classes, `train` can be one of several one-hot columns
-        is_flag = has_label and len(flags) == 2 and flags <= _YES | _NO and is_flag_of_split(table.header[place])
+        is_flag = has_label and len(flags) == 2 and flags <= _YES | _NO and is_flag_of_split(column)
         is_mixed = len(set(texts)) <= len(SIDES) + 1 and {"train", ""} < sides
-        if is_flag or is_mixed or (plain[place] in SPLIT_LIKE and "" in sides):
+        if is_flag or is_mixed or (_plain(column) in SPLIT_LIKE and "" in sides):
             raise DataError(
-                f"A column of splits must have the values {', '.join(SIDES[:-1])} or {SIDES[-1]}; column '{column}' of"
+                f"A column of splits must have the values {', '.join(SIDES[:-1])} or {SIDES[-1]}; column '{name}' of"
                 f" '{table.name}' has {listed}. Write these values, in a column 'split'; if it is no split, rename the"
                 " column."
             )
-    return None, False
+    return None
 
 
-def _read_rows(table: Table, image: int, labels: list[int], split: int | None) -> list[ImageEntry]:
-    """Return the image of every row; an image of the test split may have no class."""
-    header = table.header
+def _class_names(table: Table, labels: list[str]) -> list[str]:
+    """Return the class of every row, from a column of names or from one-hot columns."""
     if len(labels) > 1:
         flags = zip(*map(table.texts, labels), strict=True)
-        names = [header[next(p for p, text in zip(labels, row, strict=True) if text.lower() in _YES)] for row in flags]
-    else:
-        names = table.texts(labels[0])
-        for number, row in zip(table.numbers, table.rows, strict=True):
-            if isinstance(value := row[labels[0]] if labels[0] < len(row) else None, (list, dict)):
-                raise DataError(
-                    f"Every image must have one class; column '{shown(header[labels[0]])}' of '{table.name}' has"
-                    f" '{shown(str(value))}' in row {number}. {_CHOOSE_LABEL}"
-                )
-    splits = [""] * len(names) if split is None else [split_of(text) for text in table.texts(split)]
-    entries = list(map(ImageEntry, table.texts(image), names, splits))
-    for number, entry in zip(table.numbers, entries, strict=True):
-        if not entry.key or (not entry.class_name and entry.split != "test"):
+        return [next(name for name, text in zip(labels, row, strict=True) if text.lower() in _YES) for row in flags]
+    for number, value in zip(table.numbers, table.columns[labels[0]], strict=True):
+        if isinstance(value, (list, dict)):
             raise DataError(
-                f"Every row of a table must name an image and its class; row {number} of '{table.name}' does not. Fill"
-                " it in, or delete the row."
+                f"Every image must have one class; column '{shown(labels[0])}' of '{table.name}' has"
+                f" '{shown(str(value))}' in row {number}. {_CHOOSE_LABEL}"
             )
-        if len(entry.key) > MAX_PATH:
-            raise DataError(
-                f"Column '{shown(header[image])}' of '{table.name}' must have paths; row {number} has"
-                f" '{shown(entry.key)}'. Choose the column of paths: --set data.image=COLUMN."
-            )
-    return entries
+    return table.texts(labels[0])
 
 
-def _located(entries: list[ImageEntry], folder: Path, column: str, name: str, notes: list[str]) -> list[ImageEntry]:
-    """Return the images with paths that lead to files.
-
-    If no path of the table does, files below its folder are searched whose path ends like it, with or without
-    extension: a column of ids, or paths from another folder.
-
-    Raises:
-        DataError: no file is found, or several for one path.
-    """
-    if not entries or any(os.path.isfile(os.path.join(folder, entry.key)) for entry in entries):
-        return entries
+def _located(keys: list[str], folder: Path, column: str, name: str, notes: list[str]) -> list[str]:
+    """Return paths that lead to files. If no path of the table does, files below its folder are searched whose path
+    ends like it, with or without extension: a column of ids, or paths from another folder."""
+    if not keys or any(os.path.isfile(os.path.join(folder, key)) for key in keys):
+        return keys
     files = _files_below(folder)
-    matches = {entry.key: _matches(entry.key, files) for entry in entries}
+    matches = {key: _matches(key, files) for key in keys}
     starts = [set(found) for found in matches.values() if found]
     if not starts:
         raise DataError(
             f"Column '{shown(column)}' of '{name}' must have paths of images, from the folder of the table; no row"
-            f" leads to a file, such as '{shown(entries[0].key)}'. Choose another column, --set data.image=COLUMN, or"
-            " correct the paths."
+            f" leads to a file, such as '{shown(keys[0])}'. Choose another column, --set data.image=COLUMN, or correct"
+            " the paths."
         )
     common = set.intersection(*starts)
     found: dict[str, str] = {}
@@ -296,7 +274,7 @@ def _located(entries: list[ImageEntry], folder: Path, column: str, name: str, no
         f"Images of column '{shown(column)}' are searched below the folder of the table, for example"
         f" '{shown(example)}': {shown(found[example])}."
     )
-    return [entry._replace(key=found.get(entry.key, entry.key)) for entry in entries]
+    return [found.get(key, key) for key in keys]
 
 
 def _files_below(folder: Path) -> dict[str, list[str]]:
@@ -324,26 +302,20 @@ def _matches(key: str, files: dict[str, list[str]]) -> dict[str, list[str]]:
     return found
 
 
-def _check_once(entries: Iterable[ImageEntry], table: Table) -> None:
+def _check_once(keys: Iterable[str], table: Table) -> None:
     seen: set[str] = set()
-    for number, entry in zip(table.numbers, entries, strict=True):
-        key = os.path.normpath(entry.key)
-        if key in seen:
+    for number, key in zip(table.numbers, keys, strict=True):
+        if (normal := os.path.normpath(key)) in seen:
             raise DataError(
-                f"A table must list every image once; row {number} of '{table.name}' lists '{shown(entry.key)}' again."
+                f"A table must list every image once; row {number} of '{table.name}' lists '{shown(key)}' again."
             )
-        seen.add(key)
+        seen.add(normal)
 
 
-def _are_files(values: list[str], every: Callable[[Iterable[bool]], bool]) -> bool:
-    """Return whether any or all of some values are names of image files."""
-    return bool(values) and every(extension(value) in EXTENSIONS for value in values)
-
-
-def _plain(table: Table) -> list[str]:
-    """Return the column names in lower case, letters and digits alone."""
-    return [re.sub(r"[\W_]+", "", column).lower() for column in table.header]
+def _plain(column: str) -> str:
+    """Return a column name in lower case, letters and digits alone."""
+    return re.sub(r"[\W_]+", "", column).lower()
 
 
 def _listed(table: Table) -> str:
-    return first_few(map(shown, table.header), 20) if any(table.header) else "none"
+    return first_few(map(shown, table.columns), 20) if any(table.columns) else "none"

@@ -32,8 +32,7 @@ class Table:
 
     Attributes:
         name: in messages.
-        header: column names.
-        rows: values of every row that is not empty.
+        columns: values of every row that is not empty, by column name.
         numbers: number of each row in the file.
         notes: sentences for the user.
         image: column whose values are the keys of images in the file itself; empty if there is none.
@@ -42,17 +41,25 @@ class Table:
     """
 
     name: str
-    header: list[str]
-    rows: list[Sequence[Any]]
+    columns: dict[str, list[Any]]
     numbers: Sequence[int]
     notes: list[str] = field(default_factory=list)
     image: str = ""
     read: Reader | None = None
     classes: dict[str, list[str]] = field(default_factory=dict)
 
-    def texts(self, place: int) -> list[str]:
+    def texts(self, column: str) -> list[str]:
         """Return the values of a column as text, without spaces around it; empty where a row has none."""
-        return ["" if place >= len(row) or row[place] is None else str(row[place]).strip() for row in self.rows]
+        return ["" if value is None else str(value).strip() for value in self.columns[column]]
+
+
+def check_header(name: str, header: Sequence[str]) -> None:
+    """Refuse a table with two columns of one name; several may have none."""
+    if twice := sorted({column for column in header if column and header.count(column) > 1}):
+        raise DataError(
+            f"Columns of a table must have different names; '{name}' has {first_few(map(shown, twice))} more than once."
+            " Rename one of them."
+        )
 
 
 def read_text_table(path: Path) -> Table:
@@ -75,25 +82,29 @@ def read_text_table(path: Path) -> Table:
         order = sorted(_DELIMITERS, key=lambda sign: sign != "\t") if path.suffix == ".tsv" else _DELIMITERS
         delimiter = max(order, key=lambda sign: len(next(csv.reader([first], delimiter=sign), [])))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)  # else a lost quote swallows rows
-    table = Table(name, [], [], numbers := [], notes)
+    rows: list[list[str]] = []
+    numbers: list[int] = []
     try:
-        table.header = [value.strip() for value in next(reader, [])]
+        header = [value.strip() for value in next(reader, [])]
+        check_header(name, header)
         for row in reader:
-            if any(value.strip() for value in row[len(table.header) :]):
+            if any(value.strip() for value in row[len(header) :]):
                 raise DataError(
                     f"A row of a table must have a value per column; row {reader.line_num} of '{name}' has {len(row)}"
-                    f" for {count(len(table.header), 'column')}: {first_few(map(shown, row))}. Quote values with"
+                    f" for {count(len(header), 'column')}: {first_few(map(shown, row))}. Quote values with"
                     f" '{printable(delimiter)}' in them."
                 )
             if any(value.strip() for value in row):
                 numbers.append(reader.line_num)
-                table.rows.append(row)
+                rows.append(row)
     except csv.Error as error:
         raise DataError(
             f"Quotes of a table must come in pairs; at row {reader.line_num} of '{name}': {error}. Close the quote, and"
             ' write quotes in quoted values twice, "".'
         ) from error
-    return table
+    places = {column: header.index(column) for column in header}
+    columns = {column: [row[i] if i < len(row) else "" for row in rows] for column, i in places.items()}
+    return Table(name, columns, numbers, notes)
 
 
 def shown(value: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from weft.data.preprocessing import check_interpolation, color_mode, eval_transform, per_channel
+from weft.data.preprocessing import Preprocessing, eval_transform
 from weft.errors import UsageError
 from weft.lazy import LazyModule
 from weft.text import reason_of
@@ -73,41 +73,42 @@ def train_transform(
     Raises:
         UsageError: an invalid value.
     """
-    height_width = (size, size) if isinstance(size, int) else size
-    mean, std = per_channel(mean, in_chans), per_channel(std, in_chans)
-    check_interpolation(interpolation)
-    mode = color_mode(in_chans)  # gray images keep their levels exactly
-    if crop == "none":
-        whole = dict(input_size=(in_chans, *height_width), interpolation=interpolation, mean=mean, std=std)
-        steps: list[Any] = [eval_transform({**whole, "crop_pct": crop_pct, "crop_mode": crop_mode}).crop]
-    else:
-        steps = [_crop(crop, height_width, scale, ratio, interpolation)]
+    input_size = (in_chans, size, size) if isinstance(size, int) else (in_chans, *size)
+    cfg = dict(input_size=input_size, mean=tuple(mean), std=tuple(std), crop_pct=crop_pct, crop_mode=crop_mode)
+    whole = eval_transform({**cfg, "interpolation": interpolation})
+    steps = [_crop(crop, whole, scale, ratio, interpolation)]
     if hflip:
         steps.append(transforms.RandomHorizontalFlip())
     if color_jitter:
         steps.append(transforms.ColorJitter(color_jitter, color_jitter, color_jitter))
     if rand_augment:
-        steps.append(_rand_augment(rand_augment, height_width, mean, interpolation))
-    steps += [methodcaller("convert", mode), transforms.ToTensor(), transforms.Normalize(mean, std)]
+        steps.append(_rand_augment(rand_augment, whole.size, whole.mean, interpolation))
+    steps += [methodcaller("convert", whole.color)]  # gray images keep their levels exactly
+    steps += [transforms.ToTensor(), transforms.Normalize(whole.mean, whole.std)]
     if erase_prob:
         steps.append(timm_data.random_erasing.RandomErasing(erase_prob, mode="pixel", device="cpu"))
     return transforms.Compose(steps)
 
 
 def _crop(
-    crop: str, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], interpolation: str
+    crop: str, whole: Preprocessing, scale: tuple[float, float], ratio: tuple[float, float], interpolation: str
 ) -> Any:
+    size, margin = whole.size, 0
     if crop == "auto":
         crop = "shift" if max(size) <= SMALL_SIZE else "resized"
-    if crop == "resized":
-        return timm_data.transforms.RandomResizedCropAndInterpolation(
-            size, scale=scale, ratio=ratio, interpolation=interpolation
-        )
-    if crop not in ("shift", "cut"):
-        raise UsageError(f"crop must be auto, resized, shift, cut or none; got '{crop}'.")
-    margin = CUT_MARGIN if crop == "cut" else 0
-    mode = transforms.InterpolationMode("bicubic" if interpolation == "random" else interpolation)
-    window = transforms.RandomCrop(size) if margin else _Shift(max(round(min(size) * PADDED_RATIO), 1))
+    match crop:
+        case "none":
+            return whole.crop
+        case "resized":
+            crop_resized = timm_data.transforms.RandomResizedCropAndInterpolation
+            return crop_resized(size, scale=scale, ratio=ratio, interpolation=interpolation)
+        case "shift":
+            window = _Shift(max(round(min(size) * PADDED_RATIO), 1))
+        case "cut":
+            margin, window = CUT_MARGIN, transforms.RandomCrop(size)
+        case _:
+            raise UsageError(f"crop must be auto, resized, shift, cut or none; got '{crop}'.")
+    mode = transforms.InterpolationMode(whole.interpolation)
     return transforms.Compose([transforms.Resize([side + margin for side in size], mode), window])
 
 

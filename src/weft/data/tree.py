@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 JUNK = {"__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+found"}
@@ -35,36 +36,44 @@ def extension(name: str) -> str:
     return os.path.splitext(name)[1][1:].lower()
 
 
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder, or a link to one; False for a link that leads in a circle."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
 def is_junk(name: str) -> bool:
     """Return whether a name is hidden or belongs to the operating system."""
     return name.startswith(".") or name in JUNK
 
 
-def is_folder_of(path: Path, suffix: str) -> bool:
-    """Return whether a path is a folder that has files with an extension, and no folders."""
-    try:
-        entries = [entry for entry in path.iterdir() if not is_junk(entry.name)]
-        return any(entry.suffix == suffix for entry in entries) and not any(entry.is_dir() for entry in entries)
-    except OSError:  # no folder, or one that may not be read, which is reported when it is opened
-        return False
-
-
-def num_beside(folder: str) -> int:
-    """Return the number of files directly in a folder that are images by name."""
+def names_in(folder: str | Path) -> tuple[list[str], list[str]]:
+    """Return the names of the files and of the folders in a folder, sorted; none of one that cannot be read."""
+    files, folders = list[str](), list[str]()
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if extension(entry.name) in EXTENSIONS and not is_folder(entry)]
+            for entry in entries:
+                if not is_junk(entry.name):
+                    (folders if _is_folder(entry) else files).append(entry.name)
     except OSError:  # reported when the folder is opened
-        return 0
-    return sum(not is_junk(name) for name in names)
+        return [], []
+    return sorted(files), sorted(folders)
+
+
+def is_folder_of(path: str | Path, suffix: str) -> bool:
+    """Return whether a path is a folder that has files with an extension, and no folders."""
+    files, folders = names_in(path)
+    return any(name.endswith(suffix) for name in files) and not folders
+
+
+def num_beside(folder: str | Path) -> int:
+    """Return the number of files directly in a folder that are images by name."""
+    return sum(extension(name) in EXTENSIONS for name in names_in(folder)[0])
+
+
+def nested_folders(paths: Iterable[Sequence[str]]) -> dict[str, list[str]]:
+    """Return the folders in each class, from the folders above each image; none if one is directly in a class."""
+    nested: dict[str, set[str]] = defaultdict(set)
+    for folders in paths:
+        if len(folders) == 1:
+            return {}
+        if folders:
+            nested[folders[0]].add(folders[1])
+    return {name: sorted(inside) for name, inside in sorted(nested.items())}
 
 
 def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool = False) -> Iterator[tuple[str, str]]:
@@ -131,3 +140,11 @@ def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool =
                 yield key, "link-out"
         else:
             links, later = sorted(later, reverse=True), []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder, or a link to one; False for a link that leads in a circle."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from weft.checkpoints.confidence import Confidence, Point, confidence_of
 from weft.checkpoints.unknown import detector_of
-from weft.data.dataset import LOST
 from weft.inference.metrics import UnknownResult, calibration_error
 from weft.inference.torch_backend import infer
 from weft.runtime import Runtime
@@ -30,10 +29,9 @@ FOLDS = 5
 def held_out_logits(
     model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], runtime: Runtime
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits (images classes) and class indices of images, without those that cannot be read."""
+    """Return the logits (images classes) and class indices of images."""
     rows = [(infer(model, images, runtime), labels) for images, labels in batches]
-    logits, labels = torch.cat([row for row, _ in rows]).numpy(), torch.cat([label for _, label in rows]).numpy()
-    return logits[labels != LOST], labels[labels != LOST]
+    return torch.cat([row for row, _ in rows]).numpy(), torch.cat([label for _, label in rows]).numpy()
 
 
 def calibrate(logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n"]) -> Confidence:

@@ -131,7 +131,7 @@ def read_features(
 
     Returns:
         features: per head (images views features), in float32.
-        labels: (images) class indices; LOST for an image that can no longer be read.
+        labels: (images) class indices.
 
     Raises:
         UsageError: the network has no linear classifier.

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -27,11 +27,9 @@ from weft.recipes import Recipe
 from weft.runs.directory import FINGERPRINT
 from weft.text import first_few, printable
 
-OnLost = Literal["stop", "exclude"]
-
 
 def evaluation_batches(
-    source: Source, model: nn.Module, batch_size: int, workers: int, *, share: Share = WHOLE, on_lost: OnLost = "stop"
+    source: Source, model: nn.Module, batch_size: int, workers: int, *, share: Share = WHOLE
 ) -> ImageLoader:
     """Load all images in their order, with the preprocessing of a model; with several processes, the share of this one.
 
@@ -41,7 +39,7 @@ def evaluation_batches(
     if len(source) == 0:
         raise DataError("An evaluation needs at least one image; got none. Give every class two images or more.")
     transform = eval_transform(preprocessing(model))
-    images = ImageDataset(source, transform, value_range=transform.value_range, on_lost=on_lost)
+    images = ImageDataset(source, transform, value_range=transform.value_range)
     return make_loader(images, batch_size, shuffle=False, workers=workers, share=share)
 
 

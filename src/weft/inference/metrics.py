@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft import markup
-from weft.data.dataset import LOST
 from weft.data.loader import ImageLoader
 from weft.inference.probabilities import ranked, softmax
 from weft.inference.real_labels import RealScore
@@ -354,10 +353,7 @@ def measure(
             on_batch(len(labels))
     outputs = Outputs(*(np.concatenate(column) for column in zip(*mine, strict=True)))
     if isinstance(batches, ImageLoader):
-        places = batches.places()
-        lost = [(key_of(int(place)), "lost") for place in np.delete(places, outputs.place)]
-        excluded = [*excluded, *(item for items in runtime.gather(lost) for item in items)]
-        outputs = outputs._replace(place=places[outputs.place])
+        outputs = outputs._replace(place=batches.places())
     gathered = Outputs(*(np.concatenate(column) for column in zip(*runtime.gather(outputs), strict=True)))
     order = np.argsort(gathered.place)
     compared = classes if among is None else [classes[number] for number in among]
@@ -370,19 +366,18 @@ def measure(
 def _outputs(logits: Tensor, labels: Tensor, start: int, among: Sequence[int] | None, temperature: float) -> Outputs:
     is_top_of_all = torch.from_numpy(ranked(logits.numpy())[:, 0].copy()) == labels
     if among is not None:
-        place_of = torch.full((logits.shape[1],), LOST)
+        place_of = torch.full((logits.shape[1],), -1)
         place_of[list(among)] = torch.arange(len(among))
-        labels = torch.where(labels == LOST, LOST, place_of[labels.clamp(min=0)])
+        labels = place_of[labels]
         logits = logits[:, list(among)]
     top = torch.from_numpy(ranked(softmax(logits.numpy()))[:, :5].copy())
     predicted = top[:, 0]
     probability = torch.from_numpy(softmax(logits.numpy(), temperature)).gather(1, predicted[:, None])[:, 0]
-    loss = F.cross_entropy(logits, labels.clamp(min=0), reduction="none").double()
+    loss = F.cross_entropy(logits, labels, reduction="none").double()
     loss[~logits.isfinite().all(dim=1)] = math.nan  # also where the loss itself would be finite
-    is_read = labels != LOST
     columns = (labels, predicted, probability, loss, (top == labels[:, None]).any(dim=1), is_top_of_all)
     place = np.arange(start, start + len(labels))
-    return Outputs(place[is_read.numpy()], *(column[is_read].numpy() for column in columns))
+    return Outputs(place, *(column.numpy() for column in columns))
 
 
 def _summary(

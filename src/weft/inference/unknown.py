@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.checkpoints.unknown import Threshold
-from weft.data.dataset import LOST
 from weft.data.preprocessing import Pixels
 from weft.inference.arguments import image_files, no_other
 from weft.inference.metrics import UnknownResult
@@ -41,11 +40,8 @@ def scores_of_files(
 
 
 def scores_of_batches(predictor: Predictor, batches: Iterable[tuple[Tensor, Tensor]]) -> Float[np.ndarray, " images"]:
-    """Return the scores of images (b c h w) with labels, without those that cannot be read."""
-    return np.concatenate(
-        [predictor.scores(images[labels != LOST]) for images, labels in batches if bool((labels != LOST).any())]
-        or [np.empty(0)]
-    )
+    """Return the scores of the images (b c h w) of batches."""
+    return np.concatenate([predictor.scores(images) for images, _ in batches])
 
 
 def compare_scores(known: np.ndarray, other: np.ndarray, threshold: float) -> UnknownResult:

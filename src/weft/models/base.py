@@ -88,10 +88,9 @@ class Backbone(nn.Module, ABC):
     num_prefix = 0  # tokens of the last level that have no place on its map, such as a class token: the first ones
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Backbone:
-        """Record the constructor arguments: a family's constructor passes other values on to those of its bases."""
-        network = super().__new__(cls)
-        bound = inspect.signature(cls).bind_partial(*args, **kwargs)
+        bound = inspect.signature(cls).bind_partial(*args, **kwargs)  # `__init__` refuses what is wrong
         bound.apply_defaults()
+        network = super().__new__(cls)
         network.arguments = bound.arguments
         return network
 
@@ -132,7 +131,7 @@ class Backbone(nn.Module, ABC):
     def finish(self, taps: list[Any]) -> Tensor:
         """Return normalized, unpooled features (b n num_features), from the outputs of all levels."""
 
-    # A family may replace these
+    # A family may replace these, down to `group_matcher`
 
     def grids_of(self, img_size: Grid) -> list[Grid]:
         """Return the grids of tokens for an image size; raise a UsageError if no token is left."""
@@ -168,13 +167,9 @@ class Backbone(nn.Module, ABC):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns from parameter names to layer groups, from stem to head (timm's layer-wise decay)."""
-        stages: list[tuple[str, Any]] = [(r"^stages\.(\d+)\.", (0,))]
-        if not coarse:
-            stages.insert(0, (r"^stages\.(\d+)\.blocks\.(\d+)", None))
-        stem = r"^(?:stages\.0\.)?(?:stem|patch_embed|cls_token|pos_embed)"
-        return dict(stem=stem, blocks=[*stages, (r"^blocks\.(\d+)", None), (r".", (99999,))])
-
-    # Everything else follows
+        in_stages = [] if coarse else [(r"^stages\.(\d+)\.blocks\.(\d+)", None)]
+        blocks = [*in_stages, (r"^stages\.(\d+)\.", (0,)), (r"^blocks\.(\d+)", None), (r".", (99999,))]
+        return dict(stem=r"^(?:stages\.0\.)?(?:stem|patch_embed|cls_token|pos_embed)", blocks=blocks)
 
     def forward_features(self, x: Float[Tensor, "b in_chans height width"]) -> Float[Tensor, "b n c"]:
         """Return unpooled features."""
@@ -280,8 +275,7 @@ class Backbone(nn.Module, ABC):
 
     def head_modules(self) -> tuple[nn.Module, ...]:
         """Return the one or two heads."""
-        heads = self.get_classifier()
-        return heads if isinstance(heads, tuple) else (heads,)
+        return (self.head,) if self.head_dist is None else (self.head, self.head_dist)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the activations of blocks in the backward pass instead of storing them."""
@@ -337,8 +331,7 @@ class Backbone(nn.Module, ABC):
     def check_image_size(self, image: Tensor) -> None:
         """Raise a UsageError for images of another size than `img_size`; for networks with learned positions."""
         height, width = image.shape[-2:]
-        is_traced = not isinstance(height, int)
-        if not is_traced and (height != self.img_size.height or width != self.img_size.width):
+        if isinstance(height, int) and (height != self.img_size.height or width != self.img_size.width):  # not traced
             raise UsageError(
                 f"{type(self).__name__} was built for {self.img_size} images but got {height}x{width}; pass "
                 f"img_size=({height}, {width}) or call set_input_size: its positions belong to one size."

@@ -35,19 +35,8 @@ def check_rules(recipe: Recipe, *, has_weights: bool = False) -> None:
     if data.value_range is not None and data.value_range[0] >= data.value_range[1]:
         low, high = data.value_range
         raise UsageError(f"data.value_range must be [BLACK, WHITE], ascending; got [{low}, {high}].")
-    _check_balance(recipe)
-
-
-def _check_balance(recipe: Recipe) -> None:
-    """Refuse two corrections of class frequencies: the second would favour rare classes twice."""
-    corrections = {
-        "data.sampling": recipe.data.sampling == "balanced",
-        "loss.class_weights": recipe.loss.class_weights == "balanced",
-        "loss.logit_adjustment": recipe.loss.logit_adjustment > 0,
-    }
-    used = [name for name, is_used in corrections.items() if is_used]
-    if len(used) > 1:
+    if data.sampling == "balanced" and recipe.loss.class_weights == "balanced":
         raise UsageError(
-            f"One setting must correct the class frequencies; got {' and '.join(used)}. Together they would favour rare"
-            " classes twice: keep one."
+            "One setting must correct the class frequencies; got data.sampling: balanced and loss.class_weights:"
+            " balanced. Together they would favour rare classes twice: keep one."
         )

@@ -121,9 +121,6 @@ class Data:
     max_pixels: Annotated[int, Within(1)] | None = option(None)
     """Maximum pixels (height x width) of an image; larger ones count as bad files. None: 100 million."""
 
-    on_lost: Literal["stop", "exclude"] = "stop"
-    """Action if an image becomes unreadable during training: stop, or exclude it and print a note."""
-
     value_range: tuple[Value, Value] | None = None
     """Values of black and white in images of more than 8 bits per channel, such as [0, 4095] for 12 bits; stored with
     the model. None: those of the dataset."""
@@ -257,14 +254,6 @@ class Loss:
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: weight images by the inverse frequency of their class, so that every class counts the same."""
 
-    focal_gamma: Annotated[float, Within(0, 10)] = 0.0
-    """Focal loss (arXiv 1708.02002): exponent that reduces the loss of images that are already classified well; 0 for
-    none. The paper uses 2."""
-
-    logit_adjustment: Annotated[float, Within(0, 10)] = 0.0
-    """Logit-adjusted loss (arXiv 2007.07314): factor of the log class frequencies that are added to the logits during
-    training, which favours rare classes afterwards; 0 for none. The paper uses 1."""
-
 
 @dataclass(frozen=True)
 class Distill:
@@ -369,10 +358,6 @@ class Recipe:
     grad_checkpointing: bool = False
     """Gradient checkpointing: recompute activations in the backward pass; less memory, a third more time."""
 
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    """With several processes: ddp replicates the network; fsdp shards weights, gradients and optimizer state (FSDP2),
-    for networks that do not fit otherwise."""
-
     sync_bn: bool = False
     """With several processes on GPUs: compute BatchNorm statistics over all of them. On a CPU it is refused."""
 
@@ -389,9 +374,6 @@ class Recipe:
 
     patience: Annotated[int, Within(1, 100_000)] | None = None
     """Early stopping: stop after this many evaluations without an improvement. None: never."""
-
-    skip_nonfinite: Annotated[int, Within(0)] = option(0)
-    """Number of steps with a non-finite loss or gradient that are skipped; one more stops the run."""
 
     deterministic: bool = False
     """On a GPU: use deterministic algorithms only, which is slower. On a CPU, training is always deterministic."""

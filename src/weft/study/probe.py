@@ -122,7 +122,7 @@ def _steps(plan: Plan) -> Iterator[Any]:
     for epoch in itertools.count():
         plan.batches.start_at(epoch)
         yield from group_into_steps(
-            plan.batches, lambda step, epoch=epoch: order.parts(epoch, step), 0, 1, plan.runtime, lambda key: None
+            plan.batches, lambda step, epoch=epoch: order.parts(epoch, step), 0, 1, plan.runtime
         )
 
 

@@ -8,7 +8,6 @@ import time
 
 import torch
 
-from weft.errors import UsageError
 from weft.memory import is_out_of_memory
 from weft.models.contract import preprocessing
 from weft.recipes import Recipe
@@ -31,11 +30,6 @@ def find_batch_size(recipe: Recipe, num_classes: int, num_images: int, runtime: 
     Returns:
         The batch size, and a sentence that gives the reason.
     """
-    if recipe.parallel == "fsdp" and runtime.world > 1:
-        raise UsageError(
-            "batch_size auto measures a step on one device, and parallel fsdp shards it over several; got both. Pass"
-            " --batch-size N."
-        )
     parts = runtime.world * recipe.accumulate
     pairs = 2 if recipe.augment.mixup or recipe.augment.cutmix else 1
     smallest = max(num_images // parts // pairs, 1) * pairs

@@ -37,14 +37,7 @@ def training_images(recipe: Recipe, source: Source, model: nn.Module) -> ImageDa
         crop_mode=cfg["crop_mode"],
     )
     at_least = DRAFTED * max(size) if recipe.data.draft else None
-    return ImageDataset(
-        source,
-        transform,
-        recipe.seed,
-        at_least=at_least,
-        value_range=cfg.get("value_range"),
-        on_lost=recipe.data.on_lost,
-    )
+    return ImageDataset(source, transform, recipe.seed, at_least=at_least, value_range=cfg.get("value_range"))
 
 
 def training_batches(recipe: Recipe, dataset: ImageDataset, model: nn.Module, runtime: Runtime) -> ImageLoader:

@@ -197,15 +197,14 @@ def _read_changes(path: Path) -> dict[str, dict[str, str]]:
     name, rows = printable(str(path)), dict[str, dict[str, str]]()
     try:
         table = read_table(path)
-        columns = table.header
-        if missing := [column for column in NEEDED if column not in columns]:
+        if missing := [column for column in NEEDED if column not in table.columns]:
             raise DataError(
-                f"The changes must have a column '{missing[0]}'; {name} has {', '.join(columns) or 'none'}. Use the"
-                " changes.csv of weft data review."
+                f"The changes must have a column '{missing[0]}'; {name} has {', '.join(table.columns) or 'none'}. Use"
+                " the changes.csv of weft data review."
             )
-        for number, values in zip(table.numbers, table.rows, strict=True):
+        for number, *values in zip(table.numbers, *table.columns.values(), strict=True):
             texts = ("" if value is None else str(value) for value in values)
-            row = dict.fromkeys(HEADER, "") | dict(zip(columns, texts, strict=False))
+            row = dict.fromkeys(HEADER, "") | dict(zip(table.columns, texts, strict=True))
             row |= {column: row[column].strip() for column in ("label", "proposed", "action", GROUP)}
             row["action"] = row["action"].lower() or "keep"
             if row["action"] not in ACTIONS:

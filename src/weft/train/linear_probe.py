@@ -7,7 +7,6 @@ on the training images. The result is folded into the last linear layer, so the 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from scipy.special import log_softmax, softmax
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from weft.data.dataset import LOST
 from weft.data.loader import ImageLoader
 from weft.inference.features import classifiers, read_features
 from weft.intervals import accuracy_of
@@ -41,11 +39,9 @@ class Balance(NamedTuple):
     Attributes:
         is_weighted: weight images by the inverse frequency of their class.
         is_chosen_by_class: every class counts the same in the loss that decides the penalty.
-        logit_adjustment: factor of the log class frequencies that are subtracted from the logits (arXiv 2007.07314).
     """
 
     is_weighted: bool = False
-    logit_adjustment: float = 0.0
     is_chosen_by_class: bool = False
 
 
@@ -55,7 +51,7 @@ UNBALANCED = Balance()
 def balance_of(recipe: Recipe) -> Balance:
     """Return the correction that a recipe asks for."""
     is_weighted = recipe.loss.class_weights == "balanced" or recipe.data.sampling == "balanced"
-    return Balance(is_weighted, recipe.loss.logit_adjustment, recipe.best == "balanced")
+    return Balance(is_weighted, recipe.best == "balanced")
 
 
 @dataclass(frozen=True)
@@ -125,10 +121,8 @@ def fit_heads(
         UsageError: the network has no linear classifier.
     """
     features, labels = read_features(network, batches, runtime, on_batch)
-    is_read = labels != LOST
     num_views = 2 if is_mirrored else 1
-    features, labels = [views[is_read, :num_views] for views in features], labels[is_read]
-    groups = None if groups is None else list(itertools.compress(groups, is_read))
+    features = [views[:, :num_views] for views in features]
     probes = fit_features(features, labels, num_classes, balance=balance, groups=groups, seed=seed)
     scales = [
         _scale(views[:, 0] @ probe.weight.T + probe.bias, labels, label_smoothing)
@@ -334,5 +328,4 @@ def _regression(
     weight, bias = np.asarray(model.coef_), np.asarray(model.intercept_)
     if num_classes == 2:  # scikit-learn has one row for two classes
         weight, bias = np.stack([-weight[0], weight[0]]) / 2, np.stack([-bias[0], bias[0]]) / 2
-    shares = np.bincount(labels, minlength=num_classes) / len(labels)
-    return weight, bias - balance.logit_adjustment * np.log(shares)
+    return weight, bias

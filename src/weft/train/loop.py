@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.data import mix_seed
-from weft.data.dataset import LOST
 from weft.data.order import Key
-from weft.errors import DataError
 from weft.lazy import LazyModule
 from weft.models.contract import mean_logits
 from weft.recipes import Recipe
@@ -29,7 +27,7 @@ timm_utils: Any = LazyModule("timm.utils")
 STEP = -1  # used as sample index in seeds, so that steps and samples draw from different random streams
 
 Batch = tuple[Tensor, Tensor]
-"""Normalised images (b c h w) and class indices (b); `LOST` for an image that is no longer readable."""
+"""Normalised images (b c h w) and class indices (b)."""
 
 
 class StepResult(NamedTuple):
@@ -40,19 +38,22 @@ class StepResult(NamedTuple):
         hits: number of correct predictions.
         images: number of images.
         grad_norm: gradient norm before clipping.
-        is_skipped: loss or gradient was not finite, and the step changed nothing.
     """
 
     loss_sum: float
     hits: float
     images: int
     grad_norm: float
-    is_skipped: bool = False
 
     @property
     def loss(self) -> float:
         """Mean loss per image in nats."""
         return self.loss_sum / self.images
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the step changed the weights: loss and gradient were finite."""
+        return math.isfinite(self.loss_sum) and math.isfinite(self.grad_norm)
 
 
 @dataclass
@@ -62,12 +63,12 @@ class Meter:
     Attributes:
         step: number of completed steps of the epoch.
         steps: total number of steps of the epoch.
-        count: number of images in steps that were not skipped.
+        count: number of images.
         loss_sum: sum of the loss over these images, in nats.
         hits: number of correct predictions on these augmented images; for a mixed image, its largest class counts.
         seconds: time since the start of the epoch, or since the run was resumed within it.
         waiting: part of `seconds` spent waiting for data.
-        seen: number of images in `seconds`, including skipped steps.
+        seen: number of images in `seconds`.
     """
 
     step: int = 0
@@ -103,10 +104,9 @@ class Meter:
         """Add the result of a step."""
         self.step += 1
         self.seen += result.images
-        if not result.is_skipped:
-            self.count += result.images
-            self.loss_sum += result.loss_sum
-            self.hits += result.hits
+        self.count += result.images
+        self.loss_sum += result.loss_sum
+        self.hits += result.hits
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that a saved state needs: all except `steps`, which the recipe decides, and times."""
@@ -140,19 +140,13 @@ class Learner:
     ) -> None:
         self.model, self.recipe, self.runtime, self.teacher = model, recipe, runtime, teacher
         self.steps_per_epoch, self.steps = steps_per_epoch, steps
-        self.step, self.skipped = 0, 0
+        self.step = 0
         self.lr_at: Callable[[int], float] = lambda step: lr_at(recipe, step, steps_per_epoch, steps)  # from step 0
         _freeze(model, recipe)
         decay = recipe.optim.ema_decay
         self.ema = timm_utils.ModelEmaV3(model, decay=decay, use_warmup=True) if decay else None
-        self.sharded = None
-        if recipe.parallel == "fsdp" and runtime.world > 1:
-            from weft.train.fsdp import ShardedModel  # takes seconds to import
-
-            self.sharded = ShardedModel(model, recipe, runtime, self.ema is not None)
-        self.trained = model if self.sharded is None else self.sharded.network
-        self.optimizer = _optimizer(self.trained, recipe)
-        self.wrapped = runtime.wrap(model) if self.sharded is None else self.sharded.network
+        self.optimizer = _optimizer(model, recipe)
+        self.wrapped = runtime.wrap(model)
         if recipe.compile:
             self.wrapped = cast(nn.Module, torch.compile(self.wrapped))
         self.mixing = Mixing(recipe, num_classes)
@@ -165,25 +159,11 @@ class Learner:
 
     def set_train_mode(self) -> None:
         """Set the modules to training or evaluation mode, as the recipe requires."""
-        self.trained.train(self.recipe.train_mode == "train")
+        self.model.train(self.recipe.train_mode == "train")
         if self.recipe.optim.freeze == "backbone":
-            self.trained.eval()
-            for head in _heads(self.trained):
+            self.model.eval()
+            for head in _heads(self.model):
                 head.train()
-
-    def gather(self) -> None:
-        """Update `model` and `eval_model` from the shards under FSDP. All processes must call this together."""
-        if self.sharded is not None:
-            self.sharded.gather(self.model, None if self.ema is None else self.ema.module)
-
-    def optimizer_state(self) -> dict[str, Any]:
-        """Return the full state of the optimizer. Under FSDP all processes must call this together."""
-        state = self.optimizer.state_dict()
-        if self.sharded is None:
-            return state
-        from weft.train.fsdp import gather_optimizer_state
-
-        return gather_optimizer_state(state)
 
     def train_step(self, parts: Sequence[Batch], keys: Sequence[Sequence[Key]] = ()) -> StepResult:
         """Run one optimizer step.
@@ -193,16 +173,14 @@ class Learner:
             keys: keys of the images of each micro-batch; only used by a teacher with cached logits.
 
         Returns:
-            Loss, correct predictions and gradient norm before the weights were updated.
+            Loss, correct predictions and gradient norm before the weights were updated. If they are not finite, the
+            weights are not updated; statistics of BatchNorm are.
         """
-        before = [buffer.clone() for buffer in self.trained.buffers()] if self.recipe.skip_nonfinite else []
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, hits, count = 0.0, 0.0, 0
         for number, (images, labels) in enumerate(parts):
             torch.manual_seed(self._seed(number, len(parts)))  # for stochastic depth and dropout
             is_last = number == len(parts) - 1
-            if self.sharded is not None:
-                self.sharded.accumulate_gradients(not is_last)
             with contextlib.nullcontext() if is_last else self.runtime.without_sync(self.wrapped):
                 loss, num_correct = self._forward(images, labels, keys[number] if keys else ())
                 (loss / len(parts)).backward()
@@ -212,15 +190,10 @@ class Learner:
         sums = self.runtime.sum([loss_sum, hits, count])
         norm = self._clip_gradients()
         result = StepResult(sums[0], sums[1], int(sums[2]), norm)
-        is_finite = math.isfinite(result.loss_sum) and math.isfinite(norm)
-        if is_finite:
+        if result.is_finite:
             self._update_weights()
-        else:
-            self.skipped += 1
-            for buffer, value in zip(self.trained.buffers(), before, strict=False):
-                buffer.copy_(value)  # the forward pass has updated the BatchNorm statistics with non-finite values
         self.step += 1
-        return result._replace(is_skipped=not is_finite)
+        return result
 
     def dry_run(self, images: Tensor) -> None:
         """Compute the gradient of one micro-batch and discard it: settings that do not work fail here.
@@ -230,14 +203,14 @@ class Learner:
         Args:
             images: (b c h w) with any values, on the device.
         """
-        before = [buffer.clone() for buffer in self.trained.buffers()]
+        before = [buffer.clone() for buffer in self.model.buffers()]
         self.set_train_mode()
         torch.manual_seed(self._seed(0, 1))
         with self.runtime.autocast():
             logits = self.wrapped(images)
         mean_logits(logits).float().mean().backward()
         self.optimizer.zero_grad(set_to_none=True)
-        for buffer, value in zip(self.trained.buffers(), before, strict=True):
+        for buffer, value in zip(self.model.buffers(), before, strict=True):
             buffer.copy_(value)
 
     def _forward(self, images: Tensor, labels: Tensor, keys: Sequence[Key]) -> tuple[Tensor, int]:
@@ -256,10 +229,9 @@ class Learner:
     def _clip_gradients(self) -> float:
         """Clip the gradients in place, and return their norm before clipping."""
         optim = self.recipe.optim
-        parameters = [parameter for parameter in self.trained.parameters() if parameter.grad is not None]
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         limit = optim.clip_grad if optim.clip_mode == "norm" and optim.clip_grad else math.inf
-        total = nn.utils.clip_grad_norm_(parameters, limit)
-        norm = float(total if self.sharded is None else cast(Any, total).full_tensor())
+        norm = float(nn.utils.clip_grad_norm_(parameters, limit))
         if optim.clip_grad and optim.clip_mode != "norm":
             timm_utils.dispatch_clip_grad(parameters, optim.clip_grad, mode=optim.clip_mode)
         return norm
@@ -269,9 +241,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.optimizer.step()
-        if self.ema is not None and self.sharded is not None:
-            self.sharded.update_average(self.ema.get_decay(self.step + 1))
-        elif self.ema is not None:
+        if self.ema is not None:
             self.ema.update(self.model, step=self.step + 1)
 
 
@@ -306,9 +276,8 @@ def group_into_steps(
     first: int,
     accumulate: int,
     runtime: Runtime,
-    on_lost: Callable[[Key], None],
-) -> Iterator[tuple[list[Batch], list[Sequence[Key]]]]:
-    """Yield the micro-batches of each step, on the device, without lost images and their partners in mixup.
+) -> Iterator[tuple[list[Batch], Sequence[Sequence[Key]]]]:
+    """Yield the micro-batches of each step, on the device.
 
     Args:
         batches: micro-batches of one epoch, from step `first` on.
@@ -316,38 +285,14 @@ def group_into_steps(
         first: index of the first step, from 0.
         accumulate: number of micro-batches per step.
         runtime: device.
-        on_lost: called with the key of every lost image.
-
-    Raises:
-        DataError: all images of a step are lost.
     """
     parts: list[Batch] = []
-    keys: list[Sequence[Key]] = []
     step = first
     for images, labels in batches:
-        part_keys = keys_of(step)[len(parts)]
-        if (labels == LOST).any():
-            images, labels, part_keys = _without_lost(images, labels, part_keys, on_lost)
         parts.append((runtime.put(images), runtime.put(labels)))
-        keys.append(part_keys)
         if len(parts) == accumulate:
-            not_empty = [index for index, part in enumerate(keys) if part]
-            if not not_empty:
-                raise DataError(
-                    f"A step must have images; all images of step {step + 1} of this epoch are lost. Restore them."
-                )
-            yield [parts[index] for index in not_empty], [keys[index] for index in not_empty]
-            parts, keys, step = [], [], step + 1
-
-
-def _without_lost(
-    images: Tensor, labels: Tensor, keys: Sequence[Key], on_lost: Callable[[Key], None]
-) -> tuple[Tensor, Tensor, Sequence[Key]]:
-    lost = labels == LOST
-    for index in lost.nonzero().flatten().tolist():
-        on_lost(keys[index])
-    kept = ~(lost | lost.flip(0))  # mixup pairs image i with image -1 - i: drop the partner also
-    return images[kept], labels[kept], [key for key, keep in zip(keys, kept.tolist(), strict=True) if keep]
+            yield parts, keys_of(step)
+            parts, step = [], step + 1
 
 
 def _heads(model: nn.Module) -> list[nn.Module]:

@@ -61,7 +61,7 @@ def sweep_lr(plan: Plan, steps: int = 100, *, quiet: bool) -> LrFinding:
     average, best = 0.0, math.inf
     for number, (parts, keys) in enumerate(itertools.islice(_endless(plan), steps)):
         result = learner.train_step(parts, keys)
-        if result.is_skipped:
+        if not result.is_finite:
             break
         average = SMOOTHING * average + (1 - SMOOTHING) * result.loss
         smoothed = average / (1 - SMOOTHING ** (number + 1))
@@ -77,13 +77,13 @@ def sweep_lr(plan: Plan, steps: int = 100, *, quiet: bool) -> LrFinding:
     return LrFinding(_steepest(points), points)
 
 
-def _endless(plan: Plan) -> Iterator[tuple[list[Batch], list[Sequence[Key]]]]:
+def _endless(plan: Plan) -> Iterator[tuple[list[Batch], Sequence[Sequence[Key]]]]:
     """Yield the steps of as many epochs as are needed."""
     batches, accumulate = plan.batches, plan.recipe.accumulate
     for epoch in itertools.count():
         batches.start_at(epoch)
         keys_of = functools.partial(batches.order.parts, epoch)
-        yield from group_into_steps(batches, keys_of, 0, accumulate, plan.runtime, lambda key: None)
+        yield from group_into_steps(batches, keys_of, 0, accumulate, plan.runtime)
 
 
 def _steepest(points: list[LrPoint]) -> float:

@@ -15,7 +15,6 @@ from scipy.stats import binomtest
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from weft.data.dataset import LOST
 from weft.data.loader import ImageLoader
 from weft.inference.features import FeatureReader
 from weft.runtime import Runtime
@@ -58,7 +57,7 @@ def find_mirrored(network: nn.Module, batches: ImageLoader, runtime: Runtime) ->
     own, pairs = np.array(labels), dict[tuple[int, int], MirroredPair]()
     for parts in (small, features):
         points = np.concatenate(parts, axis=1)
-        is_used = (own != LOST) & np.isfinite(points).all(axis=(0, 2))
+        is_used = np.isfinite(points).all(axis=(0, 2))
         for pair in mirrored_pairs(points[:, is_used], own[is_used]):
             pairs[pair[:2]] = max(pair, pairs.get(pair[:2], pair), key=lambda one: one.changed)
     return [pairs[key] for key in sorted(pairs)]

@@ -84,12 +84,6 @@ def balanced_weights(labels: Sequence[int], num_classes: int) -> Float[Tensor, "
     return torch.tensor(weights)
 
 
-def class_shares(labels: Sequence[int], num_classes: int) -> Float[Tensor, " classes"]:
-    """Return the share of every class among the images; a class without images counts as half an image."""
-    counts = torch.bincount(torch.tensor(labels, dtype=torch.int64), minlength=num_classes).double().clamp(min=0.5)
-    return (counts / counts.sum()).float()
-
-
 class Objective:
     """Loss function: mean over the images of a batch.
 
@@ -103,12 +97,9 @@ class Objective:
     def __init__(
         self, recipe: Recipe, labels: Sequence[int] = (), num_classes: int = 0, device: torch.device | str = "cpu"
     ) -> None:
-        self.distill, self.gamma = recipe.distill, recipe.loss.focal_gamma
-        self.class_weights = self.offsets = None
+        self.distill, self.class_weights = recipe.distill, None
         if recipe.loss.class_weights == "balanced":
             self.class_weights = balanced_weights(labels, num_classes).to(device)
-        if recipe.loss.logit_adjustment:
-            self.offsets = (recipe.loss.logit_adjustment * class_shares(labels, num_classes).log()).to(device)
 
     def __call__(
         self,
@@ -131,14 +122,7 @@ class Objective:
         return (1 - alpha) * self._class_loss(heads[0], targets) + alpha * self._teacher_loss(heads[-1], teacher_logits)
 
     def _class_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        logits = logits.float() if self.offsets is None else logits.float() + self.offsets
-        if self.gamma == 0:
-            return F.cross_entropy(logits, targets, weight=self.class_weights)
-        logs = logits.log_softmax(dim=1)
-        # the clamp only changes p = 1, where a power below 1 has an infinite derivative
-        rest = (1 - logs.exp()).clamp(min=torch.finfo(logs.dtype).tiny)
-        losses = -targets * rest**self.gamma * logs
-        return (losses if self.class_weights is None else losses * self.class_weights).sum(dim=1).mean()
+        return F.cross_entropy(logits.float(), targets, weight=self.class_weights)
 
     def _teacher_loss(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
         """Compute equation 2 (soft) or 3 (hard) of DeiT (arXiv 2012.12877), without the factor alpha."""

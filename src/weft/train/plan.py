@@ -89,7 +89,6 @@ class Plan:
             order.batch_size,
             self.recipe.workers,
             share=dataclasses.replace(order.share, accumulate=1),
-            on_lost=self.recipe.data.on_lost,
         )
 
     def measured(self, *, measure: bool = True) -> Plan:
@@ -131,9 +130,7 @@ class Plan:
 
     def _fit_heads(self, note: Callable[[str], None], *, quiet: bool) -> None:
         """Fit the classifiers of the network to the features of the training images, with a note on each."""
-        images = evaluation_batches(
-            self.splits.train, self.network, FEATURE_BATCH, self.recipe.workers, on_lost=self.recipe.data.on_lost
-        )
+        images = evaluation_batches(self.splits.train, self.network, FEATURE_BATCH, self.recipe.workers)
         with counting(len(self.splits.train), quiet=quiet, task_name="features") as count:
             probes = fit_heads(
                 self.network,
@@ -206,7 +203,7 @@ def make_plan(request: Request, *, quiet: bool) -> Plan:
     recipe, on_network = with_start_network(recipe)
     recipe, decisions = fill_in(recipe, size, count, runtime.world)
     recipe = with_value_range(recipe, splits)
-    range_notes = value_notes(splits.values, recipe.data.value_range) if recipe.data.value_range else []
+    range_notes = value_notes(splits.values, recipe.data.value_range)
     notes = [note for note in (on_weights, on_network, *decisions, *range_notes) if note]
     return Plan(recipe, splits, runtime, (*splits.notes, *notes), fits_batches=request.leaves_batch_size)
 

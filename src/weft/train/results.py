@@ -124,8 +124,7 @@ def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple
 
     Returns:
         The evaluation with calibrated probabilities, and whether the temperature was fitted to all held-out images;
-        the evaluation unchanged if no held-out image can be read, logits are not finite, or other images can be read
-        than in the evaluation.
+        the evaluation unchanged if logits are not finite.
     """
     recipe, runtime, size = plan.recipe, plan.runtime, plan.val_batches.order.batch_size
     held_out = source = plan.splits.val
@@ -135,10 +134,10 @@ def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple
         source = SourcePart(source, proportional_subset(source.keys, MAX_IMAGES, recipe.seed))
 
     def batches(source: Source) -> ImageLoader:
-        return evaluation_batches(source, model, size, recipe.workers, on_lost=recipe.data.on_lost)
+        return evaluation_batches(source, model, size, recipe.workers)
 
     logits, labels = held_out_logits(model, batches(source), runtime)
-    if len(labels) == 0 or not np.isfinite(logits).all():
+    if not np.isfinite(logits).all():
         return best, False
     confidence = calibrate(logits, labels)
     detector = fit_detector(model, plan.splits.train, source, recipe, size, confidence, runtime, out)
@@ -156,8 +155,6 @@ def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple
                 parts.append(_confidences(held_out_logits(model, [batch], runtime)[0], confidence.temperature))
                 advance(len(batch[1]))
         sure = np.concatenate(parts)
-    if len(sure) != best.count:
-        return best, False
     # the same images in the same order: only the probabilities change
     at = {int(place): number for number, place in enumerate(best.places)}
     mistakes = [mistake._replace(probability=float(sure[at[mistake.place]])) for mistake in best.mistakes]
@@ -178,7 +175,7 @@ def mirrored_note(plan: Plan, out: Path) -> str:
     if len(source) > MOST_MIRRORED:
         source = SourcePart(source, proportional_subset(source.keys, MOST_MIRRORED, recipe.seed))
     model, size = load_model_dir(out / "best")[0].to(plan.runtime.device), plan.val_batches.order.batch_size
-    batches = evaluation_batches(source, model, size, recipe.workers, on_lost=recipe.data.on_lost)
+    batches = evaluation_batches(source, model, size, recipe.workers)
     with contextlib.suppress(UsageError):  # a network without a linear classifier has no features
         return mirrored_text(find_mirrored(model, batches, plan.runtime), plan.splits.classes)
     return ""

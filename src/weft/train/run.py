@@ -58,7 +58,6 @@ def train(
     group: str | None = None,
     other: str | Path | None = None,
     follow_links: bool | None = None,
-    skip_nonfinite: int | None = None,
     max_time: str | float | None = None,
     stop_after: int | None = None,
     track: str | Sequence[str] = (),
@@ -79,8 +78,7 @@ def train(
         resume: run directory of an interrupted run. The resumed run ends with the same bits as an uninterrupted one.
             Its settings are those of the run.
         override: with `resume`, replace settings of the run by those that are given.
-        epochs, batch_size, img_size, seed, device, precision, workers, skip_nonfinite: settings with an argument of
-            their own.
+        epochs, batch_size, img_size, seed, device, precision, workers: settings with an argument of their own.
         limit, max_pixels, folds, group, other, follow_links: settings of the dataset (`data.limit`, ...) with an
             argument of their own.
         out: the run directory; None for runs/MODEL-DATA, or runs/MODEL-DATA-2 and so on if that exists.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -92,7 +92,6 @@ class Session:
         self._start: float | None = None  # of `run`, minus the seconds of earlier processes
         self._log: StepLog | None = None
         self._saved_at = time.monotonic()
-        self._lost: set[int] = set()
 
     def restore(self, state: State) -> None:
         """Restore model, optimizer and metrics from a state, and metrics.csv from the latter.
@@ -192,7 +191,6 @@ class Session:
         self.train_batches.start_at(self.epoch, first)
         train_epoch(self.learner, self._steps(first), self.meter, self._after_step)
         self.epoch += 1
-        self.learner.gather()
         result = None
         if is_last or self.epoch % self.recipe.evaluate_every == 0:
             self.runtime.share_buffers(self.learner.eval_model)
@@ -201,7 +199,7 @@ class Session:
         self._save_models(result)
         self.meter = Meter(steps=self._steps_of_epoch)
 
-    def _steps(self, first: int) -> Iterator[tuple[list[Batch], list[Any]]]:
+    def _steps(self, first: int) -> Iterator[tuple[list[Batch], Sequence[Sequence[Key]]]]:
         """Yield the remaining steps of the epoch."""
         order = self.train_batches.order
         steps = group_into_steps(
@@ -210,7 +208,6 @@ class Session:
             first,
             self.recipe.accumulate,
             self.runtime,
-            self._note_lost,
         )
         return itertools.islice(steps, self.meter.steps - first)
 
@@ -220,8 +217,8 @@ class Session:
         lr = self.learner.lr_at(step - 1)
         if self._log is not None:
             self._log.add(step, self.epoch + 1, lr, result.loss, result.grad_norm)
-        if result.is_skipped:
-            self._check_skipped(result, lr)
+        if not result.is_finite:
+            self._raise_diverged(result, lr)
         self.reporter.step(self.epoch + 1, meter)
         self.tracker.step(step, loss=result.loss, lr=lr, grad_norm=result.grad_norm)
         reason, is_due = self.runtime.max([self.stop.reason, self._is_save_due(step)])
@@ -235,35 +232,21 @@ class Session:
         is_step = save.every_steps is not None and step % save.every_steps == 0
         return is_step or bool(save.every_minutes and time.monotonic() - self._saved_at > 60 * save.every_minutes)
 
-    def _check_skipped(self, result: StepResult, lr: float) -> None:
-        """Report a skipped step, or raise if more steps were skipped than the recipe allows."""
-        skipped, allowed = self.learner.skipped, self.recipe.skip_nonfinite
+    def _raise_diverged(self, result: StepResult, lr: float) -> NoReturn:
         is_loss = not math.isfinite(result.loss)
         name, value = ("loss", result.loss) if is_loss else ("gradient norm", result.grad_norm)
         keys = self.train_batches.order.keys(self.epoch, self.meter.step - 1)
-        where = (
-            f"at step {self.learner.step} (epoch {self.epoch + 1}), learning rate {lr:.3g}, images {self._names(keys)}"
-        )
-        if skipped <= allowed:
-            self.reporter.note(f"Skipped a step: the {name} was {value} {where} ({skipped} of {allowed} allowed).")
-            return
         if self._log is not None:
             self._log.flush()
-        before = f" Steps skipped before, as skip_nonfinite allows: {allowed}." if allowed else ""
         raise DivergedError(
-            f"The {name} must be finite; got {value} {where}. This step did not change the weights, and the last state "
-            f"is kept.{before} Lower the learning rate, increase schedule.warmup_epochs, or check these images."
+            f"The {name} must be finite; got {value} at step {self.learner.step} (epoch {self.epoch + 1}), learning"
+            f" rate {lr:.3g}, images {self._names(keys)}. This step did not change the weights, and the last state is"
+            " kept. Lower the learning rate, increase schedule.warmup_epochs, or check these images."
         )
 
     def _names(self, keys: list[Key]) -> str:
         indices = list(dict.fromkeys(index for _, index, _ in keys))
         return first_few((name_of(self.splits.train, index) for index in indices), MAX_NAMES)
-
-    def _note_lost(self, key: Key) -> None:
-        if key[1] not in self._lost:
-            self._lost.add(key[1])
-            name = name_of(self.splits.train, key[1])
-            self.reporter.note(f"{name} is missing or can no longer be read; training continues without it.")
 
     def _evaluate(self, model: Any, on_batch: Callable[[int], None] = lambda count: None) -> Evaluation:
         return measure(
@@ -315,10 +298,9 @@ class Session:
     def save(self) -> None:
         """Save the state of the current step."""
         self._saved_at = time.monotonic()
-        self.learner.gather()
-        tensors, metadata = learner_state(self.learner)
         if not self.runtime.is_main:
             return
+        tensors, metadata = learner_state(self.learner)
         if self._log is not None:
             self._log.flush()
         metadata |= {
@@ -384,17 +366,17 @@ def _is_lost_process(error: BaseException) -> bool:
 
 
 def learner_state(learner: Learner) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return everything that training changes: tensors, and metadata. All processes must call it, after `gather`."""
+    """Return everything that training changes: tensors, and metadata."""
     tensors = {f"model.{name}": tensor for name, tensor in learner.model.state_dict().items()}
     if learner.ema is not None:
         tensors |= {f"ema.{name}": tensor for name, tensor in learner.ema.module.state_dict().items()}
-    optimizer = learner.optimizer_state()
+    optimizer = learner.optimizer.state_dict()
     plain: dict[str, Any] = {}
     for number, entry in optimizer["state"].items():
         for name, value in entry.items():
             (tensors if isinstance(value, Tensor) else plain)[f"optimizer.{number}.{name}"] = value
     groups = [{"step": int(group["step"])} if "step" in group else {} for group in optimizer["param_groups"]]
-    return tensors, {"step": learner.step, "skipped": learner.skipped, "optimizer": plain, "groups": groups}
+    return tensors, {"step": learner.step, "optimizer": plain, "groups": groups}
 
 
 def restore_learner(learner: Learner, state: State) -> None:
@@ -411,15 +393,13 @@ def restore_learner(learner: Learner, state: State) -> None:
         learner.model.load_state_dict(parts["model"])
         if learner.ema is not None:
             learner.ema.module.load_state_dict(parts["ema"] or parts["model"])  # a run that had none starts one
-        if learner.sharded is not None:
-            learner.sharded.scatter(learner.model, None if learner.ema is None else learner.ema.module)
         _restore_optimizer(learner, parts["optimizer"], state.metadata)
     except (RuntimeError, KeyError, ValueError) as error:
         detail = str(error).splitlines()[-1].strip()
         raise CheckpointError(
             f"A saved state must fit the model and optimizer of its run; {detail.rstrip('.')}."
         ) from error
-    learner.step, learner.skipped = state.metadata["step"], state.metadata["skipped"]
+    learner.step = state.metadata["step"]
 
 
 def _restore_optimizer(learner: Learner, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
@@ -429,11 +409,5 @@ def _restore_optimizer(learner: Learner, tensors: dict[str, Tensor], metadata: d
     for name, value in {**tensors, **plain}.items():
         number, _, field = name.partition(".")
         entries.setdefault(int(number), {})[field] = value
-    if learner.sharded is not None:
-        weights = [weight for group in learner.optimizer.param_groups for weight in group["params"]]
-        for number, entry in entries.items():
-            for name, value in entry.items():
-                if isinstance(value, Tensor):
-                    entry[name] = learner.sharded.shard_of(value, weights[number])
     groups = [group | saved for group, saved in zip(own["param_groups"], metadata["groups"], strict=True)]
     learner.optimizer.load_state_dict({"state": entries, "param_groups": groups})

@@ -84,7 +84,6 @@ class RunMetadata(StateMetadata):
     """Metadata of the state of a training run: epoch, metrics so far, machine, settings, teacher."""
 
     epoch: Annotated[int, Field(ge=0, le=1_000_000)]
-    skipped: Count
     meter: MeterMetadata
     history: list[tuple[Count, Count, float, float, float, float, float, float, float, float, float, float]]
     best: BestMetadata | None

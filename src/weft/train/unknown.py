@@ -16,7 +16,6 @@ from weft.checkpoints.confidence import Confidence
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.unknown import OriginalClassifier, UnknownDetector, class_probabilities, unit_length
 from weft.data import Source
-from weft.data.dataset import LOST
 from weft.data.formats import MAX_PIXELS
 from weft.data.split import proportional_subset, stratified_subset
 from weft.deploy import fold
@@ -63,7 +62,7 @@ def fit_detector(
 
     def batches(source: Source, places: list[int]) -> Any:
         part = SourcePart(source, places) if len(places) < len(source) else source
-        return evaluation_batches(part, model, batch_size, recipe.workers, on_lost=recipe.data.on_lost)
+        return evaluation_batches(part, model, batch_size, recipe.workers)
 
     fitted = stratified_subset(train.keys, train.labels, MAX_IMAGES, recipe.seed)
     scored = proportional_subset(held_out.keys, MAX_IMAGES, recipe.seed)
@@ -75,10 +74,8 @@ def fit_detector(
     except WeftError:
         return None
     with reader:
-        rows = [
-            reader(images[labels != LOST]) for images, labels in batches(train, fitted) if bool((labels != LOST).any())
-        ]
-    detector = _without_threshold(np.concatenate(rows), out) if rows else None
+        rows = [reader(images) for images, _ in batches(train, fitted)]
+    detector = _without_threshold(np.concatenate(rows), out)
     if detector is None:
         return None
     model.unknown, model.confidence = detector, confidence

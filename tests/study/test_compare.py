@@ -22,7 +22,6 @@ from weft.data import SplitPlan, open_data
 from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.intervals import Estimate
-from weft.models.families import candidates
 from weft.models.papers import row_of
 from weft.progress import working
 from weft.recipes import Recipe, load_recipe
@@ -31,6 +30,7 @@ from weft.study import compare, comparison_plan, protocol, speeds
 from weft.study import comparison as comparing
 from weft.study import probe as probing
 from weft.study.budget import Price, Stopwatch, epochs_within, seconds, stages_of
+from weft.study.comparison import _chosen
 from weft.study.frontier import frontier_figure
 from weft.study.outcome import Comparison, Entry, Limits, advise, pareto, trained_cells
 from weft.study.runner import Job, Measured, Result, run_jobs
@@ -40,7 +40,7 @@ from weft.train.plan import open_splits
 
 pytestmark = pytest.mark.figures
 
-SMALL, LARGE = candidates("small"), candidates("large")
+SMALL, LARGE = _chosen([], 32), _chosen([], 224)  # the default candidates
 SETTINGS = {"data.limit": 160, "batch_size": 16, "epochs": 2, "model_args.drop_path_rate": 0.0}
 MODELS = ("levit_nano_32", "test_resnet")
 

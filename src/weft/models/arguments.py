@@ -16,12 +16,11 @@ from weft.errors import UsageError, nearest
 WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}\Z")  # `gelu`, `avg`: no path, no address
 MAX_NUMBER, MAX_DEPTH, MAX_ITEMS = 100_000, 3, 256
 # Arguments of timm.create_model, its entry points and build_model_with_cfg that are no values of a network.
-REFUSED = frozenset(
-    "model_name model_cls model_cfg variant pretrained pretrained_cfg pretrained_cfg_overlay pretrained_strict "
-    "pretrained_filter_fn pretrained_model_args checkpoint_path cache_dir pruned features_only feature_cls feature_cfg "
-    "out_indices kwargs_filter scriptable exportable no_jit device dtype".split()
+REFUSED = (
+    *("model_name", "variant", "pruned", "features_only", "out_indices", "kwargs_filter", "scriptable", "exportable"),
+    *("no_jit", "device", "dtype"),
 )
-# Parts of names that would reach a file, a hub or code in another version of timm.
+# Parts of the names of arguments that reach a file, a hub or code, in this version of timm or another.
 REFUSED_PART = re.compile(
     r"pretrained(?!_window)|checkpoint|cache|file|url|hub|weights|(^|_)((?<!drop_)path|dir|cfg|config|fn|cls)$"
 )

@@ -127,16 +127,11 @@ def rows_of(paper: str, name: str | None = None) -> list[tuple[str, Printed]]:
     Raises:
         UsageError: an unknown paper, or a name that its tables do not have.
     """
-    if paper.lower() not in papers():
-        raise unknown("paper", paper, papers(), ", ".join(papers()))
-    rows = [
-        (table, row) for table in TABLES for row in printed_rows(table, paper) if row.paper.lower() == paper.lower()
-    ]
-    if name is None:
-        return rows
-    named = [(table, row) for table, row in rows if row.model.lower() == name.lower()]
-    if not named:
-        raise unknown(
-            f"row of {papers()[paper.lower()]}", name, [row.model for _, row in rows], f"weft reproduce {paper.lower()}"
-        )
+    known, key = papers(), paper.lower()
+    if key not in known:
+        raise unknown("paper", paper, known, ", ".join(known))
+    rows = [(table, row) for table in TABLES for row in printed_rows(table) if row.paper == known[key]]
+    named = [(table, row) for table, row in rows if name is None or row.model.lower() == name.lower()]
+    if name is not None and not named:
+        raise unknown(f"row of {known[key]}", name, [row.model for _, row in rows], f"weft reproduce {key}")
     return named

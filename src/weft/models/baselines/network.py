@@ -75,12 +75,11 @@ class Grafted(Backbone):
         self.dist_token: nn.Parameter | None = None
         self.pos_embed: nn.Parameter | None = None
         self.num_prefix = (2 if self.distilled else 1) if with_tokens else 0
+        self.stem, self.stages = nn.Sequential(), nn.ModuleList()
         if num_stages:
             resnet: Any = timm.create_model("resnet50", in_chans=in_chans, num_classes=0)
             self.stem = nn.Sequential(resnet.conv1, resnet.bn1, resnet.act1, resnet.maxpool)
             self.stages = nn.ModuleList(getattr(resnet, f"layer{i + 1}") for i in range(num_stages))
-        else:
-            self.stem, self.stages = nn.Sequential(), nn.ModuleList()
         self.grids = self.grids_of(self.img_size)
         self.norm: nn.Module = nn.Identity()
         self.blocks = nn.ModuleList()
@@ -93,13 +92,12 @@ class Grafted(Backbone):
         self.build_head(num_classes)
 
     def _build_transformer(self, embed_dim: int, depth: int, num_heads: int, drop_path_rate: float) -> None:
-        stride = STAGE_STRIDES[self.num_stages] if self.num_stages else 1
+        reduction = max(16, STAGE_STRIDES[self.num_stages])
+        self.pool_map: nn.Module = nn.Identity()
         if self.num_stages:  # one place per 16x16 pixels, then a projection
-            window = max(1, 16 // stride)
-            self.pool_map: nn.Module = nn.AvgPool2d(window)
+            self.pool_map = nn.AvgPool2d(reduction // STAGE_STRIDES[self.num_stages])
             self.proj = nn.Conv2d(STAGE_CHANS[self.num_stages], embed_dim, 1)
         else:
-            self.pool_map = nn.Identity()
             self.proj = nn.Conv2d(self.in_chans, embed_dim, 16, 16)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
         self.dist_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if self.distilled else None
@@ -108,7 +106,7 @@ class Grafted(Backbone):
         for i, drop_path in enumerate(torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()):
             block = Block(embed_dim, num_heads, qkv_bias=True, drop_path=drop_path, norm_layer=norm_layer)
             self.blocks.append(block)
-            self.feature_info.append(dict(num_chs=embed_dim, reduction=max(16, stride), module=f"blocks.{i}"))
+            self.feature_info.append(dict(num_chs=embed_dim, reduction=reduction, module=f"blocks.{i}"))
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
         for module in self.blocks.modules():
             if isinstance(module, nn.Linear):
@@ -130,21 +128,20 @@ class Grafted(Backbone):
 
     def encode(self, image: Float[Tensor, "b in_chans height width"], levels: int | None = None) -> list[Tensor]:
         """Maps of the convolutional stages, then tokens of the layers, distillation token second."""
-        if len(self.blocks):
+        if self.pos_embed is not None:
             self.check_image_size(image)
         taps, fmap = [], self.stem(image)
         for stage in self.stages[:levels]:
             fmap = self.run_block(stage, fmap)
             taps.append(fmap)
-        if levels is not None:
-            levels -= len(self.stages)
-        if len(self.blocks) == 0 or levels == 0 or (levels is not None and levels < 0):
+        num_blocks = len(self.blocks) if levels is None else max(0, levels - len(self.stages))
+        if self.pos_embed is None or num_blocks == 0:
             return taps
         tokens = to_tokens(self.proj(self.pool_map(fmap)))
         prefix = [token for token in (self.cls_token, self.dist_token) if token is not None]
         tokens = torch.cat([*(token.expand(tokens.shape[0], -1, -1) for token in prefix), tokens], dim=1)
-        tokens = tokens if self.pos_embed is None else tokens + self.pos_embed
-        for block in self.blocks[:levels]:
+        tokens = tokens + self.pos_embed
+        for block in self.blocks[:num_blocks]:
             tokens = self.run_block(block, tokens)
             taps.append(tokens)
         return taps

@@ -15,10 +15,8 @@ _SIZES = {
 
 
 def _variant(name: str) -> Variant:
-    *sizes, file = _SIZES[name]
-    args: dict[str, object] = dict(
-        zip(("embed_dim", "key_dim", "num_heads", "depth", "drop_path_rate"), sizes, strict=True)
-    )
+    embed_dim, key_dim, num_heads, depth, drop_path, file = _SIZES[name]
+    args = dict(embed_dim=embed_dim, key_dim=key_dim, num_heads=num_heads, depth=depth, drop_path_rate=drop_path)
     url = f"https://dl.fbaipublicfiles.com/LeViT/LeViT-{file}.pth"
     return Variant(args, PublicWeights(f"timm/{name}.fb_dist_in1k", url))
 

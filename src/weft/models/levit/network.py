@@ -122,15 +122,11 @@ class BiasedAttention(nn.Module, ABC):
 class Attention(BiasedAttention):
     """Multi-head attention with a bias per head and offset (equation 1).
 
-    Args:
+    Args: as in `BiasedAttention`, and
         dim: channels of a token.
-        key_dim: width of a head in queries and keys.
-        num_heads: heads.
         attn_ratio: width of a head in values over `key_dim`.
-        grid: of the tokens.
         make_linear: makes the linear layers.
         act_layer: activation in front of the projection.
-        with_bias: learn the bias; False: none.
     """
 
     def __init__(

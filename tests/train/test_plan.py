@@ -307,7 +307,7 @@ def test_a_resumed_run_keeps_the_rules(noise: Path, tmp_path: Path) -> None:
     settings = {**NANO, "epochs": 2, "data.sampling": "balanced"}
     with pytest.raises(StoppedError):
         train(noise, settings=settings, stop_after=1, out=tmp_path / "run", quiet=True)
-    with pytest.raises(UsageError, match=r"got data\.sampling and loss\.class_weights"):
+    with pytest.raises(UsageError, match=r"got data\.sampling: balanced and loss\.class_weights: balanced"):
         train(resume=tmp_path / "run", settings={"loss.class_weights": "balanced"}, override=True, quiet=True)
 
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.evaluations import evaluation_of
 from tests.train.test_markup import NAMES, TAGS, Reader
 from weft import notebook
 from weft.inference.embedding import Embedding
 from weft.inference.explain_files import FileExplanation
-from weft.inference.metrics import Evaluation, class_scores
+from weft.inference.metrics import Evaluation
 from weft.inference.prediction import FilePrediction
 from weft.interpret import Explanation
 from weft.intervals import Estimate
@@ -92,11 +93,7 @@ class Time:
 
 
 def evaluation(names: list[str]) -> Evaluation:
-    confusion = np.full((len(names), len(names)), 3)
-    count = int(confusion.sum())
-    right = np.arange(count) % 2 == 0
-    scores = class_scores(names, confusion)
-    return Evaluation(names, count, [], 1.0, 50.0, 90.0, confusion, scores, [], right, np.linspace(0.05, 1, count))
+    return evaluation_of(names, np.full((len(names), len(names)), 3))
 
 
 def read(result: Any, names: tuple[str, ...] = ()) -> Reader:
@@ -128,7 +125,7 @@ def test_an_evaluation_of_few_classes_has_their_matrix() -> None:
     assert 'class="matrix"' in html
     read(result, NAMES[:9])
     check_repr(result)
-    assert repr(result) == "Evaluation(count=243, classes=9, top1=50.21 (43.97 to 56.44), loss=1.0000, excluded=0)"
+    assert repr(result) == "Evaluation(count=243, classes=9, top1=11.11 (7.75 to 15.68), loss=1.0000, excluded=0)"
 
 
 def test_an_evaluation_of_many_classes_is_short() -> None:

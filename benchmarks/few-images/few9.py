@@ -69,8 +69,8 @@ def main() -> None:
                 )
                 assert report.images == result.count
                 assert report.top1 is not None
-                confidences.append(result.sure)
-                is_correct.append(result.right)
+                confidences.append(result.confidence)
+                is_correct.append(result.is_correct)
                 rows.append(
                     {
                         "method": method,

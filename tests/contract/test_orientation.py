@@ -89,7 +89,7 @@ def predictions(folder: Path, model: Path, *_: Path) -> Any:
 
 
 def evaluation(folder: Path, model: Path, *_: Path) -> Any:
-    return evaluate(model, folder, split="all", workers=0, quiet=True).sure
+    return evaluate(model, folder, split="all", workers=0, quiet=True).confidence
 
 
 def features(folder: Path, model: Path, *_: Path) -> Any:

@@ -182,7 +182,7 @@ def test_evaluate(case: Case) -> None:
     assert result.count == len(expected)
     assert result.classes == CLASSES
     pairs = sorted(zip(expected.max(axis=1), expected.argmax(axis=1), strict=True))
-    actual = sorted(zip(result.sure, result.predicted, strict=True))
+    actual = sorted(zip(result.confidence, result.predicted, strict=True))
     np.testing.assert_allclose(actual, pairs, rtol=0, atol=FLOAT)
     wrong = {
         path.name for path, row, label in zip(case.paths(), expected, labels, strict=True) if row.argmax() != label
@@ -237,7 +237,7 @@ def test_an_export(case: Case, format: str, tmp_path: Path) -> None:
     case.check(case.predicted(tmp_path / "export"), FLOAT)
     result = evaluate(tmp_path / "export", case.images, split="all", workers=0, quiet=True)
     expected = np.stack(list(case.expected.values()))
-    assert np.sort(result.sure) == pytest.approx(np.sort(expected.max(axis=1)), abs=FLOAT)
+    assert np.sort(result.confidence) == pytest.approx(np.sort(expected.max(axis=1)), abs=FLOAT)
 
 
 def test_test_time_augmentation_averages_the_logits_of_both_views(case: Case) -> None:

@@ -130,13 +130,13 @@ def test_evaluation_has_calibrated_confidences(run: Path, photos: Path) -> None:
     result = evaluate(run, photos, quiet=True, reject_at_error=0.99)
     rejection = confidence.rejection(0.99)
     assert (result.accepted.images, result.count) == (rejection.accepted, 12)
-    assert sorted(result.sure)[0] >= rejection.threshold  # all are accepted at this error
+    assert sorted(result.confidence)[0] >= rejection.threshold  # all are accepted at this error
     record = json.loads(json.dumps(result.as_dict()))
     assert record["accepted"]["images"] == 12
     assert [row["coverage"] for row in record["coverage"]] == [1.0, 0.95, 0.9, 0.8, 0.7, 0.5]
     assert record["coverage"][0]["top1"] == pytest.approx(result.top1)
-    order = np.argsort(-result.sure, kind="stable")
-    errors = np.cumsum(~result.right[order]) / np.arange(1, 13)
+    order = np.argsort(-result.confidence, kind="stable")
+    errors = np.cumsum(~result.is_correct[order]) / np.arange(1, 13)
     assert record["aurc"] == pytest.approx(100 * errors.mean())
 
 
@@ -157,9 +157,9 @@ def test_many_held_out_images_are_calibrated_by_some_of_them(
     model, _ = load_model_dir(out / "best")
     assert (model.confidence.count, model.unknown.threshold.count) == (7, 5)
     assert abs(model.confidence.temperature - 1) > 0.01
-    assert results[0].sure == pytest.approx(evaluate(out, photos, quiet=True).sure, abs=1e-5)
+    assert results[0].confidence == pytest.approx(evaluate(out, photos, quiet=True).confidence, abs=1e-5)
     assert [mistake.probability for mistake in results[0].mistakes] == sorted(
-        (float(sure) for sure in results[0].sure[~results[0].right]), reverse=True
+        (float(sure) for sure in results[0].confidence[~results[0].is_correct]), reverse=True
     )
 
 

@@ -236,7 +236,7 @@ def test_votes_are_not_scaled_by_the_temperature_of_the_classifier(model: Path, 
     }
     file.write_text(json.dumps(config))
     plain, scaled = (evaluate(run, colours, knn=3, quiet=True) for run in (model, copy))
-    np.testing.assert_array_equal(plain.sure, scaled.sure)
+    np.testing.assert_array_equal(plain.confidence, scaled.confidence)
 
 
 @pytest.mark.parametrize(

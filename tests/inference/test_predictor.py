@@ -84,7 +84,7 @@ def test_evaluate_has_the_bits_of_the_unfolded_predictor(run: Path, photos: Path
     source = select_split(splits, "all", photos, None, None).source
     rows = predictor.predict([predictor.prepare(photos / key) for key in source.keys])
     assert result.predicted.tolist() == [int(ranked(row.probabilities)[0]) for row in rows]
-    assert result.sure.tolist() == [float(row.probabilities.max()) for row in rows]
+    assert result.confidence.tolist() == [float(row.probabilities.max()) for row in rows]
 
 
 def test_folding_and_batch_size_change_rounding_only(run: Path, photos: Path) -> None:

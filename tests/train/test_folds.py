@@ -42,7 +42,7 @@ def test_every_image_is_held_out_once(whole, photos: Path) -> None:
     assert pooled.count == 27
     assert pooled.confusion.sum() == 27
     assert np.array_equal(pooled.confusion, sum(fold.confusion for fold in folds.folds))
-    assert pooled.top1 == pytest.approx(100 * sum(fold.right.sum() for fold in folds.folds) / 27)
+    assert pooled.top1 == pytest.approx(100 * sum(fold.is_correct.sum() for fold in folds.folds) / 27)
     record = json.loads((whole.out / "cross_validation.json").read_text())
     assert record["n"] == 27
     assert [fold["n"] for fold in record["folds"]] == [9, 9, 9]

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from tests.evaluations import evaluation_of
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
 from weft.inference.error_gallery import ExplainedError
-from weft.inference.metrics import Evaluation, Mistake, class_scores
 from weft.inference.report import write_report
 from weft.intervals import Estimate
 from weft.runs.hub import model_card
@@ -145,20 +145,7 @@ def test_a_code_block_holds_its_text(text: str) -> None:
 def test_reports_of_runs_and_evaluations(tmp_path: Path) -> None:
     number = len(NAMES)
     confusion = np.random.default_rng(0).integers(0, 9, (number, number))
-    count = int(confusion.sum())
-    result = Evaluation(
-        classes=list(NAMES),
-        count=count,
-        excluded=[],
-        loss=1.0,
-        top1=50.0,
-        top5=90.0,
-        confusion=confusion,
-        per_class=class_scores(list(NAMES), confusion),
-        mistakes=[Mistake(name, NAMES[0], name, 0.9, 0) for name in NAMES],
-        right=np.arange(count) % 2 == 0,
-        sure=np.linspace(0.05, 1, count),
-    )
+    result = evaluation_of(NAMES, confusion, NAMES)
     title = " ".join(name for name in NAMES if "\n" not in name)
     pixels = np.zeros((8, 8, 3), np.uint8)
     errors = [ExplainedError(mistake, pixels, pixels) for mistake in result.mistakes]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -13,11 +11,11 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, t
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.evaluations import evaluation_of
 from weft.inference.conclusions import Training, conclusions
 from weft.inference.metrics import (
     BINS,
     MOST_MISTAKES,
-    ClassScore,
     Evaluation,
     accuracy_lines,
     class_lines,
@@ -87,7 +85,7 @@ def test_balanced_data_with_all_classes_predicted_have_no_more_lines() -> None:
 
 def test_calibration_against_scikit_learn() -> None:
     result = evaluated(*recorded())
-    right, sure = calibration_curve(result.right, result.sure, n_bins=BINS)
+    right, sure = calibration_curve(result.is_correct, result.confidence, n_bins=BINS)
     np.testing.assert_allclose([row.right for row in result.calibration], right)
     np.testing.assert_allclose([row.sure for row in result.calibration], sure, rtol=1e-6)
     assert sum(row.images for row in result.calibration) == result.count
@@ -164,19 +162,18 @@ def test_accuracies_have_their_images_and_interval() -> None:
     low, high = binomtest(round(2 * result.top1), 200).proportion_ci(method="wilson")
     assert result.as_dict()["top1_interval"] == pytest.approx([100 * low, 100 * high])
     assert not result.as_dict()["too_few_images"]
-    classes = [ClassScore(name, 10, 90.0, 90.0, 90.0) for name in "abcdef"]
-    balanced = replace(result, classes=list("abcdef"), count=50, top1=90.0, top5=98.0, per_class=classes)
+    confusion = 9 * np.eye(10, dtype=int) + np.roll(np.eye(10, dtype=int), 1, axis=0)
+    balanced = evaluation_of("abcdefghij", confusion, num_top5=98)
     assert dict(accuracy_lines(balanced, "held-out images")) == {
-        "top-1": "90.00 % of 50 held-out images (95 % CI 78.6 to 95.7 %)",
-        "top-5": "98.00 % of 50 held-out images (95 % CI 89.5 to 99.6 %)",
+        "top-1": "90.00 % of 100 held-out images (95 % CI 82.6 to 94.5 %)",
+        "top-5": "98.00 % of 100 held-out images (95 % CI 93.0 to 99.4 %)",
     }
-    assert list(dict(accuracy_lines(replace(balanced, classes=list("abcde"))))) == ["top-1"]  # top-5 is always 100 %
+    few = evaluation_of("abcde", confusion[:5, :5])
+    assert "top-5" not in dict(accuracy_lines(few))  # it is always 100 %
 
 
 def test_unequal_classes_have_macro_scores() -> None:
-    confusion = np.array([[8, 0, 0], [1, 1, 0], [0, 0, 0]])
-    scores = class_scores(["a", "b", "c"], confusion)
-    result = replace(evaluated(*recorded()), per_class=scores)
+    result = evaluation_of("abc", np.array([[8, 0, 0], [1, 1, 0], [0, 0, 0]]))
     assert result.balanced_accuracy == pytest.approx((100 + 50) / 2)  # a class without images has no recall
     assert result.macro_f1 == pytest.approx((200 * 8 / 17 + 200 / 3) / 2)
     found = result.as_dict()

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.evaluations import evaluation_of
 from weft.inference.conclusions import Training, conclusions
-from weft.inference.metrics import Evaluation, Mistake, class_scores
+from weft.inference.metrics import Evaluation
 from weft.inference.report import MAX_NAMES, MAX_VALUES, confusion_figure, reliability_figure, write_report
 from weft.intervals import too_few_text
 from weft.pages import svg
@@ -27,19 +28,7 @@ HISTORY = [
 
 def evaluation(classes: list[str], seed: int = 0) -> Evaluation:
     confusion = np.random.default_rng(seed).integers(0, 9, (len(classes), len(classes)))
-    return Evaluation(
-        classes=classes,
-        count=int(confusion.sum()),
-        excluded=[],
-        loss=1.0,
-        top1=100 * confusion.trace() / confusion.sum(),
-        top5=99.0,
-        confusion=confusion,
-        per_class=class_scores(classes, confusion),
-        mistakes=[Mistake("a|b/<img>.png", classes[0], classes[1], 0.987, 0)],
-        right=np.arange(confusion.sum()) < confusion.trace(),
-        sure=np.linspace(0.05, 1, confusion.sum()),
-    )
+    return evaluation_of(classes, confusion, ["a|b/<img>.png"])
 
 
 def texts(figure) -> list[str]:
@@ -128,8 +117,8 @@ def test_a_report_is_whole(tmp_path: Path) -> None:
 
 def test_reliability_says_which_way_it_errs(tmp_path: Path) -> None:
     result = evaluation(["a", "b", "c"])
-    unsure = dataclasses.replace(result, sure=np.full(result.count, 0.05))
-    even = dataclasses.replace(result, sure=np.full(result.count, result.top1 / 100))
+    unsure = dataclasses.replace(result, confidence=np.full(result.count, 0.05))
+    even = dataclasses.replace(result, confidence=np.full(result.count, result.top1 / 100))
     for found, arguments in (
         (unsure, "below accuracy (underconfident)"),
         (even, "mean confidence equals accuracy within 1 point"),
@@ -143,9 +132,7 @@ def test_reliability_says_which_way_it_errs(tmp_path: Path) -> None:
 
 
 def test_pairs_are_sorted_by_how_often(tmp_path: Path) -> None:
-    result = evaluation(["a", "b", "c"])
-    result.confusion[:] = [[5, 7, 0], [1, 5, 0], [0, 2, 5]]
-    result = dataclasses.replace(result, per_class=class_scores(result.classes, result.confusion))
+    result = evaluation_of("abc", np.array([[5, 7, 0], [1, 5, 0], [0, 2, 5]]))
     write_report(tmp_path, "T", [], result)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     pairs = text.partition("## Most confused pairs")[2].partition("##")[0]
@@ -158,11 +145,7 @@ def test_pairs_are_sorted_by_how_often(tmp_path: Path) -> None:
 
 
 def test_no_mistakes_no_table(tmp_path: Path) -> None:
-    result = evaluation(["a", "b"])
-    result.confusion[:] = [[5, 0], [0, 5]]
-    result = dataclasses.replace(result, per_class=class_scores(result.classes, result.confusion))
-    result.mistakes.clear()
-    write_report(tmp_path, "T", [], result)
+    write_report(tmp_path, "T", [], evaluation_of("ab", np.array([[5, 0], [0, 5]])))
     assert "confident errors" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
@@ -181,10 +164,7 @@ def test_figures_follow_the_dark_mode() -> None:
 
 
 def test_the_conclusions_say_how_good_and_how_certain() -> None:
-    result = evaluation(["cat", "dog"])
-    result.confusion[:] = [[5, 7], [0, 10]]
-    scores = class_scores(result.classes, result.confusion)
-    result = dataclasses.replace(result, count=22, top1=100 * 15 / 22, per_class=scores)
+    result = evaluation_of(["cat", "dog"], np.array([[5, 7], [0, 10]]))
     lead = conclusions(result)
     assert lead.sentences == [
         "The model classifies 15 of 22 images correctly: 68.2 % (95 % interval 47.3 to 83.6 %).",
@@ -206,27 +186,15 @@ def test_what_to_do_next_follows_the_curves() -> None:
 
 
 def test_only_confident_errors_have_suspicious_labels() -> None:
-    result = evaluation(["cat", "dog"])
-    right = np.array([True, True, True, False])
-    result = dataclasses.replace(result, right=right, sure=np.array([0.7, 0.8, 0.9, 0.85]))
+    result = evaluation_of(["cat", "dog"], np.array([[3, 1], [0, 0]]), ["x.png"])
     for probability, is_suspicious in ((0.85, True), (0.75, False)):
-        mistakes = [Mistake("x.png", "cat", "dog", probability, 0)]
-        steps = conclusions(dataclasses.replace(result, mistakes=mistakes)).next_steps
+        confidence = np.array([0.7, 0.8, 0.9, probability])
+        steps = conclusions(dataclasses.replace(result, confidence=confidence)).next_steps
         assert any("Check these labels" in step and "x.png" in step for step in steps) == is_suspicious
 
 
 def test_no_weakness_is_said() -> None:
-    result = evaluation(["cat", "dog"])
-    result.confusion[:] = [[80, 0], [0, 90]]
-    perfect = dataclasses.replace(
-        result,
-        count=170,
-        top1=100.0,
-        mistakes=[],
-        right=np.ones(170, bool),
-        sure=np.ones(170),
-        per_class=class_scores(["cat", "dog"], result.confusion),
-    )
-    lead = conclusions(perfect)
+    perfect = evaluation_of(["cat", "dog"], np.array([[80, 0], [0, 90]]))
+    lead = conclusions(dataclasses.replace(perfect, confidence=np.ones(170)))
     assert "It makes no error on these images." in lead.sentences
     assert lead.next_steps[0].startswith("No weakness stands out.")

@@ -77,7 +77,7 @@ def confused_pairs(result: Evaluation) -> list[tuple[int, int, int, int]]:
 
 def suspicious(result: Evaluation) -> list[Mistake]:
     """Return errors that the model predicts with more confidence than half of its correct predictions."""
-    sure = result.sure[result.right]
+    sure = result.confidence[result.is_correct]
     limit = max(SUSPICIOUS, float(np.median(sure)) if len(sure) else 1.0)
     return [mistake for mistake in result.mistakes if mistake.probability > limit]
 

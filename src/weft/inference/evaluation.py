@@ -185,9 +185,8 @@ def evaluate(
     if other is not None:
         result = dataclasses.replace(result, unknown=_unknown(predictor, source, other, settings, quiet))
     if labels is not None:
-        keys = [name_of(source, int(place)) for place in result.places]
         predicted = result.predicted if among is None else np.asarray(among)[result.predicted]
-        result = dataclasses.replace(result, real=real_score(labels, keys, predicted))
+        result = dataclasses.replace(result, real=real_score(labels, result.keys, predicted))
     if out is not None:
         arguments: dict[str, object] = {"model": str(run), "data": str(data), "split": split, "tta": tta}
         arguments |= {} if knn is None else {"knn": knn}
@@ -230,7 +229,7 @@ def _measured(
             predictor.runtime,
             among=among,
             temperature=temperature,
-            key_of=lambda place: printable(source.read(place).key),
+            key_of=lambda place: name_of(source, place),
             excluded=excluded,
             on_batch=count,
         )

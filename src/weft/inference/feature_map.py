@@ -51,7 +51,7 @@ def feature_map(
         The map; None for a network without a linear classifier, fewer than ten images, and images that can no longer be
         read.
     """
-    if result.count < FEWEST or len(result.places) != result.count:
+    if result.count < FEWEST:
         return None
     drawn = _spread(result.count)
     places = [int(result.places[i]) for i in drawn]
@@ -63,15 +63,14 @@ def feature_map(
         return None
     if not np.isfinite(features).all():
         return None
-    labels = np.array([source.labels[place] for place in places])
-    if result.all_classes is not None:  # the classes of the result are some of those of the source
-        labels = np.searchsorted(sorted(set(source.labels)), labels)
     names = {
         mistake.place: f"{shown(Path(mistake.key).name, NAME_WIDTH)}: {shown(mistake.predicted, NAME_WIDTH)}"
         for mistake in result.mistakes[:MAX_NAMES]
     }
     points = two_dimensions(features)
-    figure = draw(points, labels, result.right[drawn], result.classes, [names.get(place, "") for place in places])
+    figure = draw(
+        points, result.true[drawn], result.is_correct[drawn], result.classes, [names.get(place, "") for place in places]
+    )
     number = f"{len(places):,} of {result.count:,} images" if len(places) < result.count else f"{len(places):,} images"
     return FeatureMap(
         figure,

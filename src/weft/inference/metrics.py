@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,24 +122,22 @@ class UnknownResult:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Results over `count` images; unreadable images are listed in `excluded` and count in no number.
+    """Results of a model over labelled images, a value per image; all numbers follow from these columns.
+
+    Unreadable images are listed in `excluded` and count in no number.
 
     Attributes:
         classes: names of the classes that are compared, in the order of the model's outputs.
-        count: number of evaluated images.
+        keys: (images) names of the images.
+        places: (images) index of each image in its source.
+        true: (images) class indices.
+        predicted: (images) class indices.
+        confidence: (images) probability of the predicted class.
+        rank: (images) number of classes that the model finds more probable than the true one.
+        losses: (images) cross-entropy in nats; nan if an output is not finite.
         excluded: (name, reason) of unreadable images.
-        loss: mean cross-entropy in nats.
-        top1: percent.
-        top5: percent; 100 with five classes or fewer.
-        confusion: (class, class) counts; rows are true classes, columns predicted ones.
-        per_class: scores of each class.
-        mistakes: the most confident errors, most confident first.
-        right: (count) whether each prediction is correct, in the order of the images.
-        sure: (count) probability of each predicted class.
-        predicted: (count) predicted classes.
-        places: (count) index of each image in the source.
         real: accuracy by ReaL labels, if given.
         accepted: results of the images above a threshold of confidence, if given.
         all_classes: accuracy among all classes of the model, if `classes` are only some of them.
@@ -146,22 +145,70 @@ class Evaluation:
     """
 
     classes: list[str]
-    count: int
-    excluded: list[tuple[str, str]]
-    loss: float
-    top1: float
-    top5: float
-    confusion: np.ndarray
-    per_class: list[ClassScore]
-    mistakes: list[Mistake]
-    right: np.ndarray
-    sure: np.ndarray
-    predicted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    places: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    keys: list[str]
+    places: np.ndarray
+    true: np.ndarray
+    predicted: np.ndarray
+    confidence: np.ndarray
+    rank: np.ndarray
+    losses: np.ndarray
+    excluded: list[tuple[str, str]] = field(default_factory=list)
     real: RealScore | None = None
     accepted: Accepted | None = None
     all_classes: AllClasses | None = None
     unknown: UnknownResult | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of evaluated images."""
+        return len(self.keys)
+
+    @property
+    def is_correct(self) -> np.ndarray:
+        """Whether each prediction is correct."""
+        return self.true == self.predicted
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy in nats."""
+        return float(self.losses.sum()) / self.count
+
+    @property
+    def top1(self) -> float:
+        """Top-1 accuracy in percent."""
+        return 100 * float(self.is_correct.mean())
+
+    @property
+    def top5(self) -> float:
+        """Top-5 accuracy in percent; 100 with five classes or fewer."""
+        return 100 * float((self.rank < 5).mean())
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        """Counts (class, class): rows are true classes, columns predicted ones."""
+        confusion = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
+        np.add.at(confusion, (self.true, self.predicted), 1)
+        return confusion
+
+    @cached_property
+    def per_class(self) -> list[ClassScore]:
+        """Scores of each class."""
+        return class_scores(self.classes, self.confusion)
+
+    @cached_property
+    def mistakes(self) -> list[Mistake]:
+        """The most confident errors, most confident first."""
+        sure, wrong = self.confidence, np.flatnonzero(~self.is_correct)
+        return [
+            Mistake(
+                self.keys[i],
+                self.classes[self.true[i]],
+                self.classes[self.predicted[i]],
+                float(sure[i]),
+                int(self.places[i]),
+            )
+            for i in heapq.nlargest(MOST_MISTAKES, wrong, key=lambda i: (sure[i], -i))
+        ]
 
     @property
     def interval(self) -> Estimate:
@@ -171,24 +218,24 @@ class Evaluation:
     @property
     def calibration(self) -> list[Bin]:
         """Reliability diagram: confidence and accuracy in bins of equal width, without empty bins."""
-        edges, bins = np.linspace(0, 1, BINS + 1), _bins(self.sure)
+        edges, bins = np.linspace(0, 1, BINS + 1), _bins(self.confidence)
         return [
             Bin(
                 float(edges[i]),
                 float(edges[i + 1]),
                 int(here.sum()),
-                float(self.sure[here].mean()),
+                float(self.confidence[here].mean()),
                 float(right.mean()),
             )
             for i in range(BINS)
             if (here := bins == i).any()
-            for right in (self.right[here],)
+            for right in (self.is_correct[here],)
         ]
 
     @property
     def ece(self) -> float:
         """Expected calibration error in percentage points: mean distance of confidence and accuracy over the images."""
-        return calibration_error(self.sure, self.right)
+        return calibration_error(self.confidence, self.is_correct)
 
     @property
     def balanced_accuracy(self) -> float:
@@ -209,7 +256,7 @@ class Evaluation:
     @property
     def coverage(self) -> list[Coverage]:
         """Accuracy of the most confident predictions, for each share of the images in COVERAGES."""
-        right = self.right[np.argsort(-self.sure, kind="stable")]
+        right = self.is_correct[np.argsort(-self.confidence, kind="stable")]
         numbers = [max(round(share * self.count), 1) for share in COVERAGES]
         return [
             Coverage(share, number, 100 * float(right[:number].mean()))
@@ -219,12 +266,12 @@ class Evaluation:
     @property
     def aurc(self) -> float:
         """Area under the risk-coverage curve in percent: mean error over all numbers of accepted images."""
-        errors = np.cumsum(~self.right[np.argsort(-self.sure, kind="stable")])
+        errors = np.cumsum(~self.is_correct[np.argsort(-self.confidence, kind="stable")])
         return 100 * float((errors / np.arange(1, self.count + 1)).mean())
 
     def above(self, threshold: float) -> Accepted:
         """Return the results of the images whose predicted class has at least this probability."""
-        right = self.right[self.sure >= threshold]
+        right = self.is_correct[self.confidence >= threshold]
         return Accepted(threshold, len(right), 100 * float(right.mean()) if len(right) else None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -297,25 +344,6 @@ def _bins(sure: np.ndarray) -> np.ndarray:
     return np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
 
 
-class Outputs(NamedTuple):
-    """Results per image: index, true class, predicted class, its probability, loss in nats, true class in the top 5,
-    and true class on top of all outputs."""
-
-    place: np.ndarray
-    true: np.ndarray
-    predicted: np.ndarray
-    sure: np.ndarray
-    loss: np.ndarray
-    in_top5: np.ndarray
-    is_top_of_all: np.ndarray
-
-    @classmethod
-    def empty(cls) -> Outputs:
-        """Return the results of no images."""
-        whole, real = np.empty(0, np.int64), np.empty(0, np.float64)
-        return cls(whole, whole, whole, real.astype(np.float32), real, whole.astype(bool), whole.astype(bool))
-
-
 def measure(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
@@ -345,71 +373,47 @@ def measure(
     Returns:
         The results; `loss` is nan if an output is not finite.
     """
-    mine, start = [Outputs.empty()], 0
+    columns: list[tuple[np.ndarray, ...]] = []
     with evaluation_mode(model):
         for images, labels in batches:
-            mine.append(_outputs(infer(model, images, runtime), labels, start, among, temperature))
-            start += len(labels)
+            columns.append(_columns(infer(model, images, runtime), labels, among, temperature))
             on_batch(len(labels))
-    outputs = Outputs(*(np.concatenate(column) for column in zip(*mine, strict=True)))
-    if isinstance(batches, ImageLoader):
-        outputs = outputs._replace(place=batches.places())
-    gathered = Outputs(*(np.concatenate(column) for column in zip(*runtime.gather(outputs), strict=True)))
-    order = np.argsort(gathered.place)
-    compared = classes if among is None else [classes[number] for number in among]
-    result = _summary(Outputs(*(column[order] for column in gathered)), compared, key_of, excluded)
-    if len(compared) == len(classes):
-        return result
-    return replace(result, all_classes=AllClasses(len(classes), 100 * float(gathered.is_top_of_all.mean())))
+    mine = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
+    places = batches.places() if isinstance(batches, ImageLoader) else np.arange(sum(len(part[0]) for part in columns))
+    gathered = [own for own in runtime.gather([places, *mine]) if len(own) > 1]  # a process may have no image
+    places, *values = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
+    order = np.argsort(places)
+    true, predicted, confidence, rank, losses, is_top_of_all = (column[order] for column in values)
+    of_all = AllClasses(len(classes), 100 * float(is_top_of_all.mean()))
+    return Evaluation(
+        classes=list(classes) if among is None else [classes[number] for number in among],
+        keys=[key_of(int(place)) for place in places[order]],
+        places=places[order],
+        true=true,
+        predicted=predicted,
+        confidence=confidence,
+        rank=rank,
+        losses=losses,
+        excluded=list(excluded),
+        all_classes=None if among is None or len(among) == len(classes) else of_all,
+    )
 
 
-def _outputs(logits: Tensor, labels: Tensor, start: int, among: Sequence[int] | None, temperature: float) -> Outputs:
+def _columns(logits: Tensor, labels: Tensor, among: Sequence[int] | None, temperature: float) -> tuple[np.ndarray, ...]:
+    """Return true class, predicted class, its probability, rank of the true class, loss, and whether the true class is
+    on top of all outputs."""
     is_top_of_all = torch.from_numpy(ranked(logits.numpy())[:, 0].copy()) == labels
     if among is not None:
         place_of = torch.full((logits.shape[1],), -1)
         place_of[list(among)] = torch.arange(len(among))
         labels = place_of[labels]
         logits = logits[:, list(among)]
-    top = torch.from_numpy(ranked(softmax(logits.numpy()))[:, :5].copy())
-    predicted = top[:, 0]
-    probability = torch.from_numpy(softmax(logits.numpy(), temperature)).gather(1, predicted[:, None])[:, 0]
+    order = torch.from_numpy(ranked(softmax(logits.numpy())).copy())
+    predicted, rank = order[:, 0], (order == labels[:, None]).int().argmax(dim=1)
+    confidence = torch.from_numpy(softmax(logits.numpy(), temperature)).gather(1, predicted[:, None])[:, 0]
     loss = F.cross_entropy(logits, labels, reduction="none").double()
     loss[~logits.isfinite().all(dim=1)] = math.nan  # also where the loss itself would be finite
-    columns = (labels, predicted, probability, loss, (top == labels[:, None]).any(dim=1), is_top_of_all)
-    place = np.arange(start, start + len(labels))
-    return Outputs(place, *(column.numpy() for column in columns))
-
-
-def _summary(
-    outputs: Outputs,
-    classes: Sequence[str],
-    key_of: Callable[[int], str],
-    excluded: Sequence[tuple[str, str]],
-) -> Evaluation:
-    place, true, predicted, sure, loss, in_top5, _ = outputs
-    count = len(true)
-    names: Any = np.array(classes, dtype=object)
-    confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
-    np.add.at(confusion, (true, predicted), 1)
-    wrong = heapq.nlargest(MOST_MISTAKES, np.flatnonzero(true != predicted), key=lambda at: (sure[at], -at))
-    return Evaluation(
-        classes=list(classes),
-        count=count,
-        excluded=list(excluded),
-        loss=float(loss.sum()) / count,
-        top1=100 * float((true == predicted).mean()),
-        top5=100 * float(in_top5.mean()),
-        confusion=confusion,
-        per_class=class_scores(classes, confusion),
-        mistakes=[
-            Mistake(key_of(int(place[i])), names[true[i]], names[predicted[i]], float(sure[i]), int(place[i]))
-            for i in wrong
-        ],
-        right=true == predicted,
-        sure=sure,
-        predicted=predicted,
-        places=place,
-    )
+    return tuple(column.numpy() for column in (labels, predicted, confidence, rank, loss, is_top_of_all))
 
 
 def class_scores(classes: Sequence[str], confusion: np.ndarray) -> list[ClassScore]:
@@ -433,28 +437,16 @@ def _mean(scores: Iterable[float | None]) -> float:
 
 
 def pooled(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Join evaluations on different images of the same classes. Images keep their names, but not their places."""
-    counts = [evaluation.count for evaluation in evaluations]
-    first, confusion = evaluations[0], sum(evaluation.confusion for evaluation in evaluations)
-    assert isinstance(confusion, np.ndarray)
-    mistakes = sorted((m for evaluation in evaluations for m in evaluation.mistakes), key=lambda m: -m.probability)
-
-    def mean(values: Iterable[float]) -> float:
-        return sum(count * value for count, value in zip(counts, values, strict=True)) / sum(counts)
-
+    """Join evaluations on different images of the same classes."""
+    names = ("places", "true", "predicted", "confidence", "rank", "losses")
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(evaluation, name) for evaluation in evaluations]) for name in names
+    }
     return Evaluation(
-        classes=first.classes,
-        count=sum(counts),
+        classes=evaluations[0].classes,
+        keys=[key for evaluation in evaluations for key in evaluation.keys],
+        **columns,
         excluded=sorted({item for evaluation in evaluations for item in evaluation.excluded}),
-        loss=mean(evaluation.loss for evaluation in evaluations),
-        top1=100 * float(confusion.trace()) / sum(counts),
-        top5=mean(evaluation.top5 for evaluation in evaluations),
-        confusion=confusion,
-        per_class=class_scores(first.classes, confusion),
-        mistakes=mistakes[:MOST_MISTAKES],
-        right=np.concatenate([evaluation.right for evaluation in evaluations]),
-        sure=np.concatenate([evaluation.sure for evaluation in evaluations]),
-        predicted=np.concatenate([evaluation.predicted for evaluation in evaluations]),
     )
 
 

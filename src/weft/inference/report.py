@@ -158,7 +158,7 @@ def reliability_figure(result: Evaluation) -> Figure:
 
 def _confidence_text(result: Evaluation) -> str:
     """Compare mean confidence with accuracy, in a few words."""
-    difference = 100 * float(result.sure.mean()) - result.top1
+    difference = 100 * float(result.confidence.mean()) - result.top1
     if abs(difference) < 1:
         return "mean confidence equals accuracy within 1 point"
     bias = "above accuracy (overconfident)" if difference > 0 else "below accuracy (underconfident)"

@@ -362,7 +362,7 @@ def evaluate_row(
         else:
             model = save_model_dir(_network(row, weights), Path(folder) / "model")
         result = evaluate(model, data, **settings)
-    estimate = accuracy(result.right)
+    estimate = accuracy(result.is_correct)
     source, _ = _weights(row)
     return RowEvaluation(
         model=row.model,

@@ -439,7 +439,7 @@ def _run_job(folder: Path, file: str) -> None:
     measured = []
     for side in record["test_sizes"]:
         result = evaluate(run, record["data"], img_size=side, limit=record["settings"].get("data.limit"), quiet=True)
-        right = "".join("1" if is_right else "0" for is_right in result.right)
+        right = "".join("1" if is_right else "0" for is_right in result.is_correct)
         measured.append({"size": side, "top1": result.top1, "right": right})
     history = read_metrics(run / "metrics.csv")
     curve = [(row.epoch, row.val_top1) for row in history]

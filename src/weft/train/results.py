@@ -155,11 +155,7 @@ def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple
                 parts.append(_confidences(held_out_logits(model, [batch], runtime)[0], confidence.temperature))
                 advance(len(batch[1]))
         sure = np.concatenate(parts)
-    # the same images in the same order: only the probabilities change
-    at = {int(place): number for number, place in enumerate(best.places)}
-    mistakes = [mistake._replace(probability=float(sure[at[mistake.place]])) for mistake in best.mistakes]
-    result = dataclasses.replace(best, sure=sure, mistakes=sorted(mistakes, key=lambda m: -m.probability))
-    return result, source is held_out
+    return dataclasses.replace(best, confidence=sure), source is held_out
 
 
 def mirrored_note(plan: Plan, out: Path) -> str:

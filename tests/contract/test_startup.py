@@ -58,7 +58,12 @@ print("MODULES", *sys.modules)
 """
     modules = python(code, tmp_path).partition("MODULES")[2].split()
     assert "torch" in modules
-    assert [name for name in SLOW if name in modules] == []
+    assert [name for name in (*SLOW, "huggingface_hub") if name in modules] == []
+
+
+def test_a_network_is_built_without_what_only_files_need(tmp_path: Path) -> None:
+    code = "import sys, weft; weft.create_model('levit_nano_32'); print(*sys.modules)"
+    assert [name for name in (*SLOW, "pydantic") if name in python(code, tmp_path).split()] == []
 
 
 @pytest.mark.parametrize("name", weft.list_models())

@@ -21,8 +21,6 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-from weft.checkpoints.config import CONFIG, WEIGHTS, read_config
-from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.errors import CheckpointError
 from weft.progress import is_muted
 from weft.text import reason_of
@@ -81,6 +79,9 @@ def _bar() -> Iterator[None]:
 
 def fetch_model_dir(name: str) -> Path:
     """Download a model directory, OWNER/NAME or OWNER/NAME@COMMIT, from the hub, or take it from the cache."""
+    from weft.checkpoints.config import CONFIG, WEIGHTS, read_config  # imports pydantic; `create_model` needs neither
+    from weft.checkpoints.unknown import FILE as DETECTOR
+
     repo, _, revision = name.partition("@")
     folder = fetch_files(repo, (WEIGHTS, CONFIG), revision or None)
     if (folder / CONFIG).is_file() and read_config(folder).get("unknown"):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from weft.checkpoints.config import read_config
-from weft.checkpoints.hub import load_public
 from weft.checkpoints.model_dir import build_from, load_model_dir
 from weft.checkpoints.resolve import find_model
 from weft.deploy.opening import Export, open_export
@@ -88,6 +87,8 @@ def open_found(
 ) -> tuple[Any, list[str] | None]:
     """Load the model that `weft.checkpoints.resolve.find_model` has found, as `open_model` does."""
     if isinstance(model_source, str):
+        from weft.checkpoints.hub import load_public  # imports huggingface_hub
+
         return load_public(model_source, quiet=quiet)
     config = read_config(model_source)
     if "artefact" not in config:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HfHubHTTPError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -51,7 +50,7 @@ def create_model(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Mo
     check_name(name)
     try:
         return timm.create_model(name, pretrained=pretrained, **kwargs)
-    except (OSError, HfHubHTTPError) as error:  # no network, no such file, no room: fetching failed, not building
+    except OSError as error:  # no network, no such file, no room: fetching failed, not building
         if not pretrained:
             raise
         raise CheckpointError(

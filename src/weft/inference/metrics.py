@@ -135,7 +135,7 @@ class Evaluation:
         true: (images) class indices.
         predicted: (images) class indices.
         confidence: (images) probability of the predicted class.
-        rank: (images) number of classes that the model finds more probable than the true one.
+        rank: (images) place of the true class by probability, from 0; equal ones in the order of the classes.
         losses: (images) cross-entropy in nats; nan if an output is not finite.
         excluded: (name, reason) of unreadable images.
         real: accuracy by ReaL labels, if given.
@@ -190,12 +190,12 @@ class Evaluation:
         np.add.at(confusion, (self.true, self.predicted), 1)
         return confusion
 
-    @cached_property
+    @property
     def per_class(self) -> list[ClassScore]:
         """Scores of each class."""
         return class_scores(self.classes, self.confusion)
 
-    @cached_property
+    @property
     def mistakes(self) -> list[Mistake]:
         """The most confident errors, most confident first."""
         sure, wrong = self.confidence, np.flatnonzero(~self.is_correct)
@@ -437,7 +437,7 @@ def _mean(scores: Iterable[float | None]) -> float:
 
 
 def pooled(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Join evaluations on different images of the same classes."""
+    """Join evaluations on different images of the same classes; `places` are those in the source of each."""
     names = ("places", "true", "predicted", "confidence", "rank", "losses")
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(evaluation, name) for evaluation in evaluations]) for name in names

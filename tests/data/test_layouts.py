@@ -156,3 +156,25 @@ def test_images_next_to_what_is_read_are_counted(tmp_path: Path) -> None:
     (shards / "loose.png").write_bytes(jpeg(2))
     for data in (tmp_path, shards):
         assert any("Skipped: 1 beside" in note for note in open_data(data).notes), data
+
+
+def test_bad_images_that_training_does_not_use_are_no_problem(tmp_path: Path) -> None:
+    """`data check` refuses what training refuses, and nothing else."""
+    class_folders(tmp_path, 5, ("cat", "dog"))
+    for i in range(30):
+        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i)[:200])
+    assert problem_of(inspect(tmp_path)) == ""
+    assert len(open_data(tmp_path).train) == 8
+
+
+def test_a_bad_image_is_on_the_side_that_it_would_be_on(tmp_path: Path) -> None:
+    """Also where the dataset has training images alone, of which some are held out."""
+    class_folders(tmp_path / "train", 5, ("cat", "dog"))
+    held_out = open_data(tmp_path).val.keys
+    assert len(held_out) == 2
+    for path in sorted(path for path in tmp_path.rglob("*") if path.is_file()):
+        data = path.read_bytes()
+        path.write_bytes(data[:100])
+        (bad,) = open_data(tmp_path, max_bad=0.2).bad
+        assert bad.split == ("val" if bad.key in held_out else "train")
+        path.write_bytes(data)

@@ -16,6 +16,7 @@ from tests.data.pictures import encoded, photo, png, tagged_tiff
 from weft.cli import main
 from weft.data import ImageDataset, Inventory, eval_transform, make_loader, open_data, train_transform
 from weft.data.decode import MAX_ASPECT, BadImage, image_info, open_image
+from weft.data.inventory import check
 
 HONEST = {
     "sequential": encoded(Image.fromarray(photo()), "JPEG"),
@@ -129,3 +130,19 @@ def test_memory_per_image(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tracemalloc.get_traced_memory()[1] < 360 * 10_000
     finally:
         tracemalloc.stop()
+
+
+def test_bad_images_take_no_memory() -> None:
+    """An error keeps what it was raised with: the bytes of the file, and half of its pixels."""
+    whole = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 200, 3), np.uint8)), "PNG")
+    inventory = Inventory("many", lambda key: whole[: len(whole) // 2] + key.encode(), {"": ["0"]})
+    for i in range(200):
+        inventory.add(f"{i}.png", "0")
+    check(inventory, [0])  # imports
+    tracemalloc.start()
+    try:
+        check(inventory, range(200))
+        assert tracemalloc.get_traced_memory()[1] < 40 * len(whole)
+    finally:
+        tracemalloc.stop()
+    assert len(inventory.bad) == 201

@@ -108,16 +108,15 @@ def check_names(classes: Sequence[str]) -> None:
         raise DataError(f"Class names must have no control characters; got {bad[0]!r}. Rename the class.")
 
 
-def check_bad(inventory: Inventory, num_chosen: int, max_bad: float) -> None:
+def check_bad(inventory: Inventory, chosen: Side, max_bad: float) -> None:
     """Raise DataError if a larger fraction of the files than `max_bad` is bad.
 
-    With a limit only the chosen images are decoded, and their rate is extrapolated.
+    Of the images, the chosen ones count: with a limit only these are decoded, and their rate is extrapolated.
     """
-    bad = {file.key for file in inventory.bad}
-    num_decoded = sum(key in bad for key in inventory.keys)
-    num_before = len(inventory.bad) - num_decoded  # such as unreadable folders
-    rate_before = num_before / (num_before + len(inventory.keys))
-    rate = 1 - (1 - rate_before) * (1 - num_decoded / max(num_chosen, 1))
+    bad, images = {file.key for file in inventory.bad}, set(inventory.keys)
+    num_before = sum(file.key not in images for file in inventory.bad)  # such as unreadable folders
+    rate_before = num_before / (num_before + len(images))
+    rate = 1 - (1 - rate_before) * (1 - sum(inventory.keys[i] in bad for i in chosen) / max(len(chosen), 1))
     if bad and rate > max_bad:
         raise DataError(
             f"At most {max_bad:.3g} of the files may be bad; in '{printable(inventory.name)}' {rate:.3g} are:"

@@ -9,7 +9,7 @@ from pathlib import Path
 from weft.data.decode import BadImage, open_regular, read_regular
 from weft.data.formats import HEAD_BYTES, archive_kind, sniff
 from weft.data.inventory import Inventory, in_threads
-from weft.data.source import bad_file, sort_class_names
+from weft.data.source import BadFile, bad_file, sort_class_names
 from weft.data.split_names import held_out_side, split_folders, split_of
 from weft.data.tree import EXTENSIONS, extension, names_in, nested_folders, num_beside, walk
 from weft.errors import DataError, UsageError
@@ -74,7 +74,7 @@ def open_folder(path: str | Path, *, test: bool = False, follow_links: bool = Fa
         if result is True:
             inventory.add(key, inner[0] if len(inner) > 1 else "", split)
         elif result:
-            inventory.bad.append(bad_file(key, result, split))
+            inventory.bad.append(result._replace(split=split))
         else:
             inventory.ignored[extension(key)] += 1
     inventory.bad.sort()
@@ -167,8 +167,8 @@ def _problem(key: str, kind: str) -> BadImage | None:
     return BadImage("", reason) if reason and extension(key) in EXTENSIONS else None
 
 
-def _sniffed(root: Path, key: str) -> bool | BadImage | OSError:
-    """Return whether a file is an image by its first bytes; the problem if only its extension is an image's."""
+def _sniffed(root: Path, key: str) -> bool | BadFile:
+    """Return whether a file is an image by its first bytes; a bad file if only its extension is an image's."""
     try:
         with open_regular(os.path.join(root, key)) as file:
             if sniff(file.read(HEAD_BYTES)) is not None:
@@ -176,4 +176,4 @@ def _sniffed(root: Path, key: str) -> bool | BadImage | OSError:
         problem = BadImage("", "not-an-image")
     except (BadImage, OSError) as err:
         problem = err
-    return extension(key) in EXTENSIONS and problem
+    return extension(key) in EXTENSIONS and bad_file(key, problem)

@@ -181,8 +181,8 @@ def check(
     results = in_threads(lambda i: _decoded(inventory.read, max_pixels, inventory.keys[i]), images)
     for done, (i, result) in enumerate(results, 1):
         key = inventory.keys[i]
-        if isinstance(result, Exception):
-            inventory.bad.append(bad_file(key, result, inventory.splits[i]))
+        if isinstance(result, BadFile):
+            inventory.bad.append(result._replace(split=inventory.splits[i]))
         else:
             info, inventory.digests[i] = result
             inventory.notes.update(info.notes)
@@ -195,12 +195,12 @@ def check(
     inventory.bad.sort()
 
 
-def _decoded(read: Reader, max_pixels: int, key: str) -> tuple[ImageInfo, str] | BadImage | OSError:
+def _decoded(read: Reader, max_pixels: int, key: str) -> tuple[ImageInfo, str] | BadFile:
     try:
         data = read(key)
         return image_info(data, max_pixels=max_pixels), digest_of(data)
-    except (BadImage, OSError) as err:
-        return err
+    except (BadImage, OSError) as err:  # not returned: its traceback holds the bytes and pixels of the image
+        return bad_file(key, err)
 
 
 def digest_of(data: bytes) -> str:

@@ -226,7 +226,7 @@ def _split(
             for i in side:
                 inventory.splits[i] = split  # of its file, if it is bad
         check(inventory, chosen, max_pixels=max_pixels, progress=progress)
-    check_bad(inventory, len(chosen), max_bad)
+    check_bad(inventory, chosen, max_bad)
     bad = {file.key for file in inventory.bad}
 
     def usable(train: Side, val: Side) -> tuple[Side, Side]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.data.library import LibraryReader, hf_bytes
 from weft.data.split_names import split_of
-from weft.data.tabular import Table, check_header
+from weft.data.tabular import Table, column_names
 from weft.data.tree import is_junk
 from weft.errors import DataError, need
 from weft.files import cache_dir
@@ -51,7 +51,8 @@ def read_parquet(path: Path, image: str | None) -> Table:
             if place == 0:
                 column = _image_column(schema, with_bytes) if image is None else image if image in with_bytes else ""
                 header, classes = names, _class_names(schema.metadata or {})
-                check_header(printable(str(path)), [*map(str.strip, [*names, column]), *(["split"] if sides else [])])
+                added = [*([column] if column else []), *(["split"] if sides else [])]
+                columns = {name: [] for name in column_names(printable(str(path)), [*names, *added])}
             if _class_names(schema.metadata or {}) != classes:
                 raise DataError(
                     f"Parquet files of a folder must define the same class names; '{printable(file_path.name)}' and"
@@ -70,13 +71,16 @@ def read_parquet(path: Path, image: str | None) -> Table:
                 f"A table of images that ends in .parquet must be a Parquet file; '{printable(str(file_path))}':"
                 f" {reason_of(error)}."
             ) from error
-        new = {name.strip(): [_value(value, classes.get(name)) for value in rows[name].to_pylist()] for name in names}
+        new = [
+            [_value(value, classes.get(name)) for value in values.to_pylist()]
+            for name, values in zip(names, rows.columns, strict=True)
+        ]
         if column:
-            new[column.strip()] = [f"{file_path.name}/{place}/{number:07}" for number in range(file.metadata.num_rows)]
+            new.append([f"{file_path.name}/{place}/{number:07}" for number in range(file.metadata.num_rows)])
         if sides:
-            new["split"] = sides[place : place + 1] * file.metadata.num_rows
-        for name, values in new.items():
-            columns.setdefault(name, []).extend(values)
+            new.append(sides[place : place + 1] * file.metadata.num_rows)
+        for of_column, values in zip(columns.values(), new, strict=True):
+            of_column += values
     reader = _reader(paths, column) if column else None
     numbers = range(2, 2 + len(next(iter(columns.values()), [])))
     return Table(printable(str(path)), columns, numbers, [], column.strip(), reader, classes)

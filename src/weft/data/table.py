@@ -77,7 +77,8 @@ def other_columns(
     table = read_table(path, image)
     keys, _, _, used = _images(table, path.parent, None, image, label)
     others = {name: table.texts(name) for name in table.columns if name not in used}
-    return list(others), {key: [texts[i] for texts in others.values()] for i, key in enumerate(keys)}
+    values = {key: [texts[i] for texts in others.values()] for i, key in enumerate(keys)}
+    return [name.strip() for name in others], values
 
 
 def read_table(path: Path, image: str | None = None) -> Table:
@@ -194,8 +195,9 @@ def _label_columns(table: Table, taken: Collection[str | None]) -> list[str]:
 def _split_column(table: Table, taken: Collection[str], notes: list[str]) -> str | None:
     """Return the column of splits: by its name, else one whose values are all splits."""
     free = [column for column in table.columns if column not in taken]
+    first = {_plain(column): column for column in reversed(table.columns)}
     has_label = len(taken) > 1 or any(_plain(column) in LABEL for column in table.columns)
-    named = [column for word in SPLIT for column in free if _plain(column) == word]
+    named = [first[word] for word in SPLIT if first.get(word) in free]
     for column in [*named, *(column for column in free if _plain(column) not in (*LABEL, "fold"))]:
         texts, name = table.texts(column), shown(column)
         sides = {split_of(text) for text in texts}
@@ -318,4 +320,5 @@ def _plain(column: str) -> str:
 
 
 def _listed(table: Table) -> str:
-    return first_few(map(shown, table.columns), 20) if any(table.columns) else "none"
+    names = [shown(name.strip()) for name in table.columns]
+    return first_few(names, 20) if any(names) else "none"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Table:
 
     Attributes:
         name: in messages.
-        columns: values of every row that is not empty, by column name.
+        columns: values of every row that is not empty, by `column_names`.
         numbers: number of each row in the file.
         notes: sentences for the user.
         image: column whose values are the keys of images in the file itself; empty if there is none.
@@ -53,13 +54,20 @@ class Table:
         return ["" if value is None else str(value).strip() for value in self.columns[column]]
 
 
-def check_header(name: str, header: Sequence[str]) -> None:
-    """Refuse a table with two columns of one name; several may have none."""
-    if twice := sorted({column for column in header if column and header.count(column) > 1}):
+def column_names(name: str, header: Iterable[str]) -> list[str]:
+    """Return the names of columns without spaces around them; those without a name differ in their number of spaces.
+
+    Raises:
+        DataError: two columns have the same name.
+    """
+    names = [column.strip() for column in header]
+    if twice := sorted({column for column in names if column and names.count(column) > 1}):
         raise DataError(
             f"Columns of a table must have different names; '{name}' has {first_few(map(shown, twice))} more than once."
             " Rename one of them."
         )
+    spaces = itertools.count()
+    return [column or " " * next(spaces) for column in names]
 
 
 def read_text_table(path: Path) -> Table:
@@ -85,8 +93,7 @@ def read_text_table(path: Path) -> Table:
     rows: list[list[str]] = []
     numbers: list[int] = []
     try:
-        header = [value.strip() for value in next(reader, [])]
-        check_header(name, header)
+        header = column_names(name, next(reader, []))
         for row in reader:
             if any(value.strip() for value in row[len(header) :]):
                 raise DataError(
@@ -102,8 +109,7 @@ def read_text_table(path: Path) -> Table:
             f"Quotes of a table must come in pairs; at row {reader.line_num} of '{name}': {error}. Close the quote, and"
             ' write quotes in quoted values twice, "".'
         ) from error
-    places = {column: header.index(column) for column in header}
-    columns = {column: [row[i] if i < len(row) else "" for row in rows] for column, i in places.items()}
+    columns = {column: [row[i] if i < len(row) else "" for row in rows] for i, column in enumerate(header)}
     return Table(name, columns, numbers, notes)
 
 

@@ -118,6 +118,14 @@ def test_tensors_that_share_numbers_share_them_still(tmp_path):
         assert read["a"].data_ptr() == read["b"].data_ptr() == read["c"].data_ptr()
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_storage_of_no_whole_number_of_values(tmp_path, legacy):
+    """Numbers of a view are counted in its type: of ten bytes, two floats."""
+    tensor = torch.arange(10, dtype=torch.uint8)[:8].view(torch.float32)
+    torch.save({"a": tensor}, tmp_path / "x.pth", _use_new_zipfile_serialization=not legacy)
+    assert torch.equal(read_state_dict(tmp_path / "x.pth")["a"], tensor)
+
+
 @pytest.mark.parametrize("protocol", range(2, 6))
 @pytest.mark.parametrize(
     "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]

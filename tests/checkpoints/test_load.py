@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ from safetensors.torch import save_file
 import weft
 from tests.helpers import lively
 from tests.reference.deterministic import fill
+from weft.checkpoints import load
 from weft.checkpoints.load import layouts, recognise
 from weft.errors import CheckpointError, UsageError
 from weft.models.building import switches as switches_of
+from weft.models.families import family_of
 from weft.models.layout import Layout, translate
+from weft.models.levit.network import LeViT
 
 SHAPES = json.loads((Path(__file__).parents[1] / "reference" / "official_state_dicts.json").read_text())
 
@@ -277,3 +281,27 @@ def test_two_names_for_one_place():
     layout = Layout("a test", "a", rename={"a": "c", "b": "c"})
     with pytest.raises(CheckpointError, match="must have each tensor once; a and b both map to c"):
         layout.convert({"a": torch.zeros(1), "b": torch.zeros(1)})
+
+
+def test_a_subclass_with_arguments_of_its_own_loads(tmp_path: Path) -> None:
+    """What its network was built with is not known where it passes arguments on."""
+
+    class Own(LeViT):
+        def __init__(self, **more: Any) -> None:
+            super().__init__(**more)
+
+    model = weft.create_model("levit_nano_32", num_classes=3)
+    own = Own(**model.arguments)
+    layout = Layout("other", signature=r"head\.bn\.weight", asks=lambda state: {"norm": "batch"}, hidden=("norm",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "recognise", lambda state: layout)
+        patch.setattr(load, "family_of_layout", lambda layout: family_of(model))
+        load.load_checkpoint(own, model.state_dict())
+    assert all(torch.equal(value, own.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_tensors_that_are_one_object_keep_their_names() -> None:
+    tied = torch.zeros(2)
+    state, origins = Layout("x", signature="").convert({"first": tied, "second": tied})
+    assert origins == {"first": "first", "second": "second"}
+    assert state.keys() == origins.keys()

@@ -96,6 +96,23 @@ def test_our_own_files_and_constructor_values(tmp_path, capsys):
     assert torch.equal(load_model_dir(tmp_path / "m")[0](x), model(x))
 
 
+def test_the_head_is_that_of_the_settings(tmp_path, capsys):
+    """With `norm=layer`, LeViT's head has other keys."""
+    model = lively("levit_nano_32", num_classes=7, norm="layer")
+    save_file(model.state_dict(), tmp_path / "x.safetensors")
+    x = torch.randn(1, 3, 32, 32)
+    for out, more in (("m", ()), ("n", ("--model", "levit_nano_32"))):
+        assert convert(capsys, tmp_path / "x.safetensors", tmp_path / out, "--set", "norm=layer", *more)[0] == 0
+        assert torch.equal(load_model_dir(tmp_path / out)[0](x), model(x))
+
+
+def test_a_head_of_no_numbers_has_no_classes(tmp_path, capsys):
+    """A file of 2 KB may name millions of classes; no head is built for them."""
+    torch.save({"head.bias": torch.empty(2**21, 0), "cls_token": torch.zeros(1, 1, 8)}, tmp_path / "x.pth")
+    code, _, err = convert(capsys, tmp_path / "x.pth", tmp_path / "m")
+    assert (code, "must match exactly one model" in err) == (2, True)
+
+
 def test_any_timm_model_by_name(tmp_path, capsys):
     model = weft.create_model("resnet18", num_classes=1000).eval()
     save_file(model.state_dict(), tmp_path / "x.safetensors")

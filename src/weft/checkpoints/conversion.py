@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from weft.checkpoints.files import read_contents
@@ -92,8 +93,10 @@ def convert_checkpoint(
         img_size = size_beside
     if img_size is not None and model in VARIANTS:
         switches["img_size"] = img_size
-    classes = num_classes if num_classes is not None else _classes_of(weights, default)
     arguments = _arguments_for(model, weights, switches) | settings  # an unknown setting is refused
+    classes = num_classes
+    if classes is None:
+        classes = _classes_of(weights, create_model(model, device="meta", **arguments))
     network: Any = create_model(model, num_classes=classes, **arguments)
     if img_size is not None and model not in VARIANTS:
         network = resized(network, img_size)
@@ -144,7 +147,8 @@ def _models_of(weights: State, settings: Mapping[str, Any], img_size: Any) -> li
             network: Any = create_model(name, device="meta", **_arguments_for(name, state, switches))
         except (UsageError, TypeError, ValueError, RuntimeError):
             continue
-        network.reset_classifier(_classes_of(state, network))
+        with torch.device("meta"):
+            network.reset_classifier(_classes_of(state, network))
         own = {key: value.shape for key, value in network.state_dict().items()}
         wanted = {key for key in own if not key.endswith("num_batches_tracked")}
         reshaped = {key for key in wanted & set(state) if state[key].shape != own[key]}
@@ -169,4 +173,4 @@ def _classes_of(state: State, network: nn.Module) -> int:
     prefixes_of_heads = head_prefixes(network)
     heads = [name for name in network.state_dict() if name.startswith(prefixes_of_heads)]
     # a head can be several layers: the last one has the classes
-    return next((len(state[name]) for name in reversed(heads) if name in state and state[name].ndim), 0)
+    return next((len(state[name]) for name in reversed(heads) if name in state and state[name].numel()), 0)

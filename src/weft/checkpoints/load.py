@@ -223,7 +223,8 @@ def _checked_switches(model: Any, layout: Layout, theirs: State, switches: Liter
         The call that builds a model for all that tensors show; '' if every model of the family has it.
     """
     wanted, built = layout.switches(theirs), getattr(model, "arguments", {})
-    wrong = {name: wanted[name] for name in layout.hidden if name in wanted and built[name] != wanted[name]}
+    known = [name for name in layout.hidden if name in wanted and name in built]  # a subclass may have other arguments
+    wrong = {name: wanted[name] for name in known if built[name] != wanted[name]}
     arguments = "".join(f", {name}={value!r}" for name, value in wanted.items())
     call = f"weft.create_model({getattr(model, 'weft_name', 'NAME')!r}{arguments})"
     if wrong and switches == "check":

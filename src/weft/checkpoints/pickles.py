@@ -91,9 +91,15 @@ class Placeholder(dict):
 
 
 class Storage:
-    """Data of one or several tensors in a file. The reader of the file sets `open`, which returns it at this data."""
+    """Data of one or several tensors in a file.
+
+    Attributes:
+        open: function that returns the file at this data; set by the reader of the file.
+        rest: number of bytes behind it in its part of a zip archive.
+    """
 
     open: Callable[[], Any]
+    rest = 0
 
     def __init__(self, kind: Placeholder, numel: int) -> None:
         if kind.name not in _STORAGES:
@@ -113,6 +119,7 @@ class Storage:
             piece = memory[start : start + _PIECE]
             if file.readinto(piece) < len(piece):
                 raise MalformedPickle(INCOMPLETE)
+        file.read(self.rest)  # zipfile verifies the checksum at the end of a part
         return values
 
 

@@ -88,7 +88,7 @@ class Backbone(nn.Module, ABC):
     num_prefix = 0  # tokens of the last level that have no place on its map, such as a class token: the first ones
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Backbone:
-        bound = inspect.signature(cls).bind_partial(*args, **kwargs)  # `__init__` refuses what is wrong
+        bound = inspect.signature(cls).bind_partial(*args, **kwargs)  # refuses what `__init__` has not
         bound.apply_defaults()
         network = super().__new__(cls)
         network.arguments = bound.arguments

@@ -77,7 +77,8 @@ class Layout:
         Raises:
             CheckpointError: two keys map to the same key, or a tensor does not have the shape that the layout requires.
         """
-        original_keys = {id(tensor): name for name, tensor in state.items()}  # `prepare` may rename some tensors
+        given = state
+        original_keys = {id(tensor): name for name, tensor in given.items()}  # `prepare` may rename some tensors
         with self._tensors_that_fit():
             state = self.prepare(state)
         renamed: State = {}
@@ -90,7 +91,7 @@ class Layout:
                 raise CheckpointError(
                     f"A checkpoint must have each tensor once; {origins[ours]} and {theirs} both map to {ours}."
                 )
-            origins[ours] = original_keys.get(id(tensor), theirs)
+            origins[ours] = theirs if given.get(theirs) is tensor else original_keys.get(id(tensor), theirs)
             if self.linear and tensor.ndim == 4 and tensor.shape[2:] == (1, 1) and re.search(self.linear, ours):
                 tensor = tensor[:, :, 0, 0]
             renamed[ours] = tensor

@@ -24,7 +24,7 @@ from weft.inference.prediction import FilePrediction
 from weft.interpret import Explanation
 from weft.intervals import Estimate
 from weft.notebook import MAX_CARDS, ImageList, LiveOutput, in_notebook
-from weft.progress import Work, counting, muted, say
+from weft.progress import Work, counting, quietly, say
 from weft.runs.directory import EpochRow
 from weft.study import Comparison, Study, StudyResult
 from weft.study.outcome import Entry, Limits
@@ -271,7 +271,7 @@ def test_a_short_task_and_a_quiet_one_show_nothing(cell: Cell) -> None:
     with Work("evaluating", 20, now=now, quiet=True) as work:
         now.seconds += 900
         work.advance(20)
-    with muted(), Work("evaluating", 20, now=now) as work:
+    with quietly(), Work("evaluating", 20, now=now) as work:
         now.seconds += 900
         work.advance(20)
     assert cell.outputs == []

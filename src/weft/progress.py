@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import functools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
@@ -21,8 +24,10 @@ from weft.text import one_line
 LINE_SECONDS = 10.0  # without a terminal, print a line at least this often
 TICK_SECONDS = 1.0
 Clock = Callable[[], float]
+P = ParamSpec("P")
+R = TypeVar("R")
 _shown: list[Console] = []  # console of the bar on display
-_muted = False
+_quiet = contextvars.ContextVar("quiet", default=False)
 
 
 class TimeLeft(ProgressColumn):
@@ -57,7 +62,7 @@ class Work:
         console: Console | None = None,
         now: Clock = time.monotonic,
     ) -> None:
-        self.name, self.total, self.unit, self.quiet, self.now = name, total, unit, quiet or _muted, now
+        self.name, self.total, self.unit, self.quiet, self.now = name, total, unit, quiet or is_quiet(), now
         self.console = console or stderr_console()
         self.done = self._done_at_start = 0.0
         self._began = self._printed_at = now()
@@ -155,8 +160,15 @@ class _State(ProgressColumn):
         return Text(self.work.text(), style="cyan")
 
 
-def say(text: str) -> None:
-    """Print one line to stderr, above a bar that is on display; in a notebook, show it below."""
+def say(text: str, *, always: bool = False) -> None:
+    """Print one line to stderr, above a bar that is on display; in a notebook, show it below.
+
+    Args:
+        text: a note, or, with `always`, what must be known also within `quietly`.
+        always: see `text`.
+    """
+    if is_quiet() and not always:
+        return
     if notebook.in_notebook():
         notebook.note(one_line(text))
         return
@@ -164,19 +176,33 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def muted() -> Iterator[None]:
-    """Show no progress, also of what takes no `quiet`, such as a download."""
-    global _muted
-    before, _muted = _muted, True
+def quietly(is_quiet: bool = True) -> Iterator[None]:
+    """Print no notes and show no progress within, also in threads that run in a copy of the context.
+
+    Args:
+        is_quiet: whether to be quiet; False changes nothing, so what is quiet outside stays quiet.
+    """
+    token = _quiet.set(is_quiet or _quiet.get())
     try:
         yield
     finally:
-        _muted = before
+        _quiet.reset(token)
 
 
-def is_muted() -> bool:
-    """Return whether `muted` is in effect."""
-    return _muted
+def obeys_quiet(function: Callable[P, R]) -> Callable[P, R]:
+    """Let the keyword argument `quiet` of a public function hold for all that the function calls."""
+
+    @functools.wraps(function)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+        with quietly(bool(kwargs.get("quiet"))):
+            return function(*args, **kwargs)
+
+    return inner
+
+
+def is_quiet() -> bool:
+    """Return whether `quietly` is in effect."""
+    return _quiet.get()
 
 
 def stderr_console() -> Console:

@@ -112,11 +112,11 @@ def test_files_are_of_one_commit(served: FakeHub, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])
-def test_the_bar_of_the_hub_unless_progress_is_muted(
+def test_the_bar_of_the_hub_unless_progress_is_quiet(
     is_quiet: bool, served: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TQDM_POSITION", "-1")  # the bar is shown without a terminal
-    with progress.muted() if is_quiet else contextlib.nullcontext():
+    with progress.quietly() if is_quiet else contextlib.nullcontext():
         hub_client.hub_file(REPO, "model.safetensors")
     assert ("3.00M/3.00M" in capsys.readouterr().err) is not is_quiet
 

@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from weft.errors import CheckpointError
-from weft.progress import is_muted
+from weft.progress import is_quiet
 from weft.text import reason_of
 
 REPLY_SECONDS = 4  # to wait for a reply of a server
@@ -66,8 +66,8 @@ def hub_file(repo: str, file: str, *, revision: str | None = None, cache_dir: st
 
 @contextlib.contextmanager
 def _bar() -> Iterator[None]:
-    """Let huggingface_hub show its bar, unless progress is muted."""
-    if not is_muted() or are_progress_bars_disabled():
+    """Let huggingface_hub show its bar, unless `weft.progress.quietly` is in effect."""
+    if not is_quiet() or are_progress_bars_disabled():
         yield
         return
     disable_progress_bars()

@@ -141,7 +141,7 @@ def _run(argv: list[str]) -> int:
     for path in getattr(args, "plugin", ()):
         importlib.import_module("weft.models.families").load_plugin(path)
     is_quiet = getattr(args, "quiet", False)
-    with importlib.import_module("weft.progress").muted() if is_quiet else contextlib.nullcontext():
+    with importlib.import_module("weft.progress").quietly() if is_quiet else contextlib.nullcontext():
         return verb_module(verb).run(args)
 
 

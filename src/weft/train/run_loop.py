@@ -327,7 +327,9 @@ class Session:
 
     def _exit(self, reason: int, message: str) -> NoReturn:
         if self.runtime.is_main and reason in Stop.CODES:
-            say(message)  # SystemExit prints no message; the command line prints those of the other exceptions
+            say(
+                message, always=True
+            )  # SystemExit prints no message; the command line prints those of the other exceptions
         self.stop.raise_for(reason, message)
 
     def _raise_explained(self, error: MemoryError | RuntimeError) -> NoReturn:

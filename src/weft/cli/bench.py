@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("A plot needs multiply-adds, which are not known for exports; also measure a model or a run.")
     from weft.progress import loading
 
-    with loading(quiet=False):
+    with loading():
         from weft.bench.plot import check_plot, plot_speed
         from weft.bench.speed import speed
         from weft.capabilities import bf16_note
@@ -186,7 +186,7 @@ def _protocol(args: argparse.Namespace) -> int:
         raise UsageError(f"--protocol {args.protocol} fixes the settings of a measurement; leave out {given[0]}.")
     from weft.progress import loading
 
-    with loading(quiet=False):
+    with loading():
         from weft.bench.protocol import SECONDS, measure_protocol
 
     rows = measure_protocol(

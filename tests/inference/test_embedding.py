@@ -230,5 +230,5 @@ def test_names_and_rings_of_misclassified_images(tmp_path: Path) -> None:
 
 def test_few_images_have_no_map(model: Path, colours: Path, tmp_path: Path) -> None:
     model = of_colours(model, tmp_path / "model")
-    evaluate(model, colours, limit=9, out=tmp_path / "out", quiet=True)
+    evaluate(model, colours, split="val", out=tmp_path / "out", quiet=True)
     assert not (tmp_path / "out" / "map.png").exists()

@@ -36,7 +36,7 @@ COVERAGE = 0.9
 
 def logits_of(network: nn.Module, run: Path, *, mirrored: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits of the held-out photos of a run, divided by the temperature that fits them, and labels."""
-    splits = open_splits(load_recipe(run / "recipe.yaml"), quiet=True)
+    splits = open_splits(load_recipe(run / "recipe.yaml"))
     batches = evaluation_batches(splits.val, network.eval(), 16, 0)
     flipped = ((images.flip(-1) if mirrored else images, labels) for images, labels in batches)
     logits, labels = held_out_logits(network, flipped, Runtime.of("cpu"))

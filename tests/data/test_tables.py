@@ -118,9 +118,9 @@ def test_training_and_evaluation_read_the_columns_of_the_recipe(root: Path) -> N
     table = write(root, "label,key,image,kind", "{i},a{i:02},b{i}.jpg,{pet}")
     chosen = [("data.source", str(table)), ("data.image", "key"), ("data.label", "kind")]
     recipe = load_recipe(None, chosen)
-    splits = open_splits(recipe, quiet=True)
+    splits = open_splits(recipe)
     assert splits.classes == ["cat", "dog"]
-    assert open_as_trained(table, load_recipe(None), recipe, True).val.keys == splits.val.keys
+    assert open_as_trained(table, load_recipe(None), recipe).val.keys == splits.val.keys
 
 
 def test_a_column_of_splits_is_found_by_its_values(root: Path) -> None:

@@ -16,7 +16,7 @@ import weft
 from tests import forked
 from tests.train import tiny
 from weft.cli import main
-from weft.progress import say
+from weft.progress import Work, say
 from weft.train import train
 from weft.train.loop import Meter
 from weft.train.reporter import Reporter
@@ -221,5 +221,6 @@ def test_notes_are_not_interpreted(text: str, capfd: Capture) -> None:
     shown = text.replace("\u202e", "\\u202e")
     assert capfd.readouterr().err == f"class {shown}\n"
     console = Console(file=io.StringIO(), force_terminal=True, width=120, emoji=False, highlight=False)
-    Reporter(1, console=console).note(f"class {text}")
+    with Work(f"class {text}", console=console) as work:
+        work._bar.refresh()
     assert f"class {shown}" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -114,7 +114,7 @@ def speed(
     for name in names:
         if not is_path(name):
             check_name(name)
-    with loading(quiet=quiet):
+    with loading():
         import torch
 
         from weft.capabilities import bf16_note

@@ -133,7 +133,6 @@ def _prepare(args: argparse.Namespace) -> int:
         **args.columns,
         max_pixels=args.max_pixels,
         force=args.force,
-        quiet=args.quiet,
     )
     if args.json:
         print_json(summary)
@@ -154,12 +153,12 @@ def _review(args: argparse.Namespace) -> int:
 
     data = args.paths[0]
     _check_review(args, data)
-    with loading(quiet=args.quiet):
+    with loading():
         use_threads(args.threads)
         from weft.train.corrections import ACTIONS, apply_changes
         from weft.train.data_review import review
     if args.apply is not None:
-        options = {"follow_links": args.follow_links, "force": args.force, "quiet": args.quiet}
+        options = {"follow_links": args.follow_links, "force": args.force}
         options["max_pixels"] = args.max_pixels
         counts = apply_changes(data, args.apply, args.out, **args.columns, **options)
         if args.json:
@@ -178,7 +177,6 @@ def _review(args: argparse.Namespace) -> int:
         max_pixels=args.max_pixels,
         follow_links=args.follow_links,
         force=args.force,
-        quiet=args.quiet,
     )
     if args.json:
         print_json(result.as_dict())
@@ -196,7 +194,7 @@ def _review(args: argparse.Namespace) -> int:
             print(text)
         if args.out is not None:
             print(f"report: {args.out}/report.html; proposed changes: {args.out}/changes.csv")
-    return note_unreadable(result.unreadable, quiet=args.quiet)
+    return note_unreadable(result.unreadable)
 
 
 def _check_review(args: argparse.Namespace, data: str) -> None:
@@ -229,7 +227,7 @@ def _check(args: argparse.Namespace) -> int:
         raise UsageError(
             "DATA must be a directory; got digits, which is part of scikit-learn and has no files to check."
         )
-    with reading(quiet=args.quiet, task_name="checking") as progress:
+    with reading(task_name="checking") as progress:
         inventory = inspect(
             args.data,
             **args.columns,

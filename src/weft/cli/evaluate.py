@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     check_exists(args.data)
     from weft.progress import loading
 
-    with loading(quiet=args.quiet):
+    with loading():
         use_threads(args.threads)
         from weft.train import evaluate
 
@@ -112,7 +112,6 @@ def run(args: argparse.Namespace) -> int:
         real_labels=args.real_labels,
         out=args.out,
         force=args.force,
-        quiet=args.quiet,
     )
     if args.json:
         print_json(result.as_dict())

@@ -40,7 +40,7 @@ from weft.inference.report import FIGURES, write_report
 from weft.inference.unknown import compare_scores, scores_of_batches, scores_of_files
 from weft.intervals import accuracy_text
 from weft.models.imagenet import recognized
-from weft.progress import counting, say
+from weft.progress import counting, obeys_quiet, say
 from weft.recipes import Recipe
 from weft.text import printable
 
@@ -55,6 +55,7 @@ SPLIT_NAMES = {
 CONTENTS = ("report.md", "report.html", *FIGURES, "evaluation.json")  # files that `evaluate` writes
 
 
+@obeys_quiet
 def evaluate(
     run: str | Path,
     data: str | Path,
@@ -140,7 +141,6 @@ def evaluate(
         fold=False,
         mirror=tta,
         max_pixels=settings.data.max_pixels,
-        quiet=quiet,
     )
     if other is not None and detector_of(predictor.source_model) is None:
         raise UsageError(NO_DETECTOR)
@@ -149,41 +149,38 @@ def evaluate(
     num_classes = len(predictor.classes)
     labels = None if real_labels is None else read_real_labels(real_labels, num_classes)
     if knn is None:
-        splits = open_labelled(
-            data, predictor.label_names, num_classes, settings, trained_with, quiet, test=split == "test"
-        )
+        splits = open_labelled(data, predictor.label_names, num_classes, settings, trained_with, test=split == "test")
     else:
-        splits, split = open_as_trained(data, settings, trained_with, quiet), "val"
+        splits, split = open_as_trained(data, settings, trained_with), "val"
     images = images_of(Path(run))
     split, source, excluded, trained_on = select_split(splits, split, data, trained_with, images)
     if labels is not None:
         check_listed(labels, [name_of(source, place) for place in range(len(source))])
     among = _classes_there(source, predictor.label_names) if knn is None else None
-    if not quiet:
-        if among is not None:
-            say(
-                f"The data have {len(among):,} of the model's {num_classes:,} classes; results are over these alone,"
-                " except the top-1 among all classes."
-            )
-        say(f"Evaluating {SPLIT_NAMES[split]}: {len(source):,} images.")
-        value_range = predictor.preprocessing.value_range
-        range_text = range_note(splits.values, value_range, range_advice(value_range))
-        for note in filter(None, (range_text, predictor.preprocessing.note(splits.sizes))):
-            say(note)
-        if trained_on and split != "train":
-            say(f"The model was trained on {trained_on:,} of these images, so the accuracy is too high.")
-        is_unknown = trained_on is None and trained_with is None and recognized(predictor.label_names) is None
-        if is_unknown and split == "all":
-            say(
-                "This model is not in its run directory, so which images it was trained on is not known. If it was"
-                " trained on some of these, the accuracy is too high: pass the run, or --split val."
-            )
+    if among is not None:
+        say(
+            f"The data have {len(among):,} of the model's {num_classes:,} classes; results are over these alone,"
+            " except the top-1 among all classes."
+        )
+    say(f"Evaluating {SPLIT_NAMES[split]}: {len(source):,} images.")
+    value_range = predictor.preprocessing.value_range
+    range_text = range_note(splits.values, value_range, range_advice(value_range))
+    for note in filter(None, (range_text, predictor.preprocessing.note(splits.sizes))):
+        say(note)
+    if trained_on and split != "train":
+        say(f"The model was trained on {trained_on:,} of these images, so the accuracy is too high.")
+    is_unknown = trained_on is None and trained_with is None and recognized(predictor.label_names) is None
+    if is_unknown and split == "all":
+        say(
+            "This model is not in its run directory, so which images it was trained on is not known. If it was"
+            " trained on some of these, the accuracy is too high: pass the run, or --split val."
+        )
 
-    result = _measured(predictor, splits, source, settings, knn, among, excluded, quiet)
+    result = _measured(predictor, splits, source, settings, knn, among, excluded)
     if rejection is not None:
         result = dataclasses.replace(result, accepted=result.above(rejection.threshold))
     if other is not None:
-        result = dataclasses.replace(result, unknown=_unknown(predictor, source, other, settings, quiet))
+        result = dataclasses.replace(result, unknown=_unknown(predictor, source, other, settings))
     if labels is not None:
         predicted = result.predicted if among is None else np.asarray(among)[result.predicted]
         result = dataclasses.replace(result, real=real_score(labels, result.keys, predicted))
@@ -203,7 +200,6 @@ def _measured(
     knn: int | None,
     among: list[int] | None,
     excluded: Sequence[tuple[str, str]],
-    quiet: bool,
 ) -> Evaluation:
     """Measure the model, or its nearest-neighbour classifier, on the images of `source`.
 
@@ -218,10 +214,10 @@ def _measured(
         model, temperature = predictor.model, predictor.temperature
         if knn is not None:
             reader = stack.enter_context(FeatureReader(model, predictor.runtime))
-            with counting(len(splits.train), quiet=quiet, task_name="features") as count:
+            with counting(len(splits.train), task_name="features") as count:
                 model = KNNClassifier.fit(reader, batches(splits.train), len(splits.classes), knn, count)
             temperature = 1.0  # the votes are probabilities already
-        count = stack.enter_context(counting(len(source), quiet=quiet))
+        count = stack.enter_context(counting(len(source)))
         result = measure(
             model,
             batches(source),
@@ -283,7 +279,7 @@ def _write(
     write_text(out / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
 
 
-def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: Recipe, quiet: bool) -> UnknownResult:
+def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: Recipe) -> UnknownResult:
     """Compare the scores of the evaluated images with those of images that show none of the classes."""
     folded = Predictor(predictor.source_model, runtime=predictor.runtime, max_pixels=predictor.max_pixels)
     detector = folded.detector
@@ -291,7 +287,7 @@ def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: 
     assert detector.threshold is not None
     batch_size = int(settings.batch_size)
     batches = evaluation_batches(source, predictor.source_model, batch_size, settings.workers)
-    with counting(len(image_files(other)), quiet=quiet, task_name="other images") as count:
+    with counting(len(image_files(other)), task_name="other images") as count:
         others = scores_of_files(folded, other, batch_size, count)
     return compare_scores(scores_of_batches(folded, batches), others, detector.threshold.value)
 

@@ -18,7 +18,7 @@ from weft.data.source import KeyedSource
 from weft.data.table import SUFFIXES, other_columns, read_table
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, write_table, writing
-from weft.progress import reading, say
+from weft.progress import obeys_quiet, reading, say
 from weft.text import count, first_few, printable
 
 HEADER = ("path", "label", "proposed", "probability", "problem", "action", "split", "group")  # of changes.csv
@@ -27,6 +27,7 @@ ACTIONS = ("keep", "relabel", "exclude")
 GROUP = "group"
 
 
+@obeys_quiet
 def apply_changes(
     data: str | Path,
     changes: str | Path,
@@ -64,7 +65,7 @@ def apply_changes(
     check_outside(out, data)
     _check_table(out, (Path(data), Path(changes)), force)
     rows = _read_changes(Path(changes))
-    splits = open_files(data, follow_links, quiet, max_pixels, image, label)
+    splits = open_files(data, follow_links, max_pixels, image, label)
     names, values = _other_columns(data, image, label)
     images = [
         (side, path, splits.classes[number])
@@ -95,10 +96,9 @@ def apply_changes(
             more = [values[path][place] for place in others]
             kept.append((path, label, group, *([side] if splits.is_given else []), *more))
     header = ("path", "label", GROUP, *(["split"] if splits.is_given else []), *(names[place] for place in others))
-    if not quiet:
-        # without the first, on the split: the new table has that of the data
-        for text in splits.notes[1:] + _class_notes(splits.classes, Counter(row[1] for row in kept)):
-            say(text)
+    # without the first, on the split: the new table has that of the data
+    for text in splits.notes[1:] + _class_notes(splits.classes, Counter(row[1] for row in kept)):
+        say(text)
     with writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
     write_table(out, header, kept)
@@ -133,13 +133,12 @@ def joined_groups(first: Sequence[str], second: Sequence[str]) -> list[str]:
 def open_files(
     data: str | Path,
     follow_links: bool,
-    quiet: bool,
     max_pixels: int | None,
     image: str | None = None,
     label: str | None = None,
 ) -> Splits:
     """Open a dataset with all of its readable images, and with classes that have none."""
-    with reading(quiet=quiet) as progress:
+    with reading() as progress:
         return open_data(
             data,
             image=image,

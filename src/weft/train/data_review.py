@@ -19,6 +19,7 @@ from weft.errors import DataError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, sha256_of, write_table
 from weft.inference.embedding import Embedding, feature_predictor, read_files
 from weft.inference.inputs import settings_of
+from weft.progress import obeys_quiet
 from weft.text import count, printable
 from weft.train.corrections import HEADER, open_files, paths_of
 from weft.train.few_images import model_with_weights
@@ -128,6 +129,7 @@ class Review:
         }
 
 
+@obeys_quiet
 def review(
     data: str | Path,
     *,
@@ -169,14 +171,14 @@ def review(
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))
     model = str(run or _public_model())
-    splits = open_files(data, follow_links, quiet, settings.data.max_pixels, image, label)
+    splits = open_files(data, follow_links, settings.data.max_pixels, image, label)
     paths = [path for source in (splits.train, splits.val) for path in paths_of(source)]
     labels = np.array([*splits.train.labels, *splits.val.labels], int)
     sides = np.array(["train"] * len(splits.train) + ["val"] * len(splits.val))
-    predictor = feature_predictor(model, settings, quiet)
+    predictor = feature_predictor(model, settings)
     if predictor.preprocessing.value_range is None:  # of a public model, for example
         predictor.preprocessing = dataclasses.replace(predictor.preprocessing, value_range=splits.value_range)
-    features = read_files(predictor, paths, int(settings.batch_size), quiet=quiet)
+    features = read_files(predictor, paths, int(settings.batch_size))
     is_read = np.isin(paths, features.images)
     unreadable = [(str(bad.key), bad.message) for bad in splits.bad] + features.errors
     result = _review(model, features, labels[is_read], sides[is_read], splits, unreadable)

@@ -62,7 +62,7 @@ def fold_folder(out: Path, fold: int) -> Path:
 
 
 def cross_validate(
-    recipe: Recipe, out: Path, first: Evaluation, run_fold: Callable[[Recipe, Path], Evaluation], *, quiet: bool
+    recipe: Recipe, out: Path, first: Evaluation, run_fold: Callable[[Recipe, Path], Evaluation]
 ) -> CrossValidation:
     """Run all folds but the first, which is the run itself.
 
@@ -71,13 +71,11 @@ def cross_validate(
         out: the run directory.
         first: evaluation of the first fold.
         run_fold: function from the recipe and the run directory of a fold to its evaluation; it starts or resumes it.
-        quiet: print nothing.
     """
     assert recipe.data.folds is not None
     evaluations = [first]
     for fold in range(2, recipe.data.folds + 1):
-        if not quiet:
-            say(f"Fold {fold} of {recipe.data.folds}.")
+        say(f"Fold {fold} of {recipe.data.folds}.")
         data = dataclasses.replace(recipe.data, fold=fold)
         evaluations.append(run_fold(dataclasses.replace(recipe, data=data, name=None), fold_folder(out, fold)))
     histories = [

@@ -113,14 +113,13 @@ class RunResult:
         return markup.fragment(markup.table(("training run", ""), rows))
 
 
-def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple[Evaluation, bool]:
+def calibrated(plan: Plan, out: Path, best: Evaluation) -> tuple[Evaluation, bool]:
     """Measure the confidence of the best model of a run, and add it to its model directory.
 
     Args:
         plan: plan of the run.
         out: run directory.
         best: evaluation of the best model.
-        quiet: print no progress.
 
     Returns:
         The evaluation with calibrated probabilities, and whether the temperature was fitted to all held-out images;
@@ -141,7 +140,7 @@ def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple
         return best, False
     confidence = calibrate(logits, labels)
     detector = fit_detector(model, plan.splits.train, source, recipe, size, confidence, runtime, out)
-    if detector is None and recipe.data.other is not None and not quiet:
+    if detector is None and recipe.data.other is not None:
         say(
             f"Unknown images are not detected, and {printable(recipe.data.other)} is not used: {type(model).__name__}"
             " has no linear classifier, or features that are not finite."
@@ -149,7 +148,7 @@ def calibrated(plan: Plan, out: Path, best: Evaluation, *, quiet: bool) -> tuple
     write_confidence(out / "best", confidence, detector)
     sure = _confidences(logits, confidence.temperature)
     if source is not held_out:
-        with counting(len(held_out), quiet=quiet, task_name="calibrating") as advance:
+        with counting(len(held_out), task_name="calibrating") as advance:
             parts = []  # one batch at a time: the logits of all images may not fit into memory
             for batch in batches(held_out):
                 parts.append(_confidences(held_out_logits(model, [batch], runtime)[0], confidence.temperature))
@@ -196,9 +195,9 @@ def write_run_report(
     model, _ = load_model_dir(out / "best")
     calibration = calibration_lines(model)
     for name, value in calibration:
-        session.reporter.note(f"{name}: {value}")
+        say(f"{name}: {value}")
     if grouped := grouped_text(best.count, num_groups):
-        session.reporter.note(grouped)
+        say(grouped)
     summary = [
         ("held-out images", f"{best.count}{excluded}"),
         ("best epoch", f"{result.best_epoch} of {result.epochs}, by {MEASURES[recipe.best]}"),

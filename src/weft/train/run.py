@@ -16,7 +16,7 @@ from weft.data.folder import check_outside
 from weft.devices import check_device
 from weft.errors import UsageError
 from weft.files import check_writable, refuse_taken, writing
-from weft.progress import loading, say
+from weft.progress import loading, obeys_quiet, say
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import arguments_of, overrides_of
 from weft.runs.directory import REPLACEABLE, Reservation, check_run_dir, locked, reserved, reserved_numbered
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from weft.train.results import RunResult
 
 
+@obeys_quiet
 def train(
     data: str | Path | None = None,
     model: str | nn.Module | None = None,
@@ -110,7 +111,7 @@ def train(
     if resume is not None:
         check_resume(resume, recipe, out, force=force, from_scratch=from_scratch)
         overrides = overrides_of(data, settings or {}, given)
-        return _resume(Path(resume), overrides, override, stop, trackers, quiet)
+        return _resume(Path(resume), overrides, override, stop, trackers)
     if override:
         raise UsageError("--override changes settings of a run that is resumed; got no --resume. Omit it.")
     request = Request.of(data, recipe, settings, given, from_scratch=from_scratch)
@@ -118,9 +119,10 @@ def train(
     if out is not None:
         check_run_dir(Path(out), str(asked.data.source))
         refuse_taken(Path(out), REPLACEABLE, force=force)
-    return _start(request, out, stop, trackers, force=force, quiet=quiet)
+    return _start(request, out, stop, trackers, force=force)
 
 
+@obeys_quiet
 def find_lr(
     data: str | Path | None = None,
     model: str | None = None,
@@ -150,12 +152,13 @@ def find_lr(
     request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--find-lr")
     if request.resolved.epochs == 0:
         raise UsageError("--find-lr tries training steps; got epochs 0, which has none. Pass --epochs N.")
-    plan = _planned(request, quiet=quiet)
+    plan = _planned(request)
     from weft.train.lr_finder import sweep_lr
 
-    return sweep_lr(plan, steps, quiet=quiet or not plan.runtime.is_main)
+    return sweep_lr(plan, steps)
 
 
+@obeys_quiet
 def preview(
     data: str | Path | None = None,
     model: str | None = None,
@@ -185,7 +188,7 @@ def preview(
     request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--preview FILE")
     if os.environ.get("RANK", "0") == "0":  # the first of several processes writes the file
         _check_image_file(path, str(request.resolved.data.source), force=force)
-    plan = _planned(request, quiet=quiet, measure=False)
+    plan = _planned(request, measure=False)
     if plan.runtime.is_main:
         from weft.train.augment_preview import augmented_figure
 
@@ -215,20 +218,19 @@ def _check_image_file(path: Path, source: str, *, force: bool) -> None:
     check_writable(path.parent)
 
 
-def _planned(request: Request, *, quiet: bool, measure: bool = True) -> Plan:
+def _planned(request: Request, *, measure: bool = True) -> Plan:
     """Return the plan of the run that a request starts, and print its notes.
 
     Args:
         request: what the user asked for.
-        quiet: print no progress and no notes.
         measure: time training steps for a batch size and a precision of `auto`.
     """
     _ = request.resolved  # refuses what it can before torch is imported
-    with loading(quiet=quiet):
+    with loading():
         from weft.train.plan import make_plan
 
-    plan = make_plan(request, quiet=quiet).measured(measure=measure)
-    for note in plan.notes if plan.runtime.is_main and not quiet else ():
+    plan = make_plan(request).measured(measure=measure)
+    for note in plan.notes if plan.runtime.is_main else ():
         say(note)
     return plan
 
@@ -240,24 +242,20 @@ def _start(
     trackers: Sequence[str],
     *,
     force: bool,
-    quiet: bool,
 ) -> RunResult:
     """Start a new run."""
-    with loading(quiet=quiet):
+    with loading():
         from weft.train.plan import make_plan
         from weft.train.single_run import TrainingRun
 
-    plan = make_plan(request, quiet=quiet)
-    quiet = quiet or not plan.runtime.is_main
-    with _reserved(plan.recipe, plan.runtime, out, force=force, quiet=quiet) as reservation:
-        run = TrainingRun(plan.measured(), reservation.path, stop, trackers, quiet)
+    plan = make_plan(request)
+    with _reserved(plan.recipe, plan.runtime, out, force=force) as reservation:
+        run = TrainingRun(plan.measured(), reservation.path, stop, trackers)
         return run.cross_validate(run.start(reservation))
 
 
 @contextlib.contextmanager
-def _reserved(
-    recipe: Recipe, runtime: Runtime, out: str | Path | None, *, force: bool, quiet: bool
-) -> Iterator[Reservation]:
+def _reserved(recipe: Recipe, runtime: Runtime, out: str | Path | None, *, force: bool) -> Iterator[Reservation]:
     """Reserve the directory of a new run, in the first process.
 
     Args:
@@ -265,7 +263,6 @@ def _reserved(
         runtime: the processes of the run.
         out: the directory; None for one in runs/, named after the model and the data, and numbered if it exists.
         force: replace an existing run.
-        quiet: print no notes.
     """
     folder = _folder_of(recipe, out)
     with contextlib.ExitStack() as stack:
@@ -275,7 +272,7 @@ def _reserved(
             reservation = stack.enter_context(
                 reserved_numbered(folder) if is_numbered else reserved(folder, force=force)
             )
-            if reservation.path != folder and not quiet:
+            if reservation.path != folder:
                 say(f"{folder} exists; this run is {reservation.path}.")
         chosen = runtime.gather(None if reservation is None else str(reservation.path))[0]  # of the first process
         yield reservation or Reservation(Path(chosen), force=force)
@@ -308,11 +305,11 @@ def _size_of(img_size: int | tuple[int, int] | str | None, resume: str | Path | 
 
 
 def _resume(
-    out: Path, overrides: Sequence[tuple[str, Any]], override: bool, stop: Stop, trackers: Sequence[str], quiet: bool
+    out: Path, overrides: Sequence[tuple[str, Any]], override: bool, stop: Stop, trackers: Sequence[str]
 ) -> RunResult:
     """Resume a run."""
     check_device(load_recipe(recipe_file(out), overrides).device)
-    with loading(quiet=quiet):
+    with loading():
         from weft.runtime import Runtime
         from weft.train.network import check_sync_bn
         from weft.train.plan import Plan, open_splits
@@ -321,10 +318,9 @@ def _resume(
 
     run = open_run(out, overrides, override=override)
     runtime = Runtime.of(run.recipe.device, run.recipe.precision, deterministic=run.recipe.deterministic)
-    quiet = quiet or not runtime.is_main
     check_sync_bn(run.recipe, runtime)
     with locked(out) if runtime.is_main else contextlib.nullcontext():
         recipe = dataclasses.replace(run.recipe, precision=runtime.precision)  # that of an override may be `auto`
-        plan = Plan(recipe, open_splits(recipe, quiet), runtime, loads_weights=False)
-        resumed = TrainingRun(plan, out, stop, trackers, quiet)
+        plan = Plan(recipe, open_splits(recipe), runtime, loads_weights=False)
+        resumed = TrainingRun(plan, out, stop, trackers)
         return resumed.cross_validate(resumed.resume(run))

@@ -31,7 +31,7 @@ from weft.train.environment import machine
 from weft.train.loop import Batch, Learner, Meter, StepResult, group_into_steps, train_epoch
 from weft.train.plan import Plan
 from weft.train.refusals import memory_error
-from weft.train.reporter import Reporter
+from weft.train.reporter import Reporter, epoch_line
 from weft.train.resume import recipe_record
 from weft.train.state import State, newest_step, save_state
 from weft.train.stop import Stop
@@ -62,7 +62,6 @@ class Session:
         plan: recipe, dataset and batches.
         out: the run directory.
         learner: model and optimizer, at the first step.
-        reporter: shows the progress.
         stop: requests to stop between two steps.
         tracker: logs to TensorBoard or Weights & Biases.
         resumed_by: the run directory to name in messages; None for `out`.
@@ -73,7 +72,6 @@ class Session:
         plan: Plan,
         out: Path,
         learner: Learner,
-        reporter: Reporter,
         stop: Stop,
         tracker: Tracker,
         resumed_by: Path | None = None,
@@ -81,7 +79,7 @@ class Session:
         self.recipe, self.splits, self.out, self.learner = plan.recipe, plan.splits, out, learner
         self.resumed_by = resumed_by or out
         self.train_batches, self.val_batches, self.runtime = plan.batches, plan.val_batches, plan.runtime
-        self.reporter, self.stop, self.tracker = reporter, stop, tracker
+        self.stop, self.tracker = stop, tracker
         self.epoch = 0
         self.history: list[EpochRow] = []
         self.meter = Meter(steps=self._steps_of_epoch)
@@ -91,6 +89,7 @@ class Session:
         self.seconds = 0.0
         self._start: float | None = None  # of `run`, minus the seconds of earlier processes
         self._log: StepLog | None = None
+        self._reporter: Reporter
         self._saved_at = time.monotonic()
 
     def restore(self, state: State) -> None:
@@ -106,7 +105,6 @@ class Session:
         self.meter = Meter(**{**metadata["meter"], "steps": self._steps_of_epoch})
         self.best = Best(**metadata["best"]) if metadata["best"] else None
         self.seconds = metadata["seconds"]
-        self.reporter.epochs = self.epochs
         if self.runtime.is_main:
             write_metrics(self.out / "metrics.csv", self.history)
 
@@ -148,7 +146,7 @@ class Session:
         self._log = StepLog(self.out / "steps.csv", self.learner.step) if self.runtime.is_main else None
         start = self._start = time.perf_counter() - self.seconds
         try:
-            with self.reporter, self.stop:
+            with Reporter(self.epochs) as self._reporter, self.stop:
                 while not self.is_finished:
                     if self.stop.after_epochs is not None and self.epoch >= self.stop.after_epochs:
                         self._stop_run(Stop.EPOCHS)
@@ -219,7 +217,7 @@ class Session:
             self._log.add(step, self.epoch + 1, lr, result.loss, result.grad_norm)
         if not result.is_finite:
             self._raise_diverged(result, lr)
-        self.reporter.step(self.epoch + 1, meter)
+        self._reporter.step(self.epoch + 1, meter)
         self.tracker.step(step, loss=result.loss, lr=lr, grad_norm=result.grad_norm)
         reason, is_due = self.runtime.max([self.stop.reason, self._is_save_due(step)])
         if is_due or reason:
@@ -280,7 +278,7 @@ class Session:
         if is_best and result is not None:
             self.best = Best(self.epoch, result.loss, result.top1, result.top5, result.count)
             self.best_result = result
-        self.reporter.epoch(row, is_best)
+        say(epoch_line(row, self.epochs, is_best=is_best))
         self.tracker.step(self.learner.step, **{k: v for k, v in row._asdict().items() if k not in ("step", "lr")})
 
     def _save_models(self, result: Evaluation | None) -> None:
@@ -327,9 +325,8 @@ class Session:
 
     def _exit(self, reason: int, message: str) -> NoReturn:
         if self.runtime.is_main and reason in Stop.CODES:
-            say(
-                message, always=True
-            )  # SystemExit prints no message; the command line prints those of the other exceptions
+            # SystemExit prints no message; the command line prints those of the other exceptions
+            say(message, always=True)
         self.stop.raise_for(reason, message)
 
     def _raise_explained(self, error: MemoryError | RuntimeError) -> NoReturn:

@@ -13,7 +13,6 @@ import torch
 from weft.capabilities import bf16_note
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.config import read_config
-from weft.data.order import epochs_of
 from weft.data.preprocessing import eval_transform
 from weft.files import remove, sweep, write_text
 from weft.inference.arguments import check_other
@@ -21,7 +20,7 @@ from weft.inference.metrics import Evaluation, class_lines
 from weft.intervals import grouped_text
 from weft.models.contract import preprocessing
 from weft.processor import busy_note
-from weft.progress import counting, say
+from weft.progress import counting, quietly, say
 from weft.recipes import Recipe, dump
 from weft.runs.directory import Reservation, reserved
 from weft.train.batches import batch_arithmetic
@@ -31,7 +30,6 @@ from weft.train.folds import cross_validate, write_cross_validation
 from weft.train.loop import Learner
 from weft.train.plan import Plan, open_splits
 from weft.train.refusals import memory_error, refusing
-from weft.train.reporter import Reporter
 from weft.train.results import RunResult, calibrated, mirrored_note, write_run_report
 from weft.train.resume import ResumedRun, check_data, check_length, open_fold, record_data
 from weft.train.run_loop import Session
@@ -50,21 +48,19 @@ class TrainingRun:
         out: Path,
         stop: Stop,
         trackers: Sequence[str],
-        quiet: bool,
         resumed_by: Path | None = None,
     ) -> None:
         self.evaluation: Evaluation | None = None  # of the best epoch, once the run has finished
         self.resumed_by = resumed_by
         self.plan, self.recipe, self.splits, self.runtime = plan, plan.recipe, plan.splits, plan.runtime
-        self.out, self.stop, self.trackers, self.quiet = out, stop, trackers, quiet
+        self.out, self.stop, self.trackers = out, stop, trackers
         self.held_out_groups = set(plan.splits.val_groups or ())  # and those of other folds, once these have finished
         self.model = plan.build()
-        self.reporter = Reporter(epochs_of(plan.steps, plan.steps_per_epoch), quiet=quiet)
 
     def note(self, text: str) -> None:
         """Print a note; those of a fold are those of the run."""
         if self.resumed_by is None:
-            self.reporter.note(text)
+            say(text)
 
     def start(self, reservation: Reservation) -> RunResult:
         """Train from the first step."""
@@ -76,7 +72,7 @@ class TrainingRun:
             self.note(busy)
         if (emulated := bf16_note(self.runtime.device.type, self.runtime.precision)) is not None:
             self.note(emulated)
-        self.plan.initialise(self.note, quiet=self.quiet)
+        self.plan.initialise(self.note)
         learner = self.plan.learner()
         self._dry_run(learner)
         if self.runtime.is_main:
@@ -124,10 +120,10 @@ class TrainingRun:
         if self.recipe.data.folds is None or self.recipe.data.fold is not None:
             return result
         assert self.evaluation is not None
-        folds = cross_validate(self.recipe, self.out, self.evaluation, self._run_fold, quiet=self.quiet)
+        folds = cross_validate(self.recipe, self.out, self.evaluation, self._run_fold)
         if self.runtime.is_main:
             grouped = grouped_text(folds.evaluation.count, len(self.held_out_groups))
-            if grouped and not self.quiet:
+            if grouped:
                 say(grouped)
             write_cross_validation(self.out, folds, result.model, result.data, grouped)
         self.runtime.wait()
@@ -137,8 +133,9 @@ class TrainingRun:
         """Start or resume the run of a fold."""
         is_started = self.runtime.max([float(newest_step(folder / "state") is not None)])[0]
         saved = open_fold(folder, recipe) if is_started else None
-        plan = Plan(recipe, open_splits(recipe, quiet=True), self.runtime, loads_weights=saved is None)
-        run = TrainingRun(plan, folder, self.stop, (), self.quiet, self.resumed_by or self.out)
+        with quietly():
+            plan = Plan(recipe, open_splits(recipe), self.runtime, loads_weights=saved is None)
+        run = TrainingRun(plan, folder, self.stop, (), self.resumed_by or self.out)
         if saved is not None:
             run.resume(saved)
         else:
@@ -178,7 +175,7 @@ class TrainingRun:
     def _cache_teacher(self, learner: Learner) -> None:
         """Cache the teacher's logits of all training images, if the recipe asks for it and has no augmentation."""
         if isinstance(learner.teacher, Teacher) and is_cached(self.recipe):
-            with counting(len(self.splits.train), quiet=self.quiet, task_name="teacher") as count:
+            with counting(len(self.splits.train), task_name="teacher") as count:
                 learner.teacher.cache_outputs(self.recipe, self.model, self.splits.train, count)
 
     def _train(
@@ -193,7 +190,7 @@ class TrainingRun:
         self.note(f"{batch_arithmetic(self.recipe, self.runtime.world)}; {self.plan.steps:,} steps.")
         self.runtime.wait()
         tracker = Tracker(self.trackers if self.runtime.is_main else (), self.recipe, self.out)
-        session = Session(self.plan, self.out, learner, self.reporter, self.stop, tracker, self.resumed_by)
+        session = Session(self.plan, self.out, learner, self.stop, tracker, self.resumed_by)
         if state is not None:
             session.restore(state)
             if is_changed:  # later states have the new settings, and early stopping counts from here on
@@ -211,7 +208,7 @@ class TrainingRun:
         assert session.best is not None
         is_fitted, mirrored = False, ""
         if self.runtime.is_main:
-            best_result, is_fitted = calibrated(self.plan, self.out, best_result, quiet=self.quiet)
+            best_result, is_fitted = calibrated(self.plan, self.out, best_result)
             mirrored = mirrored_note(self.plan, self.out)
         self.evaluation = best_result
         result = RunResult(

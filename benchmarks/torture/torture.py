@@ -31,11 +31,11 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.common.records import write_csv
 from tests.killpoints import CALLS, killpoints
 from tests.train import tiny
 
 from weft import files
-from weft.bench.records import write_csv
 from weft.errors import CheckpointError
 from weft.train import run as running
 from weft.train import train

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from importlib.metadata import version
@@ -21,8 +22,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import write_csv
+
 import weft
-from weft.bench.records import write_csv
 from weft.processor import processor_class
 from weft.recipes import load_recipe
 from weft.runs.directory import StepLog

@@ -80,14 +80,16 @@ def find_label_errors(
     classes = labels[:, None] == np.arange(num_classes)
     others = np.stack([classes[fold_of != fold].any(axis=0) for fold in range(FOLDS)])  # classes in the other folds
     is_judged = others[fold_of, labels]
+    if not is_judged.any():
+        return judge(np.full((len(labels), num_classes), 1 / num_classes), labels, is_judged)
     with threadpool_limits(1):
-        probabilities = held_out_probabilities(features, labels, num_classes, fold_of)
+        probabilities = held_out_probabilities(features[:, None], labels, num_classes, fold_of)
         is_used = ~is_improbable(probabilities, labels, is_judged)
         is_lost: np.ndarray = (
             np.stack([~classes[is_used & (fold_of != fold)].any(axis=0) for fold in range(FOLDS)]) & others
         )
         is_used |= np.asarray(is_lost.any(axis=0))[labels]  # no class loses all its images
-        probabilities = held_out_probabilities(features, labels, num_classes, fold_of, is_used)
+        probabilities = held_out_probabilities(features[:, None], labels, num_classes, fold_of, is_used)
     return judge(probabilities, labels, is_judged)
 
 

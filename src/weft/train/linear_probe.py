@@ -186,33 +186,35 @@ def fit(
 
 
 def held_out_probabilities(
-    features: np.ndarray, labels: np.ndarray, num_classes: int, fold_of: np.ndarray, is_used: np.ndarray | None = None
+    views: np.ndarray, labels: np.ndarray, num_classes: int, fold_of: np.ndarray, is_used: np.ndarray | None = None
 ) -> np.ndarray:
     """Return the class probabilities (images classes) of every image by a classifier fitted to the other folds.
 
     The strength of the penalty is that with the least loss.
 
     Args:
-        features: (images features).
+        views: (images views features); the first view is predicted.
         labels: (images) class indices, of at least two classes.
         num_classes: number of classes.
         fold_of: (images) fold of every image, from 0; at least two folds.
         is_used: (images) whether the classifiers are fitted to an image, and the loss is that of it; None for all.
     """
-    rows, *_ = _standardised(features[:, None])
-    is_used = np.ones(len(labels), bool) if is_used is None else is_used
+    rows, *_ = _standardised(views)
+    num_views, used = views.shape[1], np.ones(len(labels), bool) if is_used is None else is_used
+
+    def rows_of(images: np.ndarray) -> np.ndarray:
+        return (images[:, None] * num_views + np.arange(num_views)).ravel()
+
     folds = [np.flatnonzero(fold_of == fold) for fold in np.unique(fold_of)]
     splits = []
     for fold in folds:
-        scored = fold[is_used[fold]]
-        is_other = is_used.copy()
-        is_other[fold] = False
-        splits.append((np.flatnonzero(is_other), scored if len(scored) else fold))
+        scored = fold[used[fold]] if used[fold].any() else fold
+        splits.append((rows_of(np.setdiff1d(np.flatnonzero(used), fold)), rows_of(scored)))
     present, own = np.unique(labels, return_inverse=True)
-    _, of_folds = _cross_validated(rows, own, splits, 1, UNBALANCED)
+    _, of_folds = _cross_validated(rows, np.repeat(own, num_views), splits, num_views, UNBALANCED)
     result = np.zeros((len(labels), num_classes))
     for fold, coefficients in zip(folds, of_folds, strict=True):
-        result[np.ix_(fold, present)] = softmax(_logits(rows[fold], coefficients), axis=1)
+        result[np.ix_(fold, present)] = softmax(_logits(rows[fold * num_views], coefficients), axis=1)
     return result
 
 

@@ -93,11 +93,11 @@ def test_an_option_of_the_schema_is_everywhere() -> None:
     for name, option in options().items():
         assert name in parameters, name
         assert actions[name].option_strings == [option.flag]
-        assert actions[name].help.lower() == option.help.lower()
+        assert actions[name].help.lower() == option.summary.lower()
         assert option.key in KEYS
 
 
 def test_every_setting_has_a_help_text() -> None:
     for row in settings():
         assert row.help.endswith("."), row.key
-    assert all(len(option.help) < 110 for option in options().values())
+    assert all(len(option.summary) < 110 for option in options().values())

@@ -172,7 +172,7 @@ def overrides_of(
     overrides = list(settings.items())
     for name, value in given.items():
         if value is not None:
-            key = _key_of(name)
+            key = options()[name].key if name in options() else name
             is_text = isinstance(value, str) and value and str in typing.get_args(KEYS.get(key))
             overrides.append((key, _quoted(value) if is_text else value))
     return overrides if data is None else [*overrides, ("data.source", _quoted(str(data)))]
@@ -181,11 +181,6 @@ def overrides_of(
 def arguments_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a function that are settings; `values` are its local variables."""
     return {name: values[name] for name in options() if name in values}
-
-
-def _key_of(argument: str) -> str:
-    known = options().get(argument)
-    return argument if known is None else known.key
 
 
 def _quoted(text: str) -> str:

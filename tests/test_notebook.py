@@ -33,8 +33,8 @@ from weft.study.result import Row
 from weft.study.speeds import Form
 from weft.text import printable
 from weft.train import RunResult
-from weft.train.loop import Meter
-from weft.train.reporter import MAX_ROWS, Reporter
+from weft.train.meter import Meter
+from weft.train.reporter import Reporter, epoch_line
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
 MAX_LINES = 12  # of progress in a cell
@@ -284,31 +284,24 @@ def test_a_note_is_an_output(cell: Cell, capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_run_in_progress_is_one_output(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_of_a_run_is_one_output(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "UPDATE_SECONDS", 0.0)
-    epochs = 3 * MAX_ROWS
     row = EpochRow(1, 10, 1e-3, 1.25, 61.5, 0.9, 70.125, 99.0, 1234.5, 12.4, 8.0)
-    with Reporter(epochs) as reporter:
-        reporter.note("A note <b>.")
-        for epoch in range(1, epochs + 1):
+    with Reporter(36) as reporter:
+        for epoch in range(1, 37):
             reporter.step(epoch, Meter(10, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469))
-            reporter.epoch(row._replace(epoch=epoch), epoch <= 2)
-        assert "epoch 36/36: loss 1.500, top-1 42.0 %; 360 of 360 steps" in cell.texts[0]
-    reporter.note("A note at the end.")
-    (content,) = cell.outputs
-    page = Reader(content["text/html"])
-    assert {"A note <b>.", "A note at the end."} <= set(page.texts)
-    assert page.texts.count("best") == 1
-    assert content["text/html"].count("<tr>") == 1 + 1 + MAX_ROWS  # header, best epoch, last epochs
-    assert {"2", "25", "36"} <= set(page.texts)
-    assert not {"1", "3", "24"} & set(page.texts)
-    assert "<progress" not in content["text/html"]
-    assert content["text/plain"].splitlines()[-1].startswith("training: 360 of 360 steps")
+        assert "epoch 36/36  loss 1.500  top-1 42.0 %" in cell.texts[0]
+        assert "360 of 360 steps" in cell.texts[0]
+        say(epoch_line(row, 36, is_best=True))
+    assert len(cell.outputs) == 2
+    assert "<progress" not in cell.outputs[0]["text/html"]
+    assert cell.texts[1].startswith("epoch  1/36  loss 1.250")
 
 
 def test_a_quiet_run_shows_nothing(cell: Cell) -> None:
-    with Reporter(3, quiet=True) as reporter:
-        reporter.note("A note.")
+    with quietly(), Reporter(3) as reporter:
+        reporter.step(1, Meter(10, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469))
+        say("A note.")
     assert cell.outputs == []
 
 

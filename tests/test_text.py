@@ -26,7 +26,6 @@ from weft.data import BadImage
 from weft.errors import WeftError
 from weft.progress import say
 from weft.text import MAX_TEXT, csv_cell, one_line, printable
-from weft.train.reporter import Reporter
 
 HOSTILE = "\x1b[31m\x07:bomb:[red]\u202eevil\u2066\x9b2J\u2028<b>"
 KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, WeftError)]
@@ -73,8 +72,6 @@ def test_errors_outside_of_the_family_are_none_of_ours() -> None:
 
 def test_notes_and_tables_are_printable(capsys: pytest.CaptureFixture[str]) -> None:
     say(HOSTILE)
-    with Reporter(1) as reporter:
-        reporter.note(HOSTILE)
     print(table(("name", "value"), [(HOSTILE, 1)]))
     out, err = capsys.readouterr()
     for text in (out, err):

@@ -11,13 +11,17 @@ per way and seed, over the photos of all folds. The target is a ratio of at most
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 from scipy.special import softmax
 from torch import nn
 
-from weft.bench.records import write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import write_csv
+
 from weft.checkpoints import load_model_dir
 from weft.inference.calibration import fit_temperature, held_out_logits
 from weft.inference.inputs import evaluation_batches
@@ -32,7 +36,7 @@ COVERAGE = 0.9
 
 def logits_of(network: nn.Module, run: Path, *, mirrored: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits of the held-out photos of a run, divided by the temperature that fits them, and labels."""
-    splits = open_splits(load_recipe(run / "recipe.yaml"), quiet=True)
+    splits = open_splits(load_recipe(run / "recipe.yaml"))
     batches = evaluation_batches(splits.val, network.eval(), 16, 0)
     flipped = ((images.flip(-1) if mirrored else images, labels) for images, labels in batches)
     logits, labels = held_out_logits(network, flipped, Runtime.of("cpu"))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
@@ -30,24 +30,18 @@ _shown: list[Console] = []  # console of the bar on display
 _quiet = contextvars.ContextVar("quiet", default=False)
 
 
-class TimeLeft(ProgressColumn):
-    """Estimated time until the end of the run."""
-
-    def render(self, task: Task) -> Text:
-        return Text(clock(task.time_remaining) + " left", style="cyan")
-
-
 class Work:
-    """Progress of a task that takes a while: a bar on a terminal or in a notebook, else a line every `LINE_SECONDS`.
+    """Progress of a task that takes a while: a bar on a terminal or in a notebook, else a line at intervals.
 
     Bar and lines state the elapsed time, and, where the total is known, the time left and the rate. A task that ends
-    within `LINE_SECONDS` prints no line; in a notebook, one that ends within `notebook.UPDATE_SECONDS` shows no bar.
+    within the first interval prints no line; in a notebook, one within `notebook.UPDATE_SECONDS` shows no bar.
 
     Args:
         name: what is done, such as "evaluating".
         total: number of units; None while it is unknown.
         unit: plural noun of the units; empty for a task that has no units to show.
         quiet: print nothing.
+        line_seconds: where nothing is shown in place, print a line at least this often; `LINE_SECONDS` by default.
         console: output; stderr by default.
         now: clock in seconds.
     """
@@ -59,10 +53,12 @@ class Work:
         *,
         unit: str = "images",
         quiet: bool = False,
+        line_seconds: float | None = None,
         console: Console | None = None,
         now: Clock = time.monotonic,
     ) -> None:
         self.name, self.total, self.unit, self.quiet, self.now = name, total, unit, quiet or is_quiet(), now
+        self.line_seconds = LINE_SECONDS if line_seconds is None else line_seconds
         self.console = console or stderr_console()
         self.done = self._done_at_start = 0.0
         self._began = self._printed_at = now()
@@ -82,7 +78,7 @@ class Work:
     def _is_in_cell(self, console: Console | None) -> bool:
         return console is None and not self.quiet and not _shown and notebook.in_notebook()
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> Self:
         self._bar.start()
         if self._is_on_display:
             _shown.append(self.console)
@@ -129,7 +125,7 @@ class Work:
                 self._printed_at = self.now()
                 text = one_line(f"{self.name}: {self.text()}")
                 self._output.show(*notebook.line(text, self.done, self.total))
-        elif not (self.quiet or self.console.is_terminal) and self.now() - self._printed_at >= LINE_SECONDS:
+        elif not (self.quiet or self.console.is_terminal) and self.now() - self._printed_at >= self.line_seconds:
             self._printed_at = self.now()
             self.console.print(one_line(f"{self.name}: {self.text()}"), markup=False)
 
@@ -167,7 +163,7 @@ def say(text: str, *, always: bool = False) -> None:
         text: a note, or, with `always`, what must be known also within `quietly`.
         always: see `text`.
     """
-    if is_quiet() and not always:
+    if _is_other_process() or (_quiet.get() and not always):
         return
     if notebook.in_notebook():
         notebook.note(one_line(text))
@@ -201,8 +197,12 @@ def obeys_quiet(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_quiet() -> bool:
-    """Return whether `quietly` is in effect."""
-    return _quiet.get()
+    """Return whether `quietly` is in effect, or another process speaks: of several, only the first does."""
+    return _quiet.get() or _is_other_process()
+
+
+def _is_other_process() -> bool:
+    return os.environ.get("RANK", "0") != "0"
 
 
 def stderr_console() -> Console:
@@ -212,7 +212,7 @@ def stderr_console() -> Console:
 
 @contextlib.contextmanager
 def counting(
-    total: int, *, quiet: bool, task_name: str = "evaluating", unit: str = "images"
+    total: int, *, quiet: bool = False, task_name: str = "evaluating", unit: str = "images"
 ) -> Iterator[Callable[[int], None]]:
     """Show the progress of a task; yields a function that advances it by a number of units."""
     with Work(task_name, total, unit=unit, quiet=quiet) as work:
@@ -221,7 +221,7 @@ def counting(
 
 @contextlib.contextmanager
 def reading(
-    *, quiet: bool, task_name: str = "reading", unit: str = "images"
+    *, quiet: bool = False, task_name: str = "reading", unit: str = "images"
 ) -> Iterator[Callable[[int, int | None], None]]:
     """Show the progress of a task; yields a function that sets it to (units finished, total)."""
     with working(task_name, unit=unit, quiet=quiet) as work:
@@ -229,7 +229,7 @@ def reading(
 
 
 @contextlib.contextmanager
-def working(name: str, total: float | None = None, *, unit: str = "images", quiet: bool) -> Iterator[Work]:
+def working(name: str, total: float | None = None, *, unit: str = "images", quiet: bool = False) -> Iterator[Work]:
     """Show the progress of a task with long steps, such as a conversion: lines are also printed within a step."""
     work, ended = Work(name, total, unit=unit, quiet=quiet), threading.Event()
 
@@ -248,12 +248,12 @@ def working(name: str, total: float | None = None, *, unit: str = "images", quie
 
 
 @contextlib.contextmanager
-def loading(*, quiet: bool) -> Iterator[None]:
+def loading(*, quiet: bool = False) -> Iterator[None]:
     """Say that PyTorch is imported, which takes seconds: on a terminal while it lasts, elsewhere as one line.
 
-    Nothing is shown if it has been imported or is not installed, and by processes other than the first.
+    Nothing is shown if it has been imported or is not installed.
     """
-    if "torch" in sys.modules or not is_installed("torch") or os.environ.get("RANK", "0") != "0":
+    if "torch" in sys.modules or not is_installed("torch"):
         yield
         return
     with working("loading PyTorch", unit="", quiet=quiet) as work:

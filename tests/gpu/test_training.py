@@ -74,7 +74,7 @@ def test_bf16_learns_as_fp32(model: str, device: str) -> None:
 
 def test_batches_are_pinned_for_a_gpu(device: str, photos: Path) -> None:
     loaded = load_recipe(None, [("data.source", str(photos)), ("batch_size", 4), ("workers", 0)])
-    source = open_splits(loaded, quiet=True).train
+    source = open_splits(loaded).train
     images, labels = next(iter(evaluation_batches(source, learner("levit_nano_32", device).model, 4, 0)))
     assert images.is_pinned() == labels.is_pinned() == (device == "cuda")
     assert Runtime.of(device).put(images).device.type == device

@@ -162,8 +162,8 @@ def test_training_and_evaluation_split_by_the_seed_of_the_data(tmp_path: Path) -
     def held_out(**settings: object) -> tuple[list[str], list[str]]:
         overrides = [("data.source", str(data)), *((key.replace("__", "."), value) for key, value in settings.items())]
         recipe = load_recipe(None, overrides)
-        trained = open_splits(recipe, quiet=True)
-        evaluated = open_as_trained(data, load_recipe(), recipe, quiet=True)
+        trained = open_splits(recipe)
+        evaluated = open_as_trained(data, load_recipe(), recipe)
         return list(trained.val.keys), list(evaluated.val.keys)
 
     expected = {seed: list(open_data(data, SplitPlan(seed=seed)).val.keys) for seed in (1, 2, 3)}

@@ -80,7 +80,7 @@ def test_predict_has_the_bits_of_the_predictor(run: Path, photos: Path, batch_si
 def test_evaluate_has_the_bits_of_the_unfolded_predictor(run: Path, photos: Path, tta: bool) -> None:
     result = evaluate(run, photos, split="all", batch_size=14, tta=tta, quiet=True)
     predictor = Predictor.load(run, fold=False, mirror=tta)
-    splits = open_labelled(photos, CLASSES, len(CLASSES), settings_of(*[None] * 6), None, quiet=True)
+    splits = open_labelled(photos, CLASSES, len(CLASSES), settings_of(*[None] * 6), None)
     source = select_split(splits, "all", photos, None, None).source
     rows = predictor.predict([predictor.prepare(photos / key) for key in source.keys])
     assert result.predicted.tolist() == [int(ranked(row.probabilities)[0]) for row in rows]

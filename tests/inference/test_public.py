@@ -260,9 +260,9 @@ def test_predictions_of_absent_classes_are_errors_among_all_only(
             return logits
 
     names = imagenet_classes(1000).names  # type: ignore[union-attr]
-    monkeypatch.setattr("weft.inference.predictor._export", lambda run, is_fixed, quiet: None)
+    monkeypatch.setattr("weft.inference.predictor._export", lambda run, is_fixed: None)
     monkeypatch.setattr("weft.inference.predictor.find_model", lambda run: run)
-    monkeypatch.setattr("weft.deploy.exported.open_found", lambda found, quiet: (Prefers(), names))
+    monkeypatch.setattr("weft.deploy.exported.open_found", lambda found: (Prefers(), names))
     (tmp_path / "real.json").write_text(json.dumps({"0": [HEN], "1": [HEN, TENCH], "2": [TENCH]}))
     photos = class_folders(tmp_path / "photos", FOLDERS["id"])
     result = evaluate("any", photos, real_labels=tmp_path / "real.json", quiet=True)

@@ -381,7 +381,7 @@ def test_seeds_begin_with_the_given_one_and_share_the_split(tmp_path, monkeypatc
     assert {job.folder.name for job in machine.jobs} == {
         f"{name}-nano-32-seed{seed}" for name in ("levit", "ceit") for seed in (5, 6)
     }
-    held_out = [list(open_splits(recipe, quiet=True).val.keys) for recipe in recipes]
+    held_out = [list(open_splits(recipe).val.keys) for recipe in recipes]
     assert all(keys == list(splits[0].val.keys) for keys in held_out)
 
 

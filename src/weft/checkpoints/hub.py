@@ -70,7 +70,7 @@ def create_model(
     return model
 
 
-def load_public(name: str, *, quiet: bool = False) -> tuple[Any, list[str]]:
+def load_public(name: str) -> tuple[Any, list[str]]:
     """Load a public model in evaluation mode, with its preprocessing, and the names of its ImageNet classes.
 
     Raises:
@@ -81,8 +81,7 @@ def load_public(name: str, *, quiet: bool = False) -> tuple[Any, list[str]]:
     model: Any = create_model(name, pretrained=True)
     classes = imagenet_classes(model.num_classes)
     assert classes is not None, name  # of the variants, and checked above for the others
-    if not quiet:
-        say(f"Public weights {source_of(name)}.")
+    say(f"Public weights {source_of(name)}.")
     return model.eval(), classes.names
 
 
@@ -186,7 +185,7 @@ def _fetch_file(url: str, cache_dir: str | Path | None) -> Path:
     sha256 = path.stem.rpartition("-")[2]
     if path.is_file() and sha256_of(path).startswith(sha256):
         return path
-    with working(f"downloading {path.name}", unit="", quiet=False), urlopen(url, timeout=REPLY_SECONDS) as reply:
+    with working(f"downloading {path.name}", unit=""), urlopen(url, timeout=REPLY_SECONDS) as reply:
         content = reply.read()
     actual = hashlib.sha256(content).hexdigest()[: len(sha256)]
     if actual != sha256:

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         refuse_taken(Path(args.out), (), force=False)
     from weft.progress import loading
 
-    with loading(quiet=args.quiet):
+    with loading():
         from weft.study import compare
 
         for name in args.models:
@@ -86,7 +86,6 @@ def run(args: argparse.Namespace) -> int:
         jobs=jobs,
         threads=threads,
         force=args.force,
-        quiet=args.quiet,
     )
     if args.json:
         print_json(result.as_dict())

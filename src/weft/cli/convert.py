@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from weft.cli.options import add_common, example, note, print_json
+from weft.cli.options import add_common, example, print_json
 from weft.cli.train import setting
 from weft.errors import CheckpointError
 from weft.text import first_few, one_line
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Convert a checkpoint, and print the model."""
     from weft.files import refuse_existing
     from weft.models.families import check_name
-    from weft.progress import working
+    from weft.progress import say, working
     from weft.recipes import load_recipe
 
     values = [(f"model_args.{key}", value) for key, value in (setting(text) for text in args.set)]
@@ -64,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
         raise CheckpointError(f"The checkpoint must be a file; {args.source} does not exist.")
     from weft.progress import loading
 
-    with loading(quiet=args.quiet):
+    with loading():
         from weft.checkpoints.conversion import convert_checkpoint
 
         if args.model is not None:
             check_name(args.model)
-    with working("converting", quiet=args.quiet):
+    with working("converting"):
         report = convert_checkpoint(
             args.source,
             out,
@@ -83,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
             settings=recipe.model_args,
             force=args.force,
         )
-    if report.others and not args.quiet:
+    if report.others:
         part, others = report.part, ", ".join(report.others)
-        note(f"{args.source} has several state dicts; used {part!r}, not {others}. Choose another with --which NAME.")
+        say(f"{args.source} has several state dicts; used {part!r}, not {others}. Choose another with --which NAME.")
     if args.json:
         print_json({"out": str(out), **{key: value for key, value in vars(report).items() if key != "label_names"}})
         return 0

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     feature_files(Path(args.out), args.images, force=args.force)
     check_model(args.run)
     check_images(args.images)
-    with loading(quiet=args.quiet):
+    with loading():
         use_threads(args.threads)
         from weft.inference import embed
     result = embed(
@@ -62,19 +62,20 @@ def run(args: argparse.Namespace) -> int:
         limit=args.limit,
         max_pixels=args.max_pixels,
         force=args.force,
-        quiet=args.quiet,
     )
     if args.json:
         print_json({"out": args.out, **result.as_dict()})
     else:
         print(f"{args.out}: {result.features.shape[1]:,} features of {len(result.images):,} images")
-    return note_unreadable(result.errors, quiet=args.quiet)
+    return note_unreadable(result.errors)
 
 
-def note_unreadable(errors: list[tuple[str, str]], *, quiet: bool) -> int:
+def note_unreadable(errors: list[tuple[str, str]]) -> int:
     """Print the files that could not be read to stderr, and return the exit code."""
+    from weft.progress import say
+
     for _, message in errors:
         note(f"weft: {message}")
-    if errors and not quiet:
-        note(f"weft: {len(errors)} images could not be read.")
+    if errors:
+        say(f"weft: {len(errors)} images could not be read.")
     return DataError.exit_code if errors else 0

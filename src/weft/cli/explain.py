@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     check_images(args.images)
     from weft.progress import loading
 
-    with loading(quiet=args.quiet):
+    with loading():
         use_threads(args.threads)
         from weft.inference.explain_files import explain_run
 
@@ -69,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
         limit=args.limit,
         max_pixels=args.max_pixels,
         force=args.force,
-        quiet=args.quiet,
     )
     explained = [row for row in results if row.error is None]
     if args.json:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.options import MODEL, add_common, example, note, print_json, table, whole
+from weft.cli.options import MODEL, add_common, example, print_json, table, whole
 from weft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
     if args.data is not None:
         check_exists(args.data)
         check_outside(args.out, args.data)
-    from weft.progress import loading
+    from weft.progress import loading, say
 
-    with loading(quiet=args.quiet):
+    with loading():
         from weft.inference.exports import export_run
 
     report = export_run(
@@ -96,7 +96,6 @@ def run(args: argparse.Namespace) -> int:
         max_pixels=args.max_pixels,
         follow_links=args.follow_links,
         force=args.force,
-        quiet=args.quiet,
     )
     if args.json:
         print_json(report.as_dict())
@@ -114,13 +113,13 @@ def run(args: argparse.Namespace) -> int:
     if report.top1 is not None and report.top1_model is not None:
         print(f"top-1: {accuracy_text(report.top1, report.images)}; of the model: {report.top1_model:.2f} %")
         print(report.drop_text(args.max_drop))
-    if not report.candidates and not args.quiet:
+    if not report.candidates:
         if report.format in PACKAGES:
             text = precision_note(report.format, report.precision, report.time_to_fp32)
         else:
             text = bf16_note("cpu", report.precision)
         if text is not None:
-            note(text)
+            say(text)
     if report.candidates:
         print("\n" + _table(report.candidates, batch_sizes))
     return 0

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)
     check_images(args.images)
-    with loading(quiet=args.quiet):
+    with loading():
         use_threads(args.threads)
         from weft.train import label
     result = label(
@@ -77,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
         limit=args.limit,
         max_pixels=args.max_pixels,
         force=args.force,
-        quiet=args.quiet,
     )
     if args.json:
         print_json(result.as_dict())
@@ -97,4 +96,4 @@ def run(args: argparse.Namespace) -> int:
             print(result.check)
         if args.out is not None:
             print(f"tables: {args.out}/next.csv, {args.out}/proposed.csv; images: {args.out}/report.html")
-    return note_unreadable(result.errors, quiet=args.quiet)
+    return note_unreadable(result.errors)

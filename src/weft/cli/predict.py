@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     use_threads(args.threads)
     from weft.inference import predict
     from weft.inference.prediction import all_missing
+    from weft.progress import say
 
     # without loading the model, which can take seconds, if there is nothing to classify
     predictions = all_missing(args.images) or predict(
@@ -78,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
         max_pixels=args.max_pixels,
         tta=args.tta,
         reject_at_error=reject_at_error,
-        quiet=args.quiet,
     )
     good = [prediction for prediction in predictions if prediction.error is None]
     header: tuple[str, ...] = ("image", "rank", "class", "probability")
@@ -97,14 +97,14 @@ def run(args: argparse.Namespace) -> int:
         print(table(header, lines))
     sys.stdout.flush()
     unknown = [prediction.image for prediction in good if prediction.unknown]
-    if unknown and not args.quiet and not args.json:
-        note(
+    if unknown and not args.json:
+        say(
             f"weft: {len(unknown)} of {len(good)} images resemble no training image; perhaps they show none of the"
             f" classes: {first_few(unknown)}. (--json: unknown)"
         )
     bad = [prediction for prediction in predictions if prediction.error is not None]
     for prediction in bad:
         note(f"weft: {prediction.error}")
-    if bad and not args.quiet:
-        note(f"weft: {len(bad)} of {len(predictions)} images could not be read.")
+    if bad:
+        say(f"weft: {len(bad)} of {len(predictions)} images could not be read.")
     return DataError.exit_code if bad else 0

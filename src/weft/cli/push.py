@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     check_model(args.run)
     from weft.progress import loading
 
-    with loading(quiet=False):
+    with loading():
         from weft.runs.hub import model_card
         from weft.train import push
 

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)
     check_images(args.query, args.images)
-    with loading(quiet=args.quiet):
+    with loading():
         use_threads(args.threads)
         from weft.inference import similar
     result, errors = similar(
@@ -81,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
         limit=args.limit,
         max_pixels=args.max_pixels,
         force=args.force,
-        quiet=args.quiet,
     )
     rows = [(rank, printable(row.image), f"{row.similarity:.4f}") for rank, row in enumerate(result, start=1)]
     if args.json:
@@ -90,4 +89,4 @@ def run(args: argparse.Namespace) -> int:
         print_csv(("rank", "image", "similarity"), rows)
     else:
         print(table(("rank", "image", "similarity"), rows))
-    return note_unreadable(errors, quiet=args.quiet)
+    return note_unreadable(errors)

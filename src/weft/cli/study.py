@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     threads = None if args.threads is None else whole("--threads", args.threads, MAX_THREADS)
     from weft.progress import loading
 
-    with loading(quiet=args.quiet):
+    with loading():
         from weft.study import run_study
 
     result = run_study(
@@ -100,7 +100,6 @@ def run(args: argparse.Namespace) -> int:
         jobs=jobs,
         threads=threads,
         force=args.force,
-        quiet=args.quiet,
     )
     if args.json:
         print_json(result.as_dict())
@@ -172,7 +171,7 @@ def _list(as_json: bool) -> int:
 def _plan(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     from weft.progress import loading
 
-    with loading(quiet=args.quiet):
+    with loading():
         from weft.study import load_study
         from weft.study.run import planned_runs
 

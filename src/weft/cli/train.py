@@ -77,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
         max_time=args.max_time,
         track=args.track.split(",") if args.track else (),
         force=args.force,
-        quiet=args.quiet,
         **given,
     )
     if not _is_first():
@@ -115,7 +114,7 @@ def _find_lr(args: argparse.Namespace, settings: dict[str, Any], given: dict[str
     from weft.train import find_lr
 
     _refuse_resume(args, "--find-lr")
-    common = dict(recipe=args.recipe, settings=settings, from_scratch=args.from_scratch, quiet=args.quiet)
+    common = dict(recipe=args.recipe, settings=settings, from_scratch=args.from_scratch)
     finding = find_lr(args.data, **common, **given)
     if not _is_first():
         return 0
@@ -133,7 +132,7 @@ def _preview(args: argparse.Namespace, settings: dict[str, Any], given: dict[str
     from weft.train import preview
 
     _refuse_resume(args, "--preview")
-    common = dict(recipe=args.recipe, settings=settings, from_scratch=args.from_scratch, quiet=args.quiet)
+    common = dict(recipe=args.recipe, settings=settings, from_scratch=args.from_scratch)
     out = preview(args.data, out=args.preview, force=args.force, **common, **given)
     if not _is_first():
         return 0

@@ -17,12 +17,13 @@ from weft.data.open import open_data
 from weft.data.source import KeyedSource
 from weft.errors import UsageError
 from weft.files import new_directory, refuse_existing
-from weft.progress import counting, reading, say
+from weft.progress import counting, obeys_quiet, reading, say
 
 SHARD_BYTES = 256 << 20
 QUALITY = 92  # of JPEG; higher values grow files faster than they improve images
 
 
+@obeys_quiet
 def prepare_data(
     data: str | Path,
     out: str | Path,
@@ -63,15 +64,14 @@ def prepare_data(
     check_outside(out, data)
     shards = [file.name for file in out.glob("*.tar")]
     refuse_existing(out, shards, force=force)
-    with reading(quiet=quiet) as progress:
+    with reading() as progress:
         splits = open_data(data, image=image, label=label, max_pixels=max_pixels, progress=progress)
-    if not quiet:
-        for text in splits.notes:
-            say(text)
+    for text in splits.notes:
+        say(text)
     before, total = 0, len(splits.train) + len(splits.val)
     with (
         new_directory(out, shards, force=force) as folder,
-        counting(total, quiet=quiet, task_name="packing") as advance,
+        counting(total, task_name="packing") as advance,
     ):
         for side, source in (("train", splits.train), ("val", splits.val)):
             for num_bytes in _pack(folder, side, source, size, splits.value_range):

@@ -14,6 +14,7 @@ from weft.checkpoints.config import read_config
 from weft.checkpoints.model_dir import build_from, load_model_dir
 from weft.checkpoints.resolve import find_model
 from weft.deploy.opening import Export, open_export
+from weft.progress import obeys_quiet
 
 
 class ExportedModel(nn.Module):
@@ -64,6 +65,7 @@ def _array(images: Tensor) -> np.ndarray:
     return images.detach().cpu().float().numpy()
 
 
+@obeys_quiet
 def open_model(run: str | Path, threads: int | None = None, *, quiet: bool = False) -> tuple[Any, list[str] | None]:
     """Load a model: of a run, a model directory, an export, a repository on the hub, or a public one by its name.
 
@@ -79,19 +81,17 @@ def open_model(run: str | Path, threads: int | None = None, *, quiet: bool = Fal
         CheckpointError: there is no such model, or a file is missing, damaged, or of another version of weft.
         UsageError: the runtime of the export is not installed.
     """
-    return open_found(find_model(run), threads, quiet=quiet)
+    return open_found(find_model(run), threads)
 
 
-def open_found(
-    model_source: Path | str, threads: int | None = None, *, quiet: bool = False
-) -> tuple[Any, list[str] | None]:
+def open_found(model_source: Path | str, threads: int | None = None) -> tuple[Any, list[str] | None]:
     """Load the model that `weft.checkpoints.resolve.find_model` has found, as `open_model` does."""
     if isinstance(model_source, str):
         from weft.checkpoints.hub import load_public  # imports huggingface_hub
 
-        return load_public(model_source, quiet=quiet)
+        return load_public(model_source)
     config = read_config(model_source)
     if "artefact" not in config:
         return load_model_dir(model_source)
-    export = open_export(model_source, config, threads, quiet=quiet)
+    export = open_export(model_source, config, threads)
     return ExportedModel(export).eval(), export.label_names

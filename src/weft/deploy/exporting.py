@@ -46,7 +46,7 @@ from weft.deploy.verification import (
 from weft.errors import UsageError, VerificationError, WeftError
 from weft.files import flush_folder, new_directory, sha256_of, writing
 from weft.models.base import Backbone
-from weft.progress import Work, say, working
+from weft.progress import Work, obeys_quiet, say, working
 from weft.system import rename
 from weft.text import reason_of
 from weft.version import __version__
@@ -63,6 +63,7 @@ CONTENTS = (
 CALIBRATION = 300  # images, the default of NNCF
 
 
+@obeys_quiet
 def export(
     model: nn.Module,
     out: str | Path,
@@ -108,12 +109,12 @@ def export(
     format = checked_format(out, format, precision, max_drop, has_data=data is not None)
     _check(model, data)
     if format == AUTO:
-        options = dict(data=data, label_names=label_names, max_drop=max_drop, quiet=quiet)
+        options = dict(data=data, label_names=label_names, max_drop=max_drop)
         return _export_fastest(model, Path(out), precision, batch_sizes, force, options)
     precision = precision or "fp32"
     check_tools(format, precision)
     if Path(out).suffix in SUFFIXES:
-        options = dict(precision=precision, data=data, label_names=label_names, max_drop=max_drop, quiet=quiet)
+        options = dict(precision=precision, data=data, label_names=label_names, max_drop=max_drop)
         return _export_file(model, Path(out), format, force, options)
     return _export_directory(
         model,
@@ -124,7 +125,6 @@ def export(
         label_names=label_names,
         max_drop=max_drop,
         force=force,
-        quiet=quiet,
         is_timed=precision == "int8" and choosing.precision_note(format, precision) is not None,
     )
 
@@ -139,7 +139,6 @@ def _export_directory(
     label_names: Sequence[str] | None,
     max_drop: float,
     force: bool = False,
-    quiet: bool,
     is_timed: bool = False,
     reference: Reference | None = None,
 ) -> ExportReport:
@@ -149,7 +148,7 @@ def _export_directory(
     """
     with (
         new_directory(path, CONTENTS, force=force) as folder,
-        working(f"converting to {format}", quiet=quiet) as progress,
+        working(f"converting to {format}") as progress,
     ):
         calibration = _calibration(data, model, progress) if precision == "int8" else ()
         with _conversion(format, precision):
@@ -273,7 +272,7 @@ def _export_fastest(
             raise VerificationError(
                 f"One export at least must hold the accuracy of the model; none does. {reasons} Nothing was written."
             )
-        seconds = _timed(folder, reports, batch_sizes, quiet=options["quiet"])
+        seconds = _timed(folder, reports, batch_sizes)
         chosen = choosing.fastest(seconds)
         for file in (folder / choosing.FOLDER / chosen).iterdir():
             file.replace(folder / file.name)
@@ -338,9 +337,7 @@ def _rewrite_report(folder: Path, report: ExportReport, path: Path, options: dic
     return report
 
 
-def _timed(
-    folder: Path, reports: dict[str, ExportReport], batch_sizes: Sequence[int], *, quiet: bool
-) -> dict[str, dict[int, float]]:
+def _timed(folder: Path, reports: dict[str, ExportReport], batch_sizes: Sequence[int]) -> dict[str, dict[int, float]]:
     """Time the exports, in the order that is expected of them; a batch size at which one fails is left out."""
     calls: dict[str, Callable[[int], object]] = {}
     for format, precision in choosing.expected_order():
@@ -351,10 +348,9 @@ def _timed(
             calls[name] = partial(_run_zeros, graph, tuple(size))
 
     def left_out(size: int, reason: str) -> None:
-        if not quiet:
-            say(f"--batch-size {size} is left out: the exports cannot be timed with it ({reason}).")
+        say(f"--batch-size {size} is left out: the exports cannot be timed with it ({reason}).")
 
-    with working("timing the exports", quiet=quiet):
+    with working("timing the exports"):
         seconds = choosing.time_sizes(calls, batch_sizes, left_out)
     if not all(seconds.values()):
         raise UsageError(

@@ -107,9 +107,7 @@ class Export:
             )
 
 
-def open_export(
-    path: Path, config: dict[str, Any], threads: int | None = None, *, is_fixed: bool = False, quiet: bool = False
-) -> Export:
+def open_export(path: Path, config: dict[str, Any], threads: int | None = None, *, is_fixed: bool = False) -> Export:
     """Load an export, and run it once; of a directory of format auto, the fastest export on this machine.
 
     Args:
@@ -117,22 +115,21 @@ def open_export(
         config: its config.json, which `weft.checkpoints.config.read_config` has checked.
         threads: number of threads; None for `weft.processor.num_threads`.
         is_fixed: of a directory of format auto, load the export in the directory itself.
-        quiet: print no notes.
 
     Raises:
         CheckpointError: a file is missing, damaged, or of another version of weft.
         UsageError: the runtime of the export is not installed.
     """
     if (path / choosing.FILE).exists() and not is_fixed:
-        export = _open_fastest(path, threads, quiet=quiet)
+        export = _open_fastest(path, threads)
     else:
         export = _open_one(path, config, threads)
-    if not quiet and (note := choosing.saturation_note(export.config)) is not None:
+    if (note := choosing.saturation_note(export.config)) is not None:
         say(note)
     return export
 
 
-def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
+def _open_fastest(folder: Path, threads: int | None) -> Export:
     """Open the fastest export of a directory of format auto; measure again on a machine that is not the recorded one.
 
     int8 exports whose sums saturate on this machine are opened only if no other export can be.
@@ -159,18 +156,17 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
         errors += others
     if not opened:
         raise errors[0]
-    if not quiet:
-        for error in errors:
-            say(f"Not considered: {error}")
-        for name, note in notes.items():
-            if note is not None and name not in opened:
-                say(f"Not considered: {name}. {note}")
+    for error in errors:
+        say(f"Not considered: {error}")
+    for name, note in notes.items():
+        if note is not None and name not in opened:
+            say(f"Not considered: {name}. {note}")
     if len(opened) == 1:
         (name,) = opened
         seconds = {}
     else:
         reasons: dict[int, str] = {}
-        with working("timing the exports", quiet=quiet):
+        with working("timing the exports"):
             seconds = choosing.time_sizes(
                 {name: _call_of(one) for name, one in opened.items()},
                 choice.batch_sizes,
@@ -179,14 +175,13 @@ def _open_fastest(folder: Path, threads: int | None, *, quiet: bool) -> Export:
             )
         if not all(seconds.values()):
             name = next((name for name in opened if exports[name] == folder), next(iter(opened)))
-            if not quiet:
-                text = f"The exports in {printable(str(folder))} cannot be timed here ({next(iter(reasons.values()))})"
-                say(f"{text}. weft uses {name}.")
+            text = f"The exports in {printable(str(folder))} cannot be timed here ({next(iter(reasons.values()))})"
+            say(f"{text}. weft uses {name}.")
             return opened[name]
         name = choosing.fastest(seconds)
     is_complete = not any(isinstance(error, CheckpointError) for error in errors)
     choosing.remember(name, exports.values(), *settings, is_final=is_complete)
-    if seconds and not quiet:
+    if seconds:
         say(
             f"The export in {printable(str(folder))} was chosen on another machine, with other runtimes or with another"
             f" number of threads, so weft measured again: {choosing.speeds_text(seconds)}. It uses {name}."

@@ -20,7 +20,7 @@ from weft.inference.inputs import image_files, settings_of
 from weft.inference.prediction import prepared_file
 from weft.inference.predictor import NonFiniteError, Predictor
 from weft.notebook import described
-from weft.progress import counting, say
+from weft.progress import counting, obeys_quiet, quietly, say
 from weft.recipes import Recipe
 from weft.text import printable
 
@@ -65,6 +65,7 @@ class SimilarImage:
         return {"image": printable(self.image), "similarity": self.similarity}
 
 
+@obeys_quiet
 def embed(
     run: str | Path,
     images: str | Path | Sequence[str | Path],
@@ -100,8 +101,8 @@ def embed(
     """
     settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
     files = [] if out is None else feature_files(Path(out), images, force=force)
-    predictor = feature_predictor(run, settings, quiet)
-    result = read_files(predictor, image_files(images)[: settings.data.limit], int(settings.batch_size), quiet=quiet)
+    predictor = feature_predictor(run, settings)
+    result = read_files(predictor, image_files(images)[: settings.data.limit], int(settings.batch_size))
     if not result.images:
         raise DataError(
             f"At least one image must be readable; none of {len(result.errors):,} is. The first: {result.errors[0][1]}"
@@ -113,6 +114,7 @@ def embed(
     return result
 
 
+@obeys_quiet
 def similar(
     run: str | Path,
     query: str | Path,
@@ -158,13 +160,14 @@ def similar(
         raise DataError(
             f"The query must be an image file; {printable(str(query))} is a folder. Pass one of its images."
         )
-    predictor = feature_predictor(run, settings, quiet)
-    wanted = read_files(predictor, [str(query)], 1, quiet=True)
+    predictor = feature_predictor(run, settings)
+    with quietly():
+        wanted = read_files(predictor, [str(query)], 1)
     if wanted.errors:
         raise DataError(f"The query must be an image. {wanted.errors[0][1]}")
     files = {os.path.abspath(path): path for path in image_files(images)}  # an image of two folders is found once
     others = [path for path in files.values() if not _is_same_file(path, query)][: settings.data.limit]
-    searched = read_files(predictor, others, int(settings.batch_size), quiet=quiet)
+    searched = read_files(predictor, others, int(settings.batch_size))
     if not searched.images:
         first = f" The first: {searched.errors[0][1]}" if searched.errors else ""
         raise DataError(f"At least one image besides the query must be readable; got none.{first}")
@@ -177,7 +180,7 @@ def similar(
     return result, searched.errors
 
 
-def feature_predictor(run: str | Path, settings: Recipe, quiet: bool) -> Predictor:
+def feature_predictor(run: str | Path, settings: Recipe) -> Predictor:
     """Load a model that gives features.
 
     Raises:
@@ -191,24 +194,23 @@ def feature_predictor(run: str | Path, settings: Recipe, quiet: bool) -> Predict
         precision=settings.precision,
         fold=False,
         max_pixels=settings.data.max_pixels,
-        quiet=quiet,
     )
     classifiers(predictor.source_model)
     return predictor
 
 
-def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int, *, quiet: bool) -> Embedding:
+def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int) -> Embedding:
     """Return the features of image files.
 
     Raises:
         NonFiniteError: the features are not finite.
     """
-    if not quiet and (note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels)):
+    if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
     used, errors, rows = [], [], []
     with (
         FeatureReader(predictor.model, predictor.runtime) as reader,
-        counting(len(paths), quiet=quiet, task_name="features") as advance,
+        counting(len(paths), task_name="features") as advance,
     ):
         for start in range(0, len(paths), batch_size):
             batch, prepared = paths[start : start + batch_size], []

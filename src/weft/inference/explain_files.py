@@ -21,7 +21,7 @@ from weft.interpret import Explanation, explain
 from weft.interpret.explaining import check_explainable
 from weft.interpret.overlay import overlaid
 from weft.notebook import ImageList, described
-from weft.progress import counting, say
+from weft.progress import counting, obeys_quiet, say
 from weft.system import file_name
 from weft.text import printable
 
@@ -72,6 +72,7 @@ class FileExplanation:
         return markup.Card(images, [*lines, caption], self.image, min(image.shape[:2]) <= markup.SMALL)
 
 
+@obeys_quiet
 def explain_run(
     run: str | Path,
     images: str | Path | Sequence[str | Path],
@@ -112,7 +113,6 @@ def explain_run(
         device=settings.device,
         fold=False,
         max_pixels=settings.data.max_pixels,
-        quiet=quiet,
     )
     model, names = predictor.source_model, predictor.classes
     check_explainable(model, grad_cam)  # before anything is written
@@ -121,11 +121,11 @@ def explain_run(
     folder = Path(out)
     make_dir(folder, [INDEX, *_written_before(folder)], force=force)
 
-    if not quiet and (note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels)):
+    if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
     results = ImageList[FileExplanation]()
     used: set[str] = set()
-    with counting(len(paths), quiet=quiet, task_name="explaining") as advance:
+    with counting(len(paths), task_name="explaining") as advance:
         for path in paths:
             advance(1)
             try:

@@ -12,8 +12,10 @@ from weft.data.folder import check_outside
 from weft.deploy import ExportReport, export
 from weft.errors import DataError
 from weft.inference.inputs import open_labelled, recipe_of, settings_of
+from weft.progress import obeys_quiet
 
 
+@obeys_quiet
 def export_run(
     run: str | Path,
     out: str | Path,
@@ -45,10 +47,10 @@ def export_run(
     if data is not None:
         check_outside(out, data)
     source = find_model(run)
-    model, classes = load_public(source, quiet=quiet) if isinstance(source, str) else load_model_dir(source)
+    model, classes = load_public(source) if isinstance(source, str) else load_model_dir(source)
     splits = None
     if data is not None:
-        splits = open_labelled(data, classes, model.num_classes, settings, recipe_of(Path(run)), quiet)
+        splits = open_labelled(data, classes, model.num_classes, settings, recipe_of(Path(run)))
         if len(splits.val) == 0:
             raise DataError(
                 f"An export is verified on held-out images; {data} has none. Give every class two images or more, or"
@@ -64,5 +66,4 @@ def export_run(
         max_drop=max_drop,
         batch_sizes=batch_sizes,
         force=force,
-        quiet=quiet,
     )

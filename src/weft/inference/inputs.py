@@ -54,7 +54,6 @@ def open_labelled(
     num_classes: int,
     settings: Recipe,
     trained_with: Recipe | None,
-    quiet: bool,
     *,
     test: bool = False,
 ) -> Splits:
@@ -71,14 +70,13 @@ def open_labelled(
         data,
         settings,
         trained_with,
-        quiet,
         allow_empty_class=True,
         classes=classes,
         match=None if imagenet is None else functools.partial(match_imagenet, imagenet),
         evaluate_only=True,
         test=test,
     )
-    if classes is None and not quiet:
+    if classes is None:
         say(
             "The weights have no class names: their outputs are matched with the folders in order, first"
             f" '{printable(splits.classes[0])}', last '{printable(splits.classes[-1])}'."
@@ -91,13 +89,11 @@ def open_labelled(
     return splits
 
 
-def open_as_trained(
-    data: str | Path, settings: Recipe, trained_with: Recipe | None, quiet: bool, **arguments: Any
-) -> Splits:
+def open_as_trained(data: str | Path, settings: Recipe, trained_with: Recipe | None, **arguments: Any) -> Splits:
     """Open a dataset, split as the training run split it.
 
     Args:
-        data, settings, trained_with, quiet: as in `open_labelled`.
+        data, settings, trained_with: as in `open_labelled`.
         arguments: more arguments of `open_data`.
 
     Raises:
@@ -108,7 +104,7 @@ def open_as_trained(
     plan = replace(split_plan(as_trained), train_fraction=1.0, limit=settings.data.limit)
     if not is_same:  # the folds and groups mean nothing
         plan = replace(plan, folds=None, fold=1, group=None)
-    with reading(quiet=quiet) as progress:
+    with reading() as progress:
         splits = open_data(
             data,
             plan,
@@ -120,9 +116,8 @@ def open_as_trained(
             progress=progress,
             **arguments,
         )
-    if not quiet:
-        for text in splits.notes[1:]:  # the first one counts training images
-            say(text)
+    for text in splits.notes[1:]:  # the first one counts training images
+        say(text)
     return splits
 
 

@@ -16,7 +16,7 @@ from weft.data.preprocessing import Pixels
 from weft.inference.arguments import check_top_k, image_files, settings_of, value_note
 from weft.inference.predictor import Predictor
 from weft.notebook import ImageList, described
-from weft.progress import counting, say
+from weft.progress import counting, obeys_quiet, say
 from weft.text import printable
 
 THUMBNAIL = 300  # pixels of the longer side
@@ -78,6 +78,7 @@ class FilePrediction:
         return markup.Card([(*markup.encoded(np.asarray(image)), self.image)], lines, name, is_small)
 
 
+@obeys_quiet
 def predict(
     run: str | Path,
     images: str | Path | Sequence[str | Path],
@@ -122,20 +123,18 @@ def predict(
         precision=settings.precision,
         mirror=tta,
         max_pixels=settings.data.max_pixels,
-        quiet=quiet,
     )
     threshold = None
     if reject_at_error is not None:
         rejection = predictor.reject_at(reject_at_error)
         threshold = rejection.threshold
-        if not quiet:
-            say(str(rejection))
+        say(str(rejection))
     paths = image_files(images)[: settings.data.limit]
     predictions = ImageList[FilePrediction]()
-    if not quiet and (note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels)):
+    if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
     size = int(settings.batch_size)
-    with counting(len(paths), quiet=quiet, task_name="classifying") as advance:
+    with counting(len(paths), task_name="classifying") as advance:
         for start in range(0, len(paths), size):
             batch = paths[start : start + size]
             prepared = [prepared_file(predictor, path) for path in batch]

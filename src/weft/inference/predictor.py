@@ -29,7 +29,7 @@ from weft.inference.backends import Backend, ExportBackend
 from weft.inference.probabilities import ranked, softmax
 from weft.models.contract import preprocessing
 from weft.processor import num_threads
-from weft.progress import loading, say
+from weft.progress import loading, obeys_quiet, say
 from weft.text import printable, reason_of
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ class Predictor:
         return self.backend.runtime
 
     @classmethod
+    @obeys_quiet
     def load(
         cls,
         run: str | Path,
@@ -204,7 +205,7 @@ class Predictor:
         """
         max_pixels = max_pixels or _pixel_limit(run)
         model_source = find_model(run)  # once: the newest commit of a repository on the hub
-        if (export := _export(model_source, is_fixed=is_fixed, quiet=quiet)) is not None:
+        if (export := _export(model_source, is_fixed=is_fixed)) is not None:
             _check_export_device(device)
             if precision == "bf16" != (own := export.config["artefact"]["precision"]):
                 raise UsageError(
@@ -215,15 +216,15 @@ class Predictor:
                 export.set_input_size(img_size)
             return cls(export, export.label_names, mirror=mirror, max_pixels=max_pixels)
         need_torch(f"{run} is not an export, and its network runs in torch.{_exports_text(run)}")
-        with loading(quiet=quiet):
+        with loading():
             from weft.capabilities import bf16_note
             from weft.deploy.exported import open_found
             from weft.models.contract import resized
             from weft.runtime import Runtime
         runtime = Runtime.of(device, precision)
-        if not quiet and (emulated := bf16_note(runtime.device.type, runtime.precision)) is not None:
+        if (emulated := bf16_note(runtime.device.type, runtime.precision)) is not None:
             say(emulated)
-        model, classes = open_found(model_source, quiet=quiet)
+        model, classes = open_found(model_source)
         if img_size is not None:
             model = resized(model, img_size)
         return cls(model, classes, runtime=runtime, fold=fold, mirror=mirror, max_pixels=max_pixels)
@@ -423,11 +424,11 @@ def _pixel_limit(run: str | Path) -> int:
     return (recipe and recipe.data.max_pixels) or MAX_PIXELS
 
 
-def _export(model_source: Path | str, *, is_fixed: bool, quiet: bool) -> Export | None:
+def _export(model_source: Path | str, *, is_fixed: bool) -> Export | None:
     """Load an export; None if it is another model."""
     if not isinstance(model_source, Path) or "artefact" not in (config := read_config(model_source)):
         return None
-    return open_export(model_source, config, is_fixed=is_fixed, quiet=quiet)
+    return open_export(model_source, config, is_fixed=is_fixed)
 
 
 def torch_version() -> str | None:

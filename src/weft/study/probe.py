@@ -17,6 +17,7 @@ from weft.bench.cost import cost
 from weft.data import Splits
 from weft.memory import release_memory
 from weft.models.contract import preprocessing
+from weft.progress import quietly
 from weft.recipes import Recipe
 from weft.runtime import Runtime
 from weft.train.loop import Learner, group_into_steps
@@ -63,7 +64,8 @@ def probe(recipe: Recipe, macs: float, splits: Splits | None = None, threads: in
     )
     if splits is None:
         limited = dataclasses.replace(small.data, limit=min(small.data.limit or 2 * size, 2 * size))
-        splits = open_splits(dataclasses.replace(small, data=limited), quiet=True)
+        with quietly():
+            splits = open_splits(dataclasses.replace(small, data=limited))
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:

@@ -13,6 +13,7 @@ from scipy.special import softmax
 from weft.capabilities import bf16_note
 from weft.data import Source
 from weft.data.decode import BadImage, read_regular
+from weft.data.folder import paths_of
 from weft.data.inventory import digest_of
 from weft.data.split import stratified_subset
 from weft.errors import CheckpointError, DataError, UsageError
@@ -24,10 +25,9 @@ from weft.inference.inputs import JoinedSource, SourcePart, evaluation_batches, 
 from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
 from weft.intervals import accuracy_text
-from weft.progress import counting, say
+from weft.progress import counting, obeys_quiet, quietly, say
 from weft.runtime import Runtime
 from weft.text import printable
-from weft.train.corrections import paths_of
 from weft.train.plan import open_splits
 
 BUDGET = 20
@@ -94,6 +94,7 @@ class Labelling:
         }
 
 
+@obeys_quiet
 def label(
     run: str | Path,
     images: str | Path | Sequence[str | Path],
@@ -146,7 +147,7 @@ def label(
         refuse_file_name(Path(out))
         refuse_taken(Path(out), CONTENTS, force=force)
         check_writable(Path(out))
-    predictor = feature_predictor(run, settings, quiet)
+    predictor = feature_predictor(run, settings)
     if predictor.label_names is None:
         raise CheckpointError(f"Labels are class names; the model {printable(str(run))} has none. Pass a run.")
     network = predictor.source_model
@@ -154,7 +155,7 @@ def label(
     images_of_run = images_of(Path(run))
     labelled = set() if images_of_run is None else images_of_run.digests
     is_labelled = [_is_among(path, labelled) for path in files]
-    if not labelled and not quiet:
+    if not labelled:
         say("Which images are already labelled is unknown: the run has no hashes in images.tsv.gz.")
     if files and all(is_labelled):
         raise DataError(
@@ -162,7 +163,7 @@ def label(
         )
     files = [path for path, is_in_run in zip(files, is_labelled, strict=True) if not is_in_run]
     files = files[: settings.data.limit]
-    read_images = read_files(predictor, files, int(settings.batch_size), quiet=quiet)
+    read_images = read_files(predictor, files, int(settings.batch_size))
     if not read_images.images:
         raise DataError(
             f"At least one image must be readable; none of {len(read_images.errors):,} is."
@@ -170,8 +171,8 @@ def label(
         )
     logits = logits_of(network, read_images.features).astype(np.float64)
     probabilities = softmax(logits / predictor.temperature, axis=1)
-    known_images = _images_of_run(Path(run), predictor.classes, quiet)
-    known, _ = _features(predictor, known_images.train, int(settings.batch_size), quiet)
+    known_images = _images_of_run(Path(run), predictor.classes)
+    known, _ = _features(predictor, known_images.train, int(settings.batch_size))
     chosen = choose(read_images.features, probabilities, known, budget)
     order = ranked(probabilities)[:, 0]
     highest = probabilities.max(axis=1)
@@ -192,11 +193,11 @@ def label(
         rows(by_certainty(np.flatnonzero(is_certain)), "accept"),
         rows(by_certainty(np.flatnonzero(others)), ""),
         read_images.errors,
-        _check(predictor, known_images.held_out, certain, int(settings.batch_size), quiet),
+        _check(predictor, known_images.held_out, certain, int(settings.batch_size)),
         sum(is_labelled),
     )
     if out is not None:
-        if known_images.train is not None and not known_images.rows and not quiet:
+        if known_images.train is not None and not known_images.rows:
             say(f"{NEXT} and {PROPOSED} list no image of the run, since these are not files. Add them before training.")
         _write(Path(out), str(run), result, certain, known_images.rows, force=force)
     return result
@@ -265,20 +266,20 @@ class _RunImages(NamedTuple):
     rows: Sequence[tuple[str, str, str]] = ()
 
 
-def _images_of_run(run: Path, classes: Sequence[str], quiet: bool) -> _RunImages:
+def _images_of_run(run: Path, classes: Sequence[str]) -> _RunImages:
     """Return the labelled images of a run, with a note if they cannot be used."""
     recipe, images = recipe_of(run), images_of(run)
     if recipe is None or images is None:
         return _RunImages()
     try:
-        splits = open_splits(recipe, quiet=True)
+        with quietly():
+            splits = open_splits(recipe)
         if list(splits.classes) != list(classes):
             raise DataError(f"The classes of {printable(str(recipe.data.source))} have changed.")
         everything = JoinedSource(splits.train, splits.val)
         sides = [*images.sides_of(splits.train), *images.sides_of(splits.val)]
     except DataError as error:
-        if not quiet:
-            say(f"The images of the run are not used: {error}")
+        say(f"The images of the run are not used: {error}")
         return _RunImages()
     train, held_out = (
         SourcePart(everything, [place for place, side in enumerate(sides) if side == name]) for name in ("train", "val")
@@ -291,16 +292,14 @@ def _images_of_run(run: Path, classes: Sequence[str], quiet: bool) -> _RunImages
     return _RunImages(train, held_out, [row for row in zip(paths, names, sides, strict=True) if row[2]])
 
 
-def _features(
-    predictor: Predictor, source: Source | None, batch_size: int, quiet: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _features(predictor: Predictor, source: Source | None, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the features (images features) and the labels of at most MAX_LABELLED images, with the cache."""
     with FeatureReader(predictor.model, predictor.runtime) as reader:
         if source is None or not len(source):
             return np.empty((0, sum(reader.widths)), np.float32), np.empty(0, int)
         places = stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0)
         part, rows, labels = SourcePart(source, places), [], list[int]()
-        with counting(len(part), quiet=quiet, task_name="features of labelled images") as advance:
+        with counting(len(part), task_name="features of labelled images") as advance:
             for batch, targets in evaluation_batches(part, predictor.source_model, batch_size, 0):
                 rows.append(reader(batch))
                 labels += targets.tolist()
@@ -308,9 +307,9 @@ def _features(
     return np.concatenate(rows), np.array(labels)
 
 
-def _check(predictor: Predictor, held_out: Source | None, certain: float, batch_size: int, quiet: bool) -> str:
+def _check(predictor: Predictor, held_out: Source | None, certain: float, batch_size: int) -> str:
     """Return the accuracy of the labels that would be proposed for the held-out images, as a sentence."""
-    features, labels = _features(predictor, held_out, batch_size, quiet)
+    features, labels = _features(predictor, held_out, batch_size)
     if not len(labels):
         return ""
     probabilities = softmax(logits_of(predictor.source_model, features) / predictor.temperature, axis=1)

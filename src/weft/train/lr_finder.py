@@ -41,18 +41,17 @@ class LrFinding(NamedTuple):
         return {"lr": self.lr, "points": [point._asdict() for point in self.points]}
 
 
-def sweep_lr(plan: Plan, steps: int = 100, *, quiet: bool) -> LrFinding:
+def sweep_lr(plan: Plan, steps: int = 100) -> LrFinding:
     """Train the network of a plan as its run would, with a learning rate that grows from step to step.
 
     Args:
         plan: of the run; its network is changed.
         steps: number of steps, at least 1; fewer if the loss diverges.
-        quiet: print no progress and no notes.
 
     Raises:
         DivergedError: the loss of the first step is not finite.
     """
-    plan.initialise(lambda text: None if quiet else say(text), quiet=quiet)
+    plan.initialise(say)
     learner = plan.learner()
     low, high = SWEEP
     learner.lr_at = lambda step: low * (high / low) ** (step / max(steps - 1, 1))

@@ -114,24 +114,23 @@ class Plan:
         notes += [note] if note else []
         return dataclasses.replace(self, recipe=recipe, runtime=runtime, notes=tuple(notes))
 
-    def initialise(self, note: Callable[[str], None], *, quiet: bool) -> None:
+    def initialise(self, note: Callable[[str], None]) -> None:
         """Give the network the weights that training starts from: given or public ones, and a fitted classifier.
 
         Args:
             note: called with a sentence for each.
-            quiet: print no progress.
         """
         if self.recipe.start_from is not None:
             note(load_start_weights(self.network, self.recipe.start_from, self.splits.classes))
         if self.recipe.pretrained:
             note(f"Starts from the public weights {source_of(str(self.recipe.model))}.")
         if self.recipe.head_init == "probe":
-            self._fit_heads(note, quiet=quiet)
+            self._fit_heads(note)
 
-    def _fit_heads(self, note: Callable[[str], None], *, quiet: bool) -> None:
+    def _fit_heads(self, note: Callable[[str], None]) -> None:
         """Fit the classifiers of the network to the features of the training images, with a note on each."""
         images = evaluation_batches(self.splits.train, self.network, FEATURE_BATCH, self.recipe.workers)
-        with counting(len(self.splits.train), quiet=quiet, task_name="features") as count:
+        with counting(len(self.splits.train), task_name="features") as count:
             probes = fit_heads(
                 self.network,
                 images,
@@ -176,12 +175,11 @@ class Plan:
             return Learner(self.network, recipe, self.runtime, *counts, self.splits.train.labels, teacher)
 
 
-def make_plan(request: Request, *, quiet: bool) -> Plan:
+def make_plan(request: Request) -> Plan:
     """Open the dataset and decide what the request leaves open, except what is measured (`Plan.measured`).
 
     Args:
         request: what the user asked for.
-        quiet: print no progress and no notes.
 
     Raises:
         UsageError, DataError, CheckpointError: settings, data or weights that cannot be used.
@@ -190,14 +188,12 @@ def make_plan(request: Request, *, quiet: bool) -> Plan:
     if asked.model is not None:
         check_name(asked.model)
     runtime = Runtime.of(asked.device, asked.precision, deterministic=asked.deterministic)
-    quiet = quiet or not runtime.is_main
-    recipe, note = runtime.gather(few_images.with_available_weights(request))[
-        0
-    ]  # the hub may reply to one process only
-    if note and not quiet:
+    # of the first process: the hub may reply to one only
+    recipe, note = runtime.gather(few_images.with_available_weights(request))[0]
+    if note:
         say(note)
     check_sync_bn(recipe, runtime)
-    splits = open_splits(recipe, quiet)
+    splits = open_splits(recipe)
     size, count = image_size_hint(splits.train), len(splits.train)
     recipe, on_weights = runtime.gather(few_images.with_start_weights(request, recipe, size, count))[0]
     recipe, on_network = with_start_network(recipe)
@@ -288,15 +284,14 @@ def _batch_divisor(recipe: Recipe, world: int) -> int:
     return world * recipe.accumulate * (2 if recipe.augment.mixup or recipe.augment.cutmix else 1)
 
 
-def open_splits(recipe: Recipe, quiet: bool) -> Splits:
+def open_splits(recipe: Recipe) -> Splits:
     """Open the dataset of a recipe, and print what is read.
 
     Raises:
         DataError: the dataset cannot be used.
     """
-    if not quiet:
-        say(f"Reading {', '.join(sources_of(recipe))}.")
-    with reading(quiet=quiet) as progress:
+    say(f"Reading {', '.join(sources_of(recipe))}.")
+    with reading() as progress:
         return open_data(
             str(recipe.data.source),
             split_plan(recipe),

@@ -6,13 +6,13 @@ import ast
 import dataclasses
 import functools
 import inspect
-import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from weft.recipes import schema
+from weft.recipes.fields import in_words
 from weft.recipes.schema import Recipe
 
 OPEN = ("model_args", "environment")  # settings whose keys the schema does not define
@@ -99,25 +99,3 @@ def settings() -> list[Setting]:
 def options() -> dict[str, Setting]:
     """Return the settings with an option of their own, by the name of the argument."""
     return {setting.argument: setting for setting in SETTINGS if setting.flag}
-
-
-def in_words(hint: Any) -> str:
-    """Describe the values that a type allows, such as `a number at least 0`."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        text = str(arguments[1])
-        return text.replace("a number", "a whole number") if arguments[0] is int else text
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(in_words(argument) for argument in arguments)
-    if origin is Literal:
-        return ", ".join(arguments)
-    if origin is dict:
-        return "named values"
-    if origin is tuple and arguments[-1] is ...:
-        return "a list"
-    if origin is tuple and len(set(arguments)) == 1:
-        return f"{len(arguments)} values in brackets, each {in_words(arguments[0])}"
-    if origin is tuple:
-        return "[" + ", ".join(in_words(argument) for argument in arguments) + "]"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
-    return names[hint]

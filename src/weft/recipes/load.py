@@ -21,7 +21,8 @@ import yaml
 from weft.errors import UsageError, unknown
 from weft.reading import read_bytes
 from weft.recipes.describe import KEYS, OPEN, options
-from weft.recipes.schema import EXCLUSIVE, Recipe
+from weft.recipes.rules import EXCLUSIVE
+from weft.recipes.schema import Recipe
 from weft.recipes.yaml_reader import EXPONENT, MAX_BYTES, Document, adapter, compose, untyped
 
 GROUPS = {*OPEN, *(key.partition(".")[0] for key in KEYS if "." in key)}  # settings that are `key: value` lines

@@ -18,7 +18,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from weft.errors import UsageError, unknown
-from weft.recipes.describe import in_words
+from weft.recipes.fields import in_words
 
 T = TypeVar("T")
 MAX_BYTES = 1_000_000

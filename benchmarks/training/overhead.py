@@ -31,7 +31,8 @@ from weft.processor import processor_class
 from weft.recipes import load_recipe
 from weft.runs.directory import StepLog
 from weft.runtime import Runtime
-from weft.train.loop import Learner, Meter, StepResult, train_epoch
+from weft.train.loop import Learner, train_epoch
+from weft.train.meter import Meter, StepResult
 from weft.train.stop import Stop
 
 CASES = {

@@ -260,7 +260,6 @@ VALUES = {
     "--set": ["data.image=x"],
     "--max-pixels": ["9"],
     "--run": ["r"],
-    "--apply": ["a.csv"],
     "--batch-size": ["2"],
     "--device": ["cpu"],
 }
@@ -278,9 +277,3 @@ def test_an_option_of_another_action_is_refused(action: str, capsys: pytest.Capt
     for option in sorted(every - set(OPTIONS[action])):
         assert main(["data", action, *["x"] * NUM_PATHS[action], option, *VALUES.get(option, [])]) == 2
         assert f"weft data {action} does not read {option}, an option of " in capsys.readouterr().err
-
-
-def test_apply_reads_no_option_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    for option in ("--run", "--batch-size", "--device", "--precision", "--threads"):
-        assert main(["data", "review", "x", "--apply", "a.csv", "--out", "o.csv", option, *VALUES[option]]) == 2
-        assert f"data review --apply does not read {option}, an option of review without" in capsys.readouterr().err

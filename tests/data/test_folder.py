@@ -386,8 +386,8 @@ def test_copies_that_flatter_are_noted(given):
     (given / "val" / "owl" / "again.jpg").write_bytes((given / "val" / "owl" / "0000.jpg").read_bytes())
     assert [note for note in open_data(given).notes if "byte-identical" in note] == [
         "1 validation image is byte-identical to a training image, "
-        "which makes the validation accuracy too high: val/cat/again.jpg. To keep copies on one side, write a table: "
-        "weft data review DATA --out DIR, then --apply; and train with it: --group group."
+        "which makes the validation accuracy too high: val/cat/again.jpg. To keep copies on one side: "
+        "weft data review DATA --out DIR, then weft train DIR/corrected.csv --group group."
     ]
 
 

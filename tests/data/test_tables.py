@@ -11,7 +11,6 @@ import pytest
 from tests.data.pictures import jpeg
 from weft.cli import main
 from weft.data import inspect, open_data
-from weft.data.table import other_columns
 from weft.errors import DataError, UsageError
 from weft.inference.inputs import open_as_trained
 from weft.recipes import load_recipe
@@ -344,9 +343,6 @@ def test_parquet_files_with_other_class_names_are_refused(tmp_path: Path, monkey
 def test_columns_without_a_name_are_kept_apart(root: Path) -> None:
     table = write(root, ",image,label,,", "{i},train/a{i:02}.jpg,{pet},x{i},y{i}")
     assert open_data(table).classes == ["cat", "dog"]
-    names, values = other_columns(table)
-    assert names == ["", "", ""]
-    assert values["train/a03.jpg"] == ["3", "x3", "y3"]
     second = write(root, "image,,", "train/a{i:02}.jpg,{pet},id{i}")
     with pytest.raises(DataError, match="must have a column 'label'"):
         open_data(second)
@@ -360,7 +356,6 @@ def test_parquet_columns_without_a_name(root: Path) -> None:
     columns = [pyarrow.array(column) for column in (paths, ["cat", "dog"] * 6, range(NUMBER), ["x"] * NUMBER)]
     parquet.write_table(pyarrow.Table.from_arrays(columns, ["image", "label", "", ""]), root / "table.parquet")
     assert open_data(root / "table.parquet").classes == ["cat", "dog"]
-    assert other_columns(root / "table.parquet")[1]["train/a03.jpg"] == ["3", "x"]
 
 
 def test_the_first_of_columns_with_nearly_one_name_decides(root: Path) -> None:

@@ -17,10 +17,8 @@ from weft.inference import embed, evaluate, similar
 from weft.inference.arguments import check_outside_images, image_files
 from weft.inference.explain_files import explain_run
 from weft.inference.exports import export_run
-from weft.train import label
-from weft.train.corrections import apply_changes
+from weft.train import label, preview
 from weft.train.data_review import review
-from weft.train.run import preview
 
 
 def images(folder: Path, *names: str) -> Path:
@@ -77,7 +75,6 @@ WRITERS = {
     "label": lambda data, out: label("run", data, out=out),
     "evaluate": lambda data, out: evaluate("run", data, out=out),
     "review": lambda data, out: review(data, out=out, force=True),
-    "apply": lambda data, out: apply_changes(data, "changes.csv", out / "new.csv"),
     "prepare": lambda data, out: prepare_data(data, out, 16),
     "preview": lambda data, out: preview(data, "levit_nano_32", out=out / "x.png"),
     "export": lambda data, out: export_run("run", out, data=data),

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 
 from tests.train.conftest import SHORT
 from weft.cli import main
 from weft.errors import UsageError
 from weft.inference.metrics import Evaluation, measure
-from weft.train import run_loop, train
-from weft.train.linear_probe import UNBALANCED, Balance, _cross_validate
+from weft.train import linear_probe, run, train
+from weft.train.linear_probe import Balance, balanced_score
 from weft.train.mirrored_classes import mirrored_pairs, mirrored_text
 
 SCRIPT = [(90.0, 50.0, 0.4), (80.0, 70.0, 0.5), (85.0, 60.0, 0.3), (70.0, 55.0, 0.6), (60.0, 50.0, 0.7)]
@@ -38,7 +40,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluate(*args: Any, **kwargs: Any) -> Evaluation:
         return Scripted(**vars(measure(*args, **kwargs)), script=next(numbers))
 
-    monkeypatch.setattr(run_loop, "measure", evaluate)
+    monkeypatch.setattr(run, "measure", evaluate)
 
 
 @pytest.mark.parametrize(("best", "epoch", "stopped_after"), [("top1", 1, 3), ("balanced", 2, 4), ("loss", 3, 5)])
@@ -61,16 +63,23 @@ def test_the_measure_does_not_change_on_resume(photos: Path, tmp_path: Path) -> 
 def test_the_penalty_of_a_probe_is_chosen_by_classes_that_count_the_same() -> None:
     random = np.random.default_rng(0)
     labels = np.array([0] * 36 + [1] * 4)
-    points = random.normal(0, 1, (40, 1, 3)) + labels[:, None, None]
-    splits = [(np.flatnonzero(np.arange(40) % 2 != fold), np.flatnonzero(np.arange(40) % 2 == fold)) for fold in (0, 1)]
-    losses = {}
-    for number in (0, 1):  # the loss of one class: the other has no held-out image
-        parts = [(train_part, held_out[labels[held_out] == number]) for train_part, held_out in splits]
-        losses[number] = _cross_validate(points, labels, 2, parts, 1.0, UNBALANCED)[0]
-    by_class = _cross_validate(points, labels, 2, splits, 1.0, Balance(is_chosen_by_class=True))[0]
-    by_image = _cross_validate(points, labels, 2, splits, 1.0, UNBALANCED)[0]
-    assert by_class == pytest.approx((losses[0] + losses[1]) / 2)
-    assert by_image == pytest.approx((36 * losses[0] + 4 * losses[1]) / 40)
+    rows = random.normal(0, 1, (40, 3)) + labels[:, None]
+    model = LogisticRegression().fit(rows, labels)
+    losses = [log_loss(labels[labels == k], model.predict_proba(rows[labels == k]), labels=[0, 1]) for k in (0, 1)]
+    assert balanced_score(model, rows, labels) == pytest.approx(-(losses[0] + losses[1]) / 2)
+    assert balanced_score(model, rows[:36], labels[:36]) == pytest.approx(-losses[0])  # no image of the other class
+
+
+def test_the_balance_of_a_run_decides_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = []
+    monkeypatch.setattr(linear_probe, "balanced_score", lambda model, rows, labels: scored.append(len(rows)) or 0.0)
+    views, labels = np.random.default_rng(0).normal(size=(30, 2, 4)), np.arange(30) % 3
+    linear_probe.fit(views, labels, 3)
+    assert not scored
+    for balance in (Balance(is_weighted=True), Balance(is_chosen_by_class=True)):
+        scored.clear()
+        linear_probe.fit(views, labels, 3, balance=balance)
+        assert set(scored) == {12}  # six images of a fold, and their mirror images
 
 
 def features(mirror: dict[int, int], per_class: int = 20, noise: float = 0.5) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,17 @@ import weft
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import open_data
+from weft.data.source import KeyedSource, Splits
 from weft.errors import DataError, UsageError
 from weft.inference.embedding import Embedding
-from weft.train import Review, apply_changes, review
-from weft.train.corrections import joined_groups
+from weft.train import Review, review, train
 from weft.train.data_review import _review
 from weft.train.label_errors import (
     MIN_KEPT,
     LabelErrors,
     find_label_errors,
     is_improbable,
+    joined_groups,
     judge,
     near_duplicates,
     neighbour_distances,
@@ -115,6 +115,15 @@ def test_a_class_of_one_or_two_images_is_not_an_error(count: int) -> None:
     assert np.isfinite(result.probabilities).all()
 
 
+@pytest.mark.parametrize("labels", [[0, 1], [0, 0, 1], [0, 1, 1, 0]])
+def test_a_few_images_are_judged_as_far_as_possible(labels: list[int]) -> None:
+    features = np.random.default_rng(0).normal(size=(len(labels), 6)) + 5 * np.array(labels)[:, None]
+    for groups in (None, np.zeros(len(labels), int)):  # all copies of each other
+        result = find_label_errors(features, np.array(labels), 2, groups)
+        assert np.isfinite(result.probabilities).all()
+        assert result.is_judged.any() == (groups is None and len(labels) > 2)
+
+
 def test_images_far_from_all_others_are_outliers() -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(100, 32)) + np.repeat(np.eye(4, 32) * 20, 25, axis=0)
@@ -194,11 +203,11 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_review_finds_them_and_the_table_corrects_them(
+def test_a_review_finds_them_and_its_table_is_data_for_training(
     data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.read_bytes() for path in data.rglob("*.png")}
-    out, table = tmp_path / "review", tmp_path / "corrected.csv"
+    out = tmp_path / "review"
     result = review(data, run=model, out=out, quiet=True)
     assert isinstance(result, Review)
     findings = {Path(row.path).name: row for row in result.findings}
@@ -207,26 +216,46 @@ def test_a_review_finds_them_and_the_table_corrects_them(
     assert wrong.probability is not None
     assert wrong.probability > 0.5
     assert (copy.label, copy.proposed, copy.action) == ("blue", "red", "relabel")
-    assert copy.group == findings["03.png"].group != ""
+    assert copy.group == findings["03.png"].group == "copies-1"
     assert (len(result.duplicates), result.copies_in_classes, result.leaks) == (1, 1, 0)
     relabelled = sum(row.action == "relabel" for row in result.findings)
+    assert relabelled == 2
     assert result.headline().startswith(f"{relabelled} of {result.images} labels (")
     page = (out / "report.html").read_text()
     assert "wrong.png" in page
+    assert f"weft train {out}/corrected.csv --group group" in page
     assert (out / "errors.png").is_file()
-    assert [row["path"] for row in rows_of(out / "changes.csv")] == [row.path for row in result.findings]
 
-    arguments = ["data", "review", str(data), "--apply", str(out / "changes.csv"), "--out", str(table)]
-    assert main(arguments) == 0
-    assert "relabel 2" in capsys.readouterr().out
-    labels = {Path(row["path"]).name: row["label"] for row in rows_of(table) if "wrong" in row["path"]}
-    assert labels == {"wrong.png": "blue"}
-    groups = [row["group"] for row in rows_of(table) if row["path"].endswith(("red/03.png", "copy.png"))]
-    assert groups == ["copies-1", "copies-1"]
+    rows = rows_of(out / "corrected.csv")
+    assert list(rows[0]) == ["path", "label", "group", "was", "problem"]
+    assert [row["path"] for row in rows[: len(result.findings)]] == [row.path for row in result.findings]
+    assert sorted(row["path"] for row in rows) == sorted(map(str, before))
+    changed = {Path(row["path"]).name: (row["label"], row["was"]) for row in rows if row["was"]}
+    assert changed == {"wrong.png": ("blue", "red"), "copy.png": ("red", "blue")}
+    assert all(row["label"] == Path(row["path"]).parent.name for row in rows if not row["was"])
+    assert [Path(row["path"]).name for row in rows if row["group"]] == ["copy.png", "03.png"]
     assert {path: path.read_bytes() for path in data.rglob("*.png")} == before
-    assert main(["data", "check", str(table)]) == 0
-    assert main([*arguments, "--quiet"]) == 2
-    assert "exists. Choose another --out, or pass --force" in capsys.readouterr().err
+    assert main(["data", "check", str(out / "corrected.csv")]) == 0
+    settings = {"head_init": "probe", "epochs": 0, "batch_size": 8, "data.group": "group"}
+    run = train(out / "corrected.csv", model="levit_nano_32", settings=settings, out=tmp_path / "run", quiet=True)
+    assert run.count >= 2
+    assert main(["data", "review", str(data), "--run", str(model), "--out", str(out), "--quiet"]) == 2
+    assert "must be new or empty" in capsys.readouterr().err
+
+
+def test_a_person_edits_the_table_and_trains_on_it(data: Path, model: Path, tmp_path: Path) -> None:
+    """A label that is new, and a row that is deleted; the table may be in any folder."""
+    review(data, run=model, out=tmp_path / "review", quiet=True)
+    header, *lines = (tmp_path / "review" / "corrected.csv").read_text().splitlines()
+    kept = [line for line in lines if "/05.png" not in line]
+    edited = [line.replace(",red,", ",crimson,") if "/red/01.png" in line else line for line in kept]
+    (tmp_path / "elsewhere").mkdir()
+    table = tmp_path / "elsewhere" / "mine.csv"
+    table.write_text("\n".join([header, *edited]) + "\n")
+    splits = open_data(table, evaluate_only=True, allow_empty_class=True)
+    assert splits.classes == ["blue", "crimson", "red"]
+    assert len(splits.train) + len(splits.val) == 25 - 2
+    assert splits.bad == ()
 
 
 def test_copies_in_both_splits_are_leaks_and_the_training_image_is_excluded(
@@ -239,10 +268,19 @@ def test_copies_in_both_splits_are_leaks_and_the_training_image_is_excluded(
             for number in names:
                 shutil.copy(data / name / f"{number}.png", split / side / name)
     shutil.copy(data / "red/07.png", split / "train/red/again.png")
-    result = review(split, run=model, quiet=True)
+    (split / "val/red/bad.png").write_bytes(b"no image")
+    result = review(split, run=model, out=tmp_path / "review", quiet=True)
     assert result.leaks == 1
     actions = {(row.split, Path(row.path).name): row.action for row in result.findings if row.group}
     assert actions == {("train", "again.png"): "exclude", ("val", "07.png"): "keep"}
+    table = tmp_path / "review" / "corrected.csv"
+    assert {(row["split"], Path(row["path"]).parents[1].name) for row in rows_of(table)} == {
+        ("train",) * 2,
+        ("val",) * 2,
+    }
+    splits = open_data(table)
+    assert splits.is_given
+    assert (len(splits.train), len(splits.val), splits.bad) == (10, 6, ())
 
 
 def test_the_headline_counts_copies_with_another_label(data: Path, model: Path, tmp_path: Path) -> None:
@@ -263,81 +301,43 @@ def test_bad_input_is_refused(data: Path, model: Path, tmp_path: Path, capsys: p
         review(one, run=model, quiet=True)
     with pytest.raises(UsageError, match=r"A review reads image files"):
         review("digits", run=model, quiet=True)
-    changes = tmp_path / "changes.csv"
-    header = "path,label,proposed,probability,problem,action\n"
-    image = data / "red/01.png"
-    for text, message in (
-        ("a,b\n1,2\n", r"must have a column 'path'"),
-        (f"{header}{image},red,blue,1,label,delete\n", r"must be keep, relabel or exclude; row 2"),
-        (f"{header}{image},red,,1,label,relabel\n", r"'proposed' must name a class"),
-        (f"{header}{image},red,  ,1,label,relabel\n", r"'proposed' must name a class"),
-        (f"{header}{image},blue,red,1,label,relabel\n", r"must belong to the data"),
-        (f"{header}{image},red,blue,1,label,relabel\n{image},red,,,,exclude\n", r"list every image once; row 3"),
-        (f"{header}{data}/red/none.png,red,blue,1,label,relabel\n", r"Every image of the changes must be in the data"),
-    ):
-        changes.write_text(text)
-        with pytest.raises(DataError, match=message):
-            apply_changes(data, changes, tmp_path / "new.csv", quiet=True)
-    with pytest.raises(DataError, match=r"must be a readable table"):
-        apply_changes(data, tmp_path / "none.csv", tmp_path / "new.csv", quiet=True)
-    with pytest.raises(UsageError, match=r"must end in \.csv"):
-        apply_changes(data, changes, tmp_path / "new.txt", quiet=True)
-    with pytest.raises(UsageError, match=r"must be a new file"):
-        apply_changes(data, changes, changes, force=True, quiet=True)
-    assert not (tmp_path / "new.csv").exists()
-    assert main(["data", "check", str(data), "--apply", str(changes)]) == 2
-    assert main(["data", "review", str(data), "--apply", str(changes)]) == 2
-    assert "--apply needs the name of the new table" in capsys.readouterr().err
+    assert main(["data", "review", str(data), "--set", "data.folds=5"]) == 2
+    assert "--set takes data.image, data.label and data.group here; got 'data.folds'" in capsys.readouterr().err
+    assert main(["data", "check", str(data), "--set", "data.group=x"]) == 2
 
 
-def test_a_corrected_table_keeps_the_columns_and_joins_the_groups(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("column", ["group", "patient"])
+def test_the_groups_of_a_table_are_joined_with_the_near_duplicates(
+    column: str, data: Path, model: Path, tmp_path: Path
 ) -> None:
-    table, changes, out = tmp_path / "table.csv", tmp_path / "changes.csv", tmp_path / "new" / "corrected.csv"
-    table.write_text(
-        "file; label; group; camera\n"
-        "data/red/01.png; red;p1;a\ndata/red/02.png;red;p1;b\ndata/red/03.png;red;p2;a\n"
-        "data/blue/copy.png;blue;p3;b\n;;;\ndata/blue/01.png;blue;;a\ndata/blue/02.png;blue;p4;c\n"
-    )
-    changes.write_text(
-        "path,label,proposed,probability,problem,action,split,group\n"
-        f"{data}/red/02.png,red,,,near-duplicate,keep,,copies-1\n"
-        f"{data}/red/03.png,red, purple ,,label,relabel,,copies-1\n"
-        f"{data}/blue/copy.png,blue,,,near-duplicate,exclude,,copies-2\n"
-        f"{data}/blue/01.png,blue,,,near-duplicate,keep,,copies-2\n"
-    )
-    assert apply_changes(table, changes, out) == {"keep": 4, "relabel": 1, "exclude": 1}
-    rows = [tuple(row.values()) for row in rows_of(out)]
-    assert sorted((Path(path).parent.name + Path(path).stem, *rest) for path, *rest in rows) == [
-        ("blue01", "blue", "p3", "a"),
-        ("blue02", "blue", "p4", "c"),
-        ("red01", "red", "p1", "a"),
-        ("red02", "red", "p1", "b"),
-        ("red03", "purple", "p1", "a"),
-    ]
-    assert "New: 1 class that the data do not have, purple (1 image)." in capsys.readouterr().err
+    group_of = {"red/02.png": "p1", "red/03.png": "p1", "blue/copy.png": "p0", "blue/01.png": "p4"}
+    keys = sorted(path.relative_to(data).as_posix() for path in data.rglob("*.png"))
+    lines = [f"data/{key};{Path(key).parent};{group_of.get(key, '')};x" for key in keys]
+    table, out = tmp_path / "table.csv", tmp_path / "review"
+    table.write_text("\n".join([f"file;label;{column};camera", *lines]))
+    review(table, run=model, out=out, group=None if column == "group" else column, quiet=True)
+    rows = rows_of(out / "corrected.csv")
+    groups = {Path(row["path"]).relative_to(data).as_posix(): row["group"] for row in rows if row["group"]}
+    assert groups == group_of | {"red/02.png": "p0", "red/03.png": "p0"}
 
 
-def test_a_corrected_table_says_what_it_leaves_out(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_review_says_which_images_its_table_leaves_out(
+    data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table, changes = tmp_path / "table.csv", tmp_path / "changes.csv"
-    sides = {"red/01": "train", "blue/01": "train", "red/02": "val", "blue/02": "val", "red/03": "test"}
-    rows = [f"data/{name}.png,{name.partition('/')[0]},{side}" for name, side in sides.items()]
-    table.write_text("\n".join(["image,label,split", *rows]))
-    changes.write_text("path,label,proposed,probability,problem,action,split,group\n")
-    assert apply_changes(table, changes, tmp_path / "new.csv")["keep"] == 4
-    assert "Not read: 1 image of test." in capsys.readouterr().err
+    names = sorted(path.relative_to(data).as_posix() for path in data.rglob("*.png"))
+    sides = {name: ("train", "val", "test")[place % 3] for place, name in enumerate(names)}
+    rows = [f"data/{name},{name.partition('/')[0]},{side}" for name, side in sides.items()]
+    (tmp_path / "table.csv").write_text("\n".join(["image,label,split", *rows]))
+    review(tmp_path / "table.csv", run=model, out=tmp_path / "review")
+    assert {row["split"] for row in rows_of(tmp_path / "review" / "corrected.csv")} == {"train", "val"}
+    assert "Not read: 8 images of test." in capsys.readouterr().err
 
 
-def test_changes_may_be_a_parquet_file_with_empty_cells(data: Path, tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    rows = {"path": [f"{data}/red/01.png"], "label": ["red"], "proposed": [None], "action": [None], "group": ["a"]}
-    parquet.write_table(pyarrow.table(rows), tmp_path / "changes.parquet")
-    counts = apply_changes(data, tmp_path / "changes.parquet", tmp_path / "new.csv", quiet=True)
-    assert counts == {"keep": 25, "relabel": 0, "exclude": 0}
+def splits_of(labels: np.ndarray) -> Splits:
+    """A dataset of images that are never read."""
+    classes = ["a", "b"]
+    train = KeyedSource(lambda key: b"", classes, [str(number) for number in range(len(labels))], labels.tolist())
+    return Splits(train, KeyedSource(lambda key: b"", classes, [], []), classes)
 
 
 @pytest.mark.parametrize(("contents", "relabelled"), [("xxy", 0), ("xyx", 1), ("xyy", 1)])
@@ -357,9 +357,8 @@ def test_a_copy_is_relabelled_if_the_same_bytes_have_another_label(
         path.write_text(contents[number] if number < 3 else str(number))
     labels = np.array([0, 0, 1] + [0, 1] * 10 + [0])
     features = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
-    splits: Any = SimpleNamespace(train=None, classes=["a", "b"], is_given=False)
     embedding = Embedding([str(path) for path in paths], features, [])
-    result = _review("model", embedding, labels, np.array(["train"] * 24), splits, [])
+    result, _ = _review("model", embedding, splits_of(labels), np.ones(24, bool), [])
     changed = [Path(row.path).name for row in result.findings if row.action == "relabel"]
     assert len(changed) == relabelled
     assert all(contents.count(contents[int(name[0])]) == 2 for name in changed)
@@ -379,9 +378,8 @@ def test_a_doubtful_label_is_listed_and_kept(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("weft.train.data_review.find_label_errors", found)
     monkeypatch.setattr("weft.train.data_review.near_duplicates", lambda features, opened: [])
     features = np.random.default_rng(0).normal(size=(20, 8)).astype(np.float32)
-    splits: Any = SimpleNamespace(train=None, classes=["a", "b"], is_given=False)
     embedding = Embedding([str(tmp_path / f"{number}.png") for number in range(20)], features, [])
-    result = _review("model", embedding, np.array([0, 1] * 10), np.array(["train"] * 20), splits, [])
+    result, _ = _review("model", embedding, splits_of(np.array([0, 1] * 10)), np.ones(20, bool), [])
     actions = {Path(row.path).name: row.action for row in result.findings if row.problem.startswith("label")}
     assert actions == {"5.png": "relabel", "3.png": "keep"}
     assert result.headline().startswith("2 of 20 labels (")
@@ -393,29 +391,29 @@ def test_odd_names_are_found_again(data: Path, model: Path, tmp_path: Path) -> N
     (data / "red" / "wrong.png").rename(data / "red" / odd)
     (data / "blue").rename(data / " blue")
     review(data, run=model, out=tmp_path / "review", quiet=True)
-    counts = apply_changes(data, tmp_path / "review" / "changes.csv", tmp_path / "new.csv", quiet=True)
-    assert counts["relabel"] == 2
-    table = (tmp_path / "new.csv").read_text(encoding="utf-8")
-    assert f"{odd},blue," in table
-    assert open_data(tmp_path / "new.csv", evaluate_only=True).bad == ()
+    table = tmp_path / "review" / "corrected.csv"
+    assert [Path(row["path"]).name for row in rows_of(table) if row["was"]] == [odd, "copy.png"]
+    splits = open_data(table, evaluate_only=True)
+    assert (splits.classes, len(splits.train) + len(splits.val), splits.bad) == (["blue", "red"], 25, ())
 
 
 def test_a_name_that_is_not_utf_8_is_refused_in_a_table(data: Path, model: Path, tmp_path: Path) -> None:
     (data / "red" / "wrong.png").rename(data / "red" / os.fsdecode(b"wrong-\xff.png"))
-    review(data, run=model, out=tmp_path / "review", quiet=True)
-    with pytest.raises(DataError, match=r"Every image of the changes must be in the data; .*/red/wrong-"):
-        apply_changes(data, tmp_path / "review" / "changes.csv", tmp_path / "new.csv", quiet=True)
+    assert review(data, run=model, quiet=True).images == 25
+    with pytest.raises(DataError, match=r"names of files in a table must be UTF-8; .*/red/wrong-"):
+        review(data, run=model, out=tmp_path / "review", quiet=True)
+    assert not (tmp_path / "review").exists()
 
 
 def test_groups_are_joined_over_any_number_of_steps() -> None:
-    first, second = ["a", "b", "b", "", "c", "", ""], ["1", "1", "2", "2", "", "3", ""]
-    assert joined_groups(first, second) == ["a", "a", "a", "a", "c", "3", ""]
-    assert joined_groups(["", ""], ["", ""]) == ["", ""]
+    own = ["a", "b", "b", "", "c", "", "", ""]
+    assert joined_groups(own, [[0, 1], [2, 3], [5, 6]]) == ["a", "a", "a", "a", "c", "copies-1", "copies-1", ""]
+    assert joined_groups(["", ""], []) == ["", ""]
 
 
 def test_groups_that_only_have_the_same_name_are_not_joined() -> None:
-    first, second = ["copies-1", "copies-1", "", "", "copies-1-2"], ["", "", "copies-1", "copies-1", ""]
-    assert joined_groups(first, second) == ["copies-1", "copies-1", "copies-1-3", "copies-1-3", "copies-1-2"]
+    own = ["copies-1", "copies-1", "", "", "copies-2"]
+    assert joined_groups(own, [[2, 3]]) == ["copies-1", "copies-1", "copies-3", "copies-3", "copies-2"]
 
 
 def test_unreadable_images_are_named_and_the_exit_code_is_3(

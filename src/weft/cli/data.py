@@ -41,7 +41,7 @@ bad   cats/page.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, 
 Trainable: yes, without the bad files: weft train photos
 
 weft data review photos --out review              # likely label errors, near-duplicates, outliers: review/report.html
-weft data review photos --apply review/changes.csv --out corrected.csv    # then: weft train corrected.csv
+weft train review/corrected.csv --group group     # after a check: edit labels in the table, delete rows
 
 weft data prepare photos packed --size 320        # resize images into tar shards; then: weft train packed
 """
@@ -53,20 +53,16 @@ PATHS = {"check": "DATA", "review": "DATA", "prepare": "DATA OUT"}
 OPTIONS = {  # action -> options that it reads, in addition to --json; others are refused
     "check": ("--max-pixels", "--no-decode", "--follow-links", "--strict", "--set", "--quiet"),
     "review": (
-        *("--run", "--apply", "--batch-size", "--device", "--precision", "--threads", "--follow-links", "--out"),
+        *("--run", "--batch-size", "--device", "--precision", "--threads", "--follow-links", "--out"),
         *("--max-pixels", "--set", "--force", "--quiet"),
     ),
     "prepare": ("--size", "--max-pixels", "--set", "--force", "--quiet"),
 }
-OF_MODEL = ("--run", "--batch-size", "--device", "--precision", "--threads")  # review without --apply
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
-    parser.usage = (
-        "weft data check DATA | review DATA [--run RUN] [--out DIR] | review DATA --apply CHANGES.csv --out NEW.csv |"
-        " prepare DATA OUT [--size N]"
-    )
+    parser.usage = "weft data check DATA | review DATA [--run RUN] [--out DIR] | prepare DATA OUT [--size N]"
     parser.add_argument("action", choices=tuple(PATHS), help="action; none of them changes DATA")
     parser.add_argument(
         "paths",
@@ -84,10 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run", metavar="RUN", help=f"review: model of the features: {MODEL} (default: the public weights of train)"
     )
-    parser.add_argument("--apply", metavar="FILE", help="review: write --out, a table with the changes of changes.csv")
     add_common(parser, "--batch-size", "--device", "--precision", "--threads")
-    add_common(parser, "--set", set="here: data.image and data.label, the columns of a table")
-    parser.add_argument("--out", metavar="PATH", help="review: folder of the report; with --apply the new table, x.csv")
+    add_common(parser, "--set", set="here: data.image, data.label and, for review, data.group")
+    add_common(parser, "--out", out="review: report.html, corrected.csv")
     add_common(parser, "--force", "--json", "--quiet")
     example(parser, EXAMPLE)
 
@@ -100,23 +95,20 @@ def run(args: argparse.Namespace) -> int:
             f" {len(args.paths)}."
         )
     refuse_options_of_others(args, f"data {args.action}", args.action, OPTIONS)
-    if args.apply is not None:
-        owners = {"apply": (), "review without --apply": OF_MODEL}
-        refuse_options_of_others(args, "data review --apply", "apply", owners)
     if args.max_pixels is not None:
         args.max_pixels = _pixels(args.max_pixels)
-    args.columns = _columns(args.set)
+    args.columns = _columns(args.set, ("data.image", "data.label", "data.group")[: 3 if args.action == "review" else 2])
     if args.action == "review":
         return _review(args)
     args.data, args.out = args.paths[0], args.paths[-1]
     return _check(args) if args.action == "check" else _prepare(args)
 
 
-def _columns(texts: list[str]) -> dict[str, str]:
-    """Return the columns that `--set` chooses, as arguments of `open_data`."""
+def _columns(texts: list[str], known: tuple[str, ...]) -> dict[str, str]:
+    """Return the columns that `--set` chooses, as arguments of `open_data` and `review`."""
     columns = dict(setting(text) for text in texts)
-    if wrong := next((key for key in columns if key not in ("data.image", "data.label")), None):
-        raise UsageError(f"--set takes data.image and data.label here; got '{wrong}'. Leave it out.")
+    if wrong := next((key for key in columns if key not in known), None):
+        raise UsageError(f"--set takes {', '.join(known[:-1])} and {known[-1]} here; got '{wrong}'. Leave it out.")
     return {key.removeprefix("data."): value for key, value in columns.items()}
 
 
@@ -146,7 +138,7 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _review(args: argparse.Namespace) -> int:
-    """Print the findings, or write a corrected table; return 3 if a file cannot be read."""
+    """Print the findings; return 3 if a file cannot be read."""
     from weft.cli.embed import note_unreadable
     from weft.progress import loading
     from weft.text import printable
@@ -155,17 +147,7 @@ def _review(args: argparse.Namespace) -> int:
     _check_review(args, data)
     with loading():
         use_threads(args.threads)
-        from weft.train.corrections import ACTIONS, apply_changes
         from weft.train.data_review import review
-    if args.apply is not None:
-        options = {"follow_links": args.follow_links, "force": args.force}
-        options["max_pixels"] = args.max_pixels
-        counts = apply_changes(data, args.apply, args.out, **args.columns, **options)
-        if args.json:
-            print_json({**counts, "out": args.out})
-        else:
-            print(", ".join(f"{action} {counts[action]:,}" for action in ACTIONS) + f": {args.out}")
-        return 0
     result = review(
         data,
         run=args.run,
@@ -182,9 +164,9 @@ def _review(args: argparse.Namespace) -> int:
         print_json(result.as_dict())
     else:
         rows = [
-            (printable(row.path), row.label, row.proposed, "-" if row.probability is None else f"{row.probability:.3f}",
-             row.problem, row.action) for row in result.findings
-        ]  # fmt: skip
+            (printable(row.path), row.label, row.proposed, row.chance, row.problem, row.action)
+            for row in result.findings
+        ]
         if rows:
             print(table(("image", "label", "proposed", "probability", "problem", "action"), rows) + "\n")
         print(result.headline())
@@ -193,7 +175,7 @@ def _review(args: argparse.Namespace) -> int:
         for text in result.notes:
             print(text)
         if args.out is not None:
-            print(f"report: {args.out}/report.html; proposed changes: {args.out}/changes.csv")
+            print(f"report: {args.out}/report.html; table for weft train: {args.out}/corrected.csv")
     return note_unreadable(result.unreadable)
 
 
@@ -205,12 +187,10 @@ def _check_review(args: argparse.Namespace, data: str) -> None:
     from weft.files import refuse_taken
     from weft.inference.arguments import settings_of
 
-    if args.apply is not None and args.out is None:
-        raise UsageError("--apply needs the name of the new table: --out corrected.csv.")
     settings_of(args.batch_size, None, args.device, args.precision, None, None)
     if args.out is not None:
         check_outside(args.out, data)
-    if args.out is not None and args.apply is None and not args.force:
+    if args.out is not None and not args.force:
         refuse_taken(Path(args.out), (), force=False)
     if args.run is not None:
         check_model(args.run)

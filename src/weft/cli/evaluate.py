@@ -35,7 +35,6 @@ For weights without class names, folders named by numbers (as in ImageNet-V2) ar
 (weft evaluate levit_256 photos/), folders are WordNet ids, ImageNet names or numbers; if there are some of the classes,
 results are over these alone, and the top-1 among all classes is added. On all 1,000 classes, the accuracy that the
 paper reports is printed next to the measured one.
-With --knn 10, nothing is trained and the classes may be new ones: weft evaluate tf_efficientnet_lite0 photos/ --knn 10
 """
 
 MAX_CLASSES = 20  # of a confusion matrix that is printed
@@ -50,12 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
     add_common(parser, "--workers", "--limit", "--max-pixels", "--follow-links", "--tta", "--reject-at-error")
-    parser.add_argument(
-        "--knn",
-        metavar="K",
-        type=int,
-        help="classify the held-out images by the K most similar training images of DATA, on the features of RUN",
-    )
     parser.add_argument(
         "--real-labels", metavar="FILE", help="also score with ReaL labels (real.json), several or none per image"
     )
@@ -110,7 +103,6 @@ def run(args: argparse.Namespace) -> int:
         tta=args.tta,
         reject_at_error=percentage("--reject-at-error", args.reject_at_error),
         other=args.other,
-        knn=args.knn,
         real_labels=args.real_labels,
         out=args.out,
         force=args.force,

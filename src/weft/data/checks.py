@@ -226,8 +226,7 @@ def copy_notes(inventory: Inventory, train: Side, held_out: Sequence[Side]) -> l
         notes.append(
             f"{count(len(leaked), 'validation image is', 'validation images are')} byte-identical to a training image,"
             f" which makes the validation accuracy too high: {first_few(inventory.keys[i] for i in leaked)}. To keep"
-            " copies on one side, write a table: weft data review DATA --out DIR, then --apply; and train with it:"
-            " --group group."
+            " copies on one side: weft data review DATA --out DIR, then weft train DIR/corrected.csv --group group."
         )
     if torn:
         names = first_few(same_bytes([inventory.keys[i] for i in images]) for images in torn)

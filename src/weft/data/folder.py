@@ -9,7 +9,7 @@ from pathlib import Path
 from weft.data.decode import BadImage, open_regular, read_regular
 from weft.data.formats import HEAD_BYTES, archive_kind, sniff
 from weft.data.inventory import Inventory, in_threads
-from weft.data.source import BadFile, bad_file, sort_class_names
+from weft.data.source import BadFile, KeyedSource, Source, bad_file, sort_class_names
 from weft.data.split_names import held_out_side, split_folders, split_of
 from weft.data.tree import EXTENSIONS, extension, names_in, nested_folders, num_beside, walk
 from weft.errors import DataError, UsageError
@@ -97,6 +97,21 @@ def existing(path: str | Path) -> Path:
             return Path(path)
     except OSError as err:
         raise DataError(f"The data directory must be readable; '{name}' is not ({err.strerror}).") from err
+
+
+def paths_of(source: Source) -> list[str]:
+    """Return the absolute paths of the images of a folder or of a table.
+
+    Raises:
+        UsageError: the images are not files.
+    """
+    if not isinstance(source, KeyedSource) or not isinstance(source.reader, FileReader):
+        raise UsageError(
+            "A review reads image files: a folder with one subfolder per class, or a table of paths and labels. Unpack"
+            " other data into a folder first."
+        )
+    folder = os.path.abspath(source.reader.folder)
+    return [os.path.join(folder, key) for key in source.keys]
 
 
 def check_outside(out: str | Path, *data: str | Path, is_dataset: bool = True) -> None:

@@ -53,8 +53,8 @@ def open_table(path: Path, group: str | None = None, image: str | None = None, l
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"A table of images must be readable; '{printable(str(path))}' is not ({reason}).") from error
-    keys, names, splits, used = _images(table, path.parent, group, image, label)
-    own = table.classes.get(used[1], [])
+    keys, names, splits, labels = _images(table, path.parent, group, image, label)
+    own = table.classes.get(labels[0], [])
     classes = own + sort_class_names(set(names) - {"", *own})
     inventory = Inventory(str(path), table.read or FileReader(path.parent), {"": classes}, remarks=table.notes)
     for key, name, split in zip(keys, names, splits, strict=True):
@@ -64,21 +64,6 @@ def open_table(path: Path, group: str | None = None, image: str | None = None, l
     if path.is_dir():
         inventory.skipped = +Counter(beside=num_beside(path))
     return inventory
-
-
-def other_columns(
-    path: Path, image: str | None = None, label: str | None = None
-) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the names of the columns other than image, label and split, and their values by image.
-
-    Raises:
-        OSError, UnicodeDecodeError, csv.Error, DataError: as `open_table`, which reports them.
-    """
-    table = read_table(path, image)
-    keys, _, _, used = _images(table, path.parent, None, image, label)
-    others = {name: table.texts(name) for name in table.columns if name not in used}
-    values = {key: [texts[i] for texts in others.values()] for i, key in enumerate(keys)}
-    return [name.strip() for name in others], values
 
 
 def read_table(path: Path, image: str | None = None) -> Table:
@@ -93,7 +78,7 @@ def read_table(path: Path, image: str | None = None) -> Table:
 def _images(
     table: Table, folder: Path, group: str | None, image: str | None, label: str | None
 ) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Return the key, class and split of every row, and the columns that they are read from. Add notes."""
+    """Return the key, class and split of every row, and the columns of the classes. Add notes."""
     for setting, column in (("image", image), ("label", label)):
         if column is not None and column not in table.columns:
             raise unknown(f"column for data.{setting}", column, table.columns, first_few(table.columns, 20))
@@ -132,7 +117,7 @@ def _images(
         keys = _located(keys, folder, of_images, table.name, notes)
         _check_once(keys, table)
     table.notes += notes
-    return keys, names, splits, [of_images, *labels, *([] if of_split is None else [of_split])]
+    return keys, names, splits, labels
 
 
 def _image_column(table: Table) -> str:

@@ -13,6 +13,7 @@ from scipy.special import softmax
 from weft.capabilities import bf16_note
 from weft.data import Source
 from weft.data.decode import BadImage, read_regular
+from weft.data.folder import paths_of
 from weft.data.inventory import digest_of
 from weft.data.split import stratified_subset
 from weft.errors import CheckpointError, DataError, UsageError
@@ -27,7 +28,6 @@ from weft.intervals import accuracy_text
 from weft.progress import counting, obeys_quiet, quietly, say
 from weft.runtime import Runtime
 from weft.text import printable
-from weft.train.corrections import paths_of
 from weft.train.plan import open_splits
 
 BUDGET = 20

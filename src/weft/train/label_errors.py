@@ -9,7 +9,8 @@ right: errors between similar classes are found at lower certainty than others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +80,8 @@ def find_label_errors(
     classes = labels[:, None] == np.arange(num_classes)
     others = np.stack([classes[fold_of != fold].any(axis=0) for fold in range(FOLDS)])  # classes in the other folds
     is_judged = others[fold_of, labels]
+    if not is_judged.any():
+        return judge(np.full((len(labels), num_classes), 1 / num_classes), labels, is_judged)
     with threadpool_limits(1):
         probabilities = held_out_probabilities(features[:, None], labels, num_classes, fold_of)
         is_used = ~is_improbable(probabilities, labels, is_judged)
@@ -231,6 +234,32 @@ def near_duplicates(features: np.ndarray, open_image: Callable[[int], Image.Imag
     for i in sorted({*rows.tolist(), *columns.tolist()}):
         groups.setdefault(int(component[i]), []).append(i)
     return list(groups.values())
+
+
+def joined_groups(own: Sequence[str], duplicates: Sequence[Sequence[int]]) -> list[str]:
+    """Return groups of images such that images of one own group, or of one group of near-duplicates, are together.
+
+    Args:
+        own: group of every image in the data; empty for an image without one.
+        duplicates: indices of each group of near-duplicates.
+
+    Returns:
+        Group of every image: the first own name, alphabetically, of those that are joined, else `copies-N`; empty for
+        an image in no group.
+    """
+    names = sorted(set(own) - {""})
+    number = {name: len(own) + place for place, name in enumerate(names)}  # nodes after those of the images
+    edges = [(i, number[name]) for i, name in enumerate(own) if name]
+    edges += [(copies[0], i) for copies in duplicates for i in copies]
+    rows, columns = np.array(edges, int).reshape(-1, 2).T
+    size = len(own) + len(names)
+    component = connected_components(coo_array((np.ones(len(rows)), (rows, columns)), (size, size)), directed=False)[1]
+    name_of = {int(component[number[name]]): name for name in reversed(names)}
+    free = (name for n in itertools.count(1) if (name := f"copies-{n}") not in number)
+    for copies in duplicates:
+        if (place := int(component[copies[0]])) not in name_of:
+            name_of[place] = next(free)
+    return [name_of.get(place, "") for place in component[: len(own)].tolist()]
 
 
 def _similarities(features: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

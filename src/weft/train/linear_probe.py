@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,12 +25,14 @@ from weft.recipes import Recipe
 from weft.runtime import Runtime
 from weft.text import first_few
 
-STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # inverse L2 penalty C of scikit-learn, for features of unit variance
+STRENGTHS = np.array([0.01, 0.1, 1.0, 10.0, 100.0])  # inverse L2 penalty C, for features of unit variance
 FOLDS = 5
 DEFAULT_STRENGTH = 0.1  # where a class has too few images for cross-validation
 MAX_CROSS_VALIDATED = 3_000  # images; of more, one fold is held out instead of each in turn
 ITERATIONS = 1_000
 ABSENT_LOGIT = -10.0  # of a class without a training image; the largest logit of the others is at least about 0
+Split = tuple[np.ndarray, np.ndarray]
+"""Indices of rows to fit to, and of held-out rows."""
 
 
 class Balance(NamedTuple):
@@ -121,39 +123,17 @@ def fit_heads(
         UsageError: the network has no linear classifier.
     """
     features, labels = read_features(network, batches, runtime, on_batch)
-    num_views = 2 if is_mirrored else 1
-    features = [views[:, :num_views] for views in features]
-    probes = fit_features(features, labels, num_classes, balance=balance, groups=groups, seed=seed)
-    scales = [
-        _scale(views[:, 0] @ probe.weight.T + probe.bias, labels, label_smoothing)
-        for probe, views in zip(probes, features, strict=True)
-    ]
-    set_heads(network, probes, scales)
-    return probes
-
-
-def fit_features(
-    features: Sequence[np.ndarray],
-    labels: np.ndarray,
-    num_classes: int,
-    *,
-    balance: Balance = UNBALANCED,
-    groups: Sequence[str] | None = None,
-    seed: int = 0,
-) -> list[LinearProbe]:
-    """Fit a classifier to the features (images views features) of each head; arguments as in `fit`."""
+    num_views, probes = 2 if is_mirrored else 1, []
     with threadpool_limits(1):  # more threads gain nothing on matrices of this size, and lose much on a busy machine
-        return [fit(views, labels, num_classes, seed, groups, balance) for views in features]
-
-
-def set_heads(network: nn.Module, probes: Sequence[LinearProbe], scales: Sequence[float] | None = None) -> None:
-    """Set the weights of the classifiers of a network, multiplied by a factor each."""
-    factors = [1.0] * len(probes) if scales is None else scales
-    for layer, probe, scale in zip(classifiers(network), probes, factors, strict=True):
-        with torch.no_grad():
-            layer.weight.copy_(torch.from_numpy(scale * probe.weight))
-            if layer.bias is not None:
-                layer.bias.copy_(torch.from_numpy(scale * probe.bias))
+        for layer, views in zip(classifiers(network), features, strict=True):
+            probe = fit(views[:, :num_views], labels, num_classes, seed, groups, balance)
+            scale = _scale(views[:, 0] @ probe.weight.T + probe.bias, labels, label_smoothing)
+            with torch.no_grad():
+                layer.weight.copy_(torch.from_numpy(scale * probe.weight))
+                if layer.bias is not None:
+                    layer.bias.copy_(torch.from_numpy(scale * probe.bias))
+            probes.append(probe)
+    return probes
 
 
 def _scale(logits: np.ndarray, labels: np.ndarray, label_smoothing: float) -> float:
@@ -180,29 +160,29 @@ def fit(
     """Fit one linear classifier.
 
     Args:
-        views: (images views features).
+        views: (images views features); each view of an image is a row of the regression.
         labels: (images) class indices. A class without an image gets the logit ABSENT_LOGIT for every image.
         num_classes: number of classes.
         seed: of the folds.
         groups: group of every image; a group is in one fold. None without groups.
         balance: correction of the class frequencies.
     """
-    points, basis, mean, deviation = _standardised(views)
-    strength, right = DEFAULT_STRENGTH, np.zeros(0, bool)
+    rows, mean, deviation = _standardised(views)
+    num_views, counts = views.shape[1], _counts(labels, num_classes, groups)
     present, own = np.unique(labels, return_inverse=True)
-    splits = _folds(own, len(present), seed, groups)
-    if splits:
-        if len(labels) > MAX_CROSS_VALIDATED:
-            splits = splits[:1]
-        scores = [_cross_validate(points, own, len(present), splits, strength, balance) for strength in STRENGTHS]
-        best = int(np.argmin([loss for loss, _ in scores]))
-        strength, right = STRENGTHS[best], scores[best][1]
-    weight, bias = np.zeros((num_classes, points.shape[-1])), np.full(num_classes, ABSENT_LOGIT)
-    weight[present], bias[present] = _regression(points, own, len(present), strength, balance)
-    weight = weight @ basis / deviation
+    targets, strength, right = np.repeat(own, num_views), DEFAULT_STRENGTH, [np.zeros(0, bool)]
+    if splits := _splits(own, counts[present], num_views, seed, groups):
+        splits = splits if len(labels) <= MAX_CROSS_VALIDATED else splits[:1]
+        strength, of_folds = _cross_validated(rows, targets, splits, num_views, balance)
+        for (_, held_out), coefficients in zip(splits, of_folds, strict=True):
+            images = held_out[::num_views]  # as they are, not mirrored
+            right.append(_logits(rows[images], coefficients).argmax(1) == targets[images])
+    coefficients = _regression(rows, targets, strength / num_views, balance)
+    weight, bias = np.zeros((num_classes, rows.shape[1])), np.full(num_classes, ABSENT_LOGIT)
+    weight[present], bias[present] = coefficients[:, :-1] / deviation, coefficients[:, -1]
     bias -= weight @ mean
-    counts = _counts(labels, num_classes, groups)
-    return LinearProbe(weight.astype(np.float32), bias.astype(np.float32), strength, right, counts)
+    weight, bias = weight.astype(np.float32), bias.astype(np.float32)
+    return LinearProbe(weight, bias, strength, np.concatenate(right), counts)
 
 
 def held_out_probabilities(
@@ -210,73 +190,55 @@ def held_out_probabilities(
 ) -> np.ndarray:
     """Return the class probabilities (images classes) of every image by a classifier fitted to the other folds.
 
-    The strength of the penalty is that with the least loss. A class without a training image in the other folds has the
-    probability 0 there.
+    The strength of the penalty is that with the least loss.
 
     Args:
         views: (images views features); the first view is predicted.
-        labels: (images) class indices.
+        labels: (images) class indices, of at least two classes.
         num_classes: number of classes.
         fold_of: (images) fold of every image, from 0; at least two folds.
-        is_used: (images) whether the classifiers are fitted to an image; None for all.
+        is_used: (images) whether the classifiers are fitted to an image, and the loss is that of it; None for all.
     """
-    points, *_ = _standardised(views)
-    is_used = np.ones(len(labels), bool) if is_used is None else is_used
-    folds = [(np.flatnonzero((fold_of != fold) & is_used), np.flatnonzero(fold_of == fold))
-             for fold in range(int(fold_of.max()) + 1)]  # fmt: skip
+    rows, *_ = _standardised(views)
+    num_views, used = views.shape[1], np.ones(len(labels), bool) if is_used is None else is_used
 
-    def predicted(strength: float, fold: int) -> np.ndarray:
-        train, held_out = folds[fold]
-        present, own = np.unique(labels[train], return_inverse=True)
-        scores = np.full((len(held_out), num_classes), -np.inf)
-        if not len(present):
-            scores[:] = 0
-        else:
-            weight, bias = _regression(points[train], own, len(present), strength, UNBALANCED)
-            scores[:, present] = points[held_out, 0] @ weight.T + bias
-        return softmax(scores, axis=1)
+    def rows_of(images: np.ndarray) -> np.ndarray:
+        return (images[:, None] * num_views + np.arange(num_views)).ravel()
 
-    tried = range(len(folds) if len(labels) <= MAX_CROSS_VALIDATED else 1)
-    of_strength = {}
-    for strength in STRENGTHS:
-        parts, losses = [predicted(strength, fold) for fold in tried], []
-        for (train, held_out), part in zip(folds, parts, strict=False):
-            own = part[np.arange(len(held_out)), labels[held_out]]
-            losses.append(-np.log(np.maximum(own, 1e-12))[is_used[held_out] & np.isin(labels[held_out], labels[train])])
-        of_strength[strength] = (float(np.concatenate(losses).sum()), parts)
-    strength = min(of_strength, key=lambda one: of_strength[one][0])
-    parts = of_strength[strength][1] + [predicted(strength, fold) for fold in range(len(tried), len(folds))]
-    result = np.empty((len(labels), num_classes))
-    for (_, held_out), part in zip(folds, parts, strict=True):
-        result[held_out] = part
+    folds = [np.flatnonzero(fold_of == fold) for fold in np.unique(fold_of)]
+    splits = []
+    for fold in folds:
+        scored = fold[used[fold]] if used[fold].any() else fold
+        splits.append((rows_of(np.setdiff1d(np.flatnonzero(used), fold)), rows_of(scored)))
+    present, own = np.unique(labels, return_inverse=True)
+    _, of_folds = _cross_validated(rows, np.repeat(own, num_views), splits, num_views, UNBALANCED)
+    result = np.zeros((len(labels), num_classes))
+    for fold, coefficients in zip(folds, of_folds, strict=True):
+        result[np.ix_(fold, present)] = softmax(_logits(rows[fold * num_views], coefficients), axis=1)
     return result
 
 
-def _standardised(views: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return features of unit variance in a rotated basis (images views dimensions), basis, mean and deviation."""
-    flat = views.reshape(-1, views.shape[-1]).astype(np.float64)
-    mean, deviation = flat.mean(0), flat.std(0)
+def _standardised(views: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return features of unit variance, a row per view (rows features), and their mean and deviation."""
+    rows = views.reshape(-1, views.shape[-1]).astype(np.float64)
+    mean, deviation = rows.mean(0), rows.std(0)
     deviation[deviation < 1e-6 * max(deviation.max(), 1e-12)] = np.inf  # constant features have no say
-    scaled = (flat - mean) / deviation
-    # A rotation changes neither the classifier nor its penalty, and leaves at most one dimension per view of an image.
-    basis = np.linalg.svd(scaled, full_matrices=False)[2] if len(scaled) < scaled.shape[1] else np.eye(scaled.shape[1])
-    return (scaled @ basis.T).reshape(*views.shape[:2], -1), basis, mean, deviation
+    return (rows - mean) / deviation, mean, deviation
 
 
-def _folds(
-    labels: np.ndarray, num_classes: int, seed: int, groups: Sequence[str] | None
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return (training, held-out) indices of each fold; none if a class would lack training images in a fold."""
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # takes seconds to import
+def _splits(
+    labels: np.ndarray, counts: np.ndarray, num_views: int, seed: int, groups: Sequence[str] | None
+) -> list[Split]:
+    """Return the rows of each fold; none if a class would lack training images in a fold."""
+    from sklearn.model_selection import StratifiedGroupKFold  # takes seconds to import
 
-    folds = min(FOLDS, int(_counts(labels, num_classes, groups).min()))
-    if folds < 2 or num_classes < 2:
+    if (folds := min(FOLDS, int(counts.min()))) < 2 or len(counts) < 2:
         return []
-    if groups is not None:
-        kind = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
-        splits = list(kind.split(labels, labels, np.array(groups)))
-        return splits if all(len(np.unique(labels[train])) == num_classes for train, _ in splits) else []
-    return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels, labels))
+    targets = np.repeat(labels, num_views)
+    groups_of_rows = np.repeat(np.arange(len(labels)) if groups is None else np.array(groups), num_views)
+    kind = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+    splits = list(kind.split(targets, targets, groups_of_rows))
+    return splits if all(len(np.unique(targets[train])) == len(counts) for train, _ in splits) else []
 
 
 def _counts(labels: np.ndarray, num_classes: int, groups: Sequence[str] | None) -> np.ndarray:
@@ -285,47 +247,60 @@ def _counts(labels: np.ndarray, num_classes: int, groups: Sequence[str] | None) 
     return np.bincount([label for label, _ in units], minlength=num_classes)
 
 
-def _cross_validate(
-    points: np.ndarray,
-    labels: np.ndarray,
-    num_classes: int,
-    splits: Sequence[tuple[np.ndarray, np.ndarray]],
-    strength: float,
-    balance: Balance,
+def _cross_validated(
+    rows: np.ndarray, targets: np.ndarray, splits: Sequence[Split], num_views: int, balance: Balance
 ) -> tuple[float, np.ndarray]:
-    """Return the mean loss of the held-out images in nats (of the classes, if they are balanced), and whether each of
-    their predictions is correct."""
-    losses, right, weights = [], [], _image_weights(labels, num_classes, balance)
-    for train, held_out in splits:
-        weight, bias = _regression(points[train], labels[train], num_classes, strength, balance)
-        scores = log_softmax(points[held_out, 0] @ weight.T + bias, axis=1)
-        losses.append(-scores[np.arange(len(held_out)), labels[held_out]] * weights[held_out])
-        right.append(scores.argmax(1) == labels[held_out])
-    return float(np.concatenate(losses).mean()), np.concatenate(right)
+    """Choose the strength with the least loss on the held-out rows of the splits.
+
+    Returns:
+        strength: of `STRENGTHS`.
+        coefficients: (splits classes features+1), fitted without the held-out rows, the bias last.
+    """
+    from sklearn.linear_model import LogisticRegressionCV  # takes seconds to import
+
+    arguments: Any = {  # along each path, the coefficients of one strength are the start for the next
+        "Cs": STRENGTHS / num_views,
+        "cv": splits,
+        "scoring": "neg_log_loss" if balance == UNBALANCED else balanced_score,
+        "l1_ratios": (0,),
+        "refit": False,
+        "use_legacy_attributes": False,
+        **_arguments(balance),
+    }
+    model: Any = LogisticRegressionCV(**arguments).fit(rows, targets)
+    best = int(model.scores_[:, 0].mean(axis=0).argmax())
+    return float(STRENGTHS[best]), _per_class(model.coefs_paths_[:, 0, best])
 
 
-def _image_weights(labels: np.ndarray, num_classes: int, balance: Balance) -> np.ndarray:
-    """Return the weight of every image: the same for all, or so that every class has the same sum."""
-    if balance == UNBALANCED:
-        return np.ones(len(labels))
-    counts = np.bincount(labels, minlength=num_classes)
-    return (len(labels) / np.count_nonzero(counts) / np.maximum(counts, 1))[labels]
-
-
-def _regression(
-    points: np.ndarray, labels: np.ndarray, num_classes: int, strength: float, balance: Balance
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return weight (classes features) and bias (classes) of logistic regression on all views of the images."""
-    if num_classes == 1:
-        return np.zeros((1, points.shape[-1])), np.zeros(1)
+def _regression(rows: np.ndarray, targets: np.ndarray, strength: float, balance: Balance) -> np.ndarray:
+    """Return the coefficients (classes features+1) of logistic regression, the bias last."""
     from sklearn.linear_model import LogisticRegression  # takes seconds to import
 
-    number = points.shape[1]
-    model = LogisticRegression(
-        C=strength / number, max_iter=ITERATIONS, class_weight="balanced" if balance.is_weighted else None
-    )
-    model.fit(points.reshape(-1, points.shape[-1]), np.repeat(labels, number))
-    weight, bias = np.asarray(model.coef_), np.asarray(model.intercept_)
-    if num_classes == 2:  # scikit-learn has one row for two classes
-        weight, bias = np.stack([-weight[0], weight[0]]) / 2, np.stack([-bias[0], bias[0]]) / 2
-    return weight, bias
+    if not targets.any():  # a single class
+        return np.zeros((1, rows.shape[1] + 1))
+    model = LogisticRegression(C=strength, **_arguments(balance)).fit(rows, targets)
+    return _per_class(np.column_stack([model.coef_, model.intercept_]))
+
+
+def _arguments(balance: Balance) -> dict[str, Any]:
+    return {"max_iter": ITERATIONS, "class_weight": "balanced" if balance.is_weighted else None}
+
+
+def balanced_score(model: Any, rows: np.ndarray, targets: np.ndarray) -> float:
+    """Return the negative cross-entropy in nats, in which every class counts the same; a scorer of scikit-learn."""
+    from sklearn.metrics import log_loss
+    from sklearn.utils.class_weight import compute_sample_weight
+
+    weights = compute_sample_weight("balanced", targets)
+    return -log_loss(targets, model.predict_proba(rows), sample_weight=weights, labels=model.classes_)
+
+
+def _per_class(coefficients: np.ndarray) -> np.ndarray:
+    """Return coefficients (..., classes features+1); scikit-learn has one row for two classes."""
+    if coefficients.shape[-2] > 1:
+        return coefficients
+    return np.concatenate([-coefficients, coefficients], axis=-2) / 2
+
+
+def _logits(rows: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    return rows @ coefficients[:, :-1].T + coefficients[:, -1]

@@ -51,7 +51,6 @@ NAVIGATION = {
         "review",
         "recipes",
         "studies",
-        "reproduce",
         "resume",
         "your-own-network",
         "deploy",

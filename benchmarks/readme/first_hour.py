@@ -50,7 +50,7 @@ weft export runs/photos deploy/auto --format auto --data photos
 weft predict deploy/auto six
 weft evaluate deploy/auto photos
 weft bench levit_128s --ways eager folded openvino --batch-size 1 --rounds 3
-weft reproduce levit
+weft models --papers levit
 weft study transfer --plan
 weft compare photos --budget 5s
 weft compare digits --models levit_nano_32 ceit_nano_32 --budget 5s

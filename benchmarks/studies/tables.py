@@ -34,14 +34,14 @@ LINEAR = 2.0  # percentage points around 0 where the axes of the figure are line
 IMAGES = 50_000  # training images of CIFAR-10
 
 EXPERIMENTS = (  # paper, place in the paper, experiment, study (a command if it is no study, '' for none)
-    ("CeiT", "main table", "ImageNet-1k at 224 pixels", "weft reproduce ceit"),
+    ("CeiT", "main table", "ImageNet-1k at 224 pixels", "weft models --papers ceit"),
     ("CeiT", "main table", "fine-tuning at 384 pixels", "finetune-384"),
     ("CeiT", "transfer table", "seven datasets after ImageNet-1k", "transfer"),
     ("CeiT", "ablation", "image-to-tokens", "ceit-i2t"),
     ("CeiT", "ablation", "convolution in the feed-forward layer", "ceit-leff"),
     ("CeiT", "ablation", "attention over class tokens", "ceit-lca"),
     ("CeiT", "section on convergence", "a third of the epochs", "ceit-convergence"),
-    ("CvT", "table 3", "ImageNet-1k at 224 pixels, ImageNet-22k", "weft reproduce cvt"),
+    ("CvT", "table 3", "ImageNet-1k at 224 pixels, ImageNet-22k", "weft models --papers cvt"),
     ("CvT", "table 3", "fine-tuning at 384 pixels", "finetune-384"),
     ("CvT", "table 4", "four datasets after ImageNet-22k", "transfer"),
     ("CvT", "table 5", "position embeddings", "cvt-position"),
@@ -49,7 +49,7 @@ EXPERIMENTS = (  # paper, place in the paper, experiment, study (a command if it
     ("CvT", "table 7", "stride of keys and values", "cvt-kv-stride"),
     ("CvT", "table 8", "convolutional projection", "cvt-projection"),
     ("LeViT", "table 1", "convolution, then attention", "levit-grafting"),
-    ("LeViT", "tables 3 and 4", "ImageNet-1k", "weft reproduce levit"),
+    ("LeViT", "tables 3 and 4", "ImageNet-1k", "weft models --papers levit"),
     ("LeViT", "table 3", "speed", "python benchmarks/speed/protocol.py"),
     ("LeViT", "table 5", "ablation A1 to A7", "levit-ablation"),
     ("LeViT", "table 6 (supplement)", "time of the parts of a block", "python benchmarks/speed/levit_block.py"),

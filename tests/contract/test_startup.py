@@ -162,7 +162,6 @@ def test_the_first_line_comes_before_torch_is_imported(tmp_path: Path) -> None:
             "study ceit-leff photos",
             "study ceit-leff --plan",
             "convert w.pth new",
-            "reproduce levit",
             "data review photos",
         ),
     )
@@ -310,9 +309,7 @@ REFUSED = {
     "explain model photos --out photos/x": "must be outside the data folder",
     "explain model photos/cat photos/*/*.png --out photos/x": "must be outside the data folder",
     "serve model --port 99999999": "port must be",
-    "reproduce nope": "Unknown paper",
-    "reproduce levit --row nope": "Unknown row",
-    "reproduce levit --data nowhere": "'nowhere' does not",
+    "models --papers nope": "Unknown paper",
     "embed model nowhere --out x.npy": "nowhere cannot be used",
     "embed model photos --out x.txt": "must end in",
     "embed model photos --out full/a.png": "must end in",
@@ -364,7 +361,7 @@ UNKNOWN = {
 DEVICES = (
     *("train photos", "train photos --find-lr", "evaluate model photos", "predict model x.jpg", "label model photos"),
     *("embed model photos --out x.npy", "similar model x.png photos", "explain model x.jpg --out new", "serve model"),
-    *("compare photos", "study ceit-leff photos", "reproduce levit --row LeViT-256", "data review photos"),
+    *("compare photos", "study ceit-leff photos", "data review photos"),
 )
 
 

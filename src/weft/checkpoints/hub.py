@@ -30,6 +30,7 @@ from weft.models.building import create_model as build
 from weft.models.families import VARIANTS
 from weft.models.family import PublicWeights
 from weft.models.imagenet import imagenet_classes
+from weft.models.papers import Printed, printed_rows, row_of
 from weft.progress import say, working
 from weft.text import reason_of
 
@@ -81,6 +82,8 @@ def load_public(name: str) -> tuple[Any, list[str]]:
     model: Any = create_model(name, pretrained=True)
     classes = imagenet_classes(model.num_classes)
     assert classes is not None, name  # of the variants, and checked above for the others
+    if (row := printed_row(name)) is not None and row.preprocessing:  # DeiT crops from 256 pixels, timm does not
+        model.pretrained_cfg = model.default_cfg = {**dict(model.pretrained_cfg), **row.preprocessing}
     say(f"Public weights {source_of(name)}.")
     return model.eval(), classes.names
 
@@ -208,15 +211,20 @@ def public_weights(name: str) -> PublicWeights | None:
     return PublicWeights(cfg.hf_hub_id or "") if cfg and cfg.has_weights else None
 
 
+def printed_row(name: str) -> Printed | None:
+    """Return the row of a paper with the accuracy of the public weights of a model; None: no table has them."""
+    if name in VARIANTS:
+        own = row_of(name)
+        return own if own is not None and own.weights == "own" else None
+    weights = public_weights(name)
+    rows = [row for row in printed_rows() if weights and row.weights.partition(" ")[0] == weights.repo != ""]
+    return rows[-1] if rows else None  # DeiT's own, which comes after those of other papers
+
+
 def is_cached(name: str, cache_dir: str | Path | None = None) -> bool:
     """Return whether the hub's cache has the public weights of a model."""
     weights = public_weights(name)
     return weights is not None and _is_in_hub_cache(weights.repo, cache_dir)
-
-
-def is_downloaded(source: PublicWeights) -> bool:
-    """Return whether public weights are on this disk: in the cache of the hub, or as the file of their authors."""
-    return _is_in_hub_cache(source.repo) or bool(source.file and _path_of(source.file).is_file())
 
 
 def source_of(name: str) -> str:

@@ -27,7 +27,7 @@ from weft.version import __version__
 
 VERBS = (
     *("train", "evaluate", "predict", "compare", "study", "convert", "export", "bench", "explain", "serve"),
-    *("embed", "similar", "label", "push", "reproduce", "data", "models", "recipes", "doctor"),
+    *("embed", "similar", "label", "push", "data", "models", "recipes", "doctor"),
 )
 # modules that an installation without torch lacks (docs/deploy.md)
 NOT_IN_RUNTIME = ("torch", "torchvision", "timm", "accelerate", "huggingface_hub", "sklearn", "scipy", "matplotlib")

@@ -22,6 +22,7 @@ from weft.errors import DataError
 
 if TYPE_CHECKING:
     from weft.inference.metrics import Evaluation
+    from weft.models.papers import Printed
 
 HELP = "measure a model on labelled images: top-1, top-5, per class, confusion matrix"
 
@@ -32,7 +33,8 @@ more_photos/ holds one folder per class; folders are matched with the model's cl
 By default, images that the run was trained on are left out; change it with --split.
 For weights without class names, folders named by numbers (as in ImageNet-V2) are matched by value. For a public model
 (weft evaluate levit_256 photos/), folders are WordNet ids, ImageNet names or numbers; if there are some of the classes,
-results are over these alone, and the top-1 among all classes is added.
+results are over these alone, and the top-1 among all classes is added. On all 1,000 classes, the accuracy that the
+paper reports is printed next to the measured one.
 """
 
 MAX_CLASSES = 20  # of a confusion matrix that is printed
@@ -62,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate a model, and print the result as text, JSON or CSV."""
-    from weft.checkpoints.resolve import check_model
+    from weft.checkpoints.resolve import check_model, is_path
     from weft.data.folder import check_outside
     from weft.data.open import check_exists
     from weft.files import refuse_taken
@@ -110,11 +112,13 @@ def run(args: argparse.Namespace) -> int:
     elif args.csv:
         print_csv(("class", "images", "precision", "recall", "f1"), result.per_class)
     else:
-        print(_text(result))
+        from weft.checkpoints.hub import printed_row
+
+        print(_text(result, None if is_path(args.run) else printed_row(args.run)))
     return 0
 
 
-def _text(result: Evaluation) -> str:
+def _text(result: Evaluation, printed: Printed | None) -> str:
     from weft.inference.metrics import accuracy_lines, confidence_lines, never_predicted_text, percent_text
     from weft.intervals import accuracy_text, too_few_text
 
@@ -122,6 +126,9 @@ def _text(result: Evaluation) -> str:
     if result.real is not None:
         real = accuracy_text(result.real.top1, result.real.images, "images with a ReaL label")
         lines.append(("ReaL top-1", f"{real}; {result.real.unlabelled:,} without one"))
+    if printed is not None and printed.top1 is not None and len(result.classes) == 1000:
+        difference = f"{result.top1 - printed.top1:+.2f} percentage points"
+        lines.append(("reported top-1", f"{printed.top1:g} % ({printed.source}); measured here: {difference}"))
     lines += [("loss", f"{result.loss:.4f}"), *confidence_lines(result)]
     parts = ["\n".join(f"{name}: {value}" for name, value in lines)]
     parts += filter(None, (never_predicted_text(result), too_few_text(result.top1, result.count)))

@@ -10,6 +10,7 @@ from weft.cli.options import add_common, example, note, print_json, table
 from weft.errors import unknown
 from weft.models.families import VARIANTS, check_name, family_named, is_model, list_models
 from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, printed_rows, row_of
+from weft.recipes import load_recipe, recipe_text
 
 HELP = "list models: size, parameters, multiply-adds, reported accuracy, weights"
 
@@ -23,8 +24,7 @@ levit_128    224   9.21M  405.3M  9.2M, 406M   78.6  LeViT paper, Table 3  apach
 levit_128s   224   7.78M  304.7M  7.8M, 305M   76.6  LeViT paper, Table 3  apache-2.0
 
 weft models resnet50                 # a model of timm, counted; `weft models resnet` lists all that match
-weft models --papers                 # all rows of the papers' tables, also ResNet, EfficientNet, DeiT, T2T-ViT, PVT
-weft models CvT --papers transfer    # fine-tuning on other datasets
+weft models --papers levit           # all rows of a paper's tables, and the commands that evaluate and train them
 """
 
 
@@ -39,10 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--papers",
-        choices=TABLES,
+        metavar="PAPER",
         nargs="?",
-        const=TABLES[0],
-        help="list the papers' tables, with parameters and multiply-adds as counted by weft (default: imagenet)",
+        const="*",
+        help="list the tables of ceit, cvt, levit or deit (default: all), with parameters and multiply-adds as counted"
+        " by weft, public weights, and the commands that evaluate and train each row",
     )
     add_common(parser, "--json")
     example(parser, EXAMPLE)
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
     if args.papers is not None:
-        return _papers(args)
+        return _papers(args.pattern if args.papers == "*" else args.papers, as_json=args.json)
     pattern = args.pattern.lower()
     if not any(character in pattern for character in "*?["):
         pattern = f"*{pattern.replace('-', '_')}*"
@@ -108,44 +109,84 @@ def _timm_record(name: str, *, counted: bool) -> dict[str, Any]:
     }
 
 
-def _papers(args: argparse.Namespace) -> int:
-    selected = printed_rows(args.papers, args.pattern)
-    if not selected:
-        papers = sorted({row.paper for row in printed_rows(args.papers)})
-        raise unknown("paper or model", args.pattern, papers, f"weft models --papers {args.papers}")
-    if args.json:
-        print_json([dataclasses.asdict(row) for row in selected])
+def _papers(pattern: str, *, as_json: bool) -> int:
+    """Print both tables of a paper, and the commands for their rows."""
+    tables = {name: printed_rows(name, pattern) for name in TABLES}
+    rows = [(name, row) for name, selected in tables.items() for row in selected]
+    if not rows:
+        papers = sorted({row.paper for row in printed_rows()})
+        raise unknown("paper or model", pattern, papers, "weft models --papers")
+    commands = [(evaluate_command(row), train_command(name, row)) for name, row in rows]
+    if as_json:
+        records = [
+            {**dataclasses.asdict(row), "table_of": name, "evaluate": evaluate, "train": train}
+            for (name, row), (evaluate, train) in zip(rows, commands, strict=True)
+        ]
+        print_json(records)
         return 0
-    notes = [row for row in selected if row.note]
-    numbers = {id(row): f"[{number}]" for number, row in enumerate(notes, 1)}
-    if args.papers == "imagenet":
-        speeds = ("V100", "Xeon", "Graviton2")
-        header = ("paper", "model", "size", "params", "(weft)", "MACs", "(weft)", "top-1", "top-5", "ReaL", "V2")
-        rows = [
+    numbers = {id(row): f"[{number}]" for number, row in enumerate((row for _, row in rows if row.note), 1)}
+    header = ("paper", "model", "size", "params", "(weft)", "MACs", "(weft)")
+    if tables["imagenet"]:
+        columns = ("top-1", "top-5", "ReaL", "V2", "V100", "Xeon", "Graviton2", "note")
+        cells = [
             (
                 *_printed(row),
                 *map(_number, (row.top1, row.top5, row.real, row.v2)),
                 *map(_number, (row.images_per_second.get(machine) for machine in MACHINES.values())),
                 numbers.get(id(row), ""),
             )
-            for row in selected
+            for row in tables["imagenet"]
         ]
-        print(table((*header, *speeds, "note"), rows))
-    else:
-        header = ("paper", "model", "size", "params", "(weft)", "MACs", "(weft)", *DATA_SETS.values())
-        rows = [
-            (*_printed(row), *(_number(row.elsewhere.get(name)) for name in DATA_SETS.values())) for row in selected
-        ]
-        print(table(header, rows))
+        print(table((*header, *columns), cells) + "\n")
+    if tables["transfer"]:
+        elsewhere = [[_number(row.elsewhere.get(name)) for name in DATA_SETS.values()] for row in tables["transfer"]]
+        cells = [(*_printed(row), *more) for row, more in zip(tables["transfer"], elsewhere, strict=True)]
+        print(table((*header, *DATA_SETS.values()), cells) + "\n")
     print(
-        "\nParameters in millions and MACs in 10^9: as reported, and as counted by weft, which includes the matrix"
-        " multiplications of attention."
+        "Parameters in millions and MACs in 10^9: as reported, and as counted by weft, which includes the matrix"
+        " multiplications of attention. Reported throughput (images/s): V100; Xeon 6138 and Graviton2 with one thread."
     )
-    if args.papers == "imagenet":
-        print("Reported throughput (images/s): V100; Xeon 6138 and Graviton2 with one thread.")
-    for row in notes:
-        print(f"{numbers[id(row)]} {row.paper}, {row.model}: {row.note}.")
+    for _, row in rows:
+        if row.note:
+            print(f"{numbers[id(row)]} {row.paper}, {row.model}: {row.note}.")
+    shown = [
+        (row.model, _weights(row) or "-", evaluate or "-", train or row.obstacle or "-")
+        for (_, row), (evaluate, train) in zip(rows, commands, strict=True)
+        if row.weights or train
+    ]
+    if shown:
+        print("\n" + table(("model", "weights", "evaluate", "train"), shown))
     return 0
+
+
+def _weights(row: Printed) -> str:
+    """Return the repository of the public weights of a row, or how to get them; '' for none."""
+    name = row.weights.partition(" ")[0]
+    source = VARIANTS[row.builds].weights if name == "own" else None
+    return (source.repo or source.by_hand) if source else name
+
+
+def evaluate_command(row: Printed) -> str:
+    """Return the command that evaluates the public weights of a row on ImageNet; '' if no name loads them."""
+    name = row.builds if row.weights == "own" else row.weights.partition(" ")[0].removeprefix("timm/")
+    return f"weft evaluate {name} imagenet/" if name and "/" not in name else ""
+
+
+def train_command(table: str, row: Printed) -> str:
+    """Return the command that trains a row, WEIGHTS being those of the row that is fine-tuned; '' without a recipe."""
+    if not row.recipe:
+        return ""
+    name, *settings = row.recipe.split()
+    recipe = load_recipe(name)
+    words = ["weft", "train", "imagenet" if table == "imagenet" else "DATA", "--recipe", name]
+    if recipe.model != row.builds:
+        words += ["--model", row.builds]
+    for key, _, value in (setting.partition("=") for setting in settings):
+        words += ["--set", f"{key}={value}"] if "." in key else [f"--{key}", value]
+    own_size = VARIANTS[row.builds].size if row.builds in VARIANTS else row.size
+    if row.size not in (own_size, recipe.img_size):
+        words += ["--img-size", str(row.size)]
+    return " ".join([*words, *(["--from", "WEIGHTS"] if "--from" in recipe_text(name) else [])])
 
 
 def _printed(row: Printed) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from weft.errors import unknown
 from weft.models.families import FOLDERS, VARIANTS
 
 TABLES = ("imagenet", "transfer")
@@ -73,6 +72,12 @@ class Printed:
     note: str = ""
 
     @property
+    def preprocessing(self) -> dict[str, str | float]:
+        """Settings of `weights`, as in `pretrained_cfg`."""
+        values = (setting.partition("=") for setting in self.weights.split()[1:])
+        return {key: value if key == "crop_mode" else float(value) for key, _, value in values}
+
+    @property
     def source(self) -> str:
         """Where the row is printed, such as `LeViT paper, Table 3`; '' for no paper."""
         place = {"main": "paper, main table", "README": "released README"}.get(self.table, f"paper, Table {self.table}")
@@ -114,24 +119,3 @@ def _rows(table: str) -> list[Printed]:
             elsewhere = {name: filled.pop(key) for key, name in DATA_SETS.items() if key in filled}
             cells.append({**filled, "images_per_second": machines, "elsewhere": elsewhere})
     return TypeAdapter(list[Printed]).validate_python(cells)
-
-
-def papers() -> dict[str, str]:
-    """Return the papers with tables: name for the command line -> name in the tables."""
-    return {row.paper.lower(): row.paper for table in TABLES for row in printed_rows(table)}
-
-
-def rows_of(paper: str, name: str | None = None) -> list[tuple[str, Printed]]:
-    """Return the rows of a paper with their tables (of TABLES); with a name, only those of this model.
-
-    Raises:
-        UsageError: an unknown paper, or a name that its tables do not have.
-    """
-    known, key = papers(), paper.lower()
-    if key not in known:
-        raise unknown("paper", paper, known, ", ".join(known))
-    rows = [(table, row) for table in TABLES for row in printed_rows(table) if row.paper == known[key]]
-    named = [(table, row) for table, row in rows if name is None or row.model.lower() == name.lower()]
-    if name is not None and not named:
-        raise unknown(f"row of {known[key]}", name, [row.model for _, row in rows], f"weft reproduce {key}")
-    return named

@@ -209,7 +209,7 @@ def main() -> None:
 
     import weft
     import weft.cli.train
-    import weft.train.single_run
+    import weft.train.run
 
     assert all((fastapi, matplotlib, sklearn, timm, torch, uvicorn, weft.create_model, weft.fold, weft.load_checkpoint))
     gc.collect()

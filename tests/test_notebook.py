@@ -33,7 +33,7 @@ from weft.study.result import Row
 from weft.study.speeds import Form
 from weft.text import printable
 from weft.train import RunResult
-from weft.train.loop import Meter
+from weft.train.meter import Meter
 from weft.train.reporter import Reporter, epoch_line
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"

@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import io
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -27,7 +28,10 @@ import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from weft.bench.records import write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import write_csv
+
 from weft.data import open_image, train_transform
 from weft.processor import processor_class
 

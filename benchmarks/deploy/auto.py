@@ -16,7 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from weft.bench.records import replace_rows
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import replace_rows
+
 from weft.deploy.choosing import read_choice
 from weft.processor import processor_class
 from weft.recipes import load_recipe

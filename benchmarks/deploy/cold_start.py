@@ -10,44 +10,108 @@ take turns. The environment has PyTorch; sizes.py measures an environment withou
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 import torch
+from PIL import Image
 
-from weft.bench.cold_start import WAYS, measure_cold_starts
-from weft.bench.records import filled, read_csv, replace_rows
-from weft.bench.worker import Task
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import filled, read_csv, replace_rows
+
+from weft.bench.worker import noise
+from weft.checkpoints.hub import create_model
+from weft.checkpoints.model_dir import save_model_dir
+from weft.deploy.exporting import write_export
+from weft.errors import UsageError
+from weft.files import folder_size
 from weft.processor import processor_class
 
 FILE, README = Path(__file__).with_name("cold_start.csv"), Path(__file__).parents[2] / "README.md"
 MODELS = ("levit_128s", "levit_256", "ceit_tiny_patch16_224", "cvt_13")
+WAYS = (("folded", "fp32"), ("onnx", "fp32"), ("onnx", "int8"), ("openvino", "fp32"), ("openvino", "int8"))
+ROUNDS = 3  # processes of each deployment, after one that fills the caches
+IMAGE = (500, 375)  # pixels, the usual size of ImageNet's photos
 NAMES = {"folded": "model directory", "onnx": "ONNX", "openvino": "OpenVINO"}
 
 
-def measure() -> list[dict[str, str]]:
-    """Return a row per model and deployment of this machine."""
+# Starts a command from a small process: Linux counts the memory of the parent as memory of a new process.
+LAUNCHER = """
+import json, os, subprocess, sys, time
+begun = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+status, usage = os.wait4(process.pid, 0)[1:]
+process.returncode = os.waitstatus_to_exitcode(status)
+print(json.dumps([time.perf_counter() - begun, usage.ru_maxrss]))
+sys.exit(process.returncode != 0)
+"""
+
+
+def measure(models: Sequence[str] = MODELS, ways: Sequence[tuple[str, str]] = WAYS) -> list[dict[str, str]]:
+    """Return a row per model and deployment of this machine: needs of a process that predicts one image.
+
+    `cold_start_s` are seconds from the start of the process to its end, `peak_mb` is its largest memory and `disk_mb`
+    the size of its files, in MB (10^6 bytes).
+    """
     threads = torch.get_num_threads()
-    tasks = [
-        Task(model, None, False, way, precision, "cpu", threads)
-        for model in MODELS
-        for way in WAYS
-        for precision in ("fp32", "int8")
-        if (way, precision) != ("folded", "int8")
-    ]
-    results = measure_cold_starts(tasks, lambda text: print(text, flush=True))
-    return [
-        {
-            "model": task.model,
-            "way": task.way,
-            "precision": task.precision,
-            "cold_start_s": f"{result.cold_start_s:.2f}",
-            "peak_mb": f"{result.peak_mb:.0f}",
-            "disk_mb": f"{result.disk_mb:.1f}",
-            "threads": str(threads),
-            "processor_class": processor_class(),
+    with tempfile.TemporaryDirectory() as temporary:
+        image = Path(temporary) / "image.jpg"
+        pixels = np.random.default_rng(0).integers(0, 256, (*IMAGE[::-1], 3), np.uint8)
+        Image.fromarray(pixels).save(image, quality=90)
+        folders = {
+            (model, way, precision): deployed(model, way, precision, Path(temporary) / f"{model}-{way}-{precision}")
+            for model in models
+            for way, precision in ways
         }
-        for task, result in results.items()
-    ]
+        runs: dict[tuple[str, ...], list[tuple[float, float]]] = {key: [] for key in folders}
+        for turn in range(ROUNDS + 1):
+            for key, folder in folders.items():
+                words = ["predict", str(folder), str(image), "--quiet", "--threads", str(threads)]
+                needs = run([sys.executable, "-P", "-m", "weft", *words])
+                if turn:
+                    runs[key].append(needs)
+                print(f"cold start {turn} of {ROUNDS}, {' '.join(key)}: {needs[0]:.1f} s.", flush=True)
+        return [
+            {
+                "model": model,
+                "way": way,
+                "precision": precision,
+                "cold_start_s": f"{median(seconds for seconds, _ in needs):.2f}",
+                "peak_mb": f"{median(memory for _, memory in needs):.0f}",
+                "disk_mb": f"{folder_size(folders[model, way, precision]) / 1e6:.1f}",
+                "threads": str(threads),
+                "processor_class": processor_class(),
+            }
+            for (model, way, precision), needs in runs.items()
+        ]
+
+
+def deployed(model: str, way: str, precision: str, folder: Path) -> Path:
+    """Write what `weft predict` loads: a model directory, which it folds, or an export."""
+    torch.manual_seed(0)
+    network = create_model(model).eval()
+    if way == "folded":
+        return save_model_dir(network, folder)
+    folder.mkdir()
+    images = noise(network.pretrained_cfg["input_size"]) if precision == "int8" else ()
+    write_export(network, folder, way, precision, images)
+    return folder
+
+
+def run(command: list[str]) -> tuple[float, float]:
+    """Run a command; return its seconds, and its peak memory in MB."""
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", LAUNCHER, *command], capture_output=True, encoding="utf-8")
+    if done.returncode:
+        raise UsageError(f"A new process must predict an image; weft predict failed. {done.stderr.strip()}")
+    seconds, memory = json.loads(done.stdout.splitlines()[-1])
+    return seconds, memory * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
 def table(rows: list[dict[str, str]]) -> str:

@@ -11,13 +11,17 @@ temperatures that are fitted on fewer held-out images, mean and standard deviati
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
-from weft.bench.records import read_csv, write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import read_csv, write_csv
+
 from weft.checkpoints import load_model_dir
 from weft.data import open_data
 from weft.data.split import stratified_subset

@@ -11,13 +11,17 @@ per way and seed, over the photos of all folds. The target is a ratio of at most
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 from scipy.special import softmax
 from torch import nn
 
-from weft.bench.records import write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import write_csv
+
 from weft.checkpoints import load_model_dir
 from weft.inference.calibration import fit_temperature, held_out_logits
 from weft.inference.inputs import evaluation_batches

@@ -20,10 +20,11 @@ from shutil import copyfile
 from typing import Any
 
 import numpy as np
+from neighbours import votes
 from torch import nn
 
 from weft.checkpoints.hub import create_model
-from weft.inference import evaluate
+from weft.inference import embed, evaluate
 from weft.runs.directory import read_metrics
 from weft.train import train
 
@@ -66,9 +67,17 @@ def with_lora(folder: Path) -> nn.Module:
 def top1(method: str, folder: Path, out: Path, seed: int) -> float:
     """Train by a method and return its accuracy on the held-out images."""
     common: dict[str, Any] = {"out": out, "seed": seed, "quiet": True, "force": True}
-    if method in ("probe", "5 neighbours"):
+    if method == "5 neighbours":
+        known, queries = (embed(MODEL, folder / part, quiet=True) for part in ("train", "val"))
+        classes = sorted(path.name for path in (folder / "train").iterdir())
+        labels, right = (
+            np.array([classes.index(Path(path).parent.name) for path in one.images]) for one in (known, queries)
+        )
+        predicted = votes(known.features, labels, queries.features, len(classes), 5).argmax(1)
+        return 100 * float((predicted == right).mean())
+    if method == "probe":
         train(folder, model=MODEL, recipe="probe", **common)
-        return evaluate(out, folder, knn=5 if method == "5 neighbours" else None, quiet=True).top1
+        return evaluate(out, folder, quiet=True).top1
     if method == "LP-FT":
         train(folder, **FINE_TUNING, **common)
     elif method == "full fine-tuning":

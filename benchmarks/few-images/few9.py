@@ -11,13 +11,17 @@ fold, on which the calibration error is also measured.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from weft.bench.records import read_csv, write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import read_csv, write_csv
+
 from weft.inference import evaluate
 from weft.inference.exports import export_run
 from weft.inference.metrics import calibration_error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from unittest import mock
 import nncf
 import numpy as np
 
-from weft.bench.records import read_csv, write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import read_csv, write_csv
+
 from weft.deploy import graphs
 from weft.inference import evaluate
 from weft.inference.exports import export_run

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
+from neighbours import votes
 from scipy.special import softmax
 from sklearn.model_selection import StratifiedKFold
 from threadpoolctl import threadpool_limits
@@ -23,7 +23,6 @@ from weft.checkpoints.hub import create_model
 from weft.data import open_data
 from weft.inference.features import read_features, unit_length
 from weft.inference.inputs import evaluation_batches
-from weft.inference.knn import KNNClassifier
 from weft.runtime import Runtime
 from weft.train import labelling
 from weft.train.linear_probe import fit
@@ -63,9 +62,7 @@ def knn(views: np.ndarray, labels: np.ndarray, classes: int) -> None:
             scores = views[test_on, 0] @ probe.weight.T + probe.bias
             n_correct["probe"] += int((scores.argmax(1) == labels[test_on]).sum())
             for k in NEIGHBOURS:
-                reader: Callable = lambda images: images.numpy()  # noqa: E731
-                classifier = KNNClassifier(reader, views[train_on, 0], labels[train_on], classes, k)
-                predicted = classifier(torch.from_numpy(views[test_on, 0])).argmax(1).numpy()
+                predicted = votes(views[train_on, 0], labels[train_on], views[test_on, 0], classes, k).argmax(1)
                 n_correct[f"{k} neighbours"] += int((predicted == labels[test_on]).sum())
         rows += [(name, seed, f"{100 * count / len(labels):.2f}") for name, count in n_correct.items()]
     write("knn.csv", ("classifier", "seed", "top1"), rows)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -115,7 +116,9 @@ def features(args: argparse.Namespace) -> None:
 
 def rank(args: argparse.Namespace) -> None:
     """Write the precision of each ranking for as many images as have wrong labels; keep rows of other files."""
-    from weft.bench.records import read_csv, write_csv
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from benchmarks.common.records import read_csv, write_csv
+
     from weft.train.label_errors import find_label_errors
 
     stems = {path.stem for path in args.files}

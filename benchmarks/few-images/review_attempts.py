@@ -9,6 +9,7 @@ review_attempts.csv next to this file: the precision of the first n images, wher
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,10 @@ from scipy.special import log_softmax, softmax
 from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
-from weft.bench.records import read_csv, write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import read_csv, write_csv
+
 from weft.inference.features import unit_length
 from weft.train.label_errors import find_label_errors, folds_of, is_improbable
 from weft.train.linear_probe import FOLDS, held_out_probabilities

@@ -25,7 +25,10 @@ import numpy as np
 import torch
 from sklearn.model_selection import StratifiedKFold
 
-from weft.bench.records import read_csv, write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import read_csv, write_csv
+
 from weft.checkpoints.bundled import read_bundle
 from weft.processor import processor_class
 from weft.runs.directory import read_metrics

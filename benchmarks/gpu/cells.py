@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from benchmarks.common.ways import COMPILED
 from settings import ROOT, Options
-
-from weft.bench.choices import COMPILED
 
 SIDES = ("weft", "peer")
 

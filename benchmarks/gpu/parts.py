@@ -20,13 +20,14 @@ from unittest import mock
 
 import numpy as np
 import torch
+from benchmarks.common.peers import peers_of
+from benchmarks.common.records import read_csv
+from benchmarks.common.ways import COMPILED, WAYS, build, timed_with_peak, worker
 from cells import speed_ways
 from PIL import Image
 from settings import Options, at_once, missing, run
 
-from weft.bench.choices import COMPILED, WAYS
-from weft.bench.records import read_csv
-from weft.bench.worker import REFERENCE, Subject, Task, build
+from weft.bench.subject import Subject
 from weft.bench.worker_process import WorkerProcess
 from weft.deploy.verification import relative_difference
 from weft.errors import StoppedError, UsageError
@@ -154,25 +155,24 @@ def _speed(cell: str, ways: Sequence[str], options: Options, *, timed: bool = Tr
     model, precision = cell.split(" ")
     threads = 1 if options.device == "cpu" else 4
     ways = [way for way in ways if precision in WAYS[way]]
-    tasks = [Task(model, None, True, REFERENCE, "fp32", options.device, threads)]
-    tasks += [Task(model, peer, True, way, precision, options.device, threads) for way in ways for peer in (None, 0)]
+    tasks = [(None, "eager", "fp32"), *((peer, way, precision) for way in ways for peer in (None, 0))]
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        workers = [stack.enter_context(WorkerProcess(task, folder / f"{i}.npy")) for i, task in enumerate(tasks)]
+        options_of = dict(folder=folder, threads=threads, device=options.device, peers=True)
+        workers = [stack.enter_context(worker(model, *task, peer=peer, **options_of)) for peer, *task in tasks]
         errors = _at_once(_build, workers)
-        for task, error in zip(tasks, errors, strict=True):
+        for process, error in zip(workers, errors, strict=True):
             if error:
-                side = "weft" if task.peer is None else "peer"
-                rows.append(_speed_row(model, side, task, 0) | {"error": error})
+                rows.append(_speed_row(process, 0) | {"model": model, "error": error})
         if errors[0]:
             raise RuntimeError(errors[0])
-        ready = [worker for worker, error in zip(workers, errors, strict=True) if not error]
+        ready = [process for process, error in zip(workers, errors, strict=True) if not error]
         for batch in options.scale.batches:
             if timed:
                 rows += _timed(ready, batch, options)
             else:
-                _at_once(lambda worker, size=batch: _warm(worker, size), ready)
+                _at_once(lambda process, size=batch: _warm(process, size), ready)
     return rows
 
 
@@ -183,62 +183,66 @@ def _at_once(function: Callable[[WorkerProcess], T], workers: list[WorkerProcess
     """
 
     def stop() -> None:
-        for worker in workers:
-            if worker.process is not None:
-                worker.process.kill()
+        for process in workers:
+            if process.process is not None:
+                process.process.kill()
 
     return [result for _, result in sorted(at_once(function, workers, BUILDERS, stop), key=itemgetter(0))]
 
 
-def _build(worker: WorkerProcess) -> str:
+def _build(process: WorkerProcess) -> str:
     """Build a worker's model; return the error, or ''."""
     try:
-        worker.build()
+        process.build()
     except UsageError as error:
         return str(error)
     return ""
 
 
-def _warm(worker: WorkerProcess, batch: int) -> tuple[np.ndarray | None, str]:
+def _warm(process: WorkerProcess, batch: int) -> tuple[np.ndarray | None, str]:
     """Run a batch once, which compiles for its size; return the logits and '', or None and the error."""
     try:
-        return worker.logits(batch), ""
+        return process.logits(batch), ""
     except UsageError as error:
         return None, str(error)
 
 
 def _timed(workers: list[WorkerProcess], batch: int, options: Options) -> list[Row]:
-    warmed = _at_once(lambda worker: _warm(worker, batch), workers)
+    warmed = _at_once(lambda process: _warm(process, batch), workers)
     expected = warmed[0][0]
     rows, timed = [], []
-    for worker, (logits, error) in zip(workers[1:], warmed[1:], strict=True):
-        side = "weft" if worker.task.peer is None else "peer"
-        row = _speed_row(worker.info["model"], side, worker.task, batch)
+    for process, (logits, error) in zip(workers[1:], warmed[1:], strict=True):
+        row = _speed_row(process, batch)
         if error:
             rows.append(row | {"error": error})
-            if worker.process.poll() is not None:
-                workers.remove(worker)
+            if process.process.poll() is not None:
+                workers.remove(process)
             continue
-        if expected is not None and logits is not None and side == "weft":
+        if expected is not None and logits is not None and row["side"] == "weft":
             row["difference"] = f"{relative_difference(logits, expected):.1e}"
-        timed.append((worker, row, list[float]()))
+        timed.append((process, row, list[float]()))
     for _ in range(options.scale.rounds):
-        for worker, row, seconds in timed:
+        for process, row, seconds in timed:
             try:
-                seconds += worker.turn(batch)
+                times, peak_mib = process.run(timed_with_peak, batch_size=batch)
             except UsageError as error:  # no memory left, or the process has ended
                 row["error"] = str(error)
-    for worker, row, seconds in timed:
+            else:
+                seconds += times
+                row["peak_mib"] = "" if peak_mib is None else round(peak_mib)
+    for _, row, seconds in timed:
         if seconds:
             median = statistics.median(seconds)
             row |= {"p50_ms": f"{1e3 * median:.4g}", "images_per_second": f"{batch / median:.5g}"}
-            row |= {"peak_mib": "" if worker.peak_mib is None else round(worker.peak_mib), "calls": len(seconds)}
+            row["calls"] = len(seconds)
         rows.append(row)
     return rows
 
 
-def _speed_row(name: str, side: str, task: Task, batch: int) -> Row:
-    row = {"run": task.model, "side": side, "model": name, "way": task.way, "precision": task.precision}
+def _speed_row(process: WorkerProcess, batch: int) -> Row:
+    side = "weft" if process.label == process.model else "peer"
+    row = {"run": process.model, "side": side, "model": process.label, "way": process.way}
+    row["precision"] = process.precision
     empty = dict.fromkeys(("p50_ms", "images_per_second", "peak_mib", "difference", "calls", "error"), "")
     return row | {"batch_size": batch} | empty
 
@@ -247,8 +251,8 @@ def profile(cell: str, options: Options) -> list[Row]:
     """Profile the eager network with the largest batch; return a row per kernel, on a CPU per operator."""
     model, side = cell.split(" ")
     device, precision, batch = options.device, options.precisions[0], options.scale.batches[-1]
-    with tempfile.TemporaryDirectory() as folder:
-        subject = build(Task(model, None if side == "weft" else 0, True, "eager", precision, device, 1), Path(folder))
+    peer = None if side == "weft" else 0
+    subject = build(model, "eager", precision, device, peer=peer, peers=True)
     images = torch.randn(batch, *subject.size, device=device)
     kind = "device" if device == "cuda" else "cpu"
     activity = getattr(torch.profiler.ProfilerActivity, device.upper())
@@ -264,7 +268,7 @@ def profile(cell: str, options: Options) -> list[Row]:
     total, calls = sum(times.values()), {event.key: event.count for event in profiler.key_averages()}
     return [
         {
-            "model": subject.model,
+            "model": model if peer is None else peers_of(model)[peer].label,
             "precision": precision,
             "batch_size": batch,
             "kernel": key[:120],
@@ -283,11 +287,10 @@ def choices(cell: str, options: Options) -> list[Row]:
     family = model.partition("_")[0]
     variants = {name: parts for name, (families, parts) in VARIANTS.items() if family in families}
     calls, times = {}, dict[tuple[str, int], list[float]]()
-    with contextlib.ExitStack() as stack, torch.inference_mode():
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    with torch.inference_mode():
         for name, parts in variants.items():
             with replaced(parts):
-                calls[name] = build(Task(model, None, True, way, precision, device, 4), folder)
+                calls[name] = build(model, way, precision, device, peers=True)
                 for batch in options.scale.batches:
                     _time_calls(calls[name], batch, device, 2)
         for _ in range(options.scale.rounds):

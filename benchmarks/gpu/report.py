@@ -6,10 +6,10 @@ import importlib.util
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.common.records import filled, read_csv
 from cells import CELLS
 from settings import DONE, HERE, IN_PROGRESS, MACHINE, ROOT, SCALES, Options, read_state
 
-from weft.bench.records import filled, read_csv
 from weft.files import write_text
 
 Row = dict[str, str]

@@ -25,6 +25,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import read_csv, write_csv
 from cells import CELLS
 from report import write_pages
 from settings import (
@@ -44,7 +47,6 @@ from settings import (
     stop_running,
 )
 
-from weft.bench.records import read_csv, write_csv
 from weft.errors import WeftError
 from weft.files import write_text
 

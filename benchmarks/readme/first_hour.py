@@ -21,7 +21,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from weft.bench.records import read_csv, replace_rows
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import read_csv, replace_rows
+
 from weft.processor import processor_class
 
 # Commands in the order of the README, then commands with invalid input.

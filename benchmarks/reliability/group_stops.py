@@ -152,10 +152,10 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["PYTHONPATH"] = str(args.source / "src")
     sys.path[:0] = [str(args.source / "src"), str(ROOT)]
+    from benchmarks.common.records import read_csv, write_csv
     from tests.train import tiny
 
     import weft.train  # noqa: F401  # the runs are forked from this process
-    from weft.bench.records import read_csv, write_csv
 
     rng, rows, count = random.Random(args.seed), [], 0
     with tempfile.TemporaryDirectory() as name:

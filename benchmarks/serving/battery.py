@@ -30,9 +30,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.common.records import write_csv
 from tests.serve.running import SLOW, Running, children, picture, running, saved
-
-from weft.bench.records import write_csv
 
 IN_FLIGHT = 16
 

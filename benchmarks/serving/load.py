@@ -44,8 +44,11 @@ import torch
 from clients import Body, Tally, closed_loop, open_loop, overload
 from PIL import Image
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import read_csv, replace_rows, write_csv
+
 import weft
-from weft.bench.records import read_csv, replace_rows, write_csv
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.config import read_config
 from weft.processor import processor_class
@@ -181,7 +184,6 @@ class Service:
 def bench_throughput(run: Path) -> float:
     """Return the throughput of the forward pass alone (folded, as in the service) in images/s, by `weft bench`."""
     arguments = ["bench", str(run), "--batch-size", str(BATCH), "--rounds", "3", "--json", "--ways", "folded"]
-    arguments += ["--allocator", "keep"]  # as in the service
     done = subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout)[0]["images_per_second"])
 

@@ -19,7 +19,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from weft.bench.records import replace_rows
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import replace_rows
+
 from weft.processor import call_in_thread, num_threads, processor_class
 
 FILE = Path(__file__).parent / "threads.csv"

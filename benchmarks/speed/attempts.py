@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +20,11 @@ from unittest import mock
 
 import torch
 
-from weft.bench.records import replace_rows
-from weft.bench.worker import Task
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import replace_rows
+from benchmarks.common.ways import worker
+
 from weft.bench.worker_process import WorkerProcess
 from weft.errors import UsageError
 from weft.processor import processor_class
@@ -65,14 +69,13 @@ def measure(name: str, precision: str, batch_sizes: list[int], rounds: int) -> l
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         workers: dict[Attempt, WorkerProcess] = {}
         failed: dict[Attempt, str] = {}
-        for number, attempt in enumerate(ATTEMPTS):
-            task = Task(name, None, False, attempt.way, precision, "cpu", threads)
-            worker = stack.enter_context(WorkerProcess(task, folder / f"{number}.npy"))
+        for attempt in ATTEMPTS:
+            process = stack.enter_context(worker(name, attempt.way, precision, folder=folder, threads=threads))
             try:
                 with mock.patch.dict(os.environ, dict(attempt.environment)):
-                    worker.build()
-                worker.turn(batch_sizes[0])
-                workers[attempt] = worker
+                    process.build()
+                process.turn(batch_sizes[0])
+                workers[attempt] = process
                 print(f"{name} {precision}, {attempt.way}, {attempt.idea or 'as it is'}: ready", flush=True)
             except UsageError as error:
                 failed[attempt] = str(error)
@@ -80,8 +83,8 @@ def measure(name: str, precision: str, batch_sizes: list[int], rounds: int) -> l
         for batch_size in batch_sizes:
             times: dict[Attempt, list[float]] = {attempt: [] for attempt in workers}
             for _ in range(rounds):
-                for attempt, worker in workers.items():
-                    times[attempt] += worker.turn(batch_size)
+                for attempt, process in workers.items():
+                    times[attempt] += process.turn(batch_size)
             speeds = {attempt: batch_size / statistics.median(values) for attempt, values in times.items()}
             bases = {attempt.way: speed for attempt, speed in speeds.items() if not attempt.idea}
             for attempt in ATTEMPTS:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +25,12 @@ import numpy as np
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.peers import build_peer, peers_of
+from benchmarks.common.records import read_csv, write_csv
+
 import weft
-from weft.bench.peers import build_peer, peers_of
-from weft.bench.records import read_csv, write_csv
 from weft.deploy.graphs import write_graph
 from weft.deploy.runtimes import OpenVinoGraph
 from weft.models.ceit import inference as ceit

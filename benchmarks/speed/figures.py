@@ -15,19 +15,31 @@ and allocator. Both allocators are measured on both sides.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import platform
 import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from weft.bench.plot import plot_speed
-from weft.bench.records import filled, read_csv, write_csv
-from weft.bench.speed import SpeedRow, matrix_peak, speed
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.peers import peers_of
+from benchmarks.common.records import filled, read_csv, write_csv
+from benchmarks.common.ways import settings_of, worker
+from benchmarks.speed.plot import plot_speed
+
+from weft.bench.speed import measure as measured_rows
+from weft.bench.worker_process import WorkerProcess
+from weft.errors import UsageError
 from weft.processor import cpu_name, has_bf16, limits, onednn_flags, processor_class
 
 Row = dict[str, str]
@@ -57,6 +69,9 @@ EAGER, FOLDED, BEST, INT8 = 1.0, 1.25, 1.1, 1.0  # targets of the ratio to the p
 NEAR_PEAK = 90  # percent of the machine's peak: where the hardware is the limit, no ratio is required
 NOT_MEASURED = "-"  # on this class
 DETAILS = "<details><summary>All measurements</summary>"
+PEAK_SIDE = 2048  # side of the square matrices that are multiplied to measure the peak
+PEAK_SECONDS = 2.0  # after which the peak is measured no longer: emulated bf16 is slow
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def machine() -> dict[str, Any]:
@@ -79,6 +94,27 @@ def machine() -> dict[str, Any]:
         **{f"peak_gmacs_{precision}": round(matrix_peak(precision) / 1e9) for precision in precisions},
         **versions,
     }
+
+
+def matrix_peak(precision: str, threads: int | None = None) -> float:
+    """Return this machine's multiply-adds per second in a large matrix multiplication in fp32 or bf16.
+
+    It is the best of ten multiplications, or of fewer if they take PEAK_SECONDS.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    left, right = (torch.randn(PEAK_SIDE, PEAK_SIDE).to(DTYPES[precision]) for _ in range(2))
+    times = [_timed(lambda: left @ right)]
+    while len(times) < 10 and sum(times) < PEAK_SECONDS:
+        times.append(_timed(lambda: left @ right))
+    torch.set_num_threads(before)
+    return PEAK_SIDE**3 / min(times)
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
 
 
 def precisions_of() -> tuple[str, ...]:
@@ -409,24 +445,6 @@ def with_markers(page: str, name: str) -> str:
     return page[:position] + text + page[position:]
 
 
-def plot(rows: list[Row], file: Path) -> None:
-    """Draw the throughput of weft's networks against their multiply-adds, with the default allocator."""
-    integers = {"params": int, "macs": int, "batch_size": int, "calls": int, "threads": int}
-    texts = {"model": str, "way": str, "precision": str, "device": str, "allocator": str}
-    typed = [
-        SpeedRow(
-            **{
-                key: None if text == "" else ({**integers, **texts}.get(key, float))(text)
-                for key, text in row.items()
-                if key != "run"
-            }
-        )
-        for row in rows
-        if row["model"] == row["run"] and row["allocator"] == "default" and row["threads"] == most_threads(rows)
-    ]
-    plot_speed(typed, file)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="default: the folder of this machine's class, next to this script")
@@ -454,24 +472,68 @@ def measure(out: Path, models: list[str], precisions: list[str], options: dict[s
         out: folder of figures.csv.
         models: names of the networks.
         precisions: fp32, bf16 and int8, one after the other: all at once need more memory than many machines have.
-        options: of `weft.bench.speed.speed`: ways, allocators, threads, rounds.
+        options: ways, allocators, threads, rounds.
     """
     out.mkdir(parents=True, exist_ok=True)
     file, threads = out / "figures.csv", str(options["threads"])
     (out / "machine.json").write_text(json.dumps(machine(), indent=2) + "\n")
     rows: list[Any] = list(read_csv(file))
     for name in models:
-        measured = [
-            row
-            for precision in precisions
-            for row in speed([name], precisions=(precision,), batch_sizes=BATCHES, peers=True, log=print, **options)
-        ]
+        measured = [row for precision in precisions for row in speed(name, precision, **options)]
         new = {(name, threads, precision) for precision in precisions}
         rows = [row for row in rows if (row["run"], row["threads"], row["precision"]) not in new]
-        rows += [{"run": name, **{k: _short(v) for k, v in row.as_dict().items()}} for row in measured]
+        rows += [{"run": name, **{k: _short(v) for k, v in row.items()}} for row in measured]
         write_csv(file, rows)  # after every model, so that an interruption loses no finished one
         print(table([row for row in rows if row["run"] == name]), flush=True)
-    plot(read_csv(file), out / "figures.png")
+    drawn = [row for row in read_csv(file) if row["model"] == row["run"] and row["allocator"] == "default"]
+    plot_speed([row for row in drawn if row["threads"] == most_threads(rows)], out / "figures.png")
+
+
+def speed(
+    model: str,
+    precision: str,
+    *,
+    ways: Sequence[str],
+    allocators: Sequence[str],
+    threads: int,
+    rounds: int,
+    batch_sizes: Sequence[int] = BATCHES,
+) -> list[dict[str, Any]]:
+    """Return rows of `weft.bench` for a network and its peers, with allocator, peak_percent, params and macs.
+
+    All processes take turns. A way that fails for a peer is left out with a warning.
+    """
+    peak = None if precision == "int8" else matrix_peak(precision, threads)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+
+        def started(way: str, precision: str, **more: Any) -> WorkerProcess | None:
+            process = stack.enter_context(worker(model, way, precision, folder=folder, threads=threads, **more))
+            try:
+                process.build()
+            except UsageError as error:
+                if more["peer"] is None:
+                    raise
+                warnings.warn(f"One way of a peer is left out. {error}", stacklevel=2)
+                return None
+            print(f"ready: {process.name}, allocator {more['allocator']}", flush=True)
+            return process
+
+        reference = started("eager", "fp32", peer=None, peers=True, allocator="default")
+        processes: list[tuple[WorkerProcess, WorkerProcess | None]] = []
+        columns: list[dict[str, Any]] = []
+        for settings in settings_of(model, ways, (precision,), allocators):
+            if (process := started(**settings)) is not None:
+                peer = settings["peer"]
+                is_same = peer is None or (peer == 0 and peers_of(model)[0].same_weights)
+                processes.append((process, reference if is_same else None))
+                columns.append({"allocator": settings["allocator"], **(process.subject.more or {})})
+        rows = []
+        for batch_size in batch_sizes:
+            for row, more in zip(measured_rows(processes, batch_size, rounds), columns, strict=True):
+                percent = None if peak is None else 100 * more["macs"] * row.images_per_second / peak
+                rows.append({**row.as_dict(), **more, "peak_percent": percent})
+        return rows
 
 
 def _short(value: Any) -> str:

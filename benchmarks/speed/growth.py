@@ -19,7 +19,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from weft.bench.records import write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import write_csv
+
 from weft.processor import processor_class
 
 MODELS = ("ceit_tiny_patch16_224", "cvt_13", "levit_256")

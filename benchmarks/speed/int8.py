@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
 
-from weft.bench.records import write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import write_csv
+
 from weft.checkpoints import load_model_dir
 from weft.data import open_data
 from weft.deploy import export, graphs

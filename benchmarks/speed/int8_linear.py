@@ -25,8 +25,11 @@ import numpy as np
 import openvino
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import replace_rows
+
 import weft
-from weft.bench.records import replace_rows
 from weft.deploy import graphs
 from weft.deploy.runtimes import run_file
 from weft.processor import has_bf16, num_threads, processor_class

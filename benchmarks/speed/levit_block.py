@@ -10,6 +10,7 @@ here and in the paper (one core of a Xeon E5-2698). Needs a quiet machine.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.bench.records import write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import write_csv
+
 from weft.processor import processor_class
 
 FILE = Path(__file__).with_name("levit_block.csv")

@@ -24,8 +24,11 @@ import timm
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import write_csv
+
 import weft
-from weft.bench.records import write_csv
 
 NAME, PARENT = "ceit_tiny_patch16_224", "deit_tiny_patch16_224"
 SIDES = ("released", "weft eager", "weft folded", "timm DeiT-T")

@@ -27,9 +27,12 @@ from unittest import mock
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import read_csv, write_csv
+
 import weft
-from weft.bench.records import read_csv, write_csv
-from weft.bench.worker import _with_random_statistics
+from weft.bench.worker import with_random_statistics
 from weft.data import eval_transform, open_image
 from weft.deploy import fold, graphs
 from weft.deploy.runtimes import openvino_core, run_file
@@ -62,7 +65,7 @@ def main() -> None:
 def write(name: str, photos: Path, count: int, folder: Path) -> None:
     """Write a network in fp32 and in int8 with 8 and 7 bits for both runtimes, images, and logits in float32."""
     torch.manual_seed(0)
-    model = _with_random_statistics(weft.create_model(name)).eval()
+    model = with_random_statistics(weft.create_model(name)).eval()
     transform = eval_transform(model.pretrained_cfg)
     images = torch.stack([torch.as_tensor(transform(open_image(path))) for path in sorted(photos.iterdir())[:count]])
     with torch.inference_mode():

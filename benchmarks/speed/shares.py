@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +25,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.peers import build_peer, peers_of
+from benchmarks.common.records import replace_rows
+
 import weft
-from weft.bench.peers import build_peer, peers_of
-from weft.bench.records import replace_rows
 from weft.deploy.graphs import write_graph
 from weft.processor import has_bf16, processor_class
 

@@ -17,7 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from weft.bench.records import read_csv, write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import read_csv, write_csv
+
 from weft.processor import processor_class
 from weft.runs.directory import read_metrics
 from weft.study.plan import read_study

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -17,7 +18,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from weft.bench.records import filled, read_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import filled, read_csv
+
 from weft.files import write_whole
 from weft.pages import series_style
 from weft.study.plan import Study, StudyVariant, read_study, recipe_of
@@ -46,7 +50,7 @@ EXPERIMENTS = (  # paper, place in the paper, experiment, study (a command if it
     ("CvT", "table 8", "convolutional projection", "cvt-projection"),
     ("LeViT", "table 1", "convolution, then attention", "levit-grafting"),
     ("LeViT", "tables 3 and 4", "ImageNet-1k", "weft reproduce levit"),
-    ("LeViT", "table 3", "speed", "weft bench --protocol levit"),
+    ("LeViT", "table 3", "speed", "python benchmarks/speed/protocol.py"),
     ("LeViT", "table 5", "ablation A1 to A7", "levit-ablation"),
     ("LeViT", "table 6 (supplement)", "time of the parts of a block", "python benchmarks/speed/levit_block.py"),
     ("DeiT", "table 3", "hard and soft labels of a teacher", "distillation"),
@@ -114,7 +118,7 @@ def experiments() -> str:
 def _not_a_study(command: str) -> str:
     """Return the cells of an experiment that is not repeated by `weft study` but by another command."""
     if "bench" in command:
-        name = "levit-protocol.csv" if command.startswith("weft") else "levit_block.csv"
+        name = "levit-protocol.csv" if "protocol" in command else "levit_block.csv"
         measured = (HERE.parent / "speed" / name).is_file()
         return f"measured: [{name}](../benchmarks/speed/{name}) |" if measured else "**not run** |"
     return "**not run**: training needs ImageNet and GPUs | the command lists each row with its cost"

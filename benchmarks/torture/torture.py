@@ -31,14 +31,15 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.common.records import write_csv
 from tests.killpoints import CALLS, killpoints
 from tests.train import tiny
 
 from weft import files
-from weft.bench.records import write_csv
 from weft.errors import CheckpointError
-from weft.train import run_loop as session
-from weft.train import state, train
+from weft.train import run as running
+from weft.train import train
+from weft.train.resume import SavedRun
 from weft.train.state import load_state, newest_step
 
 MAX_PASSES = 40  # a state passes each point about five times
@@ -166,13 +167,13 @@ def control_without_average(data: Path, folder: Path, reference: Path) -> bool:
     in_child(lambda: kill_when(has_four, lambda: start(data, out, "levit_nano_32", 0)))
 
     def resume_without_average() -> None:
-        restore = session.Session.restore
+        restore = running.Run.restore
 
-        def faulty(self: session.Session, state: state.State) -> None:
-            restore(self, state)
+        def faulty(self: running.Run, saved: SavedRun) -> None:
+            restore(self, saved)
             self.learner.ema.module.load_state_dict(self.learner.model.state_dict())
 
-        session.Session.restore = faulty
+        running.Run.restore = faulty
         resume(out, 0)
 
     assert in_child(resume_without_average) == 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,8 +26,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torchvision import transforms
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import replace_rows
+
 import weft
-from weft.bench.records import replace_rows
 from weft.data import train_transform
 from weft.layers.activation import QuickGELU
 from weft.processor import processor_class

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from importlib.metadata import version
@@ -21,13 +22,17 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import write_csv
+
 import weft
-from weft.bench.records import write_csv
 from weft.processor import processor_class
 from weft.recipes import load_recipe
 from weft.runs.directory import StepLog
 from weft.runtime import Runtime
-from weft.train.loop import Learner, Meter, StepResult, train_epoch
+from weft.train.loop import Learner, train_epoch
+from weft.train.meter import Meter, StepResult
 from weft.train.stop import Stop
 
 CASES = {

@@ -13,12 +13,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
-from weft.bench.records import read_csv, write_csv
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import read_csv, write_csv
+
 from weft.models.contract import preprocessing
 from weft.processor import processor_class
 from weft.recipes import load_recipe

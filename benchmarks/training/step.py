@@ -29,9 +29,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.peers import build_peer, peers_of
+from benchmarks.common.records import read_csv, write_csv
+
 import weft
-from weft.bench.peers import build_peer, peers_of
-from weft.bench.records import read_csv, write_csv
 from weft.memory import keep_memory
 from weft.processor import processor_class
 

@@ -163,7 +163,7 @@ def say(text: str, *, always: bool = False) -> None:
         text: a note, or, with `always`, what must be known also within `quietly`.
         always: see `text`.
     """
-    if is_quiet() and not always:
+    if _is_other_process() or (_quiet.get() and not always):
         return
     if notebook.in_notebook():
         notebook.note(one_line(text))
@@ -198,7 +198,11 @@ def obeys_quiet(function: Callable[P, R]) -> Callable[P, R]:
 
 def is_quiet() -> bool:
     """Return whether `quietly` is in effect, or another process speaks: of several, only the first does."""
-    return _quiet.get() or os.environ.get("RANK", "0") != "0"
+    return _quiet.get() or _is_other_process()
+
+
+def _is_other_process() -> bool:
+    return os.environ.get("RANK", "0") != "0"
 
 
 def stderr_console() -> Console:

@@ -1,6 +1,6 @@
 """Device, processes and precision of a computation.
 
-The only module that uses Hugging Face Accelerate, which selects the device, joins the processes that torchrun or SLURM
+The only module that uses Hugging Face Accelerate, which selects the device, joins the processes that torchrun
 started, and wraps a model for data-parallel training. The data loader is never passed to it: Accelerate would
 distribute the batches in an order of its own.
 """
@@ -26,7 +26,6 @@ from weft.devices import NO_CUDA, NO_MPS
 from weft.errors import UsageError
 from weft.memory import keep_memory
 from weft.processor import give_threads_to_torch
-from weft.slurm import join_slurm
 
 TIMEOUT = datetime.timedelta(minutes=30)  # for processes that wait for each other, as for an evaluation by the first
 
@@ -69,7 +68,6 @@ class Runtime:
         if device == "mps":
             _check_mps(precision)
         on_cpu = device == "cpu" or (device != "mps" and not has_gpu)
-        join_slurm(num_gpus=0 if on_cpu else torch.cuda.device_count())
         if on_cpu:
             keep_memory()
         if deterministic and not on_cpu:
@@ -158,9 +156,7 @@ def _check_mps(precision: str) -> None:
     if not torch.backends.mps.is_available():
         raise UsageError(NO_MPS)
     if "WORLD_SIZE" in os.environ:
-        raise UsageError(
-            "device mps runs in one process; torchrun or SLURM started several. Start one, or use the CPU."
-        )
+        raise UsageError("device mps runs in one process; torchrun started several. Start one, or use the CPU.")
     if precision == "bf16":
         raise UsageError("precision must be fp32 on device mps; got bf16. Pass --precision fp32.")
 

@@ -72,10 +72,10 @@ def test_the_data_of_a_recipe_are_used(photos: Path, tmp_path: Path, capsys: Sho
     [
         (["no/such/folder"], 3, "no/such/folder"),
         (["digits", "--model", "ceit_nano"], 2, "Unknown model 'ceit_nano'. Nearest: ceit_nano_32"),
-        (["digits", "--epochs", "ten"], 2, "epochs must be a whole number or null; got 'ten'"),
+        (["digits", "--epochs", "ten"], 2, "epochs must be a whole number at least 0 and at most 100000 or null; got"),
         (["digits", "--set", "optim.lr=-1"], 2, "optim.lr must be a number above 0 and at most 10 or null; got '-1'"),
         (["digits", "--recipe", "digit"], 2, "Unknown recipe 'digit'. Nearest: digits"),
-        (["digits", "--img-size", "4"], 2, "img_size must be a number at least 8"),
+        (["digits", "--img-size", "4"], 2, "img_size must be a whole number at least 8"),
         ([], 2, "Training needs images; got none."),
     ],
 )

@@ -98,5 +98,5 @@ def test_extras_that_the_code_names_are_there() -> None:
                 first = node.args[0]
                 if isinstance(first, ast.Constant):
                     named |= set(first.value.split(","))
-    assert {"deploy", "serve", "ray", "data", "peers", "track"} <= named
+    assert {"deploy", "serve", "ray", "data", "track"} <= named
     assert named <= set(PROJECT["optional-dependencies"])

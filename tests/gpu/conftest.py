@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from weft.bench.worker import tf32
+from tests.gpu.deviation import tf32
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,8 @@ from weft.inference import embed, evaluate, similar
 from weft.inference.arguments import check_outside_images, image_files
 from weft.inference.explain_files import explain_run
 from weft.inference.exports import export_run
-from weft.train import label
+from weft.train import label, preview
 from weft.train.data_review import review
-from weft.train.run import preview
 
 
 def images(folder: Path, *names: str) -> Path:

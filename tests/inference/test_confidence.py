@@ -149,8 +149,8 @@ def test_many_held_out_images_are_calibrated_by_some_of_them(
     def keep_result(folder: Path, title: str, summary: Any, result: Evaluation, **more: Any) -> None:
         results.append(result)
 
-    monkeypatch.setattr("weft.train.results.write_report", keep_result)
-    monkeypatch.setattr("weft.train.results.MAX_IMAGES", 7)
+    monkeypatch.setattr("weft.train.finish.write_report", keep_result)
+    monkeypatch.setattr("weft.train.finish.MAX_IMAGES", 7)
     monkeypatch.setattr("weft.train.unknown.MAX_IMAGES", 5)
     out = tmp_path / "run"
     train(photos, "levit_nano_32", epochs=1, batch_size=12, settings={"optim.lr": 3e-3}, out=out, quiet=True)

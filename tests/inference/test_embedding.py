@@ -1,4 +1,4 @@
-"""Features of image files, the most similar images, nearest neighbours, and the map of a report."""
+"""Features of image files, the most similar images, and the map of a report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from weft.errors import DataError, UsageError
 from weft.inference import Predictor, embed, evaluate, similar
 from weft.inference import feature_map as maps
 from weft.inference.features import FeatureReader, classifiers, logits_of
-from weft.inference.knn import KNNClassifier
 from weft.models.contract import preprocessing
 from weft.pages import Lead, Section, write_page
 from weft.runtime import Runtime
@@ -156,10 +155,7 @@ def test_networks_without_features_are_refused() -> None:
 def test_exports_are_refused(tmp_path: Path, colours: Path) -> None:
     pytest.importorskip("onnxruntime")
     weft.export(weft.create_model("cvt_nano_32", num_classes=3).eval(), tmp_path / "export", format="onnx", quiet=True)
-    for call in (
-        lambda: embed(tmp_path / "export", colours, quiet=True),
-        lambda: evaluate(tmp_path / "export", colours, knn=3, quiet=True),
-    ):
+    for call in (lambda: embed(tmp_path / "export", colours, quiet=True),):
         with pytest.raises(UsageError, match=r"an export gives class scores only\. Pass the run directory"):
             call()
 
@@ -187,83 +183,24 @@ def test_a_copy_of_the_query_is_the_most_similar(model: Path, colours: Path, tmp
     assert first.similarity == pytest.approx(1)
 
 
-class Points(FeatureReader):
-    """Reader whose features are the images themselves."""
-
-    def __init__(self) -> None:
-        pass
-
-    def __call__(self, images: torch.Tensor) -> np.ndarray:
-        return images.flatten(1).numpy()
-
-
-@pytest.mark.parametrize("k", [1, 5, 40])
-def test_votes_of_the_nearest_neighbours(k: int) -> None:
-    rng = np.random.default_rng(0)
-    references, queries = rng.normal(size=(30, 6)).astype(np.float32), rng.normal(size=(7, 6)).astype(np.float32)
-    labels = rng.integers(0, 4, 30)
-    shares = KNNClassifier(Points(), references, labels, 4, k)(torch.from_numpy(queries)).exp().numpy()
-    np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
-    for query, share in zip(queries, shares, strict=True):
-        cosine = references @ query / np.linalg.norm(references, axis=1) / np.linalg.norm(query)
-        nearest = np.argsort(-cosine)[:k]
-        votes = np.bincount(labels[nearest], np.exp(cosine[nearest] / 0.07), 4)
-        np.testing.assert_allclose(share, votes / votes.sum(), atol=2e-4)
-
-
-def test_evaluation_by_nearest_neighbours(model: Path, colours: Path, tmp_path: Path, capsys) -> None:
-    """The classes of the data need not be those of the model."""
-    assert main(["evaluate", str(model), str(colours), "--knn", "3", "--out", str(tmp_path / "e"), "--quiet"]) == 0
-    assert "top-1: " in capsys.readouterr().out
-    record = json.loads((tmp_path / "e" / "evaluation.json").read_text())
-    assert (record["knn"], record["split"]) == (3, "val")
-    assert [row["name"] for row in record["classes"]] == list(COLOURS)
-    assert record["n"] == 6  # a fifth of eight images per class
-    assert record["top1"] == 100  # colours are separable also with random weights
-
-
-def test_votes_are_not_scaled_by_the_temperature_of_the_classifier(model: Path, colours: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(model, tmp_path / "copy")
-    file = copy / "config.json"
-    config = json.loads(file.read_text())
-    assert config.get("confidence") is None
-    config["confidence"] = {
-        "temperature": 5.0,
-        "count": 10,
-        "ece_before": 1.0,
-        "ece_after": 1.0,
-        "curve": [[0.5, 10, 0]],
-    }
-    file.write_text(json.dumps(config))
-    plain, scaled = (evaluate(run, colours, knn=3, quiet=True) for run in (model, copy))
-    np.testing.assert_array_equal(plain.confidence, scaled.confidence)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"knn": 0}, "knn must be at least 1; got 0"),
-        ({"knn": 3, "split": "all"}, "split must be val"),
-        ({"knn": 3, "tta": True}, "tta belongs to the classifier of the model"),
-        ({"knn": 3, "reject_at_error": 0.1}, "reject_at_error belongs to the classifier of the model"),
-        ({"knn": 3, "other": "."}, "other belongs to the classifier of the model"),
-    ],
-)
-def test_refused_arguments_of_nearest_neighbours(arguments: dict, message: str, model: Path, colours: Path) -> None:
-    with pytest.raises(UsageError, match=message):
-        evaluate(model, colours, quiet=True, **arguments)
-
-
 def test_an_image_of_two_folders_is_found_once(model: Path, colours: Path) -> None:
     query = next(colours.rglob("*.png"))
     found, _ = similar(model, query, [colours, colours], top_k=100, quiet=True)
     assert len(found) == len({row.image for row in found}) == len(list(colours.rglob("*.png"))) - 1
 
 
+def of_colours(model: Path, folder: Path) -> Path:
+    """A model directory of the same network, with the classes of the images."""
+    torch.manual_seed(0)
+    network = enliven(weft.create_model(model.name, num_classes=len(COLOURS)))
+    save_model_dir(network, folder, label_names=list(COLOURS))
+    return folder
+
+
 @pytest.mark.figures
 def test_the_report_has_a_map_of_the_features(model: Path, tmp_path: Path) -> None:
     data = paint(tmp_path / "data", per_class=20)
-    result = evaluate(model, data, knn=1, out=tmp_path / "out", quiet=True)
+    result = evaluate(of_colours(model, tmp_path / "model"), data, out=tmp_path / "out", quiet=True)
     assert result.count >= maps.FEWEST
     with Image.open(tmp_path / "out" / "map.png") as image:
         assert image.width > 500
@@ -292,5 +229,6 @@ def test_names_and_rings_of_misclassified_images(tmp_path: Path) -> None:
 
 
 def test_few_images_have_no_map(model: Path, colours: Path, tmp_path: Path) -> None:
-    evaluate(model, colours, knn=1, out=tmp_path / "out", quiet=True)
+    model = of_colours(model, tmp_path / "model")
+    evaluate(model, colours, split="val", out=tmp_path / "out", quiet=True)
     assert not (tmp_path / "out" / "map.png").exists()

@@ -6,10 +6,10 @@ import pytest
 import timm
 import torch
 import transformers
+from benchmarks.common.peers import Logits
 from torch import nn
 
 from weft.bench.cost import cost
-from weft.bench.peers import Logits
 from weft.cli import main
 from weft.models.building import create_model
 from weft.models.papers import TABLES, printed_rows

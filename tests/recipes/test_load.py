@@ -63,14 +63,14 @@ STRANGE = {
     "hydra target": ("optim:\n  _target_: os.system", r"line 2: Unknown setting 'optim\._target_'\. Nearest: optim"),
     "import as a number": (
         "epochs: __import__('os')",
-        'line 1: epochs must be a whole number or null; got "__import__',
+        'line 1: epochs must be a whole number .* or null; got "__import__',
     ),
     "anchor": ("a: &x [1]\nb: *x", "line 1.*no anchors or aliases; got 'x'"),
     "alias bomb": ("a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]", "line 1.*no anchors or aliases; got 'a'"),
     "merge": ("optim:\n  <<: {lr: 1}", r"line 2: Unknown setting 'optim\.<<'"),
     "unknown key": ("optim:\n  lrr: 0.1", r"line 2: Unknown setting 'optim\.lrr'\. Nearest: optim\.lr, "),
     "key in the wrong place": ("lr: 0.1", r"line 1: Unknown setting 'lr'\. Nearest: optim\.lr\."),
-    "nan": ("optim:\n  lr: .nan", r"line 2: optim\.lr must be a number or null; got '\.nan'"),
+    "nan": ("optim:\n  lr: .nan", r"line 2: optim\.lr must be a number .* or null; got '\.nan'"),
     "not a number": (
         "optim:\n  lr: nan",
         r"line 2: optim\.lr must be .* at most 10 or null; got 'nan'",
@@ -93,10 +93,10 @@ STRANGE = {
     "control character": ("name: a\x00b", "a recipe must be YAML"),
     "too deep": ("model_args: " + "{a: " * 40 + "1" + "}" * 40, "line 1: a recipe nests at most 20 levels deep"),
     "too long": ("#" * 1_000_001, "at most 1,000,000 characters; got 1,000,001"),
-    "crop backwards": (
-        "augment:\n  scale: [0.9, 0.1]",
-        r"augment\.scale must be \[smallest, largest\]; got \[0\.9, 0\.1\]",
-    ),
+    "first error": ("optim:\n  lr: fast\nseed: x\nname: /x", r"line 2: optim\.lr must be .*; got 'fast'"),
+    "one size": ("augment:\n  scale: [0.9]", r"line 2: augment\.scale must be 2 values in brackets.*got \['0\.9'\]"),
+    "twice below": ("model_args: {a: {b: 1, b: 2}}", "line 1: a key must occur once; got 'model_args\\.a\\.b' again"),
+    "key of a value": ("epochs.x: 1", r"line 1: Unknown setting 'epochs\.x'\. Nearest: epochs"),
     "three sizes": ("img_size: [1, 2, 3]", r"line 1: img_size must be .*2 values in brackets.*got \['1', '2', '3'\]"),
     "wrong word": ("precision: fp16", "line 1: precision must be one of auto, fp32, bf16; got 'fp16'"),
     "wrong truth": ("pretrained: perhaps", "line 1: pretrained must be true or false; got 'perhaps'"),
@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused_with_its_line(case: str, tmp_path: Path, m
     with counted_calls() as calls, pytest.raises(UsageError, match=message) as caught:
         load_recipe(path)
     assert calls.count < 100_000
-    assert str(path) in str(caught.value) or "augment" in message  # a rule between two settings has no one line
+    assert str(path) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == [home, path]
 
@@ -124,10 +124,10 @@ def test_what_does_not_fit_is_refused_with_its_line(case: str, tmp_path: Path, m
         ("optim.lr", "&a 1", "optim.lr line 1: a recipe has no anchors or aliases; got 'a'"),
         ("optim.lr", "!!python/name:os.system x", "optim.lr line 1: .*python/name:os.system"),
         ("optim.lrr", 1, r"^Unknown setting 'optim\.lrr'\. Nearest: optim\.lr, "),
-        ("epochs", 2.5, r"^epochs must be a whole number or null; got '2\.5'"),
+        ("epochs", 2.5, r"^epochs must be a whole number .* or null; got '2\.5'"),
         ("epochs", object, r"^epochs must be a plain value; got <class 'object'>"),
         ("optim", "{lr: 1, lr: 2}", r"^a key must occur once; got 'optim\.lr' again"),
-        ("img_size", "4x4", r"^img_size must be a whole number or 2 values in brackets, each a number at least 8"),
+        ("img_size", "4x4", r"^img_size must be a whole number .* or 2 values in brackets, each a whole number at"),
     ],
 )
 def test_an_override_is_read_as_carefully(key: str, value: object, message: str) -> None:

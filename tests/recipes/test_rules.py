@@ -16,6 +16,8 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
         {"optim.freeze": "backbone", "model": "cvt_13"},
         r"freeze: backbone needs trained weights; cvt_13 starts from random ones",
     ),
+    ({"augment.scale": [0.9, 0.1]}, r"augment\.scale must be \[smallest, largest\]; got \[0\.9, 0\.1\]"),
+    ({"data.value_range": [9, 9]}, r"data\.value_range must be \[BLACK, WHITE\], ascending; got \[9, 9\]"),
     ({"data.fold": 1}, r"got fold 1 and folds none\. Set --folds N"),
     ({"data.fold": 4, "data.folds": 3}, r"got fold 4 and folds 3\."),
     (

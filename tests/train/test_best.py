@@ -17,7 +17,7 @@ from tests.train.conftest import SHORT
 from weft.cli import main
 from weft.errors import UsageError
 from weft.inference.metrics import Evaluation, measure
-from weft.train import linear_probe, run_loop, train
+from weft.train import linear_probe, run, train
 from weft.train.linear_probe import Balance, balanced_score
 from weft.train.mirrored_classes import mirrored_pairs, mirrored_text
 
@@ -40,7 +40,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluate(*args: Any, **kwargs: Any) -> Evaluation:
         return Scripted(**vars(measure(*args, **kwargs)), script=next(numbers))
 
-    monkeypatch.setattr(run_loop, "measure", evaluate)
+    monkeypatch.setattr(run, "measure", evaluate)
 
 
 @pytest.mark.parametrize(("best", "epoch", "stopped_after"), [("top1", 1, 3), ("balanced", 2, 4), ("loss", 3, 5)])

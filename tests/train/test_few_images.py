@@ -84,7 +84,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(self: object, plan: Plan, *_: object) -> None:
         raise Decided(plan)
 
-    monkeypatch.setattr("weft.train.single_run.TrainingRun.__init__", stop)
+    monkeypatch.setattr("weft.train.run.Run.__init__", stop)
 
 
 def decided(photos: Path, out: Path, **arguments: object) -> Plan:

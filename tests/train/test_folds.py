@@ -77,17 +77,17 @@ def test_a_stopped_cross_validation_goes_on(
 ) -> None:
     """A stop within the second fold: the message names the run, and resuming it finishes all folds."""
     out = tmp_path / "run"
-    from weft.train.run_loop import Session
+    from weft.train.run import Run
 
-    after_step = Session._after_step
+    after_step = Run._after_step
 
-    def stop_in_second_fold(self: Session, meter: object, result: object) -> None:
+    def stop_in_second_fold(self: Run, meter: object, result: object) -> None:
         if self.out.name == "2" and self.learner.step == 2:
             self.stop.deadline = 0.0
         after_step(self, meter, result)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_after_step", stop_in_second_fold)
+        patch.setattr(Run, "_after_step", stop_in_second_fold)
         with pytest.raises(StoppedError, match=rf"resume with: weft train --resume {re.escape(str(out))}$"):
             train(photos, "levit_nano_32", settings=SETTINGS, epochs=1, out=out, quiet=True)
     assert not (out / "folds" / "3").exists()
@@ -102,17 +102,17 @@ def test_more_epochs_train_in_every_fold(whole, photos: Path, tmp_path: Path, mo
     """Also if the second fold is stopped within them, and resumed without the number of epochs."""
     out = tmp_path / "run"
     shutil.copytree(whole.out, out)
-    from weft.train.run_loop import Session
+    from weft.train.run import Run
 
-    after_step = Session._after_step
+    after_step = Run._after_step
 
-    def stop_in_second_fold(self: Session, meter: object, result: object) -> None:
+    def stop_in_second_fold(self: Run, meter: object, result: object) -> None:
         if self.out.name == "2" and self.learner.step == 4:
             self.stop.deadline = 0.0
         after_step(self, meter, result)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_after_step", stop_in_second_fold)
+        patch.setattr(Run, "_after_step", stop_in_second_fold)
         with pytest.raises(StoppedError):
             train(resume=out, epochs=2, override=True, quiet=True)
     result = train(resume=out, quiet=True)

@@ -15,7 +15,8 @@ from torch.nn.utils import parameters_to_vector
 import weft
 from weft.recipes import Recipe, load_recipe
 from weft.runtime import Runtime
-from weft.train.loop import Learner, Meter, StepResult, train_epoch
+from weft.train.loop import Learner, train_epoch
+from weft.train.meter import Meter, StepResult
 
 CPU = Runtime.of("cpu", "fp32")
 

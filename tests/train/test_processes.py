@@ -147,3 +147,31 @@ def test_odd_parts_cannot_be_mixed(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"got 3 images \(batch_size 6 in 2 parts\)"):
         train(photos, "levit_nano_32", settings=settings, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_of_torchrun_and_its_processes_saves_the_state(
+    number: signal.Signals, photos: Path, tmp_path: Path
+) -> None:
+    """As SLURM stops a job: all processes get the signal at the same time. The state is there within 30 seconds."""
+    out, more = tmp_path / "run", {"epochs": 200, "accumulate": 1, "save.every_steps": "null"}
+    process = subprocess.Popen(
+        [*TORCHRUN, *tiny.command(photos, out, **more)],
+        env=tiny.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 240
+    while not (out / "steps.csv").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.killpg(process.pid, number)
+    stopped = time.monotonic()
+    _, output = process.communicate(timeout=60)
+    assert time.monotonic() - stopped < 30
+    assert process.returncode == 1
+    assert "Stopped after step" in output
+    assert list((out / "state").glob("step-*.safetensors"))

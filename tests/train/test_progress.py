@@ -11,7 +11,7 @@ from rich.console import Console
 from weft.progress import clock, quietly, say
 from weft.runs.directory import EpochRow
 from weft.train import reporter
-from weft.train.loop import Meter
+from weft.train.meter import Meter
 from weft.train.reporter import Reporter, epoch_line
 
 METER = Meter(5, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469)

@@ -18,7 +18,7 @@ from weft.checkpoints.hub import create_model
 from weft.cli import main
 from weft.errors import DataError, StorageError, UsageError
 from weft.inference import evaluation
-from weft.train import RunResult, evaluate, loop, preview, single_run, train
+from weft.train import RunResult, evaluate, loop, preview, run, train
 from weft.train import plan as planning
 
 BASE = {"epochs": 1, "batch_size": 12, "device": "cpu"}
@@ -248,7 +248,7 @@ def test_what_vanishes_while_a_run_begins_leaves_the_run_that_was_there(
 
     steps.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(single_run, "record_data", vanished)
+        patch.setattr(run, "fingerprint", vanished)
         with pytest.raises(DataError, match="a moment ago"):
             train(pictures, settings={**BASE, **LEVIT, "seed": 1}, out=old, force=True, quiet=True)
     after = {path: path.is_file() and path.read_bytes() for path in sorted(old.rglob("*")) if path.name != "lock"}

@@ -23,7 +23,7 @@ from weft.recipes import Recipe, load_recipe
 from weft.runs.directory import read_metrics
 from weft.runtime import Runtime
 from weft.train import loop, resume, train
-from weft.train import run_loop as session
+from weft.train import run as running
 from weft.train.resume import open_run
 from weft.train.state import load_state
 
@@ -174,54 +174,53 @@ def _trained(photos: Path, out: Path) -> Path:
     return out / "best"
 
 
-def _skip_a_batch(one: session.Session) -> None:
+def _skip_a_batch(one: running.Run) -> None:
     one.meter.step += 1
 
 
-def _repeat_a_batch(one: session.Session) -> None:
+def _repeat_a_batch(one: running.Run) -> None:
     one.meter.step -= 1
 
 
-def _forget_the_average(one: session.Session) -> None:
+def _forget_the_average(one: running.Run) -> None:
     one.learner.ema.module.load_state_dict(one.learner.model.state_dict())
 
 
-def _forget_the_moments(one: session.Session) -> None:
+def _forget_the_moments(one: running.Run) -> None:
     one.learner.optimizer.state.clear()
 
 
-def _wrong_step(one: session.Session) -> None:
+def _wrong_step(one: running.Run) -> None:
     one.learner.step += 1
 
 
-def _wrong_epoch(one: session.Session) -> None:
-    one.epoch, one.meter.step = 0, one.meter.step
+def _wrong_epoch(one: running.Run) -> None:
+    one.history[-1] = one.history[-1]._replace(epoch=0)
 
 
-def _forget_batchnorm(one: session.Session) -> None:
+def _forget_batchnorm(one: running.Run) -> None:
     for module in one.learner.model.modules():
         if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
             module.reset_running_stats()
 
 
-def _stale_best(one: session.Session) -> None:
-    one.best = session.Best(1, 0.0, 101.0, 100.0, 1)
+def _stale_best(one: running.Run) -> None:
     one.history[0] = one.history[0]._replace(val_top1=101.0)
 
 
-def _forget_the_meter(one: session.Session) -> None:
+def _forget_the_meter(one: running.Run) -> None:
     one.meter.loss_sum, one.meter.count = 0.0, 0
 
 
-def _forget_the_history(one: session.Session) -> None:
+def _forget_the_history(one: running.Run) -> None:
     one.history.clear()
 
 
-def _random_augmentation(one: session.Session) -> None:
-    one.train_batches.dataset.seed += 1
+def _random_augmentation(one: running.Run) -> None:
+    one.plan.batches.dataset.seed += 1
 
 
-def _random_step(one: session.Session) -> None:
+def _random_step(one: running.Run) -> None:
     one.learner._seed = lambda number, parts: random.randrange(2**31)
 
 
@@ -238,13 +237,13 @@ def test_a_resume_with_a_fault_is_noticed(
 ) -> None:
     """The control of the tests above: each way to resume wrongly makes the comparison fail."""
     killed_at(4, photos, tmp_path / "run", monkeypatch)
-    restore = session.Session.restore
+    restore = running.Run.restore
 
-    def faulty(self: session.Session, state: object) -> None:
+    def faulty(self: running.Run, state: object) -> None:
         restore(self, state)
         fault(self)
 
-    monkeypatch.setattr(session.Session, "restore", faulty)
+    monkeypatch.setattr(running.Run, "restore", faulty)
 
     def go_on_and_compare() -> None:
         train(resume=tmp_path / "run", quiet=True)

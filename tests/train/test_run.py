@@ -22,7 +22,7 @@ from weft.errors import DataError, DivergedError, StorageError, UsageError
 from weft.recipes import load_recipe
 from weft.runs.directory import CONTENTS, EpochRow, locked
 from weft.train import RunResult, loop, plan, train
-from weft.train import run_loop as session
+from weft.train import run as running
 
 
 def metrics(out: Path) -> list[dict[str, str]]:
@@ -238,7 +238,7 @@ def test_a_full_disk_is_a_storage_error(photos: Path, tmp_path: Path, monkeypatc
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(session, "save_model_dir", full)
+    monkeypatch.setattr(running, "save_model_dir", full)
     with pytest.raises(StorageError, match=r"run/best must be writable; No space left on device\. Free some space"):
         train(photos, out=tmp_path / "run", **SHORT)
 

@@ -86,7 +86,7 @@ def test_the_first_signal_waits_for_the_loop(
             signal.raise_signal(number)  # nothing happens here ...
             assert stop.reason == reason
             with pytest.raises(error) as caught:
-                stop.raise_for(stop.reason, "stopped")
+                stop.end(stop.reason, "stopped")
             monkeypatch.setattr(Stop, "ECHO_SECONDS", 0.0)
             with pytest.raises(Now):
                 signal.raise_signal(number)  # ... and a second one acts at once
@@ -131,7 +131,7 @@ def test_a_time_limit() -> None:
     time.sleep(0.001)
     assert late.reason == 1
     with pytest.raises(StoppedError, match="stopped") as caught:
-        late.raise_for(late.reason, "stopped")
+        late.end(late.reason, "stopped")
     assert caught.value.exit_code == 143
 
 

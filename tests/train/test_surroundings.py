@@ -18,7 +18,7 @@ from tests.train import tiny
 from weft.cli import main
 from weft.progress import Work, say
 from weft.train import train
-from weft.train.loop import Meter
+from weft.train.meter import Meter
 from weft.train.reporter import Reporter
 
 LEVIT = {"model": "levit_nano_32", **tiny.ARGUMENTS["levit_nano_32"]}
@@ -42,7 +42,7 @@ def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 TOGETHER = """
 import sys, time
 from pathlib import Path
-import weft.train.single_run
+import weft.train.run
 from weft.cli import main
 ready, go = Path(sys.argv[1]), Path(sys.argv[2])
 ready.touch()
@@ -145,7 +145,7 @@ def test_without_a_home(photos: Path, whole: Path, tmp_path: Path) -> None:
 
 FEW_FILES = """
 import resource, sys
-import weft.train.single_run
+import weft.train.run
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 from weft.cli import main
 sys.exit(main(sys.argv[1:]))

@@ -1,49 +1,76 @@
-"""Handle of a worker process of a speed measurement, as the measuring process sees it."""
+"""Handle of a worker process of a speed measurement, as the measuring process sees it. No torch is imported.
+
+Thread pools of torch, ONNX Runtime and OpenVINO in the same process slow each other down by a fifth; separate
+processes, of which only one computes at a time, do not.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import statistics
 import subprocess
 import sys
-import warnings
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from weft.bench.choices import COMPILED
-from weft.bench.worker import Task
-from weft.errors import UsageError
+from weft.bench.subject import OutOfMemoryError, Subject
+from weft.errors import UsageError, WeftError
 
-WORKER = "from weft.system import hide_wandb; hide_wandb(); from weft.bench.worker import main; main()"
+# The process imports what this one can, but nothing from the current folder, which may have a file numpy.py.
+PROGRAM = """
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+from weft.system import hide_wandb
+hide_wandb()
+from weft.bench.worker import main
+main()
+"""
 CALLS, SECONDS = 3, 0.25  # minimum calls and seconds of a turn, after as many seconds of warm-up
 MAX_BATCH = 512  # largest batch size in the search for the best one
 MIN_GAIN = 1.03  # speedup that a doubled batch size must have for the search to continue
 
 
-class OutOfMemoryError(UsageError):
-    """The memory of the device does not suffice for a batch."""
-
-
 class WorkerProcess:
-    """Handle of a worker process, which runs one task and waits between its turns.
+    """Handle of a worker process, which builds one model and waits between its turns.
+
+    Args:
+        model, way, precision, device, threads: what runs, and how.
+        folder: directory for temporary files of the process, which is killed at the end and does not remove them.
+        build: function of a module that returns the `Subject`, called in the process with model, way, precision, device
+            and the further arguments; None for `weft.bench.worker.build`.
+        label: model in messages and rows; '' for its name.
+        is_compiled: code that torch.compile generates is kept in its usual cache.
 
     Attributes:
-        task, outputs: the task, and the file for logits. The folder of the file is temporary: it also has the temporary
-            files of the process, which is killed at the end and does not remove them.
-        info: names and cost of the model, once it is built.
-        peak_mib: largest memory of PyTorch on the GPU with the batch size of the last turn; None on a CPU, and for ONNX
-            Runtime, which has memory of its own.
+        subject: the model without its `call`, once it is built.
     """
 
-    def __init__(self, task: Task, outputs: Path) -> None:
-        self.task, self.outputs = task, outputs
+    subject: Subject
+
+    def __init__(
+        self,
+        model: str,
+        way: str,
+        precision: str,
+        *,
+        folder: Path,
+        threads: int,
+        device: str = "cpu",
+        build: Callable[..., Subject] | None = None,
+        label: str = "",
+        is_compiled: bool = False,
+        **more: Any,
+    ) -> None:
+        self.model, self.way, self.precision, self.label = model, way, precision, label or model
+        self.threads, self.device = threads, device
+        self.name = f"{self.label} {way} {precision}"
+        self.folder, self.is_compiled, self._build = folder, is_compiled, build
+        self._arguments = {"model": model, "way": way, "precision": precision, "device": device, **more}
         self.process: Any = None
-        self.info: dict[str, Any] = {}
-        self.peak_mib: float | None = None
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -53,65 +80,54 @@ class WorkerProcess:
             self.process.kill()
             self.process.communicate()
 
-    def try_build(self) -> bool:
-        """Build the model; return False, with a warning, if a peer cannot be built."""
-        if self.task.peer is None:
-            self.build()
-            return True
-        try:
-            self.build()
-        except UsageError as error:
-            warnings.warn(f"One way of a peer is left out. {error}", stacklevel=2)
-            return False
-        return True
-
     def build(self) -> None:
-        """Start the process, and wait until it has built its model."""
-        pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", bufsize=1)
+        """Start the process, and wait until it has built its model.
+
+        Raises:
+            WeftError: the model cannot be built.
+        """
+        from weft.bench.worker import build  # imports torch
+
         # on a CPU, torch.compile's pool of compiler processes would keep polling, and slow all workers down by a fifth
-        environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1" if self.task.device == "cpu" else "4"}
-        if self.task.way in COMPILED:
+        environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1" if self.device == "cpu" else "4"}
+        if self.is_compiled:
             from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-            environment.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # compiled code is kept
-        environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(self.outputs.parent))
-        command = [sys.executable, "-P", "-c", WORKER]
+            environment.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+        environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(self.folder))
         # a session of its own: Ctrl-C on a terminal does not reach it while it starts; this process ends it
-        self.process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
-        self.info = self._request(asdict(self.task))
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", PROGRAM],
+            env=environment,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._send([place for place in sys.path if place])
+        self.subject = self._ask((self.name, self.threads, self._build or build, self._arguments))
 
-    @property
-    def name(self) -> str:
-        """Model, way and precision, for progress lines."""
-        allocator = f", allocator {self.task.allocator}" if self.task.allocator != "default" else ""
-        return f"{self.info['model']} {self.info['way']} {self.info['precision']}{allocator}"
+    def run(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        """Return what a function of a module returns for the subject and further arguments, in the process.
 
-    @property
-    def precision(self) -> str:
-        """Precision of the task; for an export, that of the export."""
-        return str(self.info["precision"])
+        Raises:
+            OutOfMemoryError: the memory of the device does not suffice.
+            WeftError: the function fails in another way.
+        """
+        return self._ask((function, arguments))
 
     def turn(
         self, batch_size: int, *, calls: int = CALLS, seconds: float = SECONDS, warm_up: float = SECONDS
     ) -> list[float]:
-        """Run one turn, and return the seconds of each timed call.
+        """Run one turn, and return the seconds of each timed call; see `weft.bench.worker.timed`."""
+        from weft.bench.worker import timed
 
-        Args:
-            batch_size: images per call.
-            calls, seconds: minimum number of timed calls, and minimum of their total time.
-            warm_up: seconds of calls before, at least one.
-
-        Raises:
-            OutOfMemoryError: the memory of the device does not suffice.
-        """
-        reply = self._request(dict(batch_size=batch_size, calls=calls, seconds=seconds, warm_up=warm_up))
-        self.peak_mib = reply["peak_mib"]
-        return reply["seconds"]
+        return self.run(timed, batch_size=batch_size, calls=calls, seconds=seconds, warm_up=warm_up)
 
     def logits(self, batch_size: int) -> np.ndarray:
         """Run one call, and return its logits."""
-        self._request(dict(batch_size=batch_size, calls=1, seconds=0, warm_up=0, outputs=str(self.outputs)))
-        return np.load(self.outputs)
+        from weft.bench.worker import logits
+
+        return self.run(logits, batch_size=batch_size)
 
     def best_batch(self) -> int:
         """Return the batch size from which doubling it no longer increases the throughput, or exceeds the memory.
@@ -133,20 +149,26 @@ class WorkerProcess:
                 return MAX_BATCH
             best, batch_size = per_second, 2 * batch_size
 
-    def _request(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: tuple[Any, ...]) -> Any:
+        self._send(request)
         try:
-            self.process.stdin.write(json.dumps(request) + "\n")
+            reply = pickle.load(self.process.stdout)  # from a process that this one started
+        except EOFError:
+            self._fail()
+        if isinstance(reply, WeftError):
+            raise reply
+        return reply
+
+    def _send(self, value: Any) -> None:
+        try:
+            pickle.dump(value, self.process.stdin)
+            self.process.stdin.flush()
         except OSError:  # a broken pipe, which Windows also reports as an invalid argument
             self._fail()
-        line = self.process.stdout.readline()
-        reply = json.loads(line) if line else self._fail()
-        if "error" in reply:
-            raise (OutOfMemoryError if reply.get("out_of_memory") else UsageError)(reply["error"])
-        return reply
 
     def _fail(self) -> NoReturn:
         code = self.process.wait()
         raise UsageError(
-            f"{self.task.label} cannot be measured: its process ended with exit code {code}; see its messages above."
+            f"{self.name} cannot be measured: its process ended with exit code {code}; see its messages above."
             " Leave it out, or use smaller batches if it ran out of memory (-9)."
         )

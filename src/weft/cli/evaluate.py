@@ -33,7 +33,6 @@ By default, images that the run was trained on are left out; change it with --sp
 For weights without class names, folders named by numbers (as in ImageNet-V2) are matched by value. For a public model
 (weft evaluate levit_256 photos/), folders are WordNet ids, ImageNet names or numbers; if there are some of the classes,
 results are over these alone, and the top-1 among all classes is added.
-With --knn 10, nothing is trained and the classes may be new ones: weft evaluate tf_efficientnet_lite0 photos/ --knn 10
 """
 
 MAX_CLASSES = 20  # of a confusion matrix that is printed
@@ -48,12 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
     add_common(parser, "--workers", "--limit", "--max-pixels", "--follow-links", "--tta", "--reject-at-error")
-    parser.add_argument(
-        "--knn",
-        metavar="K",
-        type=int,
-        help="classify the held-out images by the K most similar training images of DATA, on the features of RUN",
-    )
     parser.add_argument(
         "--real-labels", metavar="FILE", help="also score with ReaL labels (real.json), several or none per image"
     )
@@ -108,7 +101,6 @@ def run(args: argparse.Namespace) -> int:
         tta=args.tta,
         reject_at_error=percentage("--reject-at-error", args.reject_at_error),
         other=args.other,
-        knn=args.knn,
         real_labels=args.real_labels,
         out=args.out,
         force=args.force,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from typing import Any
 
 from weft.cli.options import add_common, example, print_json, refuse_options_of_others, setting, table
 from weft.errors import UsageError
@@ -56,19 +57,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(as_json: bool) -> int:
-    from weft.recipes import load_recipe, recipe_names, recipe_text
-    from weft.train.schedule import peak_lr
+    from weft.recipes import recipe_names
 
-    rows = []
-    for name in recipe_names():
-        recipe, text = load_recipe(name), recipe_text(name)
-        epochs = f"{recipe.epochs} epochs" if recipe.epochs else "by number of images"
-        length = f"{recipe.steps} steps" if recipe.steps else epochs
-        rows.append((name, recipe.model, length, recipe.batch_size, f"{peak_lr(recipe):g}", _first_line(text)))
+    rows = [_summary(name) for name in recipe_names()]
     if as_json:
-        print_json([_summary(name) for name in recipe_names()])
-    else:
-        print(table(("name", "model", "length", "batch", "lr", "description"), rows))
+        print_json(rows)
+        return 0
+    cells = []
+    for row in rows:
+        epochs = f"{row['epochs']} epochs" if row["epochs"] else "by number of images"
+        length = f"{row['steps']} steps" if row["steps"] else epochs
+        cells.append((row["name"], row["model"], length, row["batch_size"], f"{row['lr']:g}", row["what"]))
+    print(table(("name", "model", "length", "batch", "lr", "description"), cells))
     return 0
 
 
@@ -82,12 +82,13 @@ def _settings(as_json: bool) -> int:
     return 0
 
 
-def _summary(name: str) -> dict[str, object]:
+def _summary(name: str) -> dict[str, Any]:
     """Return the dictionary that `--json` prints for a recipe."""
     from weft.recipes import load_recipe, recipe_text
     from weft.train.schedule import peak_lr
 
     recipe, text = load_recipe(name), recipe_text(name)
+    source = re.search(r"^# source:\s*(.*(?:\n#  +.*)*)", text, re.MULTILINE)
     return {
         "name": name,
         "model": recipe.model,
@@ -95,20 +96,9 @@ def _summary(name: str) -> dict[str, object]:
         "steps": recipe.steps,
         "batch_size": recipe.batch_size,
         "lr": peak_lr(recipe),
-        "what": _first_line(text),
-        "source": _source(text),
+        "what": re.split(r"\.(\s|$)", text.splitlines()[0].removeprefix("# "))[0],  # first sentence of the file
+        "source": re.sub(r"\s*\n#\s+", " ", source[1]) if source else "",
     }
-
-
-def _source(text: str) -> str:
-    """Return the source of the numbers, from the head of the file."""
-    match = re.search(r"^# source:\s*(.*(?:\n#  +.*)*)", text, re.MULTILINE)
-    return re.sub(r"\s*\n#\s+", " ", match[1]) if match else ""
-
-
-def _first_line(text: str) -> str:
-    """Return the description of the recipe, the first sentence of the file."""
-    return re.split(r"\.(\s|$)", text.splitlines()[0].removeprefix("# "))[0]
 
 
 def _show(args: argparse.Namespace) -> int:

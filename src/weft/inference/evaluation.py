@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from weft.checkpoints.unknown import detector_of
-from weft.data import Source, Splits
+from weft.data import Source
 from weft.data.bit_depth import range_note
 from weft.data.folder import check_outside
-from weft.data.loader import ImageLoader
 from weft.errors import DataError, UsageError
 from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_text
 from weft.inference.arguments import check_other, check_outside_images, image_files, range_advice
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import feature_map
-from weft.inference.features import FeatureReader
 from weft.inference.inputs import (
     evaluation_batches,
     images_of,
     name_of,
-    open_as_trained,
     open_labelled,
     recipe_of,
     select_split,
     settings_of,
 )
-from weft.inference.knn import KNNClassifier
 from weft.inference.metrics import Evaluation, UnknownResult, accuracy_lines, confidence_lines, measure
 from weft.inference.predictor import NO_DETECTOR, NonFiniteError, Predictor
 from weft.inference.real_labels import check_listed, read_real_labels, real_score
@@ -70,7 +65,6 @@ def evaluate(
     max_pixels: int | None = None,
     follow_links: bool | None = None,
     tta: bool = False,
-    knn: int | None = None,
     real_labels: str | Path | None = None,
     reject_at_error: float | None = None,
     other: str | Path | None = None,
@@ -91,9 +85,6 @@ def evaluate(
             that the model was not trained on, which its run directory lists.
         batch_size, img_size, device, precision, workers, limit, max_pixels, follow_links: as in `train`.
         tta: test-time augmentation: average the logits of each image and of its mirror image.
-        knn: classify by this number of nearest neighbours among the training images of `data`, by cosine similarity of
-            the features, instead of by the classifier of the model (see `weft.inference.knn`). The evaluated images
-            are the validation set, and the classes may be others than those of the model.
         real_labels: also score by ReaL labels (arXiv 2006.07159), of which an image has several or none: `real.json`
             for ImageNet's validation images, or a JSON object from image names to lists of class numbers.
         reject_at_error: also score the images above the confidence at which this share of the held-out images of the
@@ -113,17 +104,6 @@ def evaluate(
     """
     if split not in SPLITS:
         raise UsageError(f"split must be one of {', '.join(SPLITS)}; got {split!r}.")
-    if knn is not None:
-        _check_knn(
-            knn,
-            split,
-            {
-                "tta": tta,
-                "real_labels": real_labels is not None,
-                "reject_at_error": reject_at_error is not None,
-                "other": other is not None,
-            },
-        )
     settings = settings_of(batch_size, img_size, device, precision, workers, limit, follow_links, max_pixels)
     if other is not None:
         check_other(other, settings.data.max_pixels)
@@ -148,15 +128,12 @@ def evaluate(
     trained_with = recipe_of(Path(run))
     num_classes = len(predictor.classes)
     labels = None if real_labels is None else read_real_labels(real_labels, num_classes)
-    if knn is None:
-        splits = open_labelled(data, predictor.label_names, num_classes, settings, trained_with, test=split == "test")
-    else:
-        splits, split = open_as_trained(data, settings, trained_with), "val"
+    splits = open_labelled(data, predictor.label_names, num_classes, settings, trained_with, test=split == "test")
     images = images_of(Path(run))
     split, source, excluded, trained_on = select_split(splits, split, data, trained_with, images)
     if labels is not None:
         check_listed(labels, [name_of(source, place) for place in range(len(source))])
-    among = _classes_there(source, predictor.label_names) if knn is None else None
+    among = _classes_there(source, predictor.label_names)
     if among is not None:
         say(
             f"The data have {len(among):,} of the model's {num_classes:,} classes; results are over these alone,"
@@ -176,7 +153,7 @@ def evaluate(
             " trained on some of these, the accuracy is too high: pass the run, or --split val."
         )
 
-    result = _measured(predictor, splits, source, settings, knn, among, excluded)
+    result = _measured(predictor, splits.classes, source, settings, among, excluded)
     if rejection is not None:
         result = dataclasses.replace(result, accepted=result.above(rejection.threshold))
     if other is not None:
@@ -186,45 +163,32 @@ def evaluate(
         result = dataclasses.replace(result, real=real_score(labels, result.keys, predicted))
     if out is not None:
         arguments: dict[str, object] = {"model": str(run), "data": str(data), "split": split, "tta": tta}
-        arguments |= {} if knn is None else {"knn": knn}
-        neighbours = None if knn is None else (knn, len(splits.train))
-        _write(Path(out), arguments, result, predictor, source, settings, neighbours, force=force)
+        _write(Path(out), arguments, result, predictor, source, settings, force=force)
     return result
 
 
 def _measured(
     predictor: Predictor,
-    splits: Splits,
+    classes: list[str],
     source: Source,
     settings: Recipe,
-    knn: int | None,
     among: list[int] | None,
     excluded: Sequence[tuple[str, str]],
 ) -> Evaluation:
-    """Measure the model, or its nearest-neighbour classifier, on the images of `source`.
+    """Measure the model on the images of `source`.
 
     Raises:
         NonFiniteError: an output is not finite.
     """
-
-    def batches(source: Source) -> ImageLoader:
-        return evaluation_batches(source, predictor.source_model, int(settings.batch_size), settings.workers)
-
-    with contextlib.ExitStack() as stack:
-        model, temperature = predictor.model, predictor.temperature
-        if knn is not None:
-            reader = stack.enter_context(FeatureReader(model, predictor.runtime))
-            with counting(len(splits.train), task_name="features") as count:
-                model = KNNClassifier.fit(reader, batches(splits.train), len(splits.classes), knn, count)
-            temperature = 1.0  # the votes are probabilities already
-        count = stack.enter_context(counting(len(source)))
+    batches = evaluation_batches(source, predictor.source_model, int(settings.batch_size), settings.workers)
+    with counting(len(source)) as count:
         result = measure(
-            model,
-            batches(source),
-            splits.classes,
+            predictor.model,
+            batches,
+            classes,
             predictor.runtime,
             among=among,
-            temperature=temperature,
+            temperature=predictor.temperature,
             key_of=lambda place: name_of(source, place),
             excluded=excluded,
             on_batch=count,
@@ -241,7 +205,6 @@ def _write(
     predictor: Predictor,
     source: Source,
     settings: Recipe,
-    neighbours: tuple[int, int] | None,
     *,
     force: bool,
 ) -> None:
@@ -249,11 +212,9 @@ def _write(
 
     Args:
         out: directory.
-        arguments: of `evaluate`, as in evaluation.json: model, data, split, tta and knn.
+        arguments: of `evaluate`, as in evaluation.json: model, data, split and tta.
         result: of the evaluation.
         predictor, source, settings: model, evaluated images and settings.
-        neighbours: number of nearest neighbours, and of the training images among which they are; None: the classifier
-            of the model.
         force: replace an existing evaluation.
     """
     make_dir(out, CONTENTS, force=force)
@@ -265,8 +226,6 @@ def _write(
         *accuracy_lines(result),
         *confidence_lines(result),
     ]
-    if neighbours is not None:
-        summary.append(("classifier", f"{neighbours[0]} nearest neighbours among {neighbours[1]:,} training images"))
     if arguments["tta"]:
         summary.append(("test-time augmentation", "logits averaged with those of mirror images"))
     if result.real is not None:
@@ -290,28 +249,6 @@ def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: 
     with counting(len(image_files(other)), task_name="other images") as count:
         others = scores_of_files(folded, other, batch_size, count)
     return compare_scores(scores_of_batches(folded, batches), others, detector.threshold.value)
-
-
-def _check_knn(knn: int, split: str, others: Mapping[str, bool]) -> None:
-    """Check the arguments of `evaluate` with nearest neighbours.
-
-    Args:
-        knn, split: as in `evaluate`.
-        others: arguments that belong to the classifier of the model, with whether each is given.
-
-    Raises:
-        UsageError: they are not supported.
-    """
-    if knn < 1:
-        raise UsageError(f"knn must be at least 1; got {knn}.")
-    if split not in ("auto", "val"):
-        raise UsageError(
-            f"The neighbours are training images, so split must be val, the held-out images; got {split!r}. Omit it."
-        )
-    if given := [name for name, is_given in others.items() if is_given]:
-        raise UsageError(
-            f"{given[0]} belongs to the classifier of the model, which nearest neighbours replace. Omit it, or knn."
-        )
 
 
 def _classes_there(source: Source, classes: Sequence[str] | None) -> list[int] | None:

@@ -79,7 +79,7 @@ def settings() -> list[SettingInfo]:
     """Return all settings in the order of the schema, without the record that a run adds."""
     default = Recipe()
     return [
-        SettingInfo(key, "named values" if key in OPEN else in_words(hint), attrgetter(key)(default), text)
+        SettingInfo(key, in_words(hint), attrgetter(key)(default), text)
         for key, hint, _, text in _fields(Recipe)
         if key != "environment"
     ]
@@ -108,6 +108,12 @@ def in_words(hint: Any) -> str:
         return " or ".join(in_words(argument) for argument in arguments)
     if origin is Literal:
         return ", ".join(arguments)
+    if origin is dict:
+        return "named values"
+    if origin is tuple and arguments[-1] is ...:
+        return "a list"
+    if origin is tuple and len(set(arguments)) == 1:
+        return f"{len(arguments)} values in brackets, each {in_words(arguments[0])}"
     if origin is tuple:
         return "[" + ", ".join(in_words(argument) for argument in arguments) + "]"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}

@@ -7,13 +7,14 @@ aliases are refused, so no small file can grow), and set nothing that the schema
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
+import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
+from operator import attrgetter
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -21,21 +22,9 @@ from weft.errors import UsageError, unknown
 from weft.reading import read_bytes
 from weft.recipes.describe import KEYS, OPEN, options
 from weft.recipes.schema import EXCLUSIVE, Recipe
-from weft.recipes.yaml_reader import EXPONENT, MAX_BYTES, NULL, Misfit, compose, cut, shown, typed, untyped
+from weft.recipes.yaml_reader import EXPONENT, MAX_BYTES, Document, adapter, compose, untyped
 
-_ALL_KEYS = "weft recipes settings"
-
-
-class Setting(NamedTuple):
-    """One value of a recipe: dotted key, YAML node, and its place in a file ('' for an override)."""
-
-    key: str
-    node: yaml.Node
-    line: str
-
-    def complaint(self, text: object) -> UsageError:
-        """Return an error with the place of the setting."""
-        return UsageError(f"{self.line}: {text}" if self.line else str(text))
+GROUPS = {*OPEN, *(key.partition(".")[0] for key in KEYS if "." in key)}  # settings that are `key: value` lines
 
 
 def recipe_names() -> list[str]:
@@ -84,11 +73,19 @@ def load_recipe(
         UsageError: a file that cannot be read or is not plain YAML, an unknown key, a value of the wrong type or
             outside its range.
     """
-    values: dict[str, Any] = {}
-    over = itertools.chain.from_iterable(_from_override(*override) for override in overrides)
-    for place in (_read(base), _read(recipe), over):
-        _lay_over(values, place)
-    return _build(values)
+    files = [Document.parse(recipe_text(file), str(file)) for file in (base, recipe) if file is not None]
+    settings: dict[str, Any] = {}
+    for place in (*files, _overrides(overrides)):
+        given = _read(place)
+        for pair in EXCLUSIVE:
+            first, second = (attrgetter(key)(given) for key in pair)
+            if first is not None and second is not None:
+                text = f"{pair[0]} and {pair[1]} exclude each other; got {first} and {second}. Keep one of them."
+                raise place.error(pair[1], text)
+            if first is not None or second is not None:
+                _put(settings, pair[first is not None], None)
+        _lay_over(settings, place.values)
+    return adapter(Recipe).validate_python(settings)
 
 
 def dump(recipe: Recipe) -> str:
@@ -102,103 +99,49 @@ def recorded_environment(recipe: Path) -> dict[str, Any]:
     Raises:
         UsageError: as `load_recipe`.
     """
-    root = compose(recipe_text(recipe), str(recipe))
-    entries = root.value if isinstance(root, yaml.MappingNode) else []
-    value = next((untyped(node) for key, node in entries if key.value == "environment"), None)
-    return value if isinstance(value, dict) else {}
+    environment = untyped(Document.parse(recipe_text(recipe), str(recipe)).values.get("environment"))
+    return environment if isinstance(environment, dict) else {}
 
 
-def _read(recipe: str | Path | None) -> list[Setting]:
-    root = None if recipe is None else compose(recipe_text(recipe), str(recipe))
-    if root is None:
-        return []
-    return list(_flatten("", root, str(recipe), f"{recipe} line {root.start_mark.line + 1}"))
+def _overrides(overrides: Iterable[tuple[str, Any]]) -> Document:
+    document = Document("")
+    for key, value in overrides:
+        try:
+            text = value if isinstance(value, str) else yaml.dump(value, Dumper=_Dumper)
+        except yaml.YAMLError as error:
+            raise UsageError(f"{key} must be a plain value; got {value!r}.") from error
+        _lay_over(document.values, {key: document.add(key, compose(text, key))})
+        _read(document)  # here, since a later override may replace this one
+    return document
 
 
-def _flatten(key: str, node: yaml.Node, origin: str, line: str) -> Iterator[Setting]:
-    """Yield the settings of a value: one, or for a section one for each line below it; the whole recipe is ''."""
-    prefix = f"{key}." if key else ""
-    here = Setting(key, node, line)
-    if key not in OPEN and not any(known.startswith(prefix) for known in KEYS):
-        yield here
-        return
-    if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in NULL:
-        return  # an empty section
-    if not isinstance(node, yaml.MappingNode):
-        raise here.complaint(f"{key or 'a recipe'} must hold `key: value` lines; got {shown(node)}.")
-    seen: set[str] = set()
-    for key_node, value_node in node.value:
-        at = f"{origin} line {key_node.start_mark.line + 1}" if origin else ""
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise Setting(key, node, at).complaint(f"a key must be a plain word; got {shown(key_node)}.")
-        inner = prefix + key_node.value
-        if inner in seen:
-            raise Setting(key, node, at).complaint(f"a key must occur once; got '{cut(inner)}' again.")
-        seen.add(inner)
-        yield from _flatten(inner, value_node, origin, at)
+def _read(document: Document) -> Recipe:
+    settings: dict[str, Any] = {}
+    _lay_over(settings, document.values)
+    return document.read(Recipe, settings, "weft recipes settings", KEYS)
 
 
-def _from_override(key: str, value: Any) -> Iterator[Setting]:
-    try:
-        text = value if isinstance(value, str) else yaml.dump(value, Dumper=_Dumper)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{key} must be a plain value; got {value!r}.") from error
-    return _flatten(key, compose(text, key) or yaml.ScalarNode("", ""), "", "")
-
-
-def _lay_over(values: dict[str, Any], place: Iterable[Setting]) -> None:
-    """Override the values of earlier places by the settings of one place.
-
-    Raises:
-        UsageError: an invalid setting, or two settings in one place that exclude each other.
-    """
-    here: dict[str, Setting] = {}
-    for setting in place:
-        if setting.key != "environment" and not setting.key.startswith("environment."):
-            _put(values, setting)
-            here[setting.key] = setting
-    for pair in EXCLUSIVE:
-        given = [key for key in pair if key in here and values[key] is not None]
-        if len(given) == 2:
-            text = f"{pair[0]} and {pair[1]} exclude each other; got {values[pair[0]]} and {values[pair[1]]}."
-            raise here[pair[1]].complaint(f"{text} Keep one of them.")
-        if given:
-            values.pop(pair[given[0] == pair[0]], None)
-
-
-def _put(values: dict[str, Any], setting: Setting) -> None:
-    """Validate one setting and store its value."""
-    key = setting.key
-    section, _, rest = key.partition(".")
-    is_open = section in OPEN and rest
-    if key not in KEYS and not is_open:
-        leaf = key.rpartition(".")[2]
-        same_leaf = [known for known in KEYS if known.rpartition(".")[2] == leaf]
-        raise setting.complaint(unknown("setting", cut(key), same_leaf or KEYS, _ALL_KEYS))
-    try:
-        values[key] = untyped(setting.node) if is_open else typed(setting.node, KEYS[key])
-    except Misfit as misfit:
-        raise setting.complaint(f"{key} must be {misfit}; got {shown(setting.node)}.") from None
-
-
-def _build(values: Mapping[str, Any]) -> Recipe:
-    """Build the nested dataclasses from values by dotted key."""
-    nested: dict[str, Any] = {}
+def _lay_over(settings: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Override settings that are arranged as in the schema by values of a file, in which `optim.lr: 1` is a key."""
     for key, value in values.items():
-        section, _, rest = key.partition(".")
-        if rest:
-            nested.setdefault(section, {})[rest] = value
-        else:
-            nested[section] = value
-    hints = typing.get_type_hints(Recipe)
-    for section, inner in nested.items():
-        if dataclasses.is_dataclass(hints[section]):
-            nested[section] = hints[section](**inner)
-    recipe = Recipe(**nested)
-    for key, pair in (("augment.scale", recipe.augment.scale), ("augment.ratio", recipe.augment.ratio)):
-        if pair[0] > pair[1]:
-            raise UsageError(f"{key} must be [smallest, largest]; got {list(pair)}.")
-    return recipe
+        if key in GROUPS and isinstance(value, dict):
+            for name, inner in value.items():
+                _put(settings, f"{key}.{name}", inner)
+        elif key not in GROUPS or value is not None:  # else an empty section
+            _put(settings, key, value)
+
+
+def _put(settings: dict[str, Any], key: str, value: Any) -> None:
+    """Store the value of a dotted key, in the form that the schema has it."""
+    section, _, name = key.partition(".")
+    if section == "environment":  # a record, not a setting
+        return
+    if key == "img_size" and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value):
+        value = value.split("x")
+    if not name or section not in GROUPS:
+        settings[key] = value
+    elif isinstance(group := settings.setdefault(section, {}), dict):  # else it is refused
+        group[name] = untyped(value) if section in OPEN else value
 
 
 class _Dumper(yaml.SafeDumper):

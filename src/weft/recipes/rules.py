@@ -32,6 +32,8 @@ def check_rules(recipe: Recipe, *, has_weights: bool = False) -> None:
             f"data.fold must be one of the folds of data.folds, from 1; got fold {data.fold} and folds {number}. Set"
             " --folds N, or omit data.fold."
         )
+    if recipe.augment.scale[0] > recipe.augment.scale[1]:
+        raise UsageError(f"augment.scale must be [smallest, largest]; got {list(recipe.augment.scale)}.")
     if data.value_range is not None and data.value_range[0] >= data.value_range[1]:
         low, high = data.value_range
         raise UsageError(f"data.value_range must be [BLACK, WHITE], ascending; got [{low}, {high}].")

@@ -7,7 +7,7 @@ documentation are derived from these fields. The first sentence below a field is
 from __future__ import annotations
 
 import math
-import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -16,15 +16,18 @@ Plain = Any  # JSON: None, bool, int, float, str, and lists and dictionaries of 
 
 @dataclass(frozen=True)
 class Within:
-    """Closed range of a number; with `above`, the lower end is excluded."""
+    """Closed range of a number; with `above`, the lower end is excluded.
+
+    pydantic validates it. `annotated_types` has the same, but `weft VERB --help` would wait for its import.
+    """
 
     low: float
     high: float = math.inf
     above: bool = False
 
-    def allows(self, value: float) -> bool:
-        """Return whether a value is finite and in the range."""
-        return math.isfinite(value) and (value > self.low if self.above else value >= self.low) and value <= self.high
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        upper = {"le": self.high} if math.isfinite(self.high) else {}
+        return handler(source) | {"gt" if self.above else "ge": self.low} | upper
 
     def __str__(self) -> str:
         parts = [f"{'above' if self.above else 'at least'} {self.low:.10g}"]
@@ -39,9 +42,8 @@ class Matching:
     pattern: str
     description: str
 
-    def allows(self, value: str) -> bool:
-        """Return whether the text matches."""
-        return re.fullmatch(self.pattern, value) is not None
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return handler(source) | {"pattern": f"^(?:{self.pattern})$"}
 
     def __str__(self) -> str:
         return self.description
@@ -50,6 +52,7 @@ class Matching:
 Side = Annotated[int, Within(8, 4096)]
 Share = Annotated[float, Within(0, 1)]
 Value = Annotated[int, Within(-(2**31), 2**32 - 1)]
+STRICT = {"extra": "forbid", "allow_inf_nan": False}  # pydantic's configuration of a file: no other keys
 RunName = Annotated[
     str,
     Matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "letters, digits, '.', '_' and '-', no path and at most 100 of them"),
@@ -300,6 +303,8 @@ class Save:
 @dataclass(frozen=True)
 class Recipe:
     """Training run."""
+
+    __pydantic_config__ = STRICT
 
     name: RunName | None = None
     """Name of the run directory under `runs/`; None for MODEL-DATA."""

@@ -1,4 +1,4 @@
-"""Typed YAML reader for recipes and studies: plain data only, with file and line in every error.
+"""YAML reader of recipes and studies: plain data, validated by pydantic, with file and line in every error.
 
 A file may be untrusted. It can name no Python object (tags are refused), refer to nothing (anchors and aliases
 are refused, so no small file can grow), and set only what the schema has.
@@ -6,23 +6,25 @@ are refused, so no small file can grow), and set only what the schema has.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import math
 import re
-import types
 import typing
-from typing import Any, Literal, TypeVar
+from collections.abc import Collection
+from dataclasses import dataclass, field, is_dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from weft.errors import UsageError, unknown
-from weft.recipes.schema import Matching, Within
+from weft.recipes.describe import in_words
 
-R = TypeVar("R")
+T = TypeVar("T")
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
 NULL = ("", "~", "null", "Null", "NULL")
 EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+\Z")  # YAML 1.1 reads 1e-3 as text; here it is a number
-_BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def compose(text: str, origin: str, what: str = "a recipe") -> yaml.Node | None:
@@ -57,123 +59,167 @@ def compose(text: str, origin: str, what: str = "a recipe") -> yaml.Node | None:
         raise UsageError(f"{origin}{line}: {what} must be YAML; {problem}.") from error
 
 
-class Misfit(Exception):
-    """A value of the wrong type or range; the text says what it must be."""
+class Text(str):
+    """Scalar as it is written. The schema decides its type: `model: no` is a name, `hflip: no` is false."""
+
+    is_quoted: bool
 
 
-def typed(node: yaml.Node, hint: Any) -> Any:
-    """Convert a node to a value of a type.
+class Entry(NamedTuple):
+    """Line and value of a key."""
 
-    Args:
-        node: a YAML node.
-        hint: bool, int, float, str, Literal, a union, a tuple, `dict[str, Any]`, or Annotated with `Within` or
-            `Matching`.
+    line: int
+    value: Any
 
-    Raises:
-        Misfit: the value has another type or is out of range.
+
+@dataclass
+class Document:
+    """Content of a YAML file, or an override.
+
+    Attributes:
+        origin: name of the file in errors; '' for an override.
+        what: kind of the file in errors, such as `a recipe`.
+        values: dictionaries and lists of `Text` and None.
+        entries: entry of each dotted key; items of a list are counted from 1, the whole content is ''.
     """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        value, rule = typed(node, arguments[0]), arguments[1]
-        assert isinstance(rule, (Within, Matching))
-        if not rule.allows(value):
-            raise Misfit(str(rule))
+
+    origin: str
+    what: str = "a recipe"
+    values: dict[str, Any] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str, origin: str, what: str = "a recipe") -> Document:
+        """Parse a file.
+
+        Raises:
+            UsageError: as `compose`, other content than keys and values, or as `add`.
+        """
+        document = cls(origin, what)
+        values = document.add("", compose(text, origin, what))
+        if not isinstance(values, (dict, type(None))):
+            raise document.error("", f"{what} must {_rule(dict)}; got {shown(values)}.")
+        document.values = values or {}
+        return document
+
+    def add(self, key: str, node: yaml.Node | None) -> Any:
+        """Record the entries of a key and of all keys below it, and return its value.
+
+        Raises:
+            UsageError: a key below is not a plain word, or occurs twice.
+        """
+        prefix, value = f"{key}." if key else "", None
+        if isinstance(node, yaml.MappingNode):
+            value = {}
+            for name, item in node.value:
+                inner, line = f"{prefix}{name.value}", _line(name)
+                self.entries[inner] = Entry(line, None)
+                if not isinstance(name, yaml.ScalarNode):
+                    raise self.error(inner, f"a key must be a plain word; got a {name.id}.")
+                if name.value in value:
+                    raise self.error(inner, f"a key must occur once; got '{cut(inner)}' again.")
+                value[name.value] = self.add(inner, item)
+                self.entries[inner] = Entry(line, value[name.value])
+        elif isinstance(node, yaml.SequenceNode):
+            value = [self.add(f"{prefix}{number}", item) for number, item in enumerate(node.value, start=1)]
+        elif isinstance(node, yaml.ScalarNode) and (node.style is not None or node.value not in NULL):
+            value = Text(node.value)
+            value.is_quoted = node.style is not None
+        self.entries[key] = Entry(_line(node), value)
         return value
-    if origin in (typing.Union, types.UnionType):
-        return _first_fit(node, arguments)
-    if origin is Literal:
-        if isinstance(node, yaml.ScalarNode) and node.value in arguments:
-            return node.value
-        raise Misfit(f"{'one of ' if len(arguments) > 1 else ''}{', '.join(arguments)}")
-    if origin is tuple:
-        return _pair(node, arguments)
-    if origin is dict:
-        return _mapping(node)
-    return _scalar(node, hint)
 
+    def error(self, key: str, text: object) -> UsageError:
+        """Return an error with the place of a key in the file."""
+        return UsageError(f"{self.origin} line {self.entries[key].line}: {text}" if self.origin else str(text))
 
-def _first_fit(node: yaml.Node, arguments: tuple[Any, ...]) -> Any:
-    if type(None) in arguments and isinstance(node, yaml.ScalarNode) and node.style is None and node.value in NULL:
-        return None
-    misfits = []
-    for argument in arguments:
-        if argument is type(None):
-            continue
+    def read(self, schema: type[T], values: Any, all_keys: str, keys: Collection[str] = ()) -> T:
+        """Convert the content to a dataclass.
+
+        Args:
+            schema: the dataclass; its `__pydantic_config__` forbids unknown keys.
+            values: the content, arranged as in the schema.
+            all_keys: the list of all keys, or the command that prints it.
+            keys: dotted keys of which an error names the nearest; those of the same section if empty.
+
+        Raises:
+            UsageError: an unknown or missing key, or a value of the wrong type or range; the first in the file.
+        """
         try:
-            return typed(node, argument)
-        except Misfit as misfit:
-            misfits.append(str(misfit))
-    raise Misfit(" or ".join([*misfits, "null"] if type(None) in arguments else misfits))
+            return adapter(schema).validate_python(values)
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_context=False, include_input=False)
+        places = [_place(schema, detail["loc"]) for detail in details]
+        entries = self.entries
+        key, hint, names = min(places, key=lambda place: entries[place[0]].line if place[0] in entries else math.inf)
+        section, _, name = key.rpartition(".")
+        if key not in entries:
+            raise self.error(section, f"{section or self.what} must have {name}; it is missing.")
+        if hint is None:
+            same_name = [other for other in keys if other.rpartition(".")[2] == name]
+            raise self.error(key, unknown("setting", cut(key), same_name or keys or names, all_keys))
+        raise self.error(key, f"{key or self.what} must {_rule(hint)}; got {shown(entries[key].value)}.")
 
 
-def _pair(node: yaml.Node, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`[a, b]`, or `HxW` for a size."""
-    items = node.value if isinstance(node, yaml.SequenceNode) else []
-    if isinstance(node, yaml.ScalarNode) and re.fullmatch(r"\d+x\d+", node.value):
-        items = [yaml.ScalarNode("", side) for side in node.value.split("x")]
-    if len(items) != len(arguments):
-        raise Misfit(f"{len(arguments)} values in brackets, as in [{', '.join('ab'[: len(arguments)])}]")
+@functools.cache
+def adapter(schema: type[T]) -> TypeAdapter[T]:
+    """Return the validator of a dataclass."""
+    return TypeAdapter(schema)
+
+
+def _place(schema: Any, location: tuple[int | str, ...]) -> tuple[str, Any, list[str]]:
+    """Return the setting that a location of pydantic is in.
+
+    Returns:
+        Its dotted key, its type (None: unknown), and the dotted keys of the same section.
+    """
+    path, names, hint = "", [], schema
+    for part in location:
+        inside = [item for item in typing.get_args(hint) if is_dataclass(item)]  # of a list or dictionary of them
+        if is_dataclass(hint):
+            hints = typing.get_type_hints(hint, include_extras=True)
+            hint, names = hints.get(str(part)), [f"{path}{name}" for name in hints]
+        elif inside:
+            hint = inside[0]
+        else:  # within a value
+            break
+        path += f"{part + 1 if isinstance(part, int) else part}."
+    return path[:-1], hint, names
+
+
+def _rule(hint: Any) -> str:
+    """Return what a value must do to have a type."""
+    kind = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    if is_dataclass(kind) or dict in (kind, typing.get_origin(kind)):
+        return "hold `key: value` lines"
+    return f"be {'one of ' if typing.get_origin(hint) is Literal else ''}{in_words(hint)}"
+
+
+def untyped(value: Any) -> Any:
+    """Give texts the types that YAML gives them; for values without a schema, such as model arguments."""
+    if isinstance(value, dict):
+        return {key: untyped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [untyped(item) for item in value]
+    if not isinstance(value, Text):
+        return value
+    if value.is_quoted:
+        return str(value)
+    if EXPONENT.match(value):
+        return float(value)
     try:
-        return tuple(typed(item, argument) for item, argument in zip(items, arguments, strict=True))
-    except Misfit as misfit:
-        raise Misfit(f"{len(arguments)} values in brackets, each {misfit}") from None
+        typed = yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError):  # YAML gives `=` and `2024-13-99` a meaning, and then fails
+        typed = None
+    return typed if isinstance(typed, (bool, int, float)) else str(value)  # dates stay text
 
 
-def _mapping(node: yaml.Node) -> dict[str, Any]:
-    if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in NULL:
-        return {}
-    if not isinstance(node, yaml.MappingNode):
-        raise Misfit("`key: value` lines")
-    return untyped(node)
-
-
-def _scalar(node: yaml.Node, hint: type) -> Any:
-    if not isinstance(node, yaml.ScalarNode):
-        raise Misfit("a single value")
-    if hint is bool:
-        if node.value.lower() not in _BOOLS:
-            raise Misfit("true or false")
-        return _BOOLS[node.value.lower()]
-    if hint is int:
-        if not re.fullmatch(r"[+-]?\d{1,18}", node.value):
-            raise Misfit("a whole number")
-        return int(node.value)
-    if hint is float:
-        try:
-            return float(node.value)
-        except ValueError:
-            raise Misfit("a number") from None
-    return node.value
-
-
-def untyped(node: yaml.Node) -> Any:
-    """Convert a node to the type that YAML gives it; for settings without a schema, such as model arguments."""
-    if isinstance(node, yaml.SequenceNode):
-        return [untyped(item) for item in node.value]
-    if isinstance(node, yaml.ScalarNode):
-        if node.style is not None:
-            return node.value
-        if EXPONENT.match(node.value):
-            return float(node.value)
-        try:
-            value = yaml.safe_load(node.value)
-        except (yaml.YAMLError, ValueError):  # YAML gives `=` and `2024-13-99` a meaning, and then fails
-            return node.value
-        return value if isinstance(value, (bool, int, float, str, type(None))) else node.value  # dates stay text
-    if not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
-        raise Misfit("plain values under plain keys")
-    return {key.value: untyped(value) for key, value in node.value}
-
-
-def shown(node: yaml.Node) -> str:
-    """Format a node for a message, shortened to 80 characters."""
-    if isinstance(node, yaml.ScalarNode):
-        text = repr(node.value)
-    elif isinstance(node, yaml.SequenceNode):
-        text = f"[{', '.join(shown(item) for item in node.value)}]"
-    else:
-        text = f"{{{', '.join(f'{shown(key)}: ...' for key, _ in node.value)}}}"
-    return cut(text)
+def shown(value: Any) -> str:
+    """Format a value for a message, shortened to 80 characters."""
+    if isinstance(value, list):
+        return cut(f"[{', '.join(map(shown, value))}]")
+    if isinstance(value, dict):
+        return cut(f"{{{', '.join(f'{key!r}: ...' for key in value)}}}")
+    return "null" if value is None else cut(repr(value))
 
 
 def cut(text: str) -> str:
@@ -181,68 +227,5 @@ def cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def line_of(node: yaml.Node, origin: str) -> str:
-    """Return the place of a node for an error, such as `mine.yaml line 3`."""
-    return f"{origin} line {node.start_mark.line + 1}"
-
-
-def entries(node: yaml.Node, origin: str, what: str) -> dict[str, tuple[str, yaml.Node]]:
-    """Return the entries of a mapping node: for each key its place and its value node.
-
-    Raises:
-        UsageError: not a mapping, a key that is not a plain word, or a key that occurs twice.
-    """
-    if not isinstance(node, yaml.MappingNode):
-        raise UsageError(f"{line_of(node, origin)}: {what} must hold `key: value` lines; got {shown(node)}.")
-    nodes: dict[str, tuple[str, yaml.Node]] = {}
-    for key, value in node.value:
-        line = line_of(key, origin)
-        if not isinstance(key, yaml.ScalarNode):
-            raise UsageError(f"{line}: a key must be a plain word; got {shown(key)}.")
-        if key.value in nodes:
-            raise UsageError(f"{line}: a key must occur once; got '{cut(key.value)}' again.")
-        nodes[key.value] = line, value
-    return nodes
-
-
-def record(node: yaml.Node, schema: type[R], origin: str, what: str) -> R:
-    """Convert a mapping node to a dataclass.
-
-    Args:
-        node: a YAML node.
-        schema: a dataclass. Its type hints are those that `typed` supports, and dictionaries and tuples of dataclasses.
-        origin: name of the file in errors.
-        what: name of the mapping in errors, such as `variant 2`.
-
-    Raises:
-        UsageError: an unknown or missing key, or a value of the wrong type or range.
-    """
-    hints = typing.get_type_hints(schema, include_extras=True)
-    values: dict[str, Any] = {}
-    for key, (line, value) in entries(node, origin, what).items():
-        if key not in hints:
-            raise UsageError(f"{line}: {unknown(f'key of {what}', cut(key), hints, 'docs/studies.md')}")
-        try:
-            values[key] = _value(key, value, hints[key], origin)
-        except Misfit as misfit:
-            raise UsageError(f"{line}: {what}: {key} must be {misfit}; got {shown(value)}.") from None
-    fields: Any = dataclasses.fields(schema)  # type: ignore[arg-type]
-    required = [item.name for item in fields if item.default is item.default_factory]
-    if missing := [key for key in required if key not in values]:
-        place = line_of(node, origin)
-        raise UsageError(f"{place}: {what} must have {', '.join(required)}; {', '.join(missing)} is missing.")
-    return schema(**values)
-
-
-def _value(key: str, node: yaml.Node, hint: Any, origin: str) -> Any:
-    """Convert the value of a key; entries of `variants` are named `variant 1`, those of `scales` `scale small`."""
-    arguments, name = typing.get_args(hint), key.removesuffix("s")
-    inner: Any = next((item for item in arguments if isinstance(item, type) and dataclasses.is_dataclass(item)), None)
-    if inner is None:
-        return typed(node, hint)
-    if typing.get_origin(hint) is dict:
-        rows = entries(node, origin, key)
-        return {word: record(row, inner, origin, f"{name} {word}") for word, (_, row) in rows.items()}
-    if not isinstance(node, yaml.SequenceNode):
-        raise Misfit("a list")
-    return tuple(record(row, inner, origin, f"{name} {number}") for number, row in enumerate(node.value, start=1))
+def _line(node: yaml.Node | None) -> int:
+    return 1 if node is None else node.start_mark.line + 1

@@ -30,7 +30,6 @@ from weft.errors import CheckpointError, StorageError, UsageError
 from weft.files import (
     LOCK,
     TakenError,
-    clear,
     entries_of,
     no_follow,
     refuse_taken,
@@ -38,9 +37,8 @@ from weft.files import (
     write_text,
     write_whole,
     writing,
-    written,
 )
-from weft.system import IS_WINDOWS, is_alive, lock_file, rename
+from weft.system import IS_WINDOWS, is_alive, lock_file
 from weft.text import reason_of
 
 CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", "images.tsv.gz", "report")
@@ -217,81 +215,46 @@ def _holder_of(file: TextIO) -> str:
         time.sleep(0.01)
 
 
-class Reservation:
-    """A locked directory for a run that is about to start.
-
-    Attributes:
-        path: the run directory.
-        is_kept: whether the files of the run stay when the reservation ends.
-    """
-
-    def __init__(self, path: Path, *, force: bool) -> None:
-        self.path, self.force, self.is_kept, self._is_replacing = path, force, False, False
-        self._replaced = path / f".replaced.{os.getpid()}.part"  # a temporary name, which `sweep` removes after a kill
-
-    def move_aside(self) -> None:
-        """Move the existing run, which `force` allows to replace, to a temporary folder.
-
-        Raises:
-            UsageError: the directory holds other files by now.
-        """
-        refuse_taken(self.path, REPLACEABLE, force=self.force)
-        with writing(self.path):
-            (self._replaced / LOCK.parent).mkdir(parents=True)
-            self._is_replacing = True
-            _move(self.path, self._replaced)
-
-    def discard_replaced(self) -> None:
-        """Remove the run that was moved aside, once the new run has started."""
-        remove(self._replaced)
-
-    def roll_back(self) -> None:
-        """Remove the files of the new run, and restore the run that was moved aside."""
-        with contextlib.suppress(OSError):
-            if self._is_replacing:
-                clear(self.path, REPLACEABLE)
-                _move(self._replaced, self.path)
-                remove(self._replaced)
-            if not entries_of(self.path):
-                remove(self.path / LOCK.parent)
-
-
 @contextlib.contextmanager
-def reserved(path: Path, *, force: bool) -> Iterator[Reservation]:
-    """Lock the directory of a new run. Unless `is_kept` is set in the block, all changes are undone at its end.
+def reserved(path: Path, *, force: bool) -> Iterator[Path]:
+    """Lock the directory of a new run, and yield it. It is removed at the end if it is empty then.
 
     Args:
         path: the run directory; parents are created.
-        force: allow an existing run to be replaced. It stays in place until `Reservation.move_aside`.
+        force: allow an existing run to be there, which the new one replaces when it starts.
 
     Raises:
         UsageError: the directory is taken or in use.
         StorageError: it cannot be created or written to.
     """
     refuse_taken(path, REPLACEABLE, force=force)
-    reservation = Reservation(path, force=force)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         with locked(path):
             try:
                 write_whole(path / PROBE, b"")  # fail before hours of work if the directory is not writable
                 (path / PROBE).unlink()
-                yield reservation
+                yield path
             finally:
-                if not reservation.is_kept:
-                    reservation.roll_back()
+                if not IS_WINDOWS:  # it removes no open file
+                    _remove_if_empty(path)
     finally:
-        if IS_WINDOWS and not reservation.is_kept:  # it removes no open file; of another process it removes none either
-            with contextlib.suppress(OSError):
-                (path / LOCK).unlink()
-                (path / LOCK.parent).rmdir()
+        if IS_WINDOWS:
+            _remove_if_empty(path)
         for folder in missing:
             with contextlib.suppress(OSError):  # not empty: the run is kept, or another run uses the folder
                 folder.rmdir()
 
 
+def _remove_if_empty(path: Path) -> None:
+    """Remove the lock file of a run directory that holds nothing else."""
+    with contextlib.suppress(OSError):
+        if not entries_of(path):
+            remove(path / LOCK.parent)
+
+
 @contextlib.contextmanager
-def reserved_numbered(path: Path) -> Iterator[Reservation]:
+def reserved_numbered(path: Path) -> Iterator[Path]:
     """Lock the directory of a new run as `reserved` does; if it is taken or in use, NAME-2, NAME-3 and so on.
 
     Raises:
@@ -301,17 +264,11 @@ def reserved_numbered(path: Path) -> Iterator[Reservation]:
         with contextlib.ExitStack() as stack:
             folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
             try:
-                reservation = stack.enter_context(reserved(folder, force=False))
+                stack.enter_context(reserved(folder, force=False))
             except TakenError:
                 continue
-            yield reservation
+            yield folder
             return
-
-
-def _move(source: Path, target: Path) -> None:
-    """Move the files of a run, except the lock, from one directory to another."""
-    for path in written(source, REPLACEABLE):
-        rename(path, target / path.relative_to(source))
 
 
 def write_metrics(path: Path, history: Sequence[EpochRow]) -> None:

@@ -79,26 +79,30 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
     model, names = load_model_dir(folder)
     channels, height, width = preprocessing(model)["input_size"]
     num_params = sum(weight.numel() for weight in model.parameters())
+    classes = f"{model.num_classes}: {first_few(names, MAX_CLASSES)}" if names else str(model.num_classes)
     rows = [
         ("network", f"`{config['architecture']}`, {num_params:,} parameters"),
         ("input", f"{height}x{width} pixels, {'gray' if channels == 1 else 'RGB'}"),
-        ("classes", markdown(_classes(names, model.num_classes))),
+        ("classes", markdown(classes)),
     ]
-    run_dir, data, training, best, measure = folder.parent, "", "", None, "top1"
-    if folder.name in ("best", "last") and (run_dir / "recipe.yaml").is_file():
-        recipe = load_recipe(run_dir / "recipe.yaml")
-        data, measure = printable(Path(recipe.data.source or "").name), recipe.best
-        train, val = _image_counts(run_dir / "recipe.yaml")
+    recipe_file, metrics = folder.parent / "recipe.yaml", folder.parent / "metrics.csv"
+    data, training, best = "", "", None
+    if folder.name in ("best", "last") and recipe_file.is_file():
+        recipe, environment = load_recipe(recipe_file), recorded_environment(recipe_file)
+        data = printable(Path(recipe.data.source or "").name)
+        known = [environment.get(name) for name in ("train_images", "val_images")]
+        train, val = (count if isinstance(count, int) else 0 for count in known)
         counts = f": {train:,} images for training, {val:,} held out" if train and val else ""
         rows.append(("data", markdown(data) + counts))
         training = TRAINING.format(recipe=fenced(dump(_without_paths(recipe, data)), "yaml"))
-    if folder.name == "best" and (run_dir / "metrics.csv").is_file():
-        best = best_of(read_metrics(run_dir / "metrics.csv"), measure)
-    if best is not None:
-        _, num_images = _image_counts(run_dir / "recipe.yaml")
-        for name, value in (("top-1", best.val_top1), ("top-5", best.val_top5))[: 2 if model.num_classes > 5 else 1]:
-            rows.append((f"held-out {name}", accuracy_text(value, num_images) if num_images else f"{value:.2f} %"))
-        rows.append(("best epoch", f"{best.epoch}, selected on the same images; its accuracy is slightly optimistic"))
+        if folder.name == "best" and metrics.is_file():
+            best = best_of(read_metrics(metrics), recipe.best)
+        if best is not None:
+            accuracies = {"top-1": best.val_top1} | ({"top-5": best.val_top5} if model.num_classes > 5 else {})
+            for name, value in accuracies.items():
+                rows.append((f"held-out {name}", accuracy_text(value, val) if val else f"{value:.2f} %"))
+            note = "selected on the same images; its accuracy is slightly optimistic"
+            rows.append(("best epoch", f"{best.epoch}, {note}"))
     metadata = ModelCardData(
         license=license,
         library_name="timm",
@@ -177,16 +181,3 @@ def _eval_result(best: EpochRow, data: str) -> EvalResult:
         metric_type="accuracy",
         metric_value=round(best.val_top1 / 100, 6),
     )
-
-
-def _image_counts(recipe: Path) -> tuple[int, int]:
-    """Return the numbers of training and validation images that a run's recipe records; 0 if unknown."""
-    environment = recorded_environment(recipe)
-    train, val = (environment.get(name) for name in ("train_images", "val_images"))
-    return train if isinstance(train, int) else 0, val if isinstance(val, int) else 0
-
-
-def _classes(names: list[str] | None, count: int) -> str:
-    if not names:
-        return str(count)
-    return f"{count}: {first_few(names, MAX_CLASSES)}"

@@ -24,20 +24,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import yaml
+from pydantic import BeforeValidator
 
 from weft.errors import UsageError, unknown
 from weft.models.building import build_described
 from weft.models.families import VARIANTS
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.rules import check_rules
-from weft.recipes.schema import Data, Within
-from weft.recipes.yaml_reader import compose, record
+from weft.recipes.schema import STRICT, Data, Within
+from weft.recipes.yaml_reader import Document, untyped
 from weft.system import file_name
 from weft.text import reason_of
 
 Settings = Mapping[str, Any]
 SCALES = ("small", "paper")
+Values = Annotated[dict[str, Any], BeforeValidator(lambda values: {} if values is None else untyped(values))]
 Positive = Annotated[float, Within(0, above=True)]
 
 
@@ -54,10 +55,10 @@ class Scale:
     seeds: Annotated[int, Within(1)] = 1
     """Number of runs per variant, with seeds from 0."""
 
-    set: dict[str, Any] = field(default_factory=dict)
+    set: Values = field(default_factory=dict)
     """Settings of all variants."""
 
-    teacher: dict[str, Any] = field(default_factory=dict)
+    teacher: Values = field(default_factory=dict)
     """Settings of a run that is trained first, and whose best model is the teacher of the others; {} for no teacher."""
 
 
@@ -69,10 +70,10 @@ class StudyVariant:
     paper: Positive | None = None
     """Top-1 accuracy in percent that the paper reports."""
 
-    set: dict[str, Any] = field(default_factory=dict)
+    set: Values = field(default_factory=dict)
     """Settings at every scale."""
 
-    small: dict[str, Any] = field(default_factory=dict)
+    small: Values = field(default_factory=dict)
     """More settings at the small scale."""
 
     against: str | None = None
@@ -90,7 +91,7 @@ class StudyVariant:
     scale: str | None = None
     """The only scale at which the variant runs; null for all."""
 
-    recipe: dict[str, Any] = field(default_factory=dict)
+    recipe: Values = field(default_factory=dict)
     """Base recipe by scale, where it is not that of the scale."""
 
     data: str | None = None
@@ -103,6 +104,8 @@ class StudyVariant:
 @dataclass(frozen=True)
 class Study:
     """Variants to compare, with the results of the paper."""
+
+    __pydantic_config__ = STRICT
 
     name: str
     title: str
@@ -184,10 +187,12 @@ def read_study(study: str | Path) -> Study:
         text = place.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"A study must be a text file that can be read; {study}: {reason_of(error)}.") from error
-    node = compose(text, str(study), what="a study")
-    if node is None:
-        raise UsageError(f"{study}: a study must hold `key: value` lines; the file is empty.")
-    return _study(path.stem, node, str(study))
+    document = Document.parse(text, str(study), what="a study")
+    if "name" in document.values:
+        raise document.error("name", "a study has the name of its file; got the key 'name'. Remove it.")
+    loaded = document.read(Study, {"name": path.stem, **document.values}, "docs/studies.md")
+    _check_variants(loaded, str(study))
+    return loaded
 
 
 def recipe_of(study: Study, variant: StudyVariant, scale: str, overrides: Sequence[tuple[str, Any]] = ()) -> Recipe:
@@ -282,22 +287,9 @@ def size_to_test(recipe: Recipe, variant: StudyVariant) -> int | None:
     return 8 * round(side * variant.test_ratio / 8)
 
 
-@dataclass(frozen=True)
-class StudyFile:
-    """Keys of a study's file."""
-
-    title: str
-    claim: str
-    source: str
-    scales: dict[str, Scale]
-    variants: tuple[StudyVariant, ...]
-    x: str | None = None
-
-
-def _study(name: str, root: yaml.Node, origin: str) -> Study:
-    """Convert the file of a study, and check that its variants fit together."""
-    file = record(root, StudyFile, origin, "a study")
-    scales, variants = file.scales, file.variants
+def _check_variants(study: Study, origin: str) -> None:
+    """Check that the scales and variants of a study fit together."""
+    scales, variants = study.scales, study.variants
     if not scales or not set(scales) <= set(SCALES):
         raise UsageError(f"{origin}: scales must be some of {', '.join(SCALES)}; got {', '.join(scales) or 'none'}.")
     if len(variants) < 2:
@@ -328,7 +320,6 @@ def _study(name: str, root: yaml.Node, origin: str) -> Study:
             start = variants[names.index(variant.start_from)]
             if start.scale not in (None, variant.scale):
                 raise UsageError(f"{origin}: '{variant.name}' starts from '{start.name}', which is not at every scale.")
-    return Study(name, file.title, file.claim, file.source, scales, variants, file.x)
 
 
 def slug(name: str) -> str:

@@ -10,7 +10,6 @@ import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ from weft.models.families import VARIANTS, is_model
 from weft.models.family import PublicWeights
 from weft.models.papers import DATA_SETS, TABLES, Printed, papers
 from weft.recipes import Recipe, load_recipe, recipe_text
-from weft.recipes.yaml_reader import compose, record
 from weft.runtime import Runtime
-from weft.study.plan import StudyFile, study_names
+from weft.study.plan import Study, read_study, study_names
 from weft.study.statistics import accuracy
 from weft.train.batch_size_finder import seconds_of_step
 
@@ -183,15 +181,11 @@ class RowEvaluation:
         return dataclasses.asdict(self)
 
 
-def paper_studies(paper: str) -> dict[str, StudyFile]:
+def paper_studies(paper: str) -> dict[str, Study]:
     """Return the studies of `weft study` that repeat tables of a paper, by name; their networks are not built."""
-    studies = {}
-    for name in study_names():
-        root = compose((resources.files("weft.study") / f"{name}.yaml").read_text(encoding="utf-8"), name)
-        assert root is not None, name
-        studies[name] = record(root, StudyFile, name, "a study")
+    studies = {name: read_study(name) for name in study_names()}
     named = rf"\b{papers()[paper.lower()]}\b(?!')"  # a study with parts that are "DeiT's" repeats no table of DeiT
-    return {name: file for name, file in studies.items() if re.search(named, file.source)}
+    return {name: study for name, study in studies.items() if re.search(named, study.source)}
 
 
 def find_imagenet() -> str | None:

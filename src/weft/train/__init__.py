@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from weft.train.labelling import Labelling as Labelling
     from weft.train.labelling import LabelProposal as LabelProposal
     from weft.train.labelling import label as label
-    from weft.train.results import RunResult as RunResult
+    from weft.train.result import RunResult as RunResult
     from weft.train.review_result import Finding as Finding
     from weft.train.review_result import Review as Review
-    from weft.train.run import find_lr as find_lr
-    from weft.train.run import preview as preview
-    from weft.train.run import train as train
+    from weft.train.start import find_lr as find_lr
+    from weft.train.start import preview as preview
+    from weft.train.start import train as train
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -6,20 +6,22 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from weft.data import mix_seed
 from weft.data.order import Key
+from weft.errors import CheckpointError
 from weft.lazy import LazyModule
 from weft.models.contract import mean_logits
 from weft.recipes import Recipe
 from weft.runtime import Runtime
+from weft.train.meter import Meter, StepResult
 from weft.train.objective import Mixing, Objective
 from weft.train.schedule import lr_at
+from weft.train.state import State
 
 timm_optim: Any = LazyModule("timm.optim")
 timm_utils: Any = LazyModule("timm.utils")
@@ -28,89 +30,6 @@ STEP = -1  # used as sample index in seeds, so that steps and samples draw from 
 
 Batch = tuple[Tensor, Tensor]
 """Normalised images (b c h w) and class indices (b)."""
-
-
-class StepResult(NamedTuple):
-    """Result of one step over all micro-batches and processes.
-
-    Attributes:
-        loss_sum: sum of the loss over the images, in nats.
-        hits: number of correct predictions.
-        images: number of images.
-        grad_norm: gradient norm before clipping.
-    """
-
-    loss_sum: float
-    hits: float
-    images: int
-    grad_norm: float
-
-    @property
-    def loss(self) -> float:
-        """Mean loss per image in nats."""
-        return self.loss_sum / self.images
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the step changed the weights: loss and gradient were finite."""
-        return math.isfinite(self.loss_sum) and math.isfinite(self.grad_norm)
-
-
-@dataclass
-class Meter:
-    """Running metrics of one epoch.
-
-    Attributes:
-        step: number of completed steps of the epoch.
-        steps: total number of steps of the epoch.
-        count: number of images.
-        loss_sum: sum of the loss over these images, in nats.
-        hits: number of correct predictions on these augmented images; for a mixed image, its largest class counts.
-        seconds: time since the start of the epoch, or since the run was resumed within it.
-        waiting: part of `seconds` spent waiting for data.
-        seen: number of images in `seconds`.
-    """
-
-    step: int = 0
-    steps: int = 0
-    count: int = 0
-    loss_sum: float = 0.0
-    hits: float = 0.0
-    seconds: float = 0.0
-    waiting: float = 0.0
-    seen: int = 0
-
-    @property
-    def loss(self) -> float:
-        """Mean loss per image in nats."""
-        return self.loss_sum / self.count if self.count else math.nan
-
-    @property
-    def top1(self) -> float:
-        """Top-1 accuracy in percent."""
-        return 100 * self.hits / self.count if self.count else math.nan
-
-    @property
-    def images_per_second(self) -> float:
-        """Throughput of all processes together."""
-        return self.seen / self.seconds if self.seconds else 0.0
-
-    @property
-    def waiting_percent(self) -> float:
-        """Percentage of the time spent waiting for data."""
-        return 100 * self.waiting / self.seconds if self.seconds else 0.0
-
-    def add(self, result: StepResult) -> None:
-        """Add the result of a step."""
-        self.step += 1
-        self.seen += result.images
-        self.count += result.images
-        self.loss_sum += result.loss_sum
-        self.hits += result.hits
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields that a saved state needs: all except `steps`, which the recipe decides, and times."""
-        return {key: value for key, value in asdict(self).items() if key not in ("steps", "seconds", "waiting", "seen")}
 
 
 class Learner:
@@ -243,6 +162,51 @@ class Learner:
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update(self.model, step=self.step + 1)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return everything that training changes: tensors, and metadata."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        if self.ema is not None:
+            tensors |= {f"ema.{name}": tensor for name, tensor in self.ema.module.state_dict().items()}
+        optimizer = self.optimizer.state_dict()
+        plain: dict[str, Any] = {}
+        for number, entry in optimizer["state"].items():
+            for name, value in entry.items():
+                (tensors if isinstance(value, Tensor) else plain)[f"optimizer.{number}.{name}"] = value
+        groups = [{"step": int(group["step"])} if "step" in group else {} for group in optimizer["param_groups"]]
+        return tensors, {"step": self.step, "optimizer": plain, "groups": groups}
+
+    def restore(self, state: State) -> None:
+        """Restore the result of `state`.
+
+        Raises:
+            CheckpointError: the state is of another model or optimizer.
+        """
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
+        for name, tensor in state.tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        try:
+            self.model.load_state_dict(parts["model"])
+            if self.ema is not None:
+                self.ema.module.load_state_dict(parts["ema"] or parts["model"])  # a run that had none starts one
+            self._restore_optimizer(parts["optimizer"], state.metadata)
+        except (RuntimeError, KeyError, ValueError) as error:
+            detail = str(error).splitlines()[-1].strip()
+            raise CheckpointError(
+                f"A saved state must fit the model and optimizer of its run; {detail.rstrip('.')}."
+            ) from error
+        self.step = state.metadata["step"]
+
+    def _restore_optimizer(self, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+        plain = {name.removeprefix("optimizer."): value for name, value in metadata["optimizer"].items()}
+        own = self.optimizer.state_dict()
+        entries: dict[int, dict[str, Any]] = {}
+        for name, value in {**tensors, **plain}.items():
+            number, _, field = name.partition(".")
+            entries.setdefault(int(number), {})[field] = value
+        groups = [group | saved for group, saved in zip(own["param_groups"], metadata["groups"], strict=True)]
+        self.optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
 
 def train_epoch(

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from weft.progress import Work, rate
 from weft.runs.directory import EpochRow
-from weft.train.loop import Meter
+from weft.train.meter import Meter
 
 SILENCE_S = 60  # without a bar, as in a log file, print a line at least this often
 

@@ -55,7 +55,7 @@ class ChangedSetting(NamedTuple):
     new: Any
 
 
-class ResumedRun(NamedTuple):
+class SavedRun(NamedTuple):
     """An interrupted run, ready to resume.
 
     Attributes:
@@ -149,7 +149,7 @@ def _batchnorm_note(old: int, new: int, device: str) -> str:
     )
 
 
-def open_run(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool) -> ResumedRun:
+def open_run(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool) -> SavedRun:
     """Load recipe and newest valid state of an interrupted run.
 
     Args:
@@ -168,7 +168,7 @@ def open_run(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool)
     return _opened(out, recipe, override=override)
 
 
-def open_fold(out: Path, recipe: Recipe) -> ResumedRun:
+def open_fold(out: Path, recipe: Recipe) -> SavedRun:
     """Load the newest valid state of the run of a fold. Its settings are those of the whole run, also changed ones.
 
     Args:
@@ -181,16 +181,16 @@ def open_fold(out: Path, recipe: Recipe) -> ResumedRun:
     return _opened(out, recipe, override=True)
 
 
-def _opened(out: Path, recipe: Recipe, *, override: bool) -> ResumedRun:
+def _opened(out: Path, recipe: Recipe, *, override: bool) -> SavedRun:
     """Load the newest valid state of a run that resumes with a recipe."""
     old, new = _settings_as_json(load_recipe(recipe_file(out))), _settings_as_json(recipe)
     _changed_settings(out, old, new, override=override)
     state, skipped = load_state(out / "state", RunMetadata)
     old |= {key: value for key, value in state.metadata.get("recipe", {}).items() if key in old}
-    return ResumedRun(out, recipe, state, skipped, _changed_settings(out, old, new, override=override))
+    return SavedRun(out, recipe, state, skipped, _changed_settings(out, old, new, override=override))
 
 
-def check_length(run: ResumedRun, steps: int) -> None:
+def check_length(run: SavedRun, steps: int) -> None:
     """Raise UsageError if a run has trained more steps than it shall have in all, as with a lower `epochs`."""
     done = run.state.metadata["step"]
     if done > steps:
@@ -241,11 +241,6 @@ def _changed_settings(out: Path, old: dict[str, str], new: dict[str, str], *, ov
                 f"A resumed run keeps its settings; {values}. Pass --override to change the setting from here on."
             )
     return changed
-
-
-def record_data(out: Path, splits: Splits) -> None:
-    """Write the fingerprint of the dataset into a run directory."""
-    fingerprint(splits).write(out / FINGERPRINT)
 
 
 def check_data(out: Path, splits: Splits, source: str) -> None:

@@ -1,326 +1,392 @@
-"""`train`, `find_lr` and `preview`: the functions that start or prepare a training run.
+"""A training run: its epochs, evaluations, saved states and stops.
 
-Each one checks its request before torch is imported, and takes its plan from `make_plan`.
+A run resumes bit-exactly, because everything random is a pure function: the images of a step and their augmentation of
+(seed, epoch, index), stochastic depth and dropout of (seed, step), and the learning rate of the step. So a state only
+holds the weights, their average, the optimizer state, the step and the metrics so far.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
-from weft.data.folder import check_outside
-from weft.devices import check_device
-from weft.errors import UsageError
-from weft.files import check_writable, refuse_taken, writing
-from weft.progress import loading, obeys_quiet, say
-from weft.recipes import Recipe, load_recipe
-from weft.recipes.load import arguments_of, overrides_of
-from weft.runs.directory import REPLACEABLE, Reservation, check_run_dir, locked, reserved, reserved_numbered
-from weft.system import file_name
-from weft.train.request import Request, check_resume, recipe_file
-from weft.train.stop import Stop, seconds_of
-from weft.train.track import check_trackers
+import torch
 
-if TYPE_CHECKING:
-    from torch import nn
+from weft.capabilities import bf16_note
+from weft.checkpoints import load_model_dir, save_model_dir
+from weft.data.fingerprint import fingerprint
+from weft.data.order import Key, epochs_of
+from weft.data.preprocessing import eval_transform
+from weft.files import clear, refuse_taken, remove, sweep, write_text, write_whole, writing
+from weft.inference.arguments import check_other
+from weft.inference.inputs import name_of
+from weft.inference.metrics import Evaluation, measure
+from weft.models.contract import preprocessing
+from weft.processor import busy_note
+from weft.progress import counting, say
+from weft.recipes import dump
+from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, EpochRow, StepLog, best_of, write_metrics
+from weft.text import printable
+from weft.train.batches import batch_arithmetic
+from weft.train.distillation import Teacher, is_cached
+from weft.train.environment import environment, machine
+from weft.train.loop import Batch, Learner, group_into_steps, train_epoch
+from weft.train.meter import Meter, StepResult
+from weft.train.plan import Plan
+from weft.train.refusals import diverged, raise_explained
+from weft.train.rehearsal import rehearse_saving, rehearse_step
+from weft.train.reporter import Reporter, epoch_line
+from weft.train.resume import SavedRun, check_data, check_length, recipe_record
+from weft.train.state import newest_text, save_state
+from weft.train.stop import Stop
+from weft.train.track import Tracker
+from weft.train.unknown import public_classifier, read_public_classifier
 
-    from weft.runtime import Runtime
-    from weft.train.lr_finder import LrFinding
-    from weft.train.plan import Plan
-    from weft.train.results import RunResult
+
+class EvaluationInterrupted(Exception):
+    """Raised to leave an evaluation when a stop is requested; the run resumes after the last step of its epoch."""
 
 
-@obeys_quiet
-def train(
-    data: str | Path | None = None,
-    model: str | nn.Module | None = None,
-    *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    start_from: str | Path | None = None,
-    from_scratch: bool = False,
-    resume: str | Path | None = None,
-    override: bool = False,
-    epochs: int | None = None,
-    batch_size: int | str | None = None,
-    img_size: int | tuple[int, int] | str | None = None,
-    out: str | Path | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    precision: str | None = None,
-    workers: int | None = None,
-    limit: int | None = None,
-    max_pixels: int | None = None,
-    folds: int | None = None,
-    group: str | None = None,
-    other: str | Path | None = None,
-    follow_links: bool | None = None,
-    max_time: str | float | None = None,
-    stop_after: int | None = None,
-    track: str | Sequence[str] = (),
-    force: bool = False,
-    quiet: bool = False,
-) -> RunResult:
-    """Train a classifier and write a run directory.
+class Run:
+    """A training run. Settings that do not work together fail before the first step.
 
     Args:
-        data: a folder of images (one folder per class, or train/ and val/ above them), any other source that
-            `weft.data.open_data` reads, or 'digits'; None where the recipe names it.
-        model: name of a network, or a module that returns logits, of which a copy is trained;
-            None to choose a network by the size and number of the images.
-        recipe: name of a recipe of weft, or a YAML file.
-        settings: dotted keys of the recipe and their values, such as `{"optim.lr": 3e-4}`.
-        start_from: a run, a model directory or a checkpoint file with the weights to start from.
-        from_scratch: start from random weights also where weft would choose public ones, because the images are few.
-        resume: run directory of an interrupted run. The resumed run ends with the same bits as an uninterrupted one.
-            Its settings are those of the run.
-        override: with `resume`, replace settings of the run by those that are given.
-        epochs, batch_size, img_size, seed, device, precision, workers: settings with an argument of their own.
-        limit, max_pixels, folds, group, other, follow_links: settings of the dataset (`data.limit`, ...) with an
-            argument of their own.
-        out: the run directory; None for runs/MODEL-DATA, or runs/MODEL-DATA-2 and so on if that exists.
-        max_time: stop after this time and save the state: seconds, or '90s', '45m', '2h', '1h30m'.
-        stop_after: stop at the end of this epoch, counted from 1, and save the state.
-        track: 'tensorboard', 'wandb', or both.
-        force: replace an existing run.
-        quiet: print no progress and no notes.
+        plan: recipe, dataset, network and batches.
+        out: the run directory.
+        stop: requests to stop between two steps.
+        trackers: names of the services to log to.
+        whole: of a fold, the run directory that resumes the whole cross-validation; None for `out`.
 
-    Returns:
-        The run directory and the results of the best epoch.
-
-    Raises:
-        UsageError: an invalid setting, or a run directory that is taken.
-        DataError: the dataset cannot be used, or changed since the run began.
-        CheckpointError: the weights to start from, or the state to resume from, cannot be used.
-        DivergedError: loss or gradient is not finite.
-        StorageError: a file cannot be written.
-        StoppedError: the run reached `max_time` or `stop_after`.
+    Attributes:
+        learner: model and optimizer, from `start` or `resume` on.
+        history: a row for each epoch that has ended.
+        meter: metrics of the epoch in progress.
+        unimproved: evaluations since the best one, for early stopping.
+        evaluation: of the best epoch; None if that was before the run was resumed.
+        seconds: duration of training and evaluation.
     """
-    if model is not None and not isinstance(model, str):
-        model = _registered(model, img_size, resume)
-    given = arguments_of(locals())
-    trackers = [track] if isinstance(track, str) else list(track)
-    check_trackers(trackers)
-    if stop_after is not None and stop_after < 1:
-        raise UsageError(f"stop_after must be an epoch, from 1; got {stop_after}.")
-    stop = Stop(None if max_time is None else seconds_of(max_time), stop_after)
-    if resume is not None:
-        check_resume(resume, recipe, out, force=force, from_scratch=from_scratch)
-        overrides = overrides_of(data, settings or {}, given)
-        return _resume(Path(resume), overrides, override, stop, trackers)
-    if override:
-        raise UsageError("--override changes settings of a run that is resumed; got no --resume. Omit it.")
-    request = Request.of(data, recipe, settings, given, from_scratch=from_scratch)
-    asked = request.resolved
-    if out is not None:
-        check_run_dir(Path(out), str(asked.data.source))
-        refuse_taken(Path(out), REPLACEABLE, force=force)
-    return _start(request, out, stop, trackers, force=force)
 
+    learner: Learner
+    _tracker: Tracker
+    _reporter: Reporter
 
-@obeys_quiet
-def find_lr(
-    data: str | Path | None = None,
-    model: str | None = None,
-    *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    from_scratch: bool = False,
-    steps: int = 100,
-    quiet: bool = False,
-    **given: Any,
-) -> LrFinding:
-    """Try learning rates from 1e-7 to 1 in steps of the run that `train` would start, and suggest one.
+    def __init__(
+        self, plan: Plan, out: Path, stop: Stop, trackers: Sequence[str] = (), whole: Path | None = None
+    ) -> None:
+        self.plan, self.recipe, self.splits, self.runtime = plan, plan.recipe, plan.splits, plan.runtime
+        self.out, self.stop, self.trackers, self.whole = out, stop, trackers, whole or out
+        plan.build()
+        self.history: list[EpochRow] = []
+        self.meter = Meter()
+        self.unimproved, self.seconds = 0, 0.0
+        self.evaluation: Evaluation | None = None
+        self._start: float | None = None  # of the epochs, minus the seconds of earlier processes
+        self._log: StepLog | None = None
+        self._saved_at = time.monotonic()
 
-    Writes no files.
+    def start(self) -> None:
+        """Train from the first step to the last, in place of the run that the directory holds.
 
-    Args:
-        data, model, recipe, settings, from_scratch, quiet: as in `train`.
-        steps: number of rates to try.
-        given: other arguments of `train` that are settings, such as `batch_size`.
+        Raises:
+            UsageError: settings that do not work together, or other files are in the directory by now.
+            KeyboardInterrupt, SystemExit, StoppedError, DivergedError, StorageError: as in `_train`.
+        """
+        cut = eval_transform(preprocessing(self.plan.network)).note(self.splits.sizes)
+        is_on_cpu = self.runtime.device.type == "cpu"
+        busy = busy_note(torch.get_num_threads()) if is_on_cpu else None
+        self._note(*self.plan.notes, cut, busy, bf16_note(self.runtime.device.type, self.runtime.precision))
+        self.plan.initialise(self._note)
+        self.learner = self.plan.learner()
+        self._rehearse()
+        if self.runtime.is_main:
+            rehearse_saving(self.plan, self.out)
+            recorded = dataclasses.replace(self.recipe, environment=environment(self.runtime, self.splits))
+            images, classifier = fingerprint(self.splits), public_classifier(self.recipe)
+            # from here on, the run that was there is gone
+            refuse_taken(self.out, REPLACEABLE, force=True)
+            clear(self.out, REPLACEABLE)
+            write_text(self.out / "recipe.yaml", dump(recorded))
+            images.write(self.out / FINGERPRINT)
+            if classifier is not None:
+                write_whole(self.out / PUBLIC_CLASSIFIER, classifier)
+        try:
+            self._train()
+        except BaseException:
+            if self.runtime.is_main and not (self.learner.step or self.history):
+                clear(self.out, REPLACEABLE)  # nothing to resume from, nothing to see
+            raise
 
-    Raises:
-        UsageError, DataError, CheckpointError: as in `train`; also for a recipe without training steps.
-    """
-    if steps < 1:
-        raise UsageError(f"steps must be at least 1; got {steps}.")
-    more = {"model": model, **given}
-    request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--find-lr")
-    if request.resolved.epochs == 0:
-        raise UsageError("--find-lr tries training steps; got epochs 0, which has none. Pass --epochs N.")
-    plan = _planned(request)
-    from weft.train.lr_finder import sweep_lr
+    def resume(self, saved: SavedRun) -> None:
+        """Train from a saved state to the last step.
 
-    return sweep_lr(plan, steps)
+        Raises:
+            DataError, CheckpointError, UsageError: dataset, teacher or settings are not those of the run.
+            KeyboardInterrupt, SystemExit, StoppedError, DivergedError, StorageError: as in `_train`.
+        """
+        check_data(self.out, self.splits, str(self.recipe.data.source))
+        if self.recipe.data.other is not None:
+            check_other(self.recipe.data.other, self.recipe.data.max_pixels)
+        read_public_classifier(self.out)  # damage shows now, not after the last epoch
+        if self.runtime.device.type == "cpu":
+            # the number of threads determines the order of sums, and so their last bits
+            torch.set_num_threads(saved.state.metadata["machine"]["threads"])
+        check_length(saved, self.plan.steps)
+        step = saved.state.metadata["step"]
+        self.learner = self.plan.learner()
+        self._note(*saved.notes(self.runtime), *saved.check_teacher(getattr(self.learner.teacher, "record", None)))
+        self._note(bf16_note(self.runtime.device.type, self.runtime.precision))
+        self._note(f"Resuming after step {step} of {self.plan.steps}.")
+        if step < self.plan.steps:
+            self._rehearse()
+        if self.runtime.is_main:
+            saved.clean_up(self.recipe)
+            sweep(self.out, remove)
+        self._train(saved)
 
+    def restore(self, saved: SavedRun) -> None:
+        """Restore model, optimizer and metrics from a state, and metrics.csv from the latter.
 
-@obeys_quiet
-def preview(
-    data: str | Path | None = None,
-    model: str | None = None,
-    *,
-    out: str | Path,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    from_scratch: bool = False,
-    force: bool = False,
-    quiet: bool = False,
-    **given: Any,
-) -> Path:
-    """Draw training images as the network receives them in the first epochs: cropped, augmented and mixed.
+        Raises:
+            CheckpointError: the state does not fit the model or the optimizer.
+        """
+        metadata = saved.state.metadata
+        self.learner.restore(saved.state)
+        self.history = [EpochRow(*row) for row in metadata["history"]]
+        self.meter = Meter(**metadata["meter"])
+        self.unimproved, self.seconds = metadata["without_better"], metadata["seconds"]
+        if self.runtime.is_main:
+            write_metrics(self.out / "metrics.csv", self.history)
 
-    Args:
-        data, model, recipe, settings, from_scratch, quiet: as in `train`.
-        out: file to write; `.png`, `.pdf`, `.svg` or another format of matplotlib.
-        force: overwrite an existing file.
-        given: other arguments of `train` that are settings, such as `img_size`.
+    @property
+    def epoch(self) -> int:
+        """Number of epochs that have ended."""
+        return self.history[-1].epoch if self.history else 0
 
-    Raises:
-        UsageError: `out` exists or has an unsupported format; and as in `train`.
-        DataError: as in `train`.
-        StorageError: the file cannot be written.
-    """
-    path, more = Path(out), {"model": model, **given}
-    request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--preview FILE")
-    if os.environ.get("RANK", "0") == "0":  # the first of several processes writes the file
-        _check_image_file(path, str(request.resolved.data.source), force=force)
-    plan = _planned(request, measure=False)
-    if plan.runtime.is_main:
-        from weft.train.augment_preview import augmented_figure
+    @property
+    def epochs(self) -> int:
+        """Number of epochs of the whole run."""
+        return self.epoch + epochs_of(self.learner.steps - self._first_step, self.learner.steps_per_epoch)
 
-        network = dataclasses.replace(plan, loads_weights=False).network  # the weights are not used
-        figure = augmented_figure(plan.recipe, plan.splits, network)
-        with writing(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=120)
-    plan.runtime.wait()
-    return path
+    @property
+    def best(self) -> EpochRow | None:
+        """The epoch whose model is in best/; None before the first evaluation."""
+        return best_of(self.history, self.recipe.best)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are trained and evaluated, or early stopping applies."""
+        patience = self.recipe.patience
+        is_stopped = patience is not None and self.unimproved >= patience
+        return self._first_step >= self.learner.steps or is_stopped
 
-def _check_image_file(path: Path, source: str, *, force: bool) -> None:
-    """Check that a preview can be written.
+    @property
+    def _first_step(self) -> int:
+        """Step at which the epoch in progress begins.
 
-    Raises:
-        UsageError: the file exists, is in the dataset, or has an unsupported format.
-        StorageError: its directory cannot be written to.
-    """
-    if path.exists() and not (force and path.is_file()):
-        raise UsageError(f"--preview must name a new file; {path} exists already. Pass --force or another name.")
-    from matplotlib.backend_bases import FigureCanvasBase  # takes a second
+        It follows from the history, since earlier epochs may be shorter: the last one of a run that was finished, and
+        then resumed for more steps.
+        """
+        return self.history[-1].step if self.history else 0
 
-    if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
-        raise UsageError(f"--preview must name an image file, such as preview.png; got {path.name}.")
-    check_outside(path, source)
-    check_writable(path.parent)
+    @property
+    def _steps_of_epoch(self) -> int:
+        """Number of steps of the epoch in progress; the last epoch may be shorter."""
+        return min(self.learner.steps_per_epoch, self.learner.steps - self._first_step)
 
+    def evaluate_best(self) -> Evaluation:
+        """Return the evaluation of the best epoch; if it was before the run was resumed, evaluate its model again."""
+        if self.evaluation is None:
+            model, _ = load_model_dir(self.out / "best")
+            self.evaluation = self._evaluate(model.to(self.runtime.device))
+        return self.evaluation
 
-def _planned(request: Request, *, measure: bool = True) -> Plan:
-    """Return the plan of the run that a request starts, and print its notes.
+    def _note(self, *texts: str | None) -> None:
+        """Print notes; those of a fold are those of the first one."""
+        for text in texts if self.out == self.whole else ():
+            if text:
+                say(text)
 
-    Args:
-        request: what the user asked for.
-        measure: time training steps for a batch size and a precision of `auto`.
-    """
-    _ = request.resolved  # refuses what it can before torch is imported
-    with loading():
-        from weft.train.plan import make_plan
+    def _rehearse(self) -> None:
+        """Try a step, and cache the logits of the teacher if the images never change."""
+        rehearse_step(self.plan, self.learner)
+        if isinstance(self.learner.teacher, Teacher) and is_cached(self.recipe):
+            with counting(len(self.splits.train), task_name="teacher") as count:
+                self.learner.teacher.cache_outputs(self.recipe, self.plan.network, self.splits.train, count)
 
-    plan = make_plan(request).measured(measure=measure)
-    for note in plan.notes if plan.runtime.is_main else ():
-        say(note)
-    return plan
+    def _train(self, saved: SavedRun | None = None) -> None:
+        """Train all remaining epochs. After every step, check for signals, the time limit and non-finite losses.
 
+        Raises:
+            KeyboardInterrupt, SystemExit, StoppedError: a stop was requested; the state is saved.
+            DivergedError: loss or gradient is not finite.
+            StorageError: a file cannot be written.
+            UsageError: a step does not fit into memory.
+        """
+        self._note(f"{batch_arithmetic(self.recipe, self.runtime.world)}; {self.plan.steps:,} steps.")
+        self.runtime.wait()
+        self._tracker = Tracker(self.trackers if self.runtime.is_main else (), self.recipe, self.out)
+        if saved is not None:
+            self.restore(saved)
+            if saved.changes_result:  # later states have the new settings, and early stopping counts from here on
+                self.unimproved = 0
+                self.save()
+        elif self.recipe.head_init == "probe":
+            self._evaluate_start()
+        self._log = StepLog(self.out / "steps.csv", self.learner.step) if self.runtime.is_main else None
+        start = self._start = time.perf_counter() - self.seconds
+        try:
+            with Reporter(self.epochs) as self._reporter, self.stop:
+                while not self.is_finished:
+                    if self.stop.after_epochs is not None and self.epoch >= self.stop.after_epochs:
+                        self._stop_run(Stop.EPOCHS)
+                    self._epoch()
+                    self.seconds = time.perf_counter() - start
+                    self.save()
+        except EvaluationInterrupted:
+            self._stop_run(self.stop.reason)
+        except (MemoryError, RuntimeError) as error:
+            # Saves no state: the error may have occurred within a step, after BatchNorm has updated its statistics and
+            # before the weights changed. A run resumed from such a state would silently end with different weights.
+            raise_explained(error, self.recipe, self.stop, newest_text(self.out, self.whole))
+        finally:
+            self._start = None
+            if self._log is not None:
+                self._log.close()
+            self._tracker.finish()
 
-def _start(
-    request: Request,
-    out: str | Path | None,
-    stop: Stop,
-    trackers: Sequence[str],
-    *,
-    force: bool,
-) -> RunResult:
-    """Start a new run."""
-    with loading():
-        from weft.train.plan import make_plan
-        from weft.train.single_run import TrainingRun
+    def _evaluate_start(self) -> None:
+        """Evaluate the initial weights as epoch 0, and save them: the best model may be the one before training."""
+        start = time.perf_counter()
+        self._end_epoch(0, start, 0.0, self._evaluate(self.learner.eval_model))
+        self.seconds = time.perf_counter() - start
+        self.save()
 
-    plan = make_plan(request)
-    with _reserved(plan.recipe, plan.runtime, out, force=force) as reservation:
-        run = TrainingRun(plan.measured(), reservation.path, stop, trackers)
-        return run.cross_validate(run.start(reservation))
+    def _epoch(self) -> None:
+        start, number = time.perf_counter(), self.epoch + 1
+        self.meter.steps = self._steps_of_epoch
+        first, is_last = self.meter.step, self._first_step + self.meter.steps == self.learner.steps
+        lr = self.learner.lr_at(self._first_step)
+        self.plan.batches.start_at(self.epoch, first)
+        train_epoch(self.learner, self._steps(first), self.meter, self._after_step)
+        evaluation = None
+        if is_last or number % self.recipe.evaluate_every == 0:
+            self.runtime.share_buffers(self.learner.eval_model)
+            evaluation = self._evaluate(self.learner.eval_model, self._check_stop_in_evaluation)
+        self._end_epoch(number, start, lr, evaluation)
 
+    def _steps(self, first: int) -> Iterator[tuple[list[Batch], Sequence[Sequence[Key]]]]:
+        """Yield the remaining steps of the epoch."""
+        batches, epoch = self.plan.batches, self.epoch
+        steps = group_into_steps(
+            batches, lambda step: batches.order.parts(epoch, step), first, self.recipe.accumulate, self.runtime
+        )
+        return itertools.islice(steps, self.meter.steps - first)
 
-@contextlib.contextmanager
-def _reserved(recipe: Recipe, runtime: Runtime, out: str | Path | None, *, force: bool) -> Iterator[Reservation]:
-    """Reserve the directory of a new run, in the first process.
+    def _after_step(self, meter: Meter, result: StepResult) -> None:
+        """Log a step, save the state if it is due, and stop if requested."""
+        step = self.learner.step
+        lr = self.learner.lr_at(step - 1)
+        if self._log is not None:
+            self._log.add(step, self.epoch + 1, lr, result.loss, result.grad_norm)
+        if not result.is_finite:
+            self._flush_log()
+            keys = self.plan.batches.order.keys(self.epoch, meter.step - 1)
+            raise diverged(result, step, self.epoch + 1, lr, self.splits.train, keys)
+        self._reporter.step(self.epoch + 1, meter)
+        self._tracker.step(step, loss=result.loss, lr=lr, grad_norm=result.grad_norm)
+        reason, is_due = self.runtime.max([self.stop.reason, self._is_save_due(step)])
+        if is_due or reason:
+            self.save()
+        if reason:
+            self._stop_run(int(reason))
 
-    Args:
-        recipe: with its model.
-        runtime: the processes of the run.
-        out: the directory; None for one in runs/, named after the model and the data, and numbered if it exists.
-        force: replace an existing run.
-    """
-    folder = _folder_of(recipe, out)
-    with contextlib.ExitStack() as stack:
-        reservation = None
-        if runtime.is_main:
-            is_numbered = out is None and not force
-            reservation = stack.enter_context(
-                reserved_numbered(folder) if is_numbered else reserved(folder, force=force)
-            )
-            if reservation.path != folder:
-                say(f"{folder} exists; this run is {reservation.path}.")
-        chosen = runtime.gather(None if reservation is None else str(reservation.path))[0]  # of the first process
-        yield reservation or Reservation(Path(chosen), force=force)
+    def _is_save_due(self, step: int) -> bool:
+        save = self.recipe.save
+        is_step = save.every_steps is not None and step % save.every_steps == 0
+        return is_step or bool(save.every_minutes and time.monotonic() - self._saved_at > 60 * save.every_minutes)
 
+    def _evaluate(self, model: Any, on_batch: Callable[[int], None] = lambda count: None) -> Evaluation:
+        return measure(
+            model,
+            self.plan.val_batches,
+            self.splits.classes,
+            self.runtime,
+            key_of=lambda index: name_of(self.splits.val, index),
+            excluded=[(printable(bad.key), bad.reason) for bad in self.splits.bad if bad.split != "train"],
+            on_batch=on_batch,
+        )
 
-def _folder_of(recipe: Recipe, out: str | Path | None) -> Path:
-    """Return the directory of a run as it is named, before it is numbered: runs/MODEL-DATA, if nothing names it."""
-    default = file_name(f"{recipe.model}-{Path(recipe.data.source or '').resolve().name}")
-    folder = Path(out) if out is not None else Path("runs") / (recipe.name or default)
-    check_run_dir(folder, str(recipe.data.source))
-    return folder
+    def _check_stop_in_evaluation(self, count: int) -> None:
+        """Interrupt the evaluation if a stop is requested; several processes, which synchronise, finish it first."""
+        if self.stop.reason and self.runtime.world == 1:
+            self.save()
+            raise EvaluationInterrupted
 
+    def _end_epoch(self, number: int, start: float, lr: float, evaluation: Evaluation | None) -> None:
+        """Add the row of an epoch that began at `start`, print it, and save the models."""
+        meter, none = self.meter, (math.nan, math.nan, math.nan)
+        row = EpochRow(
+            number,
+            self.learner.step,
+            lr,
+            meter.loss,
+            meter.top1,
+            *(none if evaluation is None else (evaluation.loss, evaluation.top1, evaluation.top5)),
+            meter.images_per_second,
+            meter.waiting_percent,
+            time.perf_counter() - start,
+            math.nan if evaluation is None else evaluation.balanced_accuracy,
+        )
+        self.history.append(row)
+        self.meter = Meter()
+        is_best = evaluation is not None and self.best is row
+        if is_best:
+            self.evaluation = evaluation
+        if evaluation is not None:
+            self.unimproved = 0 if is_best else self.unimproved + 1
+        say(epoch_line(row, self.epochs, is_best=is_best))
+        self._tracker.step(self.learner.step, **{k: v for k, v in row._asdict().items() if k not in ("step", "lr")})
+        if self.runtime.is_main:
+            for name in ("best", "last") if is_best else ("last",):
+                self._save_model(name)
+            write_metrics(self.out / "metrics.csv", self.history)
 
-def _registered(module: Any, img_size: int | tuple[int, int] | str | None, resume: str | Path | None) -> str:
-    """Register a module to train; return its name."""
-    from torch import nn
+    def _save_model(self, name: str) -> None:
+        with writing(self.out / name):
+            save_model_dir(self.learner.eval_model, self.out / name, label_names=self.splits.classes, force=True)
 
-    from weft.train.own_module import register_module
+    def _flush_log(self) -> None:
+        if self._log is not None:
+            self._log.flush()
 
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"model must be a name or a torch.nn.Module; got a {type(module).__name__}.")
-    return register_module(module, _size_of(img_size, resume))
+    def save(self) -> None:
+        """Save the state of the current step."""
+        self._saved_at = time.monotonic()
+        if not self.runtime.is_main:
+            return
+        self._flush_log()
+        tensors, metadata = self.learner.state()
+        metadata |= {
+            "meter": self.meter.as_dict(),
+            "history": [list(row) for row in self.history],
+            "without_better": self.unimproved,
+            "seconds": self.seconds if self._start is None else time.perf_counter() - self._start,
+            "machine": machine(self.runtime),
+            "recipe": recipe_record(self.recipe),
+            "teacher": getattr(self.learner.teacher, "record", None),
+        }
+        save_state(self.out / "state", self.learner.step, tensors, metadata, self.recipe.save.keep)
 
-
-def _size_of(img_size: int | tuple[int, int] | str | None, resume: str | Path | None) -> int | tuple[int, int] | None:
-    """Return an image size as numbers; that of the run to resume, if none is given."""
-    if img_size is None and resume is not None and (file := Path(resume) / "recipe.yaml").is_file():
-        return load_recipe(file).img_size
-    return load_recipe(None, [("img_size", img_size)]).img_size if isinstance(img_size, str) else img_size
-
-
-def _resume(
-    out: Path, overrides: Sequence[tuple[str, Any]], override: bool, stop: Stop, trackers: Sequence[str]
-) -> RunResult:
-    """Resume a run."""
-    check_device(load_recipe(recipe_file(out), overrides).device)
-    with loading():
-        from weft.runtime import Runtime
-        from weft.train.network import check_sync_bn
-        from weft.train.plan import Plan, open_splits
-        from weft.train.resume import open_run
-        from weft.train.single_run import TrainingRun
-
-    run = open_run(out, overrides, override=override)
-    runtime = Runtime.of(run.recipe.device, run.recipe.precision, deterministic=run.recipe.deterministic)
-    check_sync_bn(run.recipe, runtime)
-    with locked(out) if runtime.is_main else contextlib.nullcontext():
-        recipe = dataclasses.replace(run.recipe, precision=runtime.precision)  # that of an override may be `auto`
-        plan = Plan(recipe, open_splits(recipe), runtime, loads_weights=False)
-        resumed = TrainingRun(plan, out, stop, trackers)
-        return resumed.cross_validate(resumed.resume(run))
+    def _stop_run(self, reason: int) -> NoReturn:
+        if self.runtime.is_main:
+            self._save_model("last")
+        self.stop.end(
+            reason,
+            f"Stopped after step {self.learner.step} of {self.learner.steps}: {Stop.REASONS[reason]}."
+            f" Saved in {self.out / 'state'}; resume with: weft train --resume {self.whole}",
+        )

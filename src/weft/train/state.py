@@ -53,16 +53,6 @@ class MeterMetadata(TypedDict):
     hits: float
 
 
-class BestMetadata(TypedDict):
-    """Fields of `weft.train.run_loop.Best`."""
-
-    epoch: Count
-    loss: float
-    top1: float
-    top5: float
-    count: Count
-
-
 @with_config(extra="allow")
 class MachineMetadata(TypedDict):
     """Fields of `weft.train.environment.machine` that are used; it also has versions and names."""
@@ -81,12 +71,10 @@ class TeacherMetadata(TypedDict):
 
 @with_config(extra="allow")
 class RunMetadata(StateMetadata):
-    """Metadata of the state of a training run: epoch, metrics so far, machine, settings, teacher."""
+    """Metadata of the state of a training run: metrics so far, machine, settings, teacher."""
 
-    epoch: Annotated[int, Field(ge=0, le=1_000_000)]
     meter: MeterMetadata
     history: list[tuple[Count, Count, float, float, float, float, float, float, float, float, float, float]]
-    best: BestMetadata | None
     without_better: Count
     seconds: Annotated[float, Field(ge=0)]
     machine: MachineMetadata
@@ -166,6 +154,19 @@ def newest_step(folder: Path) -> int | None:
     """Return the step of the newest state with a manifest; None if there is none."""
     newest = next(iter(_manifests(folder)), None)
     return None if newest is None else int(newest.stem.rpartition("-")[2])
+
+
+def newest_text(out: Path, whole: Path) -> str:
+    """Return a sentence that names the newest saved state of a run, and how to resume from it.
+
+    Args:
+        out: the run directory.
+        whole: the run directory to resume: `out`, or that of the cross-validation.
+    """
+    newest = newest_step(out / "state")
+    if newest is None:
+        return "No state was saved yet: start the run again."
+    return f"The newest saved state is of step {newest}; resume with: weft train --resume {whole}"
 
 
 def skipped_text(skipped: Iterable[SkippedState]) -> str:

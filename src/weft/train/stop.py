@@ -11,6 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar, NoReturn
 
 from weft.errors import StoppedError, UsageError
+from weft.progress import say
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # Windows has no SIGHUP, and only Windows has SIGBREAK (Ctrl-Break)
 STOPPING = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
@@ -96,11 +97,12 @@ class Stop:
         return self.TIME if self.deadline is not None and time.monotonic() > self.deadline else 0
 
     @staticmethod
-    def raise_for(reason: int, message: str) -> NoReturn:
+    def end(reason: int, message: str) -> NoReturn:
         """Raise the exception of a reason: KeyboardInterrupt, SystemExit for another signal, else StoppedError."""
         if reason == Stop.SIGINT:
             raise KeyboardInterrupt(message)
         if reason in Stop.CODES:
+            say(message, always=True)  # the command line prints the messages of other exceptions, not of SystemExit
             raise SystemExit(Stop.CODES[reason])
         raise StoppedError(message)
 

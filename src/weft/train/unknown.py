@@ -20,7 +20,6 @@ from weft.data.formats import MAX_PIXELS
 from weft.data.split import proportional_subset, stratified_subset
 from weft.deploy import fold
 from weft.errors import CheckpointError, WeftError
-from weft.files import write_whole
 from weft.inference.features import FeatureReader, classifiers
 from weft.inference.inputs import SourcePart, evaluation_batches
 from weft.inference.predictor import Predictor
@@ -103,24 +102,25 @@ def _with_threshold(
     return dataclasses.replace(detector, threshold=set_threshold(known, other))
 
 
-def store_public_classifier(recipe: Recipe, out: Path) -> None:
-    """Store the classifier of the public weights that a run starts from, so that resuming it needs no cache of them."""
+def public_classifier(recipe: Recipe) -> bytes | None:
+    """Return the classifier of the public weights that a run starts from as a file, so that resuming needs no hub."""
     if not recipe.pretrained or recipe.start_from is not None or recipe.model is None:
-        return
+        return None
     try:
         public: Any = build_described(recipe.model, dict(recipe.model_args), create_model, pretrained=True).eval()
         layers: list[nn.Linear] = classifiers(fold(public) if isinstance(public, Backbone) else public)
     except WeftError:  # the weights have no classifier
-        return
-    if len(layers) == 1 and layers[0].out_features >= MIN_CLASSES:
-        with torch.inference_mode():
-            weight = layers[0].weight.half().numpy()
-            bias = np.zeros(len(weight), np.float32) if layers[0].bias is None else layers[0].bias.float().numpy()
-        write_whole(out / PUBLIC_CLASSIFIER, save({"weight": weight, "bias": bias}))
+        return None
+    if len(layers) != 1 or layers[0].out_features < MIN_CLASSES:
+        return None
+    with torch.inference_mode():
+        weight = layers[0].weight.half().numpy()
+        bias = np.zeros(len(weight), np.float32) if layers[0].bias is None else layers[0].bias.float().numpy()
+    return save({"weight": weight, "bias": bias})
 
 
 def read_public_classifier(out: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return weight (classes features) and bias (classes) that `store_public_classifier` stored; None without a file.
+    """Return weight (classes features) and bias (classes) of `public_classifier`; None without a file.
 
     Raises:
         CheckpointError: the file is damaged.

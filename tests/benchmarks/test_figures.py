@@ -11,9 +11,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benchmarks.common.records import filled, read_csv, replace_rows, write_csv
+from benchmarks.speed.plot import _panels, plot_speed
+from PIL import Image
 
 from weft import processor
-from weft.bench.records import filled, read_csv, replace_rows, write_csv
+from weft.bench.worker_process import WorkerProcess
+from weft.errors import UsageError
 from weft.study.plan import read_study
 
 STAND_IN = """
@@ -43,6 +47,8 @@ class CeIT(torch.nn.Module):
 def ceit_tiny_patch16_224(pretrained=False, **kwargs):
     return CeIT()
 """
+
+pytestmark = pytest.mark.figures
 
 ROOT = Path(__file__).parents[2]
 SPEED = ROOT / "benchmarks" / "speed"
@@ -232,3 +238,53 @@ def test_a_target_is_reached_by_the_ratio_or_near_the_peak(
     rows = [{"images_per_second": speed, "peak_percent": peak} for speed in (own, peer)]
     assert figures._reached(*rows, figures.BEST) == shown
     assert figures._reached(None, rows[1], figures.BEST) == "-"
+
+
+def test_a_picture_has_a_panel_per_batch_size(tmp_path: Path) -> None:
+    row = {"model": "levit_nano_32", "way": "eager", "precision": "fp32", "batch_size": "1"}
+    row |= {"macs": "1000", "images_per_second": "111"}
+    rows = [row, row | {"way": "folded"}, row | {"batch_size": "16"}]
+    assert [len(panel) for panel in _panels(rows).values()] == [2, 1]
+    plot_speed(rows, tmp_path / "speed.png")
+    with Image.open(tmp_path / "speed.png") as picture:
+        assert picture.width > 600
+
+
+@pytest.mark.slow
+def test_peers_have_the_same_weights(figures: ModuleType) -> None:
+    options = dict(ways=("eager", "folded"), allocators=("default", "keep"), threads=1, rounds=1, batch_sizes=(1,))
+    rows = figures.speed("levit_128s", "fp32", **options)
+    ran = [(row["model"], row["way"], row["allocator"]) for row in rows]
+    own = [("levit_128s", way, allocator) for way in ("eager", "folded") for allocator in ("default", "keep")]
+    assert ran == [*own, *(("timm levit_128s", "eager", allocator) for allocator in ("default", "keep"))]
+    assert all(row["difference"] < 1e-5 and row["peak_percent"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_peer_that_fails_is_left_out(figures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = WorkerProcess.build
+
+    def build_ours(worker: WorkerProcess) -> None:
+        if worker.label != worker.model:
+            raise UsageError("It does not run.")
+        build(worker)
+
+    monkeypatch.setattr(WorkerProcess, "build", build_ours)
+    options = dict(ways=["eager"], allocators=["default"], batch_sizes=[1], rounds=1, threads=1)
+    with pytest.warns(UserWarning, match=r"One way of a peer is left out\. It does not run\."):
+        rows = figures.speed("levit_128s", "fp32", **options)
+    assert [row["model"] for row in rows] == ["levit_128s"]
+
+
+def test_the_peak_is_a_machines(figures: ModuleType) -> None:
+    assert 1e9 < figures.matrix_peak("fp32") < 1e14
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(19.0, 1), (0.9, 3), (0.05, 10)])
+def test_the_peak_is_measured_for_two_seconds(
+    figures: ModuleType, seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(figures, "_timed", lambda call: calls.append(call) or seconds)
+    assert figures.matrix_peak("bf16") == pytest.approx(2048**3 / seconds)
+    assert len(calls) == count

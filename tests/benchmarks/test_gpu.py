@@ -18,8 +18,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from benchmarks.common.records import read_csv, write_csv
 
-from weft.bench.records import read_csv, write_csv
 from weft.errors import CheckpointError
 from weft.memory import is_out_of_memory
 from weft.runs.directory import EpochRow, write_metrics
@@ -437,18 +437,18 @@ def test_the_rows_of_a_gpu_appear_once_they_are_measured(modules: dict[str, Modu
     assert row == "| a GPU | m | 16 | bf16 | 320 (timm, graphed) | 0.90 | 1.25 | 400, graphed |"
     assert absent == "| a GPU | cvt_13 | 256 | bf16 | - | - | - | - |"
     assert failed == "Failed: folded bf16 of the peer of m."
-    assert rest == "Not measured on a GPU: fp32, tf32, compiled, aotinductor, onnx."
+    assert rest == "Not measured on a GPU: fp32, tf32, compiled, aotinductor."
 
 
 def test_ratios_are_of_rows_of_one_call(modules: dict[str, ModuleType], tmp_path: Path) -> None:
     sides = (("weft", "200"), ("peer", "100"))
     write_csv(tmp_path / "speed.csv", [speed_row(side, "eager", value) for side, value in sides])
-    others = [speed_row(side, "onnx", value, commit="def") for side, value in (("weft", "330"), ("peer", "300"))]
+    others = [speed_row(side, "compiled", value, commit="def") for side, value in (("weft", "330"), ("peer", "300"))]
     write_csv(tmp_path / "other_ways.csv", others)
     rows = [line for line in modules["report"].gpu_rows(tmp_path).splitlines() if "| m |" in line]
     assert rows == [
         "| a GPU | abc | m | 16 | bf16 | 100 (timm, eager) | 2.00 | 2.00 | 200, eager |",
-        "| a GPU | def | m | 16 | bf16 | 300 (timm, onnx) | - | 1.10 | 330, onnx |",
+        "| a GPU | def | m | 16 | bf16 | 300 (timm, compiled) | - | 1.10 | 330, compiled |",
     ]
 
 
@@ -479,7 +479,7 @@ def test_the_tables_are_written_without_matplotlib(
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "weft.bench.plot", raising=False)
+    monkeypatch.delitem(sys.modules, "benchmarks.speed.plot", raising=False)
     monkeypatch.setattr(modules["report"], "write_text", lambda file, text: written.append(file))
     (tmp_path / "loop.csv").write_text("cell\n")
     options = modules["settings"].Options("cpu", "small", tmp_path, None, 100)
@@ -499,7 +499,14 @@ def test_a_commit_is_changed_by_sources_alone(
 
     monkeypatch.setattr(settings, "_git", git)
     assert settings._commit() == commit
-    assert asked[1][2:] == ("--", "src", "tests", "benchmarks/gpu/*.py", "benchmarks/training/*.py")
+    assert asked[1][2:] == (
+        "--",
+        "src",
+        "tests",
+        "benchmarks/common",
+        "benchmarks/gpu/*.py",
+        "benchmarks/training/*.py",
+    )
 
     def no_git(*arguments: str) -> str:
         raise FileNotFoundError("git")

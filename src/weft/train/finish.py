@@ -1,18 +1,14 @@
-"""Results of a run after its last epoch: confidence of the best model, and the report."""
+"""What follows the last epoch of a run: confidence of the best model, detector of unknown images, report."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.special import softmax
 
-from weft import markup
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.model_dir import write_confidence
 from weft.data import Source
@@ -24,96 +20,47 @@ from weft.inference.conclusions import Training
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import feature_map
 from weft.inference.inputs import SourcePart, evaluation_batches
-from weft.inference.metrics import Evaluation, accuracy_lines
+from weft.inference.metrics import Evaluation, accuracy_lines, class_lines
 from weft.inference.report import write_report
-from weft.intervals import Estimate, accuracy_text, grouped_text, interval_of
-from weft.notebook import described
+from weft.intervals import grouped_text
 from weft.progress import clock, counting, say
 from weft.text import printable
 from weft.train.curves import curve_figures
-from weft.train.folds import CrossValidation
 from weft.train.mirrored_classes import MAX_IMAGES as MOST_MIRRORED
 from weft.train.mirrored_classes import find_mirrored, mirrored_text
 from weft.train.plan import Plan
-from weft.train.run_loop import Session
+from weft.train.result import RunResult
+from weft.train.run import Run
 from weft.train.unknown import fit_detector
 
 MEASURES = {"top1": "top-1", "balanced": "balanced accuracy", "loss": "loss"}  # values of the setting `best`
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """Result of a run. Accuracies are those of the best epoch on the validation images, in percent.
-
-    Attributes:
-        out: the run directory.
-        model: name of the network.
-        data: the dataset.
-        epochs: number of epochs that were run.
-        best_epoch: epoch whose model is in best/, from 1.
-        top1, top5: accuracy in percent.
-        balanced_accuracy: mean recall of the classes in percent.
-        macro_f1: mean F1 score of the classes in percent.
-        loss: cross-entropy in nats.
-        count: number of validation images.
-        seconds: duration of training and evaluation.
-        cross_validation: result over all folds; None without `folds`.
-        notes: what top-1 hides: balanced accuracy where classes differ in size, classes that are never predicted, and
-            classes that are mirror images of each other.
-    """
-
-    out: Path
-    model: str
-    data: str
-    epochs: int
-    best_epoch: int
-    top1: float
-    top5: float
-    balanced_accuracy: float
-    macro_f1: float
-    loss: float
-    count: int
-    seconds: float
-    cross_validation: CrossValidation | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def interval(self) -> Estimate:
-        """Top-1 accuracy in percent with its 95 % confidence interval."""
-        return interval_of(self.top1, self.count)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the dictionary that `--json` prints."""
-        more: dict[str, Any] = {"top1_interval": list(self.interval[1:]), "too_few_images": self.interval.is_wide}
-        if self.cross_validation is not None:
-            more["cross_validation"] = self.cross_validation.as_dict()
-        own = {name: value for name, value in vars(self).items() if name != "cross_validation"}
-        own["loss"] = self.loss if math.isfinite(self.loss) else None  # JSON has no nan
-        return {**own, "out": str(self.out), **more}
-
-    def __repr__(self) -> str:
-        """Return the main values in one line."""
-        values = [("model", repr(self.model)), ("data", repr(self.data)), ("top1", self.interval)]
-        values += [("best_epoch", self.best_epoch), ("epochs", self.epochs), ("out", repr(str(self.out)))]
-        return described("RunResult", values)
-
-    def _repr_html_(self) -> str:
-        rows = [
-            ("model", self.model),
-            ("data", self.data),
-            ("top-1", accuracy_text(self.top1, self.count, "held-out images")),
-            ("loss", f"{self.loss:.4f}"),
-            ("best epoch", f"{self.best_epoch} of {self.epochs}"),
-            ("training and evaluation", clock(self.seconds)),
-        ]
-        if self.cross_validation is not None:
-            rows.append(("cross-validation", str(self.cross_validation)))
-        rows += [("note", text) for text in self.notes]
-        rows += [("best model", str(self.out / "best")), ("report", str(self.out / "report" / "report.html"))]
-        return markup.fragment(markup.table(("training run", ""), rows))
+def finish(run: Run) -> RunResult:
+    """Calibrate the best model of a run that has trained all its steps, and write the report in the first process."""
+    evaluation, best = run.evaluate_best(), run.best
+    assert best is not None, "the last epoch is evaluated"
+    is_fitted, mirrored = False, ""
+    if run.runtime.is_main:
+        evaluation, is_fitted = _calibrated(run.plan, run.out, evaluation)
+        mirrored = _mirrored_note(run.plan, run.out)
+    result = RunResult(
+        out=run.out,
+        model=str(run.recipe.model),
+        data=str(run.recipe.data.source),
+        epochs=run.epoch,
+        best_epoch=best.epoch,
+        seconds=run.seconds,
+        evaluation=evaluation,
+        notes=(*class_lines(evaluation), *filter(None, [mirrored])),
+    )
+    if run.runtime.is_main:
+        _write_run_report(run, result, is_fitted=is_fitted, mirrored=mirrored)
+    run.runtime.wait()
+    return result
 
 
-def calibrated(plan: Plan, out: Path, best: Evaluation) -> tuple[Evaluation, bool]:
+def _calibrated(plan: Plan, out: Path, best: Evaluation) -> tuple[Evaluation, bool]:
     """Measure the confidence of the best model of a run, and add it to its model directory.
 
     Args:
@@ -157,7 +104,7 @@ def calibrated(plan: Plan, out: Path, best: Evaluation) -> tuple[Evaluation, boo
     return dataclasses.replace(best, confidence=sure), source is held_out
 
 
-def mirrored_note(plan: Plan, out: Path) -> str:
+def _mirrored_note(plan: Plan, out: Path) -> str:
     """Return a sentence on classes that are mirror images of each other, if training mirrored images; else nothing.
 
     Args:
@@ -176,31 +123,20 @@ def mirrored_note(plan: Plan, out: Path) -> str:
     return ""
 
 
-def write_run_report(
-    session: Session, best: Evaluation, result: RunResult, *, num_groups: int, is_fitted: bool, mirrored: str
-) -> None:
-    """Write the report of a run.
-
-    Args:
-        session: the run after its last epoch.
-        best: evaluation of the best model.
-        result: result of the run.
-        num_groups: number of groups of the held-out images, 0 without groups.
-        is_fitted: whether the temperature was fitted to all held-out images.
-        mirrored: result of `mirrored_note`.
-    """
-    recipe, splits, runtime, out = session.recipe, session.splits, session.runtime, session.out
-    params = sum(parameter.numel() for parameter in session.learner.model.parameters())
+def _write_run_report(run: Run, result: RunResult, *, is_fitted: bool, mirrored: str) -> None:
+    """Write the report of a run; `is_fitted` says whether the temperature was fitted to all held-out images."""
+    splits, runtime, out, best = run.splits, run.runtime, run.out, result.evaluation
+    params = sum(parameter.numel() for parameter in run.learner.model.parameters())
     excluded = f", {len(best.excluded)} excluded as unreadable" if best.excluded else ""
     model, _ = load_model_dir(out / "best")
     calibration = calibration_lines(model)
     for name, value in calibration:
         say(f"{name}: {value}")
-    if grouped := grouped_text(best.count, num_groups):
+    if grouped := grouped_text(best.count, len(set(splits.val_groups or ()))):
         say(grouped)
     summary = [
         ("held-out images", f"{best.count}{excluded}"),
-        ("best epoch", f"{result.best_epoch} of {result.epochs}, by {MEASURES[recipe.best]}"),
+        ("best epoch", f"{result.best_epoch} of {result.epochs}, by {MEASURES[run.recipe.best]}"),
         *accuracy_lines(best, "held-out images"),
         *([("groups", grouped)] if grouped else []),
         *calibration,
@@ -216,9 +152,9 @@ def write_run_report(
         summary,
         best,
         errors=explained_errors(model, splits.val, best.mistakes),
-        curves=curve_figures(session.history, result.best_epoch),
-        features=feature_map(model.to(runtime.device), splits.val, best, runtime, workers=recipe.workers),
-        training=Training(counts.tolist(), session.history, result.best_epoch, mirrored),
+        curves=curve_figures(run.history, result.best_epoch),
+        features=feature_map(model.to(runtime.device), splits.val, best, runtime, workers=run.recipe.workers),
+        training=Training(counts.tolist(), run.history, result.best_epoch, mirrored),
         is_fitted=is_fitted,
     )
 

@@ -88,7 +88,7 @@ def build_peer(peer: Peer) -> nn.Module:
     Raises:
         UsageError: the library is not installed.
     """
-    need("peers", peer.library.partition(".")[0])
+    need("dev", peer.library.partition(".")[0])
     library = importlib.import_module(peer.library)
     build = getattr(library, peer.build)
     if peer.config:

@@ -1,0 +1,102 @@
+"""Cross-validation of a recipe: a run per fold, and one evaluation over the held-out images of all folds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from weft.files import write_text
+from weft.inference.metrics import accuracy_lines, pooled
+from weft.inference.report import write_report
+from weft.intervals import grouped_text
+from weft.progress import quietly, say
+from weft.recipes import Recipe
+from weft.runs.directory import CROSS_VALIDATION, FOLDS, read_metrics, reserved
+from weft.text import count
+from weft.train.finish import finish
+from weft.train.plan import Plan, open_splits
+from weft.train.result import CrossValidation, RunResult
+from weft.train.resume import open_fold
+from weft.train.run import Run
+from weft.train.state import newest_step
+
+
+def cross_validate(run: Run, first: RunResult) -> RunResult:
+    """Run the folds after the first, which is the run itself, and write a report over all.
+
+    Args:
+        run: which has finished.
+        first: its result.
+
+    Returns:
+        The result with that of all folds.
+    """
+    recipe, runtime = run.recipe, run.runtime
+    assert recipe.data.folds is not None
+    evaluations, groups = [first.evaluation], set(run.splits.val_groups or ())
+    folders = [run.out, *(run.out / FOLDS / str(fold) for fold in range(2, recipe.data.folds + 1))]
+    for fold, folder in enumerate(folders[1:], 2):
+        say(f"Fold {fold} of {recipe.data.folds}.")
+        data = dataclasses.replace(recipe.data, fold=fold)
+        other = _trained(run, dataclasses.replace(recipe, data=data, name=None), folder)
+        evaluations.append(finish(other).evaluation)
+        groups |= set(other.splits.val_groups or ())
+    histories = [{row.epoch: row.val_top1 for row in read_metrics(folder / "metrics.csv")} for folder in folders]
+    pool = pooled(evaluations)
+    folds = CrossValidation(evaluations, pool, _by_epoch(histories, [one.count for one in evaluations]))
+    if runtime.is_main:
+        grouped = grouped_text(pool.count, len(groups))
+        if grouped:
+            say(grouped)
+        _write(run.out, folds, first, grouped)
+    runtime.wait()
+    return dataclasses.replace(first, cross_validation=folds)
+
+
+def _trained(run: Run, recipe: Recipe, folder: Path) -> Run:
+    """Start or resume the run of a fold, and return it when it has trained all its steps."""
+    is_started = run.runtime.max([float(newest_step(folder / "state") is not None)])[0]
+    saved = open_fold(folder, recipe) if is_started else None
+    with quietly():
+        plan = Plan(recipe, open_splits(recipe), run.runtime, loads_weights=saved is None)
+    fold = Run(plan, folder, run.stop, whole=run.whole)
+    if saved is not None:
+        fold.resume(saved)
+    else:
+        with reserved(folder, force=True) if run.runtime.is_main else contextlib.nullcontext():
+            fold.start()
+    return fold
+
+
+def _by_epoch(histories: Sequence[Mapping[int, float]], counts: Sequence[int]) -> dict[int, float]:
+    """Return the mean accuracy over the images of all folds, by epoch; epochs without an evaluation are left out."""
+    common = sorted(set.intersection(*(set(history) for history in histories)))
+    means = {
+        epoch: sum(count * history[epoch] for count, history in zip(counts, histories, strict=True)) / sum(counts)
+        for epoch in common
+    }
+    return {epoch: mean for epoch, mean in means.items() if not math.isnan(mean)}
+
+
+def _write(out: Path, result: CrossValidation, run: RunResult, grouped: str) -> None:
+    """Write `cross_validation.json` and a report into a run directory."""
+    evaluation = result.evaluation
+    write_text(
+        out / CROSS_VALIDATION, json.dumps({"model": run.model, "data": run.data, **result.as_dict()}, indent=2) + "\n"
+    )
+    summary = [("folds", f"{len(result.folds)}; {count(evaluation.count, 'image')} held out, each once")]
+    summary += accuracy_lines(evaluation)
+    if len(result.by_epoch) > 1:
+        last = max(result.by_epoch)
+        summary.append(
+            ("last epoch of each fold", f"{result.by_epoch[last]:.2f} %; above, each fold has its best epoch")
+        )
+    summary += [(f"fold {number}", str(fold.interval)) for number, fold in enumerate(result.folds, 1)]
+    summary += [("groups", grouped)] if grouped else []
+    write_report(
+        out / FOLDS / "report", f"Cross-validation of {run.model} on {run.data}", summary, evaluation, is_fitted=True
+    )

@@ -1,0 +1,327 @@
+"""`train`, `find_lr` and `preview`: the functions that start or prepare a training run.
+
+Each one checks its request before torch is imported, and takes its plan from `make_plan`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.data.folder import check_outside
+from weft.devices import check_device
+from weft.errors import UsageError
+from weft.files import check_writable, refuse_taken, writing
+from weft.progress import loading, obeys_quiet, say
+from weft.recipes import Recipe, load_recipe
+from weft.recipes.load import arguments_of, overrides_of
+from weft.runs.directory import REPLACEABLE, check_run_dir, locked, reserved, reserved_numbered
+from weft.system import file_name
+from weft.train.request import Request, check_resume, recipe_file
+from weft.train.stop import Stop, seconds_of
+from weft.train.track import check_trackers
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from weft.runtime import Runtime
+    from weft.train.lr_finder import LrFinding
+    from weft.train.plan import Plan
+    from weft.train.result import RunResult
+    from weft.train.run import Run
+
+
+@obeys_quiet
+def train(
+    data: str | Path | None = None,
+    model: str | nn.Module | None = None,
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    start_from: str | Path | None = None,
+    from_scratch: bool = False,
+    resume: str | Path | None = None,
+    override: bool = False,
+    epochs: int | None = None,
+    batch_size: int | str | None = None,
+    img_size: int | tuple[int, int] | str | None = None,
+    out: str | Path | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    workers: int | None = None,
+    limit: int | None = None,
+    max_pixels: int | None = None,
+    folds: int | None = None,
+    group: str | None = None,
+    other: str | Path | None = None,
+    follow_links: bool | None = None,
+    max_time: str | float | None = None,
+    stop_after: int | None = None,
+    track: str | Sequence[str] = (),
+    force: bool = False,
+    quiet: bool = False,
+) -> RunResult:
+    """Train a classifier and write a run directory.
+
+    Args:
+        data: a folder of images (one folder per class, or train/ and val/ above them), any other source that
+            `weft.data.open_data` reads, or 'digits'; None where the recipe names it.
+        model: name of a network, or a module that returns logits, of which a copy is trained;
+            None to choose a network by the size and number of the images.
+        recipe: name of a recipe of weft, or a YAML file.
+        settings: dotted keys of the recipe and their values, such as `{"optim.lr": 3e-4}`.
+        start_from: a run, a model directory or a checkpoint file with the weights to start from.
+        from_scratch: start from random weights also where weft would choose public ones, because the images are few.
+        resume: run directory of an interrupted run. The resumed run ends with the same bits as an uninterrupted one.
+            Its settings are those of the run.
+        override: with `resume`, replace settings of the run by those that are given.
+        epochs, batch_size, img_size, seed, device, precision, workers: settings with an argument of their own.
+        limit, max_pixels, folds, group, other, follow_links: settings of the dataset (`data.limit`, ...) with an
+            argument of their own.
+        out: the run directory; None for runs/MODEL-DATA, or runs/MODEL-DATA-2 and so on if that exists.
+        max_time: stop after this time and save the state: seconds, or '90s', '45m', '2h', '1h30m'.
+        stop_after: stop at the end of this epoch, counted from 1, and save the state.
+        track: 'tensorboard', 'wandb', or both.
+        force: replace an existing run.
+        quiet: print no progress and no notes.
+
+    Returns:
+        The run directory and the results of the best epoch.
+
+    Raises:
+        UsageError: an invalid setting, or a run directory that is taken.
+        DataError: the dataset cannot be used, or changed since the run began.
+        CheckpointError: the weights to start from, or the state to resume from, cannot be used.
+        DivergedError: loss or gradient is not finite.
+        StorageError: a file cannot be written.
+        StoppedError: the run reached `max_time` or `stop_after`.
+    """
+    if model is not None and not isinstance(model, str):
+        model = _registered(model, img_size, resume)
+    given = arguments_of(locals())
+    trackers = [track] if isinstance(track, str) else list(track)
+    check_trackers(trackers)
+    if stop_after is not None and stop_after < 1:
+        raise UsageError(f"stop_after must be an epoch, from 1; got {stop_after}.")
+    stop = Stop(None if max_time is None else seconds_of(max_time), stop_after)
+    if resume is not None:
+        check_resume(resume, recipe, out, force=force, from_scratch=from_scratch)
+        overrides = overrides_of(data, settings or {}, given)
+        return _resume(Path(resume), overrides, override, stop, trackers)
+    if override:
+        raise UsageError("--override changes settings of a run that is resumed; got no --resume. Omit it.")
+    request = Request.of(data, recipe, settings, given, from_scratch=from_scratch)
+    asked = request.resolved
+    if out is not None:
+        check_run_dir(Path(out), str(asked.data.source))
+        refuse_taken(Path(out), REPLACEABLE, force=force)
+    return _start(request, out, stop, trackers, force=force)
+
+
+@obeys_quiet
+def find_lr(
+    data: str | Path | None = None,
+    model: str | None = None,
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
+    steps: int = 100,
+    quiet: bool = False,
+    **given: Any,
+) -> LrFinding:
+    """Try learning rates from 1e-7 to 1 in steps of the run that `train` would start, and suggest one.
+
+    Writes no files.
+
+    Args:
+        data, model, recipe, settings, from_scratch, quiet: as in `train`.
+        steps: number of rates to try.
+        given: other arguments of `train` that are settings, such as `batch_size`.
+
+    Raises:
+        UsageError, DataError, CheckpointError: as in `train`; also for a recipe without training steps.
+    """
+    if steps < 1:
+        raise UsageError(f"steps must be at least 1; got {steps}.")
+    more = {"model": model, **given}
+    request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--find-lr")
+    if request.resolved.epochs == 0:
+        raise UsageError("--find-lr tries training steps; got epochs 0, which has none. Pass --epochs N.")
+    plan = _planned(request)
+    from weft.train.lr_finder import sweep_lr
+
+    return sweep_lr(plan, steps)
+
+
+@obeys_quiet
+def preview(
+    data: str | Path | None = None,
+    model: str | None = None,
+    *,
+    out: str | Path,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+    **given: Any,
+) -> Path:
+    """Draw training images as the network receives them in the first epochs: cropped, augmented and mixed.
+
+    Args:
+        data, model, recipe, settings, from_scratch, quiet: as in `train`.
+        out: file to write; `.png`, `.pdf`, `.svg` or another format of matplotlib.
+        force: overwrite an existing file.
+        given: other arguments of `train` that are settings, such as `img_size`.
+
+    Raises:
+        UsageError: `out` exists or has an unsupported format; and as in `train`.
+        DataError: as in `train`.
+        StorageError: the file cannot be written.
+    """
+    path, more = Path(out), {"model": model, **given}
+    request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--preview FILE")
+    if os.environ.get("RANK", "0") == "0":  # the first of several processes writes the file
+        _check_image_file(path, str(request.resolved.data.source), force=force)
+    plan = _planned(request, measure=False)
+    if plan.runtime.is_main:
+        from weft.train.augment_preview import augmented_figure
+
+        network = dataclasses.replace(plan, loads_weights=False).network  # the weights are not used
+        figure = augmented_figure(plan.recipe, plan.splits, network)
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=120)
+    plan.runtime.wait()
+    return path
+
+
+def _check_image_file(path: Path, source: str, *, force: bool) -> None:
+    """Check that a preview can be written.
+
+    Raises:
+        UsageError: the file exists, is in the dataset, or has an unsupported format.
+        StorageError: its directory cannot be written to.
+    """
+    if path.exists() and not (force and path.is_file()):
+        raise UsageError(f"--preview must name a new file; {path} exists already. Pass --force or another name.")
+    from matplotlib.backend_bases import FigureCanvasBase  # takes a second
+
+    if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
+        raise UsageError(f"--preview must name an image file, such as preview.png; got {path.name}.")
+    check_outside(path, source)
+    check_writable(path.parent)
+
+
+def _planned(request: Request, *, measure: bool = True) -> Plan:
+    """Return the plan of the run that a request starts, and print its notes.
+
+    Args:
+        request: what the user asked for.
+        measure: time training steps for a batch size and a precision of `auto`.
+    """
+    _ = request.resolved  # refuses what it can before torch is imported
+    with loading():
+        from weft.train.plan import make_plan
+
+    plan = make_plan(request).measured(measure=measure)
+    for note in plan.notes if plan.runtime.is_main else ():
+        say(note)
+    return plan
+
+
+def _start(request: Request, out: str | Path | None, stop: Stop, trackers: Sequence[str], *, force: bool) -> RunResult:
+    """Start a new run."""
+    with loading():
+        from weft.train.plan import make_plan
+        from weft.train.run import Run
+
+    plan = make_plan(request)
+    with _reserved(plan.recipe, plan.runtime, out, force=force) as folder:
+        run = Run(plan.measured(), folder, stop, trackers)
+        run.start()
+        return _finished(run)
+
+
+def _finished(run: Run) -> RunResult:
+    """Return the result of a run that has trained all its steps; with cross-validation, after the other folds."""
+    from weft.train.cross_validation import cross_validate
+    from weft.train.finish import finish
+
+    result, data = finish(run), run.recipe.data
+    return result if data.folds is None or data.fold is not None else cross_validate(run, result)
+
+
+@contextlib.contextmanager
+def _reserved(recipe: Recipe, runtime: Runtime, out: str | Path | None, *, force: bool) -> Iterator[Path]:
+    """Lock the directory of a new run in the first process; yields the directory in all.
+
+    Args:
+        recipe: with its model.
+        runtime: the processes of the run.
+        out: the directory; None for one in runs/, named after the model and the data, and numbered if it exists.
+        force: replace an existing run.
+    """
+    folder = path = _folder_of(recipe, out)
+    with contextlib.ExitStack() as stack:
+        if runtime.is_main:
+            is_numbered = out is None and not force
+            path = stack.enter_context(reserved_numbered(folder) if is_numbered else reserved(folder, force=force))
+            if path != folder:
+                say(f"{folder} exists; this run is {path}.")
+        yield Path(runtime.gather(str(path))[0])  # of the first process
+
+
+def _folder_of(recipe: Recipe, out: str | Path | None) -> Path:
+    """Return the directory of a run as it is named, before it is numbered: runs/MODEL-DATA, if nothing names it."""
+    default = file_name(f"{recipe.model}-{Path(recipe.data.source or '').resolve().name}")
+    folder = Path(out) if out is not None else Path("runs") / (recipe.name or default)
+    check_run_dir(folder, str(recipe.data.source))
+    return folder
+
+
+def _registered(module: Any, img_size: int | tuple[int, int] | str | None, resume: str | Path | None) -> str:
+    """Register a module to train; return its name."""
+    from torch import nn
+
+    from weft.train.own_module import register_module
+
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"model must be a name or a torch.nn.Module; got a {type(module).__name__}.")
+    return register_module(module, _size_of(img_size, resume))
+
+
+def _size_of(img_size: int | tuple[int, int] | str | None, resume: str | Path | None) -> int | tuple[int, int] | None:
+    """Return an image size as numbers; that of the run to resume, if none is given."""
+    if img_size is None and resume is not None and (file := Path(resume) / "recipe.yaml").is_file():
+        return load_recipe(file).img_size
+    return load_recipe(None, [("img_size", img_size)]).img_size if isinstance(img_size, str) else img_size
+
+
+def _resume(
+    out: Path, overrides: Sequence[tuple[str, Any]], override: bool, stop: Stop, trackers: Sequence[str]
+) -> RunResult:
+    """Resume a run."""
+    check_device(load_recipe(recipe_file(out), overrides).device)
+    with loading():
+        from weft.runtime import Runtime
+        from weft.train.network import check_sync_bn
+        from weft.train.plan import Plan, open_splits
+        from weft.train.resume import open_run
+        from weft.train.run import Run
+
+    saved = open_run(out, overrides, override=override)
+    runtime = Runtime.of(saved.recipe.device, saved.recipe.precision, deterministic=saved.recipe.deterministic)
+    check_sync_bn(saved.recipe, runtime)
+    with locked(out) if runtime.is_main else contextlib.nullcontext():
+        recipe = dataclasses.replace(saved.recipe, precision=runtime.precision)  # that of an override may be `auto`
+        plan = Plan(recipe, open_splits(recipe), runtime, loads_weights=False)
+        run = Run(plan, out, stop, trackers)
+        run.resume(saved)
+        return _finished(run)

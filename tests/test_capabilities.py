@@ -188,11 +188,11 @@ def test_a_run_records_what_auto_chose(
     times = {"fp32": 0.1, "bf16": step}
     timed: list[int] = []
 
-    def seconds_of_step(recipe: Recipe, size: int, num_classes: int, runtime: Runtime) -> float | None:
+    def time_step(recipe: Recipe, size: int, num_classes: int, runtime: Runtime) -> float | None:
         timed.append(size)
         return times[runtime.precision]
 
-    monkeypatch.setattr("weft.train.precision_finder.seconds_of_step", seconds_of_step)
+    monkeypatch.setattr("weft.train.timing.time_step", time_step)
     settings = {"data.limit": 60, "model_args.depth": [1, 1, 1], "batch_size": 16, "data.folds": None}
     train("digits", model="levit_nano_32", epochs=1, precision="auto", settings=settings, out=tmp_path / "run")
     assert load_recipe(tmp_path / "run" / "recipe.yaml").precision == expected

@@ -29,8 +29,8 @@ from weft.recipes import load_recipe
 from weft.runs.directory import read_metrics
 from weft.runtime import Runtime
 from weft.train import train
-from weft.train.batch_size_finder import seconds_of_step
 from weft.train.network import build_model
+from weft.train.timing import time_step
 
 HERE = Path(__file__).parent
 RECIPES = (
@@ -57,7 +57,7 @@ def steps() -> None:
         for _ in range(ROUNDS):
             for precision in PRECISIONS:
                 runtime = Runtime.of("cpu", precision)
-                seconds[precision].append(seconds_of_step(recipe, recipe.batch_size, 10, runtime))
+                seconds[precision].append(time_step(recipe, recipe.batch_size, 10, runtime))
         fp32, bf16 = (statistics.median(seconds[precision]) for precision in PRECISIONS)
         row = {
             "recipe": name,

@@ -140,7 +140,7 @@ def test_studies_of_a_paper() -> None:
 
 
 def test_details_of_a_row(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.study.reproduce.seconds_of_step", lambda recipe, size, *args, **more: size / 100)
+    monkeypatch.setattr("weft.study.reproduce.time_step", lambda recipe, size, *args, **more: size / 100)
     assert main(["reproduce", "levit", "--row", "levit-256", "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     assert err == "Measuring training steps of LeViT-256 (levit_pretrain).\n"
@@ -277,7 +277,7 @@ def test_training_speed_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None
         tried.append(size)
         return float("inf")
 
-    monkeypatch.setattr("weft.study.reproduce.seconds_of_step", too_large)
+    monkeypatch.setattr("weft.study.reproduce.time_step", too_large)
     plan = plan_row(TABLES[0], row_of("levit", "LeViT-256"))
     with pytest.raises(UsageError, match=r"levit_256 needs more memory for a training step of 2 images on this cpu"):
         with_speed(plan, "cpu")

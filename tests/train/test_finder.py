@@ -22,13 +22,12 @@ from weft.data.order import Key
 from weft.errors import DivergedError, UsageError
 from weft.recipes import load_recipe
 from weft.runtime import Runtime
-from weft.train import batch_size_finder as finder
 from weft.train import find_lr, train
-from weft.train.batch_size_finder import find_batch_size
+from weft.train import timing as finder
 from weft.train.distillation import Teacher
 from weft.train.loop import Learner
 from weft.train.lr_finder import LrPoint, _steepest
-from weft.train.precision_finder import find_precision
+from weft.train.timing import find_batch_size, find_precision
 
 CPU = Runtime.of("cpu")
 
@@ -45,7 +44,7 @@ def found(speeds: dict[int, float], monkeypatch: pytest.MonkeyPatch, device: str
         def __post_init__(self) -> None:
             object.__setattr__(self, "device", SimpleNamespace(type=device))
 
-    monkeypatch.setattr(finder, "seconds_of_step", seconds)
+    monkeypatch.setattr(finder, "time_step", seconds)
     recipe = load_recipe(overrides=[(key.replace("__", "."), value) for key, value in settings.items()])
     size, output = find_batch_size(recipe, 10, 1000, Pretended(CPU.accelerator, "fp32"))
     assert f"Batch size {size}: " in output
@@ -87,7 +86,7 @@ def test_a_process_without_memory_leaves_no_other_waiting(has_memory: bool, monk
 
     monkeypatch.setattr(Learner, "train_step", step)
     recipe = load_recipe(overrides=[("model", "levit_nano_32"), ("model_args.depth", [1, 1, 1])])
-    seconds = finder.seconds_of_step(recipe, 4, 3, OneOfTwo(CPU.accelerator, "fp32"))
+    seconds = finder.time_step(recipe, 4, 3, OneOfTwo(CPU.accelerator, "fp32"))
     assert math.isfinite(seconds) == has_memory
 
 
@@ -163,7 +162,7 @@ def test_a_rate_is_suggested(photos: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_small_dataset_with_mixing_has_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.train.batch_size_finder.seconds_of_step", lambda recipe, size, *args, **more: size)
+    monkeypatch.setattr("weft.train.timing.time_step", lambda recipe, size, *args, **more: size)
     for images, mixup, expected in ((7, 0.8, 6), (7, 0.0, 7), (1, 0.8, 2), (100, 0.8, 8)):
         recipe = load_recipe(None, [("augment.mixup", mixup)])
         assert find_batch_size(recipe, 2, images, Runtime.of("cpu", "fp32"))[0] == expected
@@ -196,7 +195,7 @@ def test_on_the_command_line(photos: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_the_precision_of_a_recipe_in_steps_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "weft.train.precision_finder.seconds_of_step",
+        "weft.train.timing.time_step",
         lambda recipe, size, classes, runtime: {"fp32": 1.0, "bf16": 2.0}[runtime.precision],
     )
     recipe = load_recipe(overrides=[("steps", 5), ("batch_size", 8)])

@@ -23,7 +23,7 @@ from weft.runtime import Runtime
 from weft.train.loop import Learner, group_into_steps
 from weft.train.network import build_model
 from weft.train.plan import Plan, open_splits
-from weft.train.precision_finder import find_precision
+from weft.train.timing import find_precision
 
 STEP_MACS = 16e9  # multiply-adds of a forward pass, which limit the batch size of a probe
 BATCH_SIZES = (4, 64)  # smallest and largest, both even, as mixup requires

@@ -11,8 +11,7 @@ import torch
 from weft.errors import WeftError
 from weft.recipes import Recipe
 from weft.runtime import Runtime
-from weft.train.batch_size_finder import find_batch_size
-from weft.train.precision_finder import find_precision
+from weft.train.timing import find_batch_size, find_precision
 
 AUTO = "auto"
 

@@ -30,7 +30,7 @@ from weft.recipes import Recipe, load_recipe, recipe_text
 from weft.runtime import Runtime
 from weft.study.plan import Study, read_study, study_names
 from weft.study.statistics import accuracy
-from weft.train.batch_size_finder import seconds_of_step
+from weft.train.timing import time_step
 
 IMAGENET = "imagenet"
 TRAINING_IMAGES = {  # CeiT (arXiv 2103.11816), section 4, and DeiT (arXiv 2012.12877), Table 6
@@ -318,7 +318,7 @@ def training_speed(recipe: Recipe, images: int, device: str | None = None, num_c
     assert isinstance(recipe.batch_size, int)
     size = min(recipe.batch_size, FIRST_BATCH.get(kind, FIRST_BATCH["cpu"]))
     recipe = dataclasses.replace(recipe, accumulate=1)
-    while math.isinf(seconds := seconds_of_step(recipe, size, num_classes, runtime, with_teacher=True)):
+    while math.isinf(seconds := time_step(recipe, size, num_classes, runtime, with_teacher=True)):
         if size <= 2:
             raise UsageError(f"{recipe.model} needs more memory for a training step of {size} images on this {kind}.")
         size //= 2

@@ -26,15 +26,14 @@ from weft.recipes.rules import check_rules
 from weft.runtime import Runtime
 from weft.text import printable
 from weft.train import few_images
-from weft.train.batch_size_finder import find_batch_size
 from weft.train.batches import training_batches, training_images
 from weft.train.distillation import open_teacher
 from weft.train.linear_probe import balance_of, fit_heads
 from weft.train.loop import Learner
 from weft.train.network import build_model, check_sync_bn, load_start_weights, synchronized, with_start_network
-from weft.train.precision_finder import find_precision
 from weft.train.refusals import refusing
 from weft.train.request import Request
+from weft.train.timing import find_batch_size, find_precision
 
 IMAGES_SEEN = 400_000  # training images, repetitions included, that a small problem needs from scratch
 EPOCHS = (10, 100)  # smallest and largest default

@@ -30,8 +30,9 @@ from weft.errors import UsageError, unknown
 from weft.models.building import build_described
 from weft.models.families import VARIANTS
 from weft.recipes import Recipe, load_recipe
+from weft.recipes.fields import STRICT, Within
 from weft.recipes.rules import check_rules
-from weft.recipes.schema import STRICT, Data, Within
+from weft.recipes.schema import Data
 from weft.recipes.yaml_reader import Document, untyped
 from weft.system import file_name
 from weft.text import reason_of

@@ -20,7 +20,7 @@ from weft.models.contract import preprocessing
 from weft.progress import quietly
 from weft.recipes import Recipe
 from weft.runtime import Runtime
-from weft.train.loop import Learner, group_into_steps
+from weft.train.loop import Learner
 from weft.train.network import build_model
 from weft.train.plan import Plan, open_splits
 from weft.train.timing import find_precision
@@ -120,12 +120,8 @@ def _timed(plan: Plan, learner: Learner) -> tuple[float, float, float]:
 
 def _steps(plan: Plan) -> Iterator[Any]:
     """Yield steps without end, over as many epochs as needed."""
-    order = plan.batches.order
     for epoch in itertools.count():
-        plan.batches.start_at(epoch)
-        yield from group_into_steps(
-            plan.batches, lambda step, epoch=epoch: order.parts(epoch, step), 0, 1, plan.runtime
-        )
+        yield from plan.training_steps(epoch)
 
 
 @contextmanager

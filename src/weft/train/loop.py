@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -232,31 +232,6 @@ def train_epoch(
         meter.seconds = time.perf_counter() - start
         on_step(meter, result)
         wait_start = time.perf_counter()
-
-
-def group_into_steps(
-    batches: Iterable[Batch],
-    keys_of: Callable[[int], Sequence[Sequence[Key]]],
-    first: int,
-    accumulate: int,
-    runtime: Runtime,
-) -> Iterator[tuple[list[Batch], Sequence[Sequence[Key]]]]:
-    """Yield the micro-batches of each step, on the device.
-
-    Args:
-        batches: micro-batches of one epoch, from step `first` on.
-        keys_of: function from the index of a step to the keys of the images of its micro-batches.
-        first: index of the first step, from 0.
-        accumulate: number of micro-batches per step.
-        runtime: device.
-    """
-    parts: list[Batch] = []
-    step = first
-    for images, labels in batches:
-        parts.append((runtime.put(images), runtime.put(labels)))
-        if len(parts) == accumulate:
-            yield parts, keys_of(step)
-            parts, step = [], step + 1
 
 
 def _heads(model: nn.Module) -> list[nn.Module]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from weft.data.order import Key
 from weft.errors import DivergedError
 from weft.progress import say
-from weft.train.loop import Batch, group_into_steps
 from weft.train.plan import Plan
 
 SWEEP = (1e-7, 1.0)
@@ -58,7 +54,8 @@ def sweep_lr(plan: Plan, steps: int = 100) -> LrFinding:
     learner.set_train_mode()
     points: list[LrPoint] = []
     average, best = 0.0, math.inf
-    for number, (parts, keys) in enumerate(itertools.islice(_endless(plan), steps)):
+    endless = itertools.chain.from_iterable(plan.training_steps(epoch) for epoch in itertools.count())
+    for number, (parts, keys) in enumerate(itertools.islice(endless, steps)):
         result = learner.train_step(parts, keys)
         if not result.is_finite:
             break
@@ -74,15 +71,6 @@ def sweep_lr(plan: Plan, steps: int = 100) -> LrFinding:
             " from, and use --precision fp32."
         )
     return LrFinding(_steepest(points), points)
-
-
-def _endless(plan: Plan) -> Iterator[tuple[list[Batch], Sequence[Sequence[Key]]]]:
-    """Yield the steps of as many epochs as are needed."""
-    batches, accumulate = plan.batches, plan.recipe.accumulate
-    for epoch in itertools.count():
-        batches.start_at(epoch)
-        keys_of = functools.partial(batches.order.parts, epoch)
-        yield from group_into_steps(batches, keys_of, 0, accumulate, plan.runtime)
 
 
 def _steepest(points: list[LrPoint]) -> float:

@@ -8,7 +8,7 @@ validation set.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from weft.checkpoints.hub import source_of
 from weft.data import Splits, image_size_hint, open_data
 from weft.data.bit_depth import value_notes
 from weft.data.loader import ImageLoader
+from weft.data.order import Key
 from weft.inference.inputs import evaluation_batches, split_plan
 from weft.models.families import check_name, default_model
 from weft.progress import counting, reading, say
@@ -29,7 +30,7 @@ from weft.train import few_images
 from weft.train.batches import training_batches, training_images
 from weft.train.distillation import open_teacher
 from weft.train.linear_probe import balance_of, fit_heads
-from weft.train.loop import Learner
+from weft.train.loop import Batch, Learner
 from weft.train.network import build_model, check_sync_bn, load_start_weights, synchronized, with_start_network
 from weft.train.refusals import refusing
 from weft.train.request import Request
@@ -159,6 +160,20 @@ class Plan:
     def steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.recipe.steps or self.steps_per_epoch * (self.recipe.epochs or 0)
+
+    def training_steps(self, epoch: int, first: int = 0) -> Iterator[tuple[list[Batch], list[list[Key]]]]:
+        """Yield, for each step of an epoch, the micro-batches of this process, and the keys of their images.
+
+        Args:
+            epoch, first: index of the epoch and of the first step, from 0.
+        """
+        batches, parts, step = self.batches, list[Batch](), first
+        batches.start_at(epoch, first)
+        for images, labels in batches:
+            parts.append((self.runtime.put(images), self.runtime.put(labels)))
+            if len(parts) == self.recipe.accumulate:
+                yield parts, batches.order.parts(epoch, step)
+                parts, step = [], step + 1
 
     def learner(self) -> Learner:
         """Build network, optimizer, loss and teacher, at step 0.

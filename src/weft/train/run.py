@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +20,7 @@ import torch
 from weft.capabilities import bf16_note
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data.fingerprint import fingerprint
-from weft.data.order import Key, epochs_of
+from weft.data.order import epochs_of
 from weft.data.preprocessing import eval_transform
 from weft.files import clear, refuse_taken, remove, sweep, write_text, write_whole, writing
 from weft.inference.arguments import check_other
@@ -35,7 +35,7 @@ from weft.text import printable
 from weft.train.batches import batch_arithmetic
 from weft.train.distillation import Teacher, is_cached
 from weft.train.environment import environment, machine
-from weft.train.loop import Batch, Learner, group_into_steps, train_epoch
+from weft.train.loop import Learner, train_epoch
 from weft.train.meter import Meter, StepResult
 from weft.train.plan import Plan
 from weft.train.refusals import diverged, raise_explained
@@ -271,21 +271,13 @@ class Run:
         self.meter.steps = self._steps_of_epoch
         first, is_last = self.meter.step, self._first_step + self.meter.steps == self.learner.steps
         lr = self.learner.lr_at(self._first_step)
-        self.plan.batches.start_at(self.epoch, first)
-        train_epoch(self.learner, self._steps(first), self.meter, self._after_step)
+        steps = itertools.islice(self.plan.training_steps(self.epoch, first), self.meter.steps - first)
+        train_epoch(self.learner, steps, self.meter, self._after_step)
         evaluation = None
         if is_last or number % self.recipe.evaluate_every == 0:
             self.runtime.share_buffers(self.learner.eval_model)
             evaluation = self._evaluate(self.learner.eval_model, self._check_stop_in_evaluation)
         self._end_epoch(number, start, lr, evaluation)
-
-    def _steps(self, first: int) -> Iterator[tuple[list[Batch], Sequence[Sequence[Key]]]]:
-        """Yield the remaining steps of the epoch."""
-        batches, epoch = self.plan.batches, self.epoch
-        steps = group_into_steps(
-            batches, lambda step: batches.order.parts(epoch, step), first, self.recipe.accumulate, self.runtime
-        )
-        return itertools.islice(steps, self.meter.steps - first)
 
     def _after_step(self, meter: Meter, result: StepResult) -> None:
         """Log a step, save the state if it is due, and stop if requested."""

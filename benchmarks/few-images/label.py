@@ -24,7 +24,7 @@ from weft.data import open_data
 from weft.inference.features import read_features, unit_length
 from weft.inference.inputs import evaluation_batches
 from weft.runtime import Runtime
-from weft.train import active
+from weft.train import labelling
 from weft.train.linear_probe import fit
 
 HERE = Path(__file__).parent
@@ -86,7 +86,7 @@ def label(views: np.ndarray, labels: np.ndarray, classes: int) -> None:
                 chosen.append(int(nearest.argmin()))
                 nearest = np.maximum(nearest, points @ points[chosen[-1]])
             return np.array(chosen)
-        return np.array(active.choose(views[pool, 0], probabilities, views[known, 0], STEP))
+        return np.array(labelling.choose(views[pool, 0], probabilities, views[known, 0], STEP))
 
     rows = []
     for seed in SEEDS:

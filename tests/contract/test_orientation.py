@@ -26,8 +26,8 @@ from weft.inference import embed, evaluate, predict, similar
 from weft.inference.explain_files import explain_run
 from weft.serve.app import create_app
 from weft.serve.settings import Settings
-from weft.train.active import label
 from weft.train.data_review import review
+from weft.train.labelling import label
 
 CLASSES = ["left", "right"]
 ORIENTATION = 0x0112

@@ -29,7 +29,7 @@ from weft.train.label_errors import (
     find_label_errors,
     is_improbable,
     joined_groups,
-    judge,
+    label_errors_of,
     near_duplicates,
     neighbour_distances,
     outliers,
@@ -67,7 +67,7 @@ def test_a_label_counts_as_wrong_by_its_own_probability() -> None:
     others = [[0.1, 0.8, 0.1]] * 2 + [[0.1, 0.1, 0.8]] * 2
     probabilities, is_judged = np.array(rows + others), np.ones(14, bool)
     assert np.flatnonzero(is_improbable(probabilities, labels, is_judged)).tolist() == [8, 9]
-    result = judge(probabilities, labels, is_judged)
+    result = label_errors_of(probabilities, labels, is_judged)
     assert result.order().tolist() == [9, 8, 7]
     assert result.quality[7] > MIN_KEPT > result.quality[8]  # listed, and not relabelled
 
@@ -80,7 +80,7 @@ def test_errors_between_confused_classes_are_found_at_lower_certainty() -> None:
     labels = np.where((true == 1) & (rng.random(1200) < 0.25), 0, true)
     probabilities = np.concatenate([probabilities, [[0.62, 0.38, 0.0], [0.62, 0.0, 0.38]]])
     probabilities /= probabilities.sum(axis=1, keepdims=True)
-    result = judge(probabilities, np.array([*labels, 0, 0]), np.ones(1202, bool))
+    result = label_errors_of(probabilities, np.array([*labels, 0, 0]), np.ones(1202, bool))
     assert result.quality[-2] < result.quality[-1] - 0.05
     assert (result.proposed[:-2] == true).mean() > 0.99
     assert result.is_error[:-2].sum() == (labels != true).sum()

@@ -21,8 +21,8 @@ from weft.errors import CheckpointError, DataError, UsageError
 from weft.inference import evaluate, predict
 from weft.recipes import dump, load_recipe
 from weft.runs.directory import FINGERPRINT
-from weft.train import RunResult, active, label, train
-from weft.train.active import UNCERTAIN_SHARE, choose
+from weft.train import RunResult, label, labelling, train
+from weft.train.labelling import UNCERTAIN_SHARE, choose
 
 COLOURS = {"bee": (120, 130, 90), "dog": (110, 120, 130)}
 PROBE = {"head_init": "probe", "epochs": 0, "batch_size": 8}
@@ -82,7 +82,7 @@ def test_similarities_in_blocks_choose_the_same_images(monkeypatch: pytest.Monke
     rng = np.random.default_rng(0)
     points, known = rng.normal(size=(40, 6)), rng.normal(size=(25, 6))
     whole = choose(points, uncertain(40), known, 10)
-    monkeypatch.setattr(active, "MAX_SIMILARITIES", 3 * 25)
+    monkeypatch.setattr(labelling, "MAX_SIMILARITIES", 3 * 25)
     assert choose(points, uncertain(40), known, 10) == whole
 
 
@@ -179,13 +179,13 @@ def test_the_precision_is_that_of_the_run_unless_it_is_emulated_here(
     mixed = shutil.copytree(run.out, tmp_path / "run")
     recipe = load_recipe(mixed / "recipe.yaml")
     (mixed / "recipe.yaml").write_text(dump(dataclasses.replace(recipe, precision="bf16")))
-    monkeypatch.setattr(active, "bf16_note", lambda *_: None)
-    assert (active._precision_of(mixed, "cpu"), active._precision_of(run.out, "cpu")) == ("bf16", "fp32")
+    monkeypatch.setattr(labelling, "bf16_note", lambda *_: None)
+    assert (labelling._precision_of(mixed, "cpu"), labelling._precision_of(run.out, "cpu")) == ("bf16", "fp32")
     with monkeypatch.context() as patch:
-        patch.setattr(active.Runtime, "of", lambda device: SimpleNamespace(device=torch.device("mps")))
-        assert active._precision_of(mixed, "auto") == "fp32"
-    monkeypatch.setattr(active, "bf16_note", lambda *_: "This processor emulates bf16.")
-    assert active._precision_of(mixed, "cpu") == "fp32"
+        patch.setattr(labelling.Runtime, "of", lambda device: SimpleNamespace(device=torch.device("mps")))
+        assert labelling._precision_of(mixed, "auto") == "fp32"
+    monkeypatch.setattr(labelling, "bf16_note", lambda *_: "This processor emulates bf16.")
+    assert labelling._precision_of(mixed, "cpu") == "fp32"
 
 
 def test_bad_input(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from weft.inference.prediction import FilePrediction as Answer  # noqa: F401
     from weft.inference.prediction import predict as predict
     from weft.runs.hub import push as push
-    from weft.train.active import Labelling as Labelling
-    from weft.train.active import LabelProposal as LabelProposal
-    from weft.train.active import label as label
     from weft.train.data_review import review as review
+    from weft.train.labelling import Labelling as Labelling
+    from weft.train.labelling import LabelProposal as LabelProposal
+    from weft.train.labelling import label as label
     from weft.train.result import RunResult as RunResult
     from weft.train.review_result import Finding as Finding
     from weft.train.review_result import Review as Review

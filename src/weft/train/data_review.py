@@ -184,14 +184,11 @@ def _review(
     for copies in duplicates:
         first_copy[copies] = copies[0]
     result = find_label_errors(features.features, labels, len(names), first_copy)
-    far = outliers(neighbour_distances(features.features))
-    groups = joined_groups(
-        [name for name, is_one in zip(_own_groups(splits), is_read, strict=True) if is_one], duplicates
-    )
-    images = _findings(
-        features.images, labels, sides if splits.is_given else None, groups, names, result, duplicates, far
-    )
-    order = dict.fromkeys([*result.order().tolist(), *itertools.chain(*duplicates), *far.tolist()])
+    outlying = outliers(neighbour_distances(features.features))
+    groups = joined_groups(np.array(_own_groups(splits))[is_read].tolist(), duplicates)
+    given = sides if splits.is_given else None
+    images = _findings(features.images, labels, given, groups, names, result, duplicates, outlying)
+    order = dict.fromkeys([*result.order().tolist(), *itertools.chain(*duplicates), *outlying.tolist()])
     findings = [images[i] for i in order]
     summary = Review(
         num_images,
@@ -203,7 +200,7 @@ def _review(
         duplicates=[[features.images[i] for i in copies] for copies in duplicates],
         copies_in_classes=sum(images[copies[0]].has(COPY) for copies in duplicates),
         leaks=sum(images[copies[0]].has(LEAK) for copies in duplicates),
-        outliers=len(far),
+        outliers=len(outlying),
         notes=_notes(result, labels, names),
         unreadable=unreadable,
     )
@@ -227,7 +224,7 @@ def _findings(
     names: list[str],
     result: LabelErrors,
     duplicates: Sequence[list[int]],
-    far: np.ndarray,
+    outlying: np.ndarray,
 ) -> list[Finding]:
     """Return every image with its problems and the action; `sides` is None if the dataset defines no split."""
 
@@ -257,7 +254,7 @@ def _findings(
         if sides is not None and len(set(sides[copies].tolist())) > 1:
             for i in copies:  # validation images stay, so that accuracies can be compared
                 mark(i, LEAK, action="exclude" if sides[i] == "train" else images[i].action)
-    for i in far.tolist():
+    for i in outlying.tolist():
         mark(i, OUTLIER)
     return images
 

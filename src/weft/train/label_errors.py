@@ -81,7 +81,7 @@ def find_label_errors(
     others = np.stack([classes[fold_of != fold].any(axis=0) for fold in range(FOLDS)])  # classes in the other folds
     is_judged = others[fold_of, labels]
     if not is_judged.any():
-        return judge(np.full((len(labels), num_classes), 1 / num_classes), labels, is_judged)
+        return label_errors_of(np.full((len(labels), num_classes), 1 / num_classes), labels, is_judged)
     with threadpool_limits(1):
         probabilities = held_out_probabilities(features[:, None], labels, num_classes, fold_of)
         is_used = ~is_improbable(probabilities, labels, is_judged)
@@ -90,10 +90,10 @@ def find_label_errors(
         )
         is_used |= np.asarray(is_lost.any(axis=0))[labels]  # no class loses all its images
         probabilities = held_out_probabilities(features[:, None], labels, num_classes, fold_of, is_used)
-    return judge(probabilities, labels, is_judged)
+    return label_errors_of(probabilities, labels, is_judged)
 
 
-def judge(probabilities: np.ndarray, labels: np.ndarray, is_judged: np.ndarray) -> LabelErrors:
+def label_errors_of(probabilities: np.ndarray, labels: np.ndarray, is_judged: np.ndarray) -> LabelErrors:
     """Find likely label errors from held-out probabilities (images classes); arguments as in `LabelErrors`.
 
     `confusions` are those of confident learning: an image is confidently of class j if its probability of j is at least

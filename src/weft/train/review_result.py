@@ -172,9 +172,11 @@ def _sections(result: Review) -> list[Section]:
         )
         pairs = [(label, other, f"{number:,}") for label, other, number in result.confusions[:20]]
         sections.append(Section("Ambiguous classes", text, table=(("label", "proposed class", "images"), pairs)))
-    if far := [row for row in result.findings if row.has(OUTLIER)]:
+    if outlying := [row for row in result.findings if row.has(OUTLIER)]:
         text = "Images whose features are far from those of all other images: not of any class, or unusual."
-        sections.append(_gallery("Outliers", text, far, [row.label for row in far], "outliers.png", "Outliers"))
+        sections.append(
+            _gallery("Outliers", text, outlying, [row.label for row in outlying], "outliers.png", "Outliers")
+        )
     return sections
 
 

@@ -38,7 +38,6 @@ MAX_SIMILARITIES = 10_000_000  # in memory, of images without labels to labelled
 NEXT, PROPOSED = "next.csv", "proposed.csv"
 CONTENTS = (NEXT, PROPOSED, "report.md", "report.html", "next.png")
 SHOWN = 50  # images in the report
-HEADER = ("path", "label", "probability", "action")
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ class Labelling:
         errors: (path, message) of each file that cannot be read.
         check: accuracy on the held-out images that the model is as certain of, as a sentence; empty if the images of
             the run cannot be read.
-        labelled: number of images that are left out, because their files are among the labelled images of the run, by
-            its `images.tsv.gz`.
+        labelled: number of images left out, whose files are images of the run, by its `images.tsv.gz`.
     """
 
     next: list[LabelProposal]
@@ -150,56 +148,35 @@ def label(
     predictor = feature_predictor(run, settings)
     if predictor.label_names is None:
         raise CheckpointError(f"Labels are class names; the model {printable(str(run))} has none. Pass a run.")
-    network = predictor.source_model
-    files = list(dict.fromkeys(str(Path(path).absolute()) for path in image_files(images)))
-    images_of_run = images_of(Path(run))
-    labelled = set() if images_of_run is None else images_of_run.digests
-    is_labelled = [_is_among(path, labelled) for path in files]
-    if not labelled:
-        say("Which images are already labelled is unknown: the run has no hashes in images.tsv.gz.")
-    if files and all(is_labelled):
-        raise DataError(
-            f"An image without a label is needed; all {len(files):,} are among the images of the run. Pass others."
-        )
-    files = [path for path, is_in_run in zip(files, is_labelled, strict=True) if not is_in_run]
-    files = files[: settings.data.limit]
-    read_images = read_files(predictor, files, int(settings.batch_size))
-    if not read_images.images:
-        raise DataError(
-            f"At least one image must be readable; none of {len(read_images.errors):,} is."
-            f" The first: {read_images.errors[0][1]}"
-        )
-    logits = logits_of(network, read_images.features).astype(np.float64)
-    probabilities = softmax(logits / predictor.temperature, axis=1)
-    known_images = _images_of_run(Path(run), predictor.classes)
-    known, _ = _features(predictor, known_images.train, int(settings.batch_size))
-    chosen = choose(read_images.features, probabilities, known, budget)
-    order = ranked(probabilities)[:, 0]
-    highest = probabilities.max(axis=1)
-    is_certain = highest >= certain
-    is_certain[chosen] = False
-
-    def rows(places: Sequence[int], action: str) -> list[LabelProposal]:
-        names = predictor.classes
-        return [LabelProposal(read_images.images[i], names[order[i]], float(highest[i]), action) for i in places]
-
-    def by_certainty(places: np.ndarray) -> list[int]:
-        return sorted(places.tolist(), key=lambda i: -highest[i])
-
-    others = ~is_certain
-    others[chosen] = False
+    files, num_labelled = _files_without_label(Path(run), images)
+    unlabelled = read_files(predictor, files[: settings.data.limit], int(settings.batch_size))
+    if not unlabelled.images:
+        number, (_, first) = len(unlabelled.errors), unlabelled.errors[0]
+        raise DataError(f"At least one image must be readable; none of {number:,} is. The first: {first}")
+    labelled = _labelled_images(Path(run), predictor.classes)
+    known, _ = _features(predictor, labelled.train, int(settings.batch_size))
+    held_out = _features(predictor, labelled.held_out, int(settings.batch_size))
+    probabilities = _probabilities(predictor, unlabelled.features)
+    chosen = choose(unlabelled.features, probabilities, known, budget)
+    rows = [
+        LabelProposal(image, predictor.classes[place], float(row[place]), "accept" if row[place] >= certain else "")
+        for image, row, place in zip(unlabelled.images, probabilities, ranked(probabilities)[:, 0], strict=True)
+    ]
+    not_chosen = [rows[i] for i in np.argsort(-probabilities.max(axis=1), kind="stable") if i not in chosen]
     result = Labelling(
-        rows(chosen, "label"),
-        rows(by_certainty(np.flatnonzero(is_certain)), "accept"),
-        rows(by_certainty(np.flatnonzero(others)), ""),
-        read_images.errors,
-        _check(predictor, known_images.held_out, certain, int(settings.batch_size)),
-        sum(is_labelled),
+        next=[replace(rows[i], action="label") for i in chosen],
+        proposed=[row for row in not_chosen if row.action],
+        rest=[row for row in not_chosen if not row.action],
+        errors=unlabelled.errors,
+        check=_check(predictor, *held_out, certain),
+        labelled=num_labelled,
     )
     if out is not None:
-        if known_images.train is not None and not known_images.rows:
+        if labelled.train is not None and not labelled.rows:
             say(f"{NEXT} and {PROPOSED} list no image of the run, since these are not files. Add them before training.")
-        _write(Path(out), str(run), result, certain, known_images.rows, force=force)
+        make_dir(Path(out), CONTENTS, force=force)
+        _write_tables(Path(out), result, labelled.rows)
+        _write_report(Path(out), str(run), result, certain)
     return result
 
 
@@ -224,24 +201,33 @@ def choose(features: np.ndarray, probabilities: np.ndarray, known: np.ndarray, b
         nearest = np.concatenate([block.max(axis=1) for block in blocks])
     chosen: list[int] = []
     for _ in range(number):
-        place = int(
-            nearest.argmin()
-        )  # at equal similarity, as for the first without labelled images, the least certain
+        place = int(nearest.argmin())  # of equal ones, such as without labelled images, the least certain
         chosen.append(int(candidates[place]))
         nearest = np.maximum(nearest, points @ points[place])
         nearest[place] = np.inf
     return chosen
 
 
-def _is_among(path: str, digests: set[str]) -> bool:
-    """Return whether a file is among digests; False for a file that cannot be read."""
+def _files_without_label(run: Path, images: str | Path | Sequence[str | Path]) -> tuple[list[str], int]:
+    """Return the image files that are not among the images of a run, and the number of those that are."""
+    images_of_run = images_of(run)
+    digests = set() if images_of_run is None else images_of_run.digests
     if not digests:
-        return False
-    try:
-        data = read_regular(path)
-    except (BadImage, OSError):
-        return False
-    return digest_of(data) in digests
+        say("Which images are already labelled is unknown: the run has no hashes in images.tsv.gz.")
+    files = list(dict.fromkeys(str(Path(path).absolute()) for path in image_files(images)))
+
+    def is_labelled(path: str) -> bool:
+        try:
+            return bool(digests) and digest_of(read_regular(path)) in digests
+        except (BadImage, OSError):  # the file is named where its features are read
+            return False
+
+    new = [path for path in files if not is_labelled(path)]
+    if files and not new:
+        raise DataError(
+            f"An image without a label is needed; all {len(files):,} are among the images of the run. Pass others."
+        )
+    return new, len(files) - len(new)
 
 
 def _precision_of(run: Path, device: str) -> str:
@@ -253,7 +239,7 @@ def _precision_of(run: Path, device: str) -> str:
     return "bf16" if kind != "mps" and bf16_note(kind, "bf16") is None else "fp32"
 
 
-class _RunImages(NamedTuple):
+class _LabelledImages(NamedTuple):
     """Labelled images of a run.
 
     Attributes:
@@ -266,11 +252,11 @@ class _RunImages(NamedTuple):
     rows: Sequence[tuple[str, str, str]] = ()
 
 
-def _images_of_run(run: Path, classes: Sequence[str]) -> _RunImages:
+def _labelled_images(run: Path, classes: Sequence[str]) -> _LabelledImages:
     """Return the labelled images of a run, with a note if they cannot be used."""
     recipe, images = recipe_of(run), images_of(run)
     if recipe is None or images is None:
-        return _RunImages()
+        return _LabelledImages()
     try:
         with quietly():
             splits = open_splits(recipe)
@@ -280,16 +266,16 @@ def _images_of_run(run: Path, classes: Sequence[str]) -> _RunImages:
         sides = [*images.sides_of(splits.train), *images.sides_of(splits.val)]
     except DataError as error:
         say(f"The images of the run are not used: {error}")
-        return _RunImages()
+        return _LabelledImages()
     train, held_out = (
         SourcePart(everything, [place for place, side in enumerate(sides) if side == name]) for name in ("train", "val")
     )
     try:
         paths = [*paths_of(splits.train), *paths_of(splits.val)]
     except UsageError:  # they are not files
-        return _RunImages(train, held_out)
+        return _LabelledImages(train, held_out)
     names = [splits.classes[label] for label in everything.labels]
-    return _RunImages(train, held_out, [row for row in zip(paths, names, sides, strict=True) if row[2]])
+    return _LabelledImages(train, held_out, [row for row in zip(paths, names, sides, strict=True) if row[2]])
 
 
 def _features(predictor: Predictor, source: Source | None, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -307,12 +293,17 @@ def _features(predictor: Predictor, source: Source | None, batch_size: int) -> t
     return np.concatenate(rows), np.array(labels)
 
 
-def _check(predictor: Predictor, held_out: Source | None, certain: float, batch_size: int) -> str:
+def _probabilities(predictor: Predictor, features: np.ndarray) -> np.ndarray:
+    """Return the calibrated class probabilities (images classes) for features (images features)."""
+    logits = logits_of(predictor.source_model, features).astype(np.float64)
+    return softmax(logits / predictor.temperature, axis=1)
+
+
+def _check(predictor: Predictor, features: np.ndarray, labels: np.ndarray, certain: float) -> str:
     """Return the accuracy of the labels that would be proposed for the held-out images, as a sentence."""
-    features, labels = _features(predictor, held_out, batch_size)
     if not len(labels):
         return ""
-    probabilities = softmax(logits_of(predictor.source_model, features) / predictor.temperature, axis=1)
+    probabilities = _probabilities(predictor, features)
     is_certain = probabilities.max(axis=1) >= certain
     if not is_certain.any():
         return f"None of {len(labels):,} held-out images has a probability of at least {certain:g}."
@@ -321,49 +312,39 @@ def _check(predictor: Predictor, held_out: Source | None, certain: float, batch_
     return f"Labels with a probability of at least {certain:g} are right for {accuracy}."
 
 
-def _write(
-    folder: Path,
-    run: str,
-    result: Labelling,
-    certain: float,
-    labelled: Sequence[tuple[str, str, str]],
-    *,
-    force: bool,
-) -> None:
-    from weft.inference.image_grid import image_grid  # matplotlib
-    from weft.pages import Lead, Section, write_page
-
-    make_dir(folder, CONTENTS, force=force)
+def _write_tables(folder: Path, result: Labelling, labelled: Sequence[tuple[str, str, str]]) -> None:
+    """Write the tables; `labelled` has (path, label, split) of the images of the run, which both list."""
     guesses = [(row.image, "", f"{row.probability:.4f}", row.action, row.label) for row in result.next]
     guesses += [(path, name, "", "", "") for path, name, _ in labelled]
     # split: images with proposed labels are for training only, since an accuracy on them would mean nothing
     proposed = [(row.image, row.label, f"{row.probability:.4f}", row.action, "train") for row in result.proposed]
     proposed += [(path, name, "", "", split) for path, name, split in labelled]
-    write_table(folder / NEXT, (*HEADER, "guess"), guesses)
-    write_table(folder / PROPOSED, (*HEADER, "split"), proposed)
-    shown = result.next[:SHOWN]
+    write_table(folder / NEXT, ("path", "label", "probability", "action", "guess"), guesses)
+    write_table(folder / PROPOSED, ("path", "label", "probability", "action", "split"), proposed)
+
+
+def _write_report(folder: Path, run: str, result: Labelling, certain: float) -> None:
+    from weft.inference.image_grid import image_grid  # matplotlib
+    from weft.pages import Lead, Section, write_page
+
+    def cells(rows: Sequence[LabelProposal]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        parts = [(printable(row.image), row.label, f"{row.probability:.3f}") for row in rows]
+        return ("image", "most probable class", "probability"), parts
+
+    shown, num_next, num_proposed = result.next[:SHOWN], len(result.next), len(result.proposed)
     titles = [f"{rank}: {row.label}, {100 * row.probability:.0f} %" for rank, row in enumerate(shown, 1)]
+    figure = image_grid([row.image for row in shown], titles)
+    figures = {"next.png": (figure, "Images to label next, with the most probable class")}
+    text = f"Uncertain images that differ from each other, most useful first. Write their labels into {NEXT}."
+    sections = [Section("To label next", text, figures, table=cells(result.next))]
+    if result.proposed:
+        sections.append(Section("Proposed labels", table=cells(result.proposed)))
     summary = [
         ("model", run),
-        ("to label next", f"{len(result.next):,} images, in {NEXT}"),
-        (
-            "proposed labels",
-            f"{len(result.proposed):,} images with a probability of at least {certain:g}, in {PROPOSED}",
-        ),
+        ("to label next", f"{num_next:,} images, in {NEXT}"),
+        ("proposed labels", f"{num_proposed:,} images with a probability of at least {certain:g}, in {PROPOSED}"),
         ("other images", f"{len(result.rest):,}"),
+        *([("check", result.check)] if result.check else []),
     ]
-    if result.check:
-        summary.append(("check", result.check))
-    header = ("image", "most probable class", "probability")
-    figure = image_grid([row.image for row in shown], titles)
-    text = f"Uncertain images that differ from each other, most useful first. Write their labels into {NEXT}."
-    figures = {"next.png": (figure, "Images to label next, with the most probable class")}
-    sections = [Section("To label next", text, figures, table=(header, _cells(result.next)))]
-    if result.proposed:
-        sections.append(Section("Proposed labels", table=(header, _cells(result.proposed))))
-    sentence = f"{len(result.next):,} images to label next, and {len(result.proposed):,} with a proposed label."
-    write_page(folder, "Images to label", Lead([sentence]), summary, sections)
-
-
-def _cells(rows: Sequence[LabelProposal]) -> list[tuple[str, ...]]:
-    return [(printable(row.image), row.label, f"{row.probability:.3f}") for row in rows]
+    lead = Lead([f"{num_next:,} images to label next, and {num_proposed:,} with a proposed label."])
+    write_page(folder, "Images to label", lead, summary, sections)

@@ -22,7 +22,7 @@ from weft.runtime import Runtime
 from weft.study.plan import Study, StudyVariant, check_teacher, check_variant, load_study, recipe_of, size_to_test, slug
 from weft.study.protocol import open_keys, shared_settings
 from weft.study.result import Row, StudyResult
-from weft.study.run_table import Key, Run, fingerprint, read_runs, write_runs
+from weft.study.run_table import FinishedRun, Key, fingerprint, read_runs, write_runs
 from weft.study.runner import (
     Job,
     Result,
@@ -257,8 +257,8 @@ class _State:
         self.base = load_recipe(size.recipe, list(size.set.items()))  # has the first seed, and that of the split
         self.variants = {variant.name: variant for variant in plan.variants}
         self.table = folder / "runs.csv"
-        self.runs: dict[Key, Run] = {}  # finished and failed
-        self.others: list[Run] = []  # of the file, but of other settings or of no variant: kept, not used
+        self.runs: dict[Key, FinishedRun] = {}  # finished and failed
+        self.others: list[FinishedRun] = []  # of the file, but of other settings or of no variant: kept, not used
         self.jobs: dict[Key, Job] = {}
 
     def take_up(self, wanted: Sequence[Key]) -> None:
@@ -384,18 +384,18 @@ class _State:
         settings |= open_keys(load_recipe(size.recipe, list(settings.items())), self.shared)
         return Job(self.folder / "runs" / TEACHER, size.recipe, self.sources[size.data], settings)
 
-    def _run(self, key: Key, result: Result) -> Run:
+    def _run(self, key: Key, result: Result) -> FinishedRun:
         """Return the line of a variant, from the result of its job."""
         name, seed = key
         variant = self.variants[name]
         size = size_to_test(recipe_of(self.plan, variant, self.scale), variant)
         settings = self.fingerprint(variant, seed)
         if result.measured is None:
-            return Run(name, seed, size, None, error=result.error, settings=settings)
+            return FinishedRun(name, seed, size, None, error=result.error, settings=settings)
         measured = result.measured[size]
         top1, curve = round(measured.top1, DIGITS), tuple((epoch, round(top1, DIGITS)) for epoch, top1 in result.curve)
         numbers = (result.params, result.macs, result.seconds, None, curve)
-        return Run(name, seed, size, top1, *numbers, settings, measured.right)
+        return FinishedRun(name, seed, size, top1, *numbers, settings, measured.right)
 
     def _datasets(self, variant: StudyVariant) -> set[str]:
         """Return the names of the datasets that a variant and the one that it starts from are trained on."""
@@ -443,7 +443,7 @@ def _sources(plan: Study, scale: str, data: str | Path | Mapping[str, str | Path
 
 
 def _summary(
-    plan: Study, chosen: Sequence[str], scale: str, data: str, seeds: int, folder: Path, runs: Mapping[Key, Run]
+    plan: Study, chosen: Sequence[str], scale: str, data: str, seeds: int, folder: Path, runs: Mapping[Key, FinishedRun]
 ) -> StudyResult:
     """Compare the variants that were run, and those with results of earlier calls."""
     papers = {variant.name: variant.paper for variant in plan.variants}
@@ -486,7 +486,7 @@ def _summary(
     return StudyResult(folder, plan, scale, data, seeds, tuple(rows), curves, seconds)
 
 
-def _is_good(runs: Mapping[Key, Run], variant: StudyVariant, seed: int) -> bool:
+def _is_good(runs: Mapping[Key, FinishedRun], variant: StudyVariant, seed: int) -> bool:
     run = runs.get((variant.name, seed))
     return run is not None and run.top1 is not None
 

@@ -28,7 +28,7 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A line of the table: the result of one variant with one seed.
 
     Attributes:
@@ -61,7 +61,7 @@ def fingerprint(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def read_runs(path: Path) -> list[Run]:
+def read_runs(path: Path) -> list[FinishedRun]:
     """Read runs.csv; no runs if the file is missing.
 
     Raises:
@@ -98,7 +98,7 @@ def read_runs(path: Path) -> list[Run]:
     return [run for _, run in runs]
 
 
-def write_runs(path: Path, runs: Iterable[Run]) -> None:
+def write_runs(path: Path, runs: Iterable[FinishedRun]) -> None:
     """Write runs.csv."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -112,9 +112,9 @@ def write_runs(path: Path, runs: Iterable[Run]) -> None:
     write_whole(path, buffer.getvalue().encode())
 
 
-def _run(cells: Mapping[str, str]) -> Run:
+def _run(cells: Mapping[str, str]) -> FinishedRun:
     points = (point.split(":") for point in (cells.get("curve") or "").split())
-    return Run(
+    return FinishedRun(
         variant=cells["variant"],
         seed=int(cells["seed"]),
         img_size=int(cells["img_size"]) if cells["img_size"] else None,

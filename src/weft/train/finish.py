@@ -1,4 +1,4 @@
-"""What follows the last epoch of a run: confidence of the best model, detector of unknown images, report."""
+"""End of a run: confidence of its best model, detector of unknown images, report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert errors of a training to errors of weft with advice: unsupported settings, memory, values, lost processes."""
+"""Errors of PyTorch within a run as errors of weft with advice: settings, memory, values, lost processes."""
 
 from __future__ import annotations
 

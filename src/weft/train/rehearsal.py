@@ -1,4 +1,4 @@
-"""What is tried before a run starts, so that settings that do not work fail before the first step."""
+"""Rehearsal of a run, so that settings that do not work fail before the first step."""
 
 from __future__ import annotations
 

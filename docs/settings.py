@@ -6,10 +6,10 @@ import dataclasses
 import inspect
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from weft.recipes import Recipe, settings
-from weft.recipes.describe import KEYS, Option, options
+from weft.recipes.describe import Setting
 
 PAGE = Path(__file__).parent / "settings.md"
 INTRODUCTION = """# Settings
@@ -30,26 +30,21 @@ On the command line, `--set optim.lr=5e-4` changes one setting; some also have a
 
 def page() -> str:
     """Return the page: one section per group of settings, one heading per setting."""
-    flags = {option.key: f"{option.flag} {_value(option)}".rstrip() for option in options().values()}
     parts, group = [INTRODUCTION, "## Run\n"], ""
     for row in settings():
         section = row.key.rpartition(".")[0]
         if section != group:
             group = section
             parts.append(f"## {group}\n\n{_summary(group)}\n")
-        values = row.may_be
-        if get_origin(KEYS[row.key]) is Literal:
-            values = ", ".join(f"`{value}`" for value in get_args(KEYS[row.key]))
+        values = ", ".join(f"`{value}`" for value in row.choices) or row.may_be
         parts.append(f"### `{row.key}`\n\n{row.help}\n\n- Values: {values}\n- Default: `{_yaml(row.default)}`")
-        parts.append(f"- Option: `{flags[row.key]}`\n" if row.key in flags else "")
+        parts.append(f"- Option: `{f'{row.flag} {_value(row)}'.rstrip()}`\n" if row.flag else "")
     return "\n".join(parts)
 
 
-def _value(option: Option) -> str:
-    """Return what stands behind an option on the command line: its choices, or a placeholder."""
-    if KEYS[option.key] is bool:
-        return ""
-    return "|".join(option.choices) if option.choices else option.metavar
+def _value(setting: Setting) -> str:
+    """Return what follows an option on the command line: its choices, or a placeholder."""
+    return "" if setting.type is bool else "|".join(setting.choices) or setting.metavar
 
 
 def _summary(group: str) -> str:

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from weft.cli.app import verb_parser
 from weft.recipes import Recipe, dump, load_recipe, schema, settings
 from weft.recipes.describe import KEYS, options
-from weft.recipes.schema import STRICT, Matching, Within
+from weft.recipes.fields import STRICT, Matching, Within, in_words
 from weft.train import train
 
 
@@ -60,9 +60,9 @@ def test_ranges(rule: Within, inside: tuple[float, ...], outside: tuple[float, .
 
 
 def test_rules_say_what_must_hold() -> None:
-    assert str(Within(0, 1, above=True)) == "a number above 0 and at most 1"
-    assert str(Within(2)) == "a number at least 2"
-    assert str(Matching("x", "the letter x")) == "the letter x"
+    assert in_words(Annotated[float, Within(0, 1, above=True)]) == "a number above 0 and at most 1"
+    assert in_words(Annotated[int, Within(2)] | None) == "a whole number at least 2 or null"
+    assert in_words(Annotated[str, Matching("x", "the letter x")]) == "the letter x"
 
 
 def test_a_dumped_recipe_is_the_same_recipe(tmp_path) -> None:
@@ -93,11 +93,11 @@ def test_an_option_of_the_schema_is_everywhere() -> None:
     for name, option in options().items():
         assert name in parameters, name
         assert actions[name].option_strings == [option.flag]
-        assert actions[name].help.lower() == option.help.lower()
+        assert actions[name].help.lower() == option.summary.lower()
         assert option.key in KEYS
 
 
 def test_every_setting_has_a_help_text() -> None:
     for row in settings():
         assert row.help.endswith("."), row.key
-    assert all(len(option.help) < 110 for option in options().values())
+    assert all(len(option.summary) < 110 for option in options().values())

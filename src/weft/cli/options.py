@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.processor import MAX_THREADS, set_num_threads
-from weft.recipes.describe import KEYS, options
+from weft.recipes.describe import options
 from weft.text import csv_cell, one_line
 
 COMMON: dict[str, dict[str, Any]] = {
@@ -69,8 +69,8 @@ def add_common(parser: argparse.ArgumentParser, *names: str, **extra: str) -> No
 def setting_option(flag: str) -> dict[str, Any]:
     """Return the arguments of `add_argument` for the option of a setting, derived from the recipe schema."""
     option = next(option for option in options().values() if option.flag == flag)
-    help = option.help[:1].lower() + option.help[1:]
-    if KEYS[option.key] is bool:
+    help = option.summary[:1].lower() + option.summary[1:]
+    if option.type is bool:
         return {"dest": option.argument, "help": help, "action": "store_true", "default": None}
     values = {"choices": option.choices} if option.choices else {"metavar": option.metavar}
     return {"dest": option.argument, "help": help, **values}

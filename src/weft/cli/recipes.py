@@ -76,7 +76,7 @@ def _settings(as_json: bool) -> int:
     from weft.recipes import settings
 
     if as_json:
-        print_json([row._asdict() for row in settings()])
+        print_json([{name: getattr(row, name) for name in ("key", "may_be", "default", "help")} for row in settings()])
     else:
         print(table(("setting", "default", "may be"), [(row.key, str(row.default), row.may_be) for row in settings()]))
     return 0

@@ -21,7 +21,8 @@ import yaml
 from weft.errors import UsageError, unknown
 from weft.reading import read_bytes
 from weft.recipes.describe import KEYS, OPEN, options
-from weft.recipes.schema import EXCLUSIVE, Recipe
+from weft.recipes.rules import EXCLUSIVE
+from weft.recipes.schema import Recipe
 from weft.recipes.yaml_reader import EXPONENT, MAX_BYTES, Document, adapter, compose, untyped
 
 GROUPS = {*OPEN, *(key.partition(".")[0] for key in KEYS if "." in key)}  # settings that are `key: value` lines
@@ -172,7 +173,7 @@ def overrides_of(
     overrides = list(settings.items())
     for name, value in given.items():
         if value is not None:
-            key = _key_of(name)
+            key = options()[name].key if name in options() else name
             is_text = isinstance(value, str) and value and str in typing.get_args(KEYS.get(key))
             overrides.append((key, _quoted(value) if is_text else value))
     return overrides if data is None else [*overrides, ("data.source", _quoted(str(data)))]
@@ -181,11 +182,6 @@ def overrides_of(
 def arguments_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a function that are settings; `values` are its local variables."""
     return {name: values[name] for name in options() if name in values}
-
-
-def _key_of(argument: str) -> str:
-    known = options().get(argument)
-    return argument if known is None else known.key
 
 
 def _quoted(text: str) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from weft.errors import UsageError
 from weft.recipes.schema import Recipe
 
+EXCLUSIVE = (("epochs", "steps"), ("optim.lr", "optim.lr_per_512"))
+"""Pairs of settings of which one replaces the other; both in one place are an error, and later places win."""
+
 
 def check_rules(recipe: Recipe, *, has_weights: bool = False) -> None:
     """Check that the settings of a complete recipe fit together.

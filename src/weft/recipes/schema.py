@@ -6,68 +6,18 @@ documentation are derived from these fields. The first sentence below a field is
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-Plain = Any  # JSON: None, bool, int, float, str, and lists and dictionaries of them
-
-
-@dataclass(frozen=True)
-class Within:
-    """Closed range of a number; with `above`, the lower end is excluded.
-
-    pydantic validates it. `annotated_types` has the same, but `weft VERB --help` would wait for its import.
-    """
-
-    low: float
-    high: float = math.inf
-    above: bool = False
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        upper = {"le": self.high} if math.isfinite(self.high) else {}
-        return handler(source) | {"gt" if self.above else "ge": self.low} | upper
-
-    def __str__(self) -> str:
-        parts = [f"{'above' if self.above else 'at least'} {self.low:.10g}"]
-        parts += [f"at most {self.high:.10g}"] if math.isfinite(self.high) else []
-        return "a number " + " and ".join(parts)
-
-
-@dataclass(frozen=True)
-class Matching:
-    """Text that `pattern` matches completely."""
-
-    pattern: str
-    description: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        return handler(source) | {"pattern": f"^(?:{self.pattern})$"}
-
-    def __str__(self) -> str:
-        return self.description
-
+from weft.recipes.fields import STRICT, Matching, Within, option
 
 Side = Annotated[int, Within(8, 4096)]
 Share = Annotated[float, Within(0, 1)]
 Value = Annotated[int, Within(-(2**31), 2**32 - 1)]
-STRICT = {"extra": "forbid", "allow_inf_nan": False}  # pydantic's configuration of a file: no other keys
 RunName = Annotated[
     str,
     Matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "letters, digits, '.', '_' and '-', no path and at most 100 of them"),
 ]
-
-
-def option(default: Any, metavar: str = "N", flag: str | None = None) -> Any:
-    """Declare a setting with an option on the command line and an argument in Python, named like the field.
-
-    Args:
-        default: value of the setting.
-        metavar: placeholder in the help; a setting with a fixed set of values lists these.
-        flag: name of the option; None for that of the field.
-    """
-    return field(default=default, metadata={"metavar": metavar, "flag": flag})
 
 
 @dataclass(frozen=True)
@@ -312,7 +262,7 @@ class Recipe:
     model: str | None = option(None, "NAME")
     """Network: name from `weft models`, or any model of timm. None: chosen by the size and number of the images."""
 
-    model_args: dict[str, Plain] = field(default_factory=dict)
+    model_args: dict[str, Any] = field(default_factory=dict)
     """Constructor arguments of the network, such as ablation switches."""
 
     img_size: Side | tuple[Side, Side] | None = option(None, "N|HxW")
@@ -391,14 +341,10 @@ class Recipe:
     distill: Distill = field(default_factory=Distill)
     save: Save = field(default_factory=Save)
 
-    environment: dict[str, Plain] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
     """Record of the software and machine of the run that wrote the file; it is not read as a setting."""
 
     @property
     def split_seed(self) -> int:
         """Seed of the split."""
         return self.seed if self.data.seed is None else self.data.seed
-
-
-EXCLUSIVE = (("epochs", "steps"), ("optim.lr", "optim.lr_per_512"))
-"""Pairs of settings of which one replaces the other; both in one place are an error, and later places win."""

@@ -18,7 +18,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from weft.errors import UsageError, unknown
-from weft.recipes.describe import in_words
+from weft.recipes.fields import in_words
 
 T = TypeVar("T")
 MAX_BYTES = 1_000_000
@@ -65,7 +65,7 @@ class Text(str):
     is_quoted: bool
 
 
-class Entry(NamedTuple):
+class Located(NamedTuple):
     """Line and value of a key."""
 
     line: int
@@ -86,7 +86,7 @@ class Document:
     origin: str
     what: str = "a recipe"
     values: dict[str, Any] = field(default_factory=dict)
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, Located] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str, origin: str, what: str = "a recipe") -> Document:
@@ -113,19 +113,19 @@ class Document:
             value = {}
             for name, item in node.value:
                 inner, line = f"{prefix}{name.value}", _line(name)
-                self.entries[inner] = Entry(line, None)
+                self.entries[inner] = Located(line, None)
                 if not isinstance(name, yaml.ScalarNode):
                     raise self.error(inner, f"a key must be a plain word; got a {name.id}.")
                 if name.value in value:
                     raise self.error(inner, f"a key must occur once; got '{cut(inner)}' again.")
                 value[name.value] = self.add(inner, item)
-                self.entries[inner] = Entry(line, value[name.value])
+                self.entries[inner] = Located(line, value[name.value])
         elif isinstance(node, yaml.SequenceNode):
             value = [self.add(f"{prefix}{number}", item) for number, item in enumerate(node.value, start=1)]
         elif isinstance(node, yaml.ScalarNode) and (node.style is not None or node.value not in NULL):
             value = Text(node.value)
             value.is_quoted = node.style is not None
-        self.entries[key] = Entry(_line(node), value)
+        self.entries[key] = Located(_line(node), value)
         return value
 
     def error(self, key: str, text: object) -> UsageError:

@@ -32,8 +32,9 @@ from pydantic import BeforeValidator
 from weft.errors import UsageError, unknown
 from weft.models.families import VARIANTS
 from weft.recipes import Recipe, load_recipe
+from weft.recipes.fields import STRICT, Within
 from weft.recipes.rules import check_rules
-from weft.recipes.schema import STRICT, Data, Within
+from weft.recipes.schema import Data
 from weft.recipes.yaml_reader import Document, untyped
 from weft.study.jobs import REFERENCE, is_reference
 from weft.system import file_name

@@ -1,0 +1,80 @@
+"""Declare the fields of a schema: rules of their values, for pydantic and in words, and options. No pydantic."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+STRICT = {"extra": "forbid", "allow_inf_nan": False}  # `__pydantic_config__` of a schema: no other keys
+
+
+@dataclass(frozen=True)
+class Within:
+    """Closed range of a number; with `above`, the lower end is excluded.
+
+    pydantic validates it. `annotated_types` has the same, but `weft VERB --help` would wait for its import.
+    """
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        upper = {"le": self.high} if math.isfinite(self.high) else {}
+        return handler(source) | {"gt" if self.above else "ge": self.low} | upper
+
+    def __str__(self) -> str:
+        parts = [f"{'above' if self.above else 'at least'} {self.low:.10g}"]
+        parts += [f"at most {self.high:.10g}"] if math.isfinite(self.high) else []
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Text that `pattern` matches completely."""
+
+    pattern: str
+    description: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return handler(source) | {"pattern": f"^(?:{self.pattern})$"}
+
+    def __str__(self) -> str:
+        return self.description
+
+
+def option(default: Any, metavar: str = "N", flag: str | None = None) -> Any:
+    """Declare a setting with an option on the command line and an argument in Python, named like the field.
+
+    Args:
+        default: value of the setting.
+        metavar: placeholder in the help; a setting with a fixed set of values lists these.
+        flag: name of the option; None for that of the field.
+    """
+    return field(default=default, metadata={"metavar": metavar, "flag": flag})
+
+
+def in_words(hint: Any) -> str:
+    """Describe the values that a type allows, such as `a number at least 0`."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        kind, rule = arguments
+        return f"{in_words(kind)} {rule}" if isinstance(rule, Within) else str(rule)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(in_words(argument) for argument in arguments)
+    if origin is Literal:
+        return ", ".join(arguments)
+    if origin is dict:
+        return "named values"
+    if origin is tuple and arguments[-1] is ...:
+        return "a list"
+    if origin is tuple and len(set(arguments)) == 1:
+        return f"{len(arguments)} values in brackets, each {in_words(arguments[0])}"
+    if origin is tuple:
+        return "[" + ", ".join(in_words(argument) for argument in arguments) + "]"
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+    return names[hint]

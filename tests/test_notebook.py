@@ -26,11 +26,9 @@ from weft.intervals import Estimate
 from weft.notebook import MAX_CARDS, ImageList, LiveOutput, in_notebook
 from weft.progress import Work, counting, quietly, say
 from weft.runs.directory import EpochRow
-from weft.study import Comparison, Study, StudyResult
-from weft.study.outcome import Entry, Limits
+from weft.study import Study
 from weft.study.plan import Scale, StudyVariant
-from weft.study.result import Row
-from weft.study.speeds import Form
+from weft.study.result import ExperimentResult, Form, Limits, Row
 from weft.text import printable
 from weft.train import RunResult
 from weft.train.meter import Meter
@@ -140,19 +138,20 @@ def test_an_evaluation_of_many_classes_is_short() -> None:
 def test_a_study(tmp_path: Path) -> None:
     study = Study("mine", NAMES[2], NAMES[8], "", {"small": Scale("digits", "digits")}, (StudyVariant("a"),))
     rows = tuple(
-        Row(name, NAMES[0], (50.0,), ESTIMATE, ESTIMATE, 1.0, 2.0, "higher", 1, 1, 1.0, ((0, f"no {name}"),))
+        Row(name, NAMES[0], (50.0,), ESTIMATE, ESTIMATE, verdict="higher", errors=((0, f"no {name}"),))
         for name in NAMES
     )
-    result = StudyResult(tmp_path, study, "small", NAMES[9], 1, rows, {"a": ((1, 10.0),)}, 9.0)
+    result = ExperimentResult(tmp_path, study, "small", NAMES[9], 1, rows)
     read(result, (*NAMES, *(f"no {name}" for name in NAMES)))
     check_repr(dataclasses.replace(result, out=Path("x")))
 
 
 def test_a_comparison() -> None:
     forms = (Form("float", NAMES[4], 50.0, 1.0, 100.0, 4.0),)
-    entry = Entry(NAMES[0], NAMES[1], ESTIMATE, (50.0,), to_best=ESTIMATE, forms=forms, weights=NAMES[3])
-    failed = Entry(NAMES[5], NAMES[5], error=NAMES[6])
-    result = Comparison(Path("x"), NAMES[7], 9, 1, Limits(), "", (), (entry, failed), (), NAMES[8])
+    row = Row(NAMES[0], None, (50.0,), ESTIMATE, ESTIMATE, model=NAMES[1], forms=forms, weights=NAMES[3])
+    failed = Row(NAMES[5], errors=((0, NAMES[6]),))
+    study = Study("compare", "", "", "", {"small": Scale(None, "")}, ())
+    result = ExperimentResult(Path("x"), study, "small", NAMES[7], 1, (row, failed), limits=Limits(), advice=NAMES[8])
     page = read(result, (NAMES[0], NAMES[1], NAMES[3], NAMES[4], NAMES[5], NAMES[6], NAMES[8]))
     assert "Report: x/report.html" in page.texts
     check_repr(result)

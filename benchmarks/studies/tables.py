@@ -25,13 +25,14 @@ from benchmarks.common.records import filled, read_csv
 from weft.files import write_whole
 from weft.pages import series_style
 from weft.study.plan import Study, StudyVariant, read_study, recipe_of
-from weft.study.statistics import Estimate, seeds_to_show
+from weft.study.statistics import Estimate
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "studies.md"
 FIGURE = HERE / "effects.png"
 LINEAR = 2.0  # percentage points around 0 where the axes of the figure are linear
 IMAGES = 50_000  # training images of CIFAR-10
+OLD_KEYS = {"variant": "name", "accuracy": "mean", "to_best": "effect"}  # of recorded rows -> today's
 
 EXPERIMENTS = (  # paper, place in the paper, experiment, study (a command if it is no study, '' for none)
     ("CeiT", "main table", "ImageNet-1k at 224 pixels", "weft models --papers ceit"),
@@ -69,7 +70,7 @@ PAPER_SCALE = {  # (paper, study): parts of the experiment that only the scale `
 def studies() -> str:
     """Return Markdown of every variant of every study, with the effects in the paper and here."""
     parts = []
-    for fields in _results("study"):
+    for fields in _results(is_comparison=False):
         minutes = fields["seconds"] / 60
         settings = ", ".join(f"{key}={value}" for key, value in fields["settings"].items())
         lines = [
@@ -79,12 +80,11 @@ def studies() -> str:
             "| variant | compared with | paper % | paper, effect | here % (95 %) | here, effect (95 %) | result |",
             "|---|---|---|---|---|---|---|",
         ]
-        rows = {row["variant"]: row for row in fields["variants"]}
-        for row in fields["variants"]:
+        for row in fields["rows"]:
             paper = f"{_number(row['paper'])} | {_number(row['paper_effect'], '+')}"
             here = f"{_interval(row['mean'])} | {_interval(row['effect'], '+')}"
-            result = row["verdict"].partition(" (for ")[0] + needed_seeds(row, rows)
-            lines.append(f"| {row['variant']} | {row['against'] or ''} | {paper} | {here} | {result} |")
+            result = row["verdict"].partition(" (for ")[0]  # recorded runs name a number of seeds there
+            lines.append(f"| {row['name']} | {row['against'] or ''} | {paper} | {here} | {result} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
@@ -95,7 +95,7 @@ def experiments() -> str:
         "| paper | experiment | study | effects here, against those of the paper | not run |",
         "|---|---|---|---|---|",
     ]
-    results = {fields["study"]: fields for fields in _results("study")}
+    results = {fields["study"]: fields for fields in _results(is_comparison=False)}
     for paper, where, what, name in EXPERIMENTS:
         head = f"| {paper}, {where} | {what} | `{name}`"
         if name.partition(" ")[0] in ("weft", "python"):
@@ -103,8 +103,8 @@ def experiments() -> str:
             continue
         study = read_study(name).at_scale("small")
         only = f"{paper}, " if name == "transfer" else paper if name == "finetune-384" else ""
-        variants = [variant for variant in study.variants if variant.name.startswith(only)]
-        rows = {row["variant"]: row for row in results.get(name, {"variants": []})["variants"] if row["top1"]}
+        variants = [v for v in study.variants if v.name.startswith(only) and v.seeds is None]  # without teachers
+        rows = {row["name"]: row for row in results.get(name, {"rows": []})["rows"] if row["top1"]}
         run = Counter(_outcome(row) for v in variants if (row := rows.get(v.name)) and row["effect"])
         missing = [variant for variant in variants if variant.name not in rows]
         shown = ", ".join(f"{count} {outcome}" for outcome, count in sorted(run.items())) or "**not run**"
@@ -148,15 +148,6 @@ def _missing(study: Study, variants: list[StudyVariant], finished: Collection[st
     return f"`weft study {study.name}{only}`: {seconds / 3600:.1f} hours of one core"
 
 
-def needed_seeds(row: dict[str, Any], rows: dict[str, Any]) -> str:
-    """Return text with the number of seeds that would show the paper's effect; '' if it is shown or unknown."""
-    if row["effect"] is None or not row["paper_effect"] or "no difference" not in row["verdict"]:
-        return ""
-    pairs = min(len(row["top1"]), len(rows[row["against"]]["top1"]))
-    needed = seeds_to_show(Estimate(*row["effect"]), pairs, abs(row["paper_effect"])) if pairs > 1 else None
-    return "" if needed is None or needed <= pairs else f"; {needed} seeds would show {row['paper_effect']:+g}"
-
-
 def effects() -> Figure:
     """Draw the effect in the paper against the effect here, with intervals, for all studies."""
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -197,8 +188,8 @@ def effects() -> Figure:
 
 def _effects() -> Iterator[tuple[str, list[tuple[float, Estimate]]]]:
     """Yield each study with the effects that are also in the paper: in the paper, and here."""
-    for fields in _results("study"):
-        rows = [row for row in fields["variants"] if row["paper_effect"] is not None and row["effect"] is not None]
+    for fields in _results(is_comparison=False):
+        rows = [row for row in fields["rows"] if row["paper_effect"] is not None and row["effect"] is not None]
         points = [(row["paper_effect"], Estimate(*row["effect"])) for row in rows if None not in row["effect"]]
         if points:
             yield fields["study"], points
@@ -207,31 +198,35 @@ def _effects() -> Iterator[tuple[str, list[tuple[float, Estimate]]]]:
 def comparisons() -> str:
     """Return Markdown of every comparison."""
     parts = []
-    for fields in _results("entries"):
+    for fields in _results(is_comparison=True):
         lines = [
             "| model | top-1 % (95 %) | difference to best (95 %) | float img/s | int8 img/s | int8 top-1 % | MB |",
             "|---|---|---|---|---|---|---|",
         ]
-        for entry in fields["entries"]:
+        for entry in fields["rows"]:
             stopped = f", stopped after epoch {entry['stopped_after']}" if entry["stopped_after"] else ""
             forms = {form["name"]: form for form in entry["forms"]}
             speeds = [f"{forms[name]['images_per_second']:.0f}" if name in forms else "" for name in ("float", "int8")]
             int8 = f"{forms['int8']['top1']:.2f}" if "int8" in forms else ""
-            accuracy = entry["error"] or _interval(entry["accuracy"])
-            cells = (accuracy, _interval(entry["to_best"], "+"), *speeds, int8, f"{entry['megabytes']:.1f}")
+            accuracy = _interval(entry["mean"]) or "failed"
+            megabytes = f"{forms['float']['megabytes']:.1f}" if "float" in forms else ""
+            cells = (accuracy, _interval(entry["effect"], "+"), *speeds, int8, megabytes)
             lines.append(f"| {entry['name']}{stopped} | {' | '.join(cells)} |")
         parts.append(f"**{fields['data']}**: {fields['protocol']}\n\n" + "\n".join(lines) + f"\n\n{fields['advice']}")
     return "\n\n".join(parts)
 
 
-def _results(key: str) -> list[dict[str, Any]]:
-    """Return all results in this folder that have a key."""
-    files = sorted(HERE.glob("*/results.json"))
-    return [fields for file in files if key in (fields := json.loads(file.read_text()))]
+def _results(*, is_comparison: bool) -> list[dict[str, Any]]:
+    """Return the results of all studies, or of all comparisons, in this folder."""
+    results = [json.loads(file.read_text()) for file in sorted(HERE.glob("*/results.json"))]
+    for fields in results:  # those recorded before studies and comparisons had one form of result
+        rows = fields.pop("variants", None) or fields.pop("entries", None) or fields["rows"]
+        fields["rows"] = [{OLD_KEYS.get(key, key): value for key, value in row.items()} for row in rows]
+    return [fields for fields in results if bool(fields.get("advice")) == is_comparison]
 
 
 def _seeds(fields: dict[str, Any]) -> str:
-    counts = sorted({len(row["top1"]) for row in fields["variants"] if row["top1"]})
+    counts = sorted({len(row["top1"]) for row in fields["rows"] if row["top1"]})
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 

@@ -101,6 +101,8 @@ def record_studies() -> None:
     compare("digits", models=["levit_nano_32", "test_resnet"], out=DATA / "comparison", settings=COMPARISON, quiet=True)
     for place in (*DATA.glob("*/runs/*/run"), DATA / "comparison" / "exports"):
         shutil.rmtree(place)
+    for place in ("study", "comparison"):
+        shutil.rmtree(DATA / place / "state")  # the lock
     for log in DATA.glob("*/runs/*/log.txt"):
         log.unlink()
     _forget_places()

@@ -25,7 +25,7 @@ from weft.deploy.select import candidates
 from weft.models.families import VARIANTS
 from weft.models.papers import row_of
 from weft.study import run_study
-from weft.study.runner import Job, read_result
+from weft.study.jobs import Job, read_result
 from weft.train import predict, train
 
 NETWORKS = json.loads((DATA / "networks.json").read_text())
@@ -94,16 +94,16 @@ def test_a_job_that_is_done_is_not_done_again(folder: Path) -> None:
     job = Job(folder, **arguments, test_sizes=tuple(fields["test_sizes"]))
     result = read_result(job)
     assert result is not None
-    assert 0 <= result.measured[None].top1 <= 100
+    assert 0 <= result.top1() <= 100
 
 
 def test_a_study_that_is_done_is_reported_without_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.study.runner.subprocess.Popen", None)
+    monkeypatch.setattr("weft.study.jobs.subprocess.Popen", None)
     shutil.copytree(DATA / "study", tmp_path / "study")
     shutil.copy(DATA / "study.yaml", tmp_path / "study.yaml")
     then = json.loads((DATA / "study" / "results.json").read_text())
     result = run_study(tmp_path / "study.yaml", out=tmp_path / "study", quiet=True)
-    assert [row.top1[0] for row in result.rows] == [row["top1"][0] for row in then["variants"]]
+    assert [row.top1[0] for row in result.rows] == [row["top1"][0] for row in then["rows"]]
 
 
 def without_values(answer: Any) -> Any:

@@ -16,31 +16,33 @@ from PIL import Image
 
 import weft
 from tests.helpers import put_in_cache
+from tests.study.trainer import Process, write_result
+from weft.bench.speed import SpeedRow
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
 from weft.data import SplitPlan, open_data
 from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.intervals import Estimate
-from weft.models.papers import row_of
-from weft.progress import working
 from weft.recipes import Recipe, load_recipe
-from weft.runtime import Runtime
-from weft.study import compare, comparison_plan, protocol, speeds
+from weft.study import candidates, compare, engine, forms, load_study, protocol, timing
 from weft.study import comparison as comparing
-from weft.study import probe as probing
-from weft.study.budget import Price, Stopwatch, epochs_within, seconds, stages_of
-from weft.study.comparison import _chosen
-from weft.study.frontier import frontier_figure
-from weft.study.outcome import Comparison, Entry, Limits, advise, pareto, trained_cells
-from weft.study.runner import Job, Measured, Result, run_jobs
-from weft.study.speeds import Form, measure_forms
+from weft.study.advice import advise, pareto
+from weft.study.candidates import candidates_of, find_weights, recipe_from_scratch, study_of, with_weights
+from weft.study.engine import Engine
+from weft.study.experiment import Experiment
+from weft.study.forms import measure_forms
+from weft.study.halving import EVALUATION, START_S, Budget, epochs_within, stages_of, training_seconds
+from weft.study.jobs import Job, Result
+from weft.study.plan import Study, recipe_of
+from weft.study.report import frontier_figure
+from weft.study.result import ExperimentResult, Form, Limits, Row
 from weft.train import evaluate
-from weft.train.plan import open_splits
+from weft.train.plan import fill_in, open_splits
 
 pytestmark = pytest.mark.figures
 
-SMALL, LARGE = _chosen([], 32), _chosen([], 224)  # the default candidates
+SMALL, LARGE = candidates_of([], 32), candidates_of([], 224)  # the default candidates
 SETTINGS = {"data.limit": 160, "batch_size": 16, "epochs": 2, "model_args.drop_path_rate": 0.0}
 MODELS = ("levit_nano_32", "test_resnet")
 
@@ -70,10 +72,15 @@ def form(name: str, top1: float, speed: float, ms: float = 1.0, size: float = 4.
     return Form(name, "openvino bf16", top1, ms, speed, size)
 
 
-def entry(name: str, top1: float, speed: float, behind: float | None = None, **more) -> Entry:
-    to_best = None if behind is None else Estimate(behind, behind - 0.5, behind + 0.5)
+def entry(name: str, top1: float, speed: float, behind: float | None = None, **more) -> Row:
+    effect = None if behind is None else Estimate(behind, behind - 0.5, behind + 0.5)
     forms = (form("float", top1, speed),)
-    return Entry(name, name, Estimate(top1, top1 - 1, top1 + 1), (top1,), to_best=to_best, forms=forms, **more)
+    return Row(name, None, (top1,), Estimate(top1, top1 - 1, top1 + 1), effect, forms=forms, **more)
+
+
+def result_of(rows: tuple[Row, ...], **more) -> ExperimentResult:
+    study = study_of({name: {} for name in FIELD}, "digits", "digits", {}, dict.fromkeys(FIELD, ""))
+    return ExperimentResult(Path(), study, "small", "digits", 1, rows, limits=Limits(), **more)
 
 
 ENTRIES = (
@@ -106,14 +113,15 @@ def test_advice_calls_nothing_better_that_is_not_shown_to_be():
     assert "d stopped early" in advise([*ENTRIES[:3], stopped], Limits())
 
 
-def test_a_chance_is_never_called_nought():
-    cells = [trained_cells(dataclasses.replace(ENTRIES[2], p_value=p))[4] for p in (None, 0.0, 1e-5, 0.25)]
-    assert cells == ["", "< 1e-06", "1e-05", "0.25"]
+def test_a_p_value_is_never_printed_as_0():
+    rows = tuple(dataclasses.replace(ENTRIES[2], p_value=p) for p in (None, 0.0, 1e-5, 0.25))
+    header, cells = result_of(rows).table()
+    assert [row[header.index("McNemar p")] for row in cells] == ["", "< 1e-06", "1e-05", "0.25"]
 
 
 def test_names_cover_no_point_and_no_tick_is_above_a_hundred():
-    entries = (entry("best", 99.2, 100), entry("worst", 30.0, 300, -69.2))
-    found = Comparison(Path(), "digits", 9, 1, Limits(), "", (), entries, pareto(entries, Limits()), "")
+    rows = (entry("best", 99.2, 100), entry("worst", 30.0, 300, -69.2))
+    found = result_of(rows, frontier=pareto(rows, Limits()))
     figure = frontier_figure(found)
     figure.draw_without_rendering()
     (axes,) = figure.axes
@@ -126,24 +134,24 @@ def test_names_cover_no_point_and_no_tick_is_above_a_hundred():
 
 
 def test_the_cost_of_stages_is_that_of_the_costliest_that_stay():
-    prices = [Price(epoch, start=0.0) for epoch in (1.0, 2.0, 3.0, 10.0)]
-    assert seconds(prices, 4, 1) == 16 + 13 + 2 * 13  # all, then two of them, then both on to the end
-    assert seconds(prices, 1, 1) == 16
-    assert seconds(prices, 4, 3) == seconds(prices, 4, 1) + 2 * 4 * 13
-    slow = [price._replace(start=5.0) for price in prices]
-    assert seconds(slow, 4, 1) == seconds(prices, 4, 1) + 5 * (4 + 2 + 2)  # stages have their beginnings
-    assert seconds(slow, 4, 2) == seconds(prices, 4, 2) + 5 * (4 + 2 + 2 + 2)
-    assert epochs_within(slow, seconds(slow, 4, 1), 1) == 4
-    assert epochs_within(slow, seconds(slow, 4, 1) - 1, 1) == 3
+    prices, few = [1.0, 2.0, 3.0, 10.0], 4 + 2 + 2  # starts of the stages
+    # all, then two of them, then both to the end
+    assert training_seconds(prices, 4, 1) == 16 + 13 + 2 * 13 + few * START_S
+    assert training_seconds(prices, 1, 1) == 16 + 4 * START_S
+    assert training_seconds(prices, 4, 3) == training_seconds(prices, 4, 1) + 2 * (4 * 13 + 2 * START_S)
+    assert epochs_within(prices, training_seconds(prices, 4, 1), 1) == 4
+    assert epochs_within(prices, training_seconds(prices, 4, 1) - 1, 1) == 3
+    assert epochs_within(prices, 0.0, 1) == 1
 
 
 def test_finished_stages_cost_no_more():
-    prices = [Price(2.0, 5.0), Price(10.0, 5.0)]
-    assert seconds(prices, 8, 2, done=2) == seconds(prices, 8, 2) - (2 * 5 + 2 * 12)
-    assert seconds(prices, 8, 2, done=8) == 0
+    prices = [2.0, 10.0]
+    rest = training_seconds(prices, 8, 2) - (2 * START_S + 2 * 12)
+    assert training_seconds(prices, 8, 2, done=2) == rest
+    assert training_seconds(prices, 8, 2, done=8) == 0
 
 
-def quick_forms(folder, jobs, tell, **more):
+def quick_forms(folder, jobs, left):
     """In place of measuring, which takes a minute per model."""
     return {name: [form("float", 50.0 + number, 100 - number)] for number, name in enumerate(jobs)}
 
@@ -154,68 +162,74 @@ def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
     monkeypatch.setattr(comparing, "measure_forms", quick_forms)
     out = tmp_path / "out"
     done = compare("digits", models=MODELS, settings=SETTINGS, out=out, jobs=2, quiet=True)
-    assert {item.name for item in done.entries} == set(MODELS)
-    first, second = done.entries
-    assert first.error is second.error is None
-    assert first.accuracy.value >= second.accuracy.value
-    assert (first.to_best, first.p_value) == (None, None)
-    assert second.to_best.value == pytest.approx(second.top1[0] - first.top1[0])
+    assert {row.name for row in done.rows} == set(MODELS)
+    first, second = done.rows
+    assert first.errors == second.errors == ()
+    assert first.mean.value >= second.mean.value
+    assert (first.effect, first.p_value) == (None, None)
+    assert second.effect.value == pytest.approx(second.top1[0] - first.top1[0])
     assert 0 < second.p_value <= 1
-    for item in done.entries:
-        assert math.isfinite(item.accuracy.high)
+    for item in done.rows:
+        assert math.isfinite(item.mean.high)
         assert item.stopped_after is None
         assert len(item.curve) == 2
         assert item.seconds > 0 < item.peak_mib
-    overheads = [json.loads(file.read_text())["overhead"] for file in out.glob("runs/*/result.json")]
-    assert len(overheads) == 2
-    assert all(0 < overhead < 300 for overhead in overheads)
     assert len(done.frontier) == 2
     page = (out / "report.html").read_text()
     assert page.count("data:image/svg+xml;base64,") == 2
     for word in ("Comparison of models on digits", "the same for all models", "McNemar", done.advice.split(":")[0]):
         assert word in page
-    assert json.loads((out / "results.json").read_text())["entries"][0]["name"] == first.name
+    assert json.loads((out / "results.json").read_text())["rows"][0]["name"] == first.name
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")}
     again = compare("digits", models=MODELS, settings=SETTINGS, out=out, max_latency_ms=1e-4, quiet=True)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert again.entries == done.entries
+    assert again.rows == done.rows
     assert again.frontier == ()
     assert "No finished model is within the limits" in again.advice
     with pytest.raises(UsageError, match="out"):
         compare("digits", models=("levit_nano_32", "ceit_nano_32"), settings=SETTINGS, out=out, quiet=True)
 
 
+def speed_row(model: str, way: str, precision: str, batch_size: int, ms: float) -> SpeedRow:
+    return SpeedRow(model, way, precision, "cpu", batch_size, ms, ms, 1000 * batch_size / ms, 1.0, None, 9, 1)
+
+
 @pytest.mark.parametrize("precisions", [("fp32",), ("fp32", "bf16")])
-def test_all_runtimes_are_measured_in_the_precisions_of_the_processor(precisions, tmp_path, monkeypatch):
+def test_a_form_has_the_fastest_runtime_in_the_precisions_of_the_processor(precisions, tmp_path, monkeypatch):
     """Without bf16 instructions, OpenVINO computes bf16 in fp32."""
-    network, ways = torch.nn.Identity(), []
-    network.pretrained_cfg = {"input_size": (3, 4, 4)}
+    asked = []
 
-    def alternating(calls, size, progress):
-        ways.extend(calls)
-        return {way: {1: 1.0, 32: 1.0} for way in calls}
+    def speed(models, **options):
+        asked.append((models, options["ways"], options["precisions"]))
+        float_rows = [("folded", "fp32", 1, 4.0), ("folded", "fp32", 32, 64.0), ("openvino", "fp32", 1, 2.0)]
+        rows = [speed_row(str(models[0]), *row) for row in [*float_rows, ("openvino", "fp32", 32, 96.0)]]
+        exports = [speed_row(str(model), "export", "", size, 1.0 * size) for model in models[1:] for size in (1, 32)]
+        return rows + exports
 
-    replaced = dict(has_bf16=lambda: "bf16" in precisions, DEPLOY=(), load_model_dir=lambda path: (network, None))
-    replaced |= dict(_int8=lambda *_: None, write_graph=lambda *_: None, run_file=lambda *_: None)
-    for name, value in (replaced | {"_alternating": alternating}).items():
-        monkeypatch.setattr(speeds, name, value)
-    job, result = Job(tmp_path, None, "digits", {}), Result(measured={None: Measured(90.0, np.ones(1))})
-    with working("measuring", quiet=True) as progress:
-        speeds._forms_of(tmp_path / "exports", job, result, print, progress, is_full=True)
-    assert ways == [f"{runtime} {precision}" for runtime in ("torch", "openvino") for precision in precisions]
+    job, result = Job(tmp_path, None, "digits", {}), Result(correct=((None, "1"),), megabytes=4.0)
+    report = SimpleNamespace(top1=90.0, bytes=1e6)
+    replaced = {"has_bf16": lambda: "bf16" in precisions, "DEPLOY": (), "speed": speed, "_int8": lambda *_: report}
+    for name, value in replaced.items():
+        monkeypatch.setattr(forms, name, value)
+    first, second = forms._forms_of(tmp_path / "exported", job, result, is_full=True)
+    assert first == Form("float", "torch fp32", 100.0, 2.0, 500.0, 4.0)
+    assert second == Form("int8", "openvino int8", 90.0, 1.0, 1000.0, 1.0)
+    assert forms._forms_of(tmp_path / "exported", job, result, is_full=False) == [first]
+    full = ([job.model, tmp_path / "exported"], ("folded", "openvino"), precisions)
+    assert asked == [full, ([job.model], ("folded",), precisions)]
 
 
 @pytest.mark.slow
 def test_every_form_is_measured_once(tmp_path):
     """Of a trained model: the fastest float, and int8 with its own accuracy."""
     job = Job(tmp_path / "runs" / "levit", "digits", "digits", {**SETTINGS, "model": "levit_nano_32", "seed": 0})
-    (result,) = run_jobs([job]).values()
-    forms = measure_forms(tmp_path, {"LeViT": job}, lambda text: None)
+    (result,) = Engine().run([job]).values()
+    forms = measure_forms(tmp_path, {"LeViT": job}, lambda: math.inf)
     number, whole = forms["LeViT"]
     assert (number.name, whole.name, whole.way) == ("float", "int8", "openvino int8")
     assert number.way in ("torch fp32", "torch bf16", "openvino fp32", "openvino bf16")
-    assert number.top1 == result.top1
+    assert number.top1 == result.top1()
     assert number.megabytes == pytest.approx(result.megabytes)
     assert whole.megabytes < number.megabytes
     assert all(each.images_per_second >= 1000 / each.latency_ms * 0.5 for each in (number, whole))
@@ -224,110 +238,91 @@ def test_every_form_is_measured_once(tmp_path):
     held_out = evaluate(tmp_path / "exports" / "levit", "digits", limit=160, quiet=True)
     assert held_out.top1 == pytest.approx(whole.top1)
     kept = (tmp_path / "forms.json").stat().st_mtime_ns
-    assert measure_forms(tmp_path, {"LeViT": job}, lambda text: None) == forms
+    assert measure_forms(tmp_path, {"LeViT": job}, lambda: math.inf) == forms
     assert (tmp_path / "forms.json").stat().st_mtime_ns == kept
 
 
 @pytest.mark.slow
 def test_the_field_by_default_can_be_saved_and_read_again(tmp_path):
     """Every candidate, of timm too."""
-    for candidate in (*SMALL, *LARGE):
-        arguments = {key.removeprefix("model_args."): value for key, value in candidate.settings.items()}
+    for settings in (*SMALL.values(), *LARGE.values()):
+        arguments = {key.removeprefix("model_args."): value for key, value in settings.items()}
+        name = arguments.pop("model")
         size = arguments.pop("img_size", None)
-        more = {} if size is None or candidate.model.startswith("resnet") else {"img_size": size}
-        model = weft.create_model(candidate.model, num_classes=2, **arguments, **more).eval()
-        again, _ = load_model_dir(save_model_dir(model, tmp_path / candidate.model, force=True))
+        more = {} if size is None or name.startswith("resnet") else {"img_size": size}
+        model = weft.create_model(name, num_classes=2, **arguments, **more).eval()
+        again, _ = load_model_dir(save_model_dir(model, tmp_path / name, force=True))
         assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
 
 
 class Machine:
-    """A made-up machine: its clock moves by the time that probes, training runs and measurements take.
+    """A made-up machine: its clock moves by the time that timed steps, training runs and measurements take.
 
     Args:
         monkeypatch: of the test.
         paces: seconds per training image, by model.
-        slowdown: of training, against what a probe shows.
+        slowdown: of training, against the timed steps.
         failing: model whose runs are killed.
     """
 
-    OVERHEAD = 5.0
-
     def __init__(self, monkeypatch, paces, slowdown=1.0, failing=None):
         self.now, self.paces, self.slowdown, self.failing = 1000.0, paces, slowdown, failing
-        self.probed: list[str] = []
-        self.asked: list[tuple[str, int | None]] = []
         self.epochs: dict[Path, int] = {}
         self.jobs: list[Job] = []
-        monkeypatch.setattr(comparing, "Stopwatch", lambda before=0.0: Stopwatch(before, lambda: self.now))
-        monkeypatch.setattr(comparison_plan, "probe", self.probe)
-        monkeypatch.setattr(comparison_plan, "run_jobs", self.run_jobs)
+        monkeypatch.setattr(comparing, "Budget", lambda total: Budget(total, lambda: self.now))
+        monkeypatch.setattr(comparing, "seconds_per_image", self.seconds_per_image)
+        monkeypatch.setattr(engine, "start_process", self.start_process)
         monkeypatch.setattr(comparing, "measure_forms", self.measure_forms)
+        monkeypatch.setattr("weft.study.report.write_report", lambda result: None)
 
-    def probe(self, recipe, macs, splits, threads):
-        self.probed.append(recipe.model)
+    @property
+    def asked(self):
+        """Name and last epoch of all jobs that were run."""
+        return [(job.folder.name, job.until) for job in self.jobs]
+
+    def seconds_per_image(self, recipe, splits, threads):
         self.now += 3.0
-        return probing.Probe(self.paces[recipe.model], 1e9, 64)
+        return self.paces[recipe.model]
 
-    def run_jobs(self, jobs, *, on_done=lambda job, result: None, **more):
-        results = {}
-        for job in jobs:
-            self.jobs.append(job)
-            recipe = load_recipe(job.recipe, list(job.settings.items()))
-            model, epochs = job.settings["model"], job.until or recipe.epochs or 0
-            new, self.epochs[job.folder] = epochs - self.epochs.get(job.folder, 0), epochs
-            train = min(job.settings.get("data.limit", 1438), 1438)
-            evaluated = comparison_plan.EVALUATION * min(train, 359)
-            pace = self.paces[model] * self.slowdown
-            trained, overhead = new * (train + evaluated) * pace, self.OVERHEAD + evaluated * pace
-            self.now += trained + overhead
-            if "probes" not in job.folder.parts:
-                self.asked.append((job.folder.name, job.until))
-            right = np.arange(72) < 60 - 10 * list(self.paces).index(model)
-            result = Result(
-                None,
-                {None: Measured(100 * float(right.mean()), right)},
-                tuple((epoch, float(epoch)) for epoch in range(1, epochs + 1)),
-                seconds=epochs * (train + evaluated) * pace,
-                overhead=overhead,
-                images_per_second=1 / pace,
-            )
-            if model == self.failing and job.until:
-                result = Result(error="killed by signal 9 (SIGKILL)")
-            results[job.folder] = result
-            on_done(job, result)
-        return results
+    def start_process(self, job, threads):
+        self.jobs.append(job)
+        recipe = load_recipe(job.recipe, list(job.settings.items()))
+        model, epochs = job.settings["model"], job.until or recipe.epochs or 0
+        new, self.epochs[job.folder] = epochs - self.epochs.get(job.folder, 0), epochs
+        epoch = (1438 + EVALUATION * 359) * self.paces[model] * self.slowdown
+        self.now += new * epoch + 5.0
+        if model == self.failing and job.until:
+            return Process(-9)
+        count = 60 - 10 * list(self.paces).index(model)
+        curve = tuple((number, float(number)) for number in range(1, epochs + 1))
+        correct = ((None, "1" * count + "0" * (72 - count)),)
+        write_result(job, Result(job=job.record(), correct=correct, curve=curve, seconds=epochs * epoch))
+        return Process(0)
 
-    def measure_forms(self, folder, jobs, tell, *, num_val, left, quiet):
-        paces = {name: self.paces[job.settings["model"]] for name, job in jobs.items()}
-        for number, pace in enumerate(paces.values()):
-            rest = sum(
-                speeds.form_seconds(other, num_val, is_full=False) for other in list(paces.values())[number + 1 :]
-            )
-            full = speeds.form_seconds(pace, num_val, is_full=True)
-            is_full = left() - rest >= full
-            self.now += full if is_full else speeds.form_seconds(pace, num_val, is_full=False)
-        return quick_forms(folder, jobs, tell)
+    def measure_forms(self, folder, jobs, left):
+        for _ in jobs:
+            self.now += 8.0 if left() > 0 else 2.0
+        return quick_forms(folder, jobs, left)
 
 
 FIELD = ("levit_nano_32", "ceit_nano_32", "cvt_nano_32", "test_resnet")  # the best first
 PACES = dict.fromkeys(FIELD, 0.001)
 
 
-@pytest.mark.parametrize(("budget", "seeds"), [(120, 1), (300, 2), (1800, 1)])
+@pytest.mark.parametrize(("budget", "seeds"), [(400, 1), (900, 2), (1800, 1)])
 @pytest.mark.parametrize("slowdown", [0.5, 1.0, 2.0])
 def test_the_whole_comparison_stays_within_its_budget(budget, seeds, slowdown, tmp_path, monkeypatch):
     """By the accounting of a made-up machine, on which training may take longer than the probes show."""
-    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
     machine = Machine(monkeypatch, {name: 0.001 * (1 + number) for number, name in enumerate(FIELD)}, slowdown)
     begun = machine.now
     compare("digits", models=FIELD, budget=budget, seeds=seeds, out=tmp_path / "out", quiet=True)
     spent = machine.now - begun
-    known = json.loads((tmp_path / "out" / "compare.json").read_text())
+    known = json.loads((tmp_path / "out" / "experiment.json").read_text())["decisions"]
     assert known["seconds"] == pytest.approx(spent)
-    assert known["stages"] == stages_of(known["epochs"])
+    assert known["length"]["stages"] == stages_of(known["length"]["epochs"])
     assert spent <= budget * (1.0 if slowdown <= 1 else 1.3)
     if slowdown == 1:
-        assert spent > 0.4 * budget  # and it is used
+        assert spent > 0.3 * budget  # and it is used
 
 
 def recipes_of(machine: Machine) -> list[Recipe]:
@@ -336,7 +331,6 @@ def recipes_of(machine: Machine) -> list[Recipe]:
 
 @pytest.mark.parametrize("is_file", [False, True])
 def test_candidates_of_a_recipe_in_steps_train_these_steps(is_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
     machine = Machine(monkeypatch, PACES)
     (tmp_path / "mine.yaml").write_text("steps: 700\nbatch_size: 16\n")
     words = {"recipe": str(tmp_path / "mine.yaml")} if is_file else {"settings": {"steps": 700, "batch_size": 16}}
@@ -349,10 +343,7 @@ def test_candidates_of_a_recipe_in_steps_train_these_steps(is_file, tmp_path, mo
 
 def test_candidates_of_a_linear_probe_train_no_epoch(tmp_path, monkeypatch, capfd):
     """One that has no public weights would be a probe of random features: it is left out."""
-    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
-    monkeypatch.setattr(
-        comparison_plan, "public_weights", lambda model: ("", "none") if "ceit" in model else ("x/y", "")
-    )
+    monkeypatch.setattr(candidates, "public_weights", lambda model: ("", "none") if "ceit" in model else ("x/y", ""))
     machine = Machine(monkeypatch, PACES)
     done = compare("digits", models=FIELD, recipe="probe", out=tmp_path / "out")
     assert [(recipe.epochs, recipe.head_init) for recipe in recipes_of(machine)] == [(0, "probe")] * 3
@@ -369,11 +360,7 @@ def test_a_budget_and_a_recipe_with_a_length_of_its_own_exclude_each_other(words
 
 
 def test_seeds_begin_with_the_given_one_and_share_the_split(tmp_path, monkeypatch):
-    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
     machine = Machine(monkeypatch, PACES)
-    splits = []
-    summary = comparing._summary
-    monkeypatch.setattr(comparing, "_summary", lambda plan, *more: splits.append(plan.splits) or summary(plan, *more))
     settings = {"seed": 5, "data.limit": 200}
     compare("digits", models=FIELD[:2], seeds=2, settings=settings, out=tmp_path / "out", quiet=True)
     recipes = recipes_of(machine)
@@ -382,12 +369,12 @@ def test_seeds_begin_with_the_given_one_and_share_the_split(tmp_path, monkeypatc
         f"{name}-nano-32-seed{seed}" for name in ("levit", "ceit") for seed in (5, 6)
     }
     held_out = [list(open_splits(recipe).val.keys) for recipe in recipes]
-    assert all(keys == list(splits[0].val.keys) for keys in held_out)
+    splits = open_data("digits", SplitPlan(val_fraction=recipes[0].data.val_fraction, seed=5, limit=200))
+    assert all(keys == list(splits.val.keys) for keys in held_out)
 
 
 def test_all_candidates_have_one_precision_and_one_batch_size(tmp_path, monkeypatch):
     """bf16 is faster for one of them only; the sizes that suit them differ."""
-    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
     machine, measured = Machine(monkeypatch, PACES), []
     precisions, sizes = dict(zip(FIELD, ("bf16", "fp32"), strict=False)), dict(zip(FIELD, (64, 32), strict=False))
 
@@ -405,217 +392,183 @@ def test_all_candidates_have_one_precision_and_one_batch_size(tmp_path, monkeypa
     assert len(measured) == 2  # once per comparison
 
 
-def test_a_budget_that_is_much_too_small_is_refused_after_one_probe(tmp_path, capfd, monkeypatch):
-    """The other models are estimated from their multiply-adds; nothing is trained."""
-    machine = Machine(monkeypatch, dict.fromkeys(FIELD, 1.0))
-    words = ["compare", "digits", "--models", *FIELD, "--out", str(tmp_path / "out")]
-    assert main([*words, "--budget", "90s"]) == 2
-    shown = capfd.readouterr().err
-    assert (len(machine.probed), machine.asked) == (1, [])
-    assert f"{machine.probed[0]}: about 26:04 per epoch (1.0 images/s), 1.0 GB of memory at batch size 64." in shown
-    assert "one epoch of every candidate, at least " in shown
-    assert shown.splitlines()[-1].endswith("; got 90 s. Raise --budget, or use fewer --models or --limit N.")
-
-
 def test_a_refused_budget_may_be_raised_and_a_used_one_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
     Machine(monkeypatch, PACES)
     words = dict(models=FIELD, out=tmp_path / "out", quiet=True)
-    with pytest.raises(UsageError, match=r"one epoch of every candidate, .* here \(.* alone .*\); got 8 s\."):
+    with pytest.raises(UsageError, match=r"one epoch of every candidate, about .* here \(an epoch of .*\); got 8 s\."):
         compare("digits", budget=8, **words)
-    compare("digits", budget=200, **words)
-    with pytest.raises(UsageError, match="--force"):
-        compare("digits", budget=400, **words)
-    compare("digits", budget=200, **words)
+    compare("digits", budget=400, **words)
+    with pytest.raises(UsageError, match=r"has results of budget=400; got budget=800\..* --force"):
+        compare("digits", budget=800, **words)
+    compare("digits", budget=400, **words)
 
 
-def test_every_model_that_is_probed_prints_what_it_costs(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("weft.study.frontier.write_comparison", lambda comparison: None)
+def test_every_model_that_is_timed_prints_what_it_costs(tmp_path, capfd, monkeypatch):
     Machine(monkeypatch, PACES)
-    compare("digits", models=FIELD, budget=200, out=tmp_path / "out", threads=1)
+    compare("digits", models=FIELD, budget=400, out=tmp_path / "out", threads=1)
     shown = capfd.readouterr().err
     for name in FIELD:
-        assert f"{name}: about 2 s per epoch (1,000 images/s), 1.0 GB of memory at batch size 64." in shown
-    assert "Starting and finishing a run takes about 5 s." in shown
-    assert shown.splitlines()[0].startswith("Comparing levit_nano_32, ceit_nano_32, cvt_nano_32, test_resnet on 1,438 ")
+        assert f"{name}: about 2 s per epoch (1,000 images/s)." in shown
+    assert "12 s are used, 100 s are kept for measuring speed." in shown
+    assert shown.splitlines()[0] == "Reading data.source: digits."
+    assert shown.splitlines()[1].startswith("Comparing levit_nano_32, ceit_nano_32, cvt_nano_32, test_resnet on 1,438 ")
+
+
+@pytest.mark.parametrize("budget", [[], ["--budget", "400s"]])
+def test_quiet_prints_nothing(budget, tmp_path, capfd, monkeypatch):
+    """Also with two concurrent runs, whose threads are started in a copy of the context."""
+    Machine(monkeypatch, PACES)
+    words = ["compare", "digits", "--models", *FIELD, "--jobs", "2", *budget, "--out", str(tmp_path / "out"), "--quiet"]
+    assert main(words) == 0
+    shown = capfd.readouterr()
+    assert shown.err == ""
+    assert "For accuracy, use " in shown.out
 
 
 def test_a_budget_stops_the_worse_half(tmp_path, capfd, monkeypatch):
     """With made-up trainings: what is better goes on, what dies is named, seeds are for those that get to the end."""
     machine = Machine(monkeypatch, PACES, failing="test_resnet")
-    words = ["--budget", "200s", "--seeds", "2", "--out", str(tmp_path / "out"), "--json"]
+    words = ["--budget", "400s", "--seeds", "2", "--out", str(tmp_path / "out"), "--json"]
     models = ("levit_nano_32", "cvt_nano_32", "ceit_nano_32", "test_resnet")
     assert main(["compare", "digits", "--models", *models, *words]) == 0
     shown = capfd.readouterr()
     found = json.loads(shown.out)
-    known = json.loads((tmp_path / "out" / "compare.json").read_text())
-    stages = known["stages"]
-    by_name = {item["name"]: item for item in found["entries"]}
+    stages = json.loads((tmp_path / "out" / "experiment.json").read_text())["decisions"]["length"]["stages"]
+    by_name = {row["name"]: row for row in found["rows"]}
     assert [by_name[name]["stopped_after"] for name in models] == [None, stages[0], None, None]
-    assert by_name["test_resnet"]["error"] == "killed by signal 9 (SIGKILL)"
+    assert by_name["test_resnet"]["errors"] == [[0, "killed by signal 9 (SIGKILL)"]]
     assert list(by_name) == list(FIELD)
     assert ("levit-nano-32-seed1", None) in machine.asked
     assert not any(name == "cvt-nano-32-seed1" for name, _ in machine.asked)
     assert f"Stopped after epoch {stages[0]}: cvt_nano_32." in shown.err
     assert "cvt_nano_32 stopped early; longer training could change the ranking." in found["advice"]
-    page = (tmp_path / "out" / "report.md").read_text()
-    assert "killed by signal 9" in page
-    assert f"stopped after epoch {stages[0]}" in page
+    assert by_name["cvt_nano_32"]["verdict"] == f"stopped after epoch {stages[0]}"
 
 
 @pytest.mark.slow
 def test_a_budget_that_holds_nothing_says_what_it_would_take(tmp_path):
-    with pytest.raises(UsageError, match=r"one epoch of every candidate, .* here \(.* alone .*\); got 0 s\."):
+    with pytest.raises(UsageError, match=r"one epoch of every candidate, about .* here \(.*\); got 0 s\."):
         compare("digits", models=MODELS, budget=0.01, settings={"data.limit": 64}, out=tmp_path / "out", quiet=True)
 
 
-def recipe_for_probe(batch_size):
-    settings = {"model": "levit_nano_32", "epochs": 2, "batch_size": batch_size, "workers": 0}
-    return load_recipe("digits", list(settings.items()))
+def timed_recipe(precision="fp32"):
+    settings = {"model": "levit_nano_32", "epochs": 2, "batch_size": 8, "workers": 0, "precision": precision}
+    return load_recipe("digits", [*settings.items(), ("data.source", "digits")])
 
 
-def test_a_probe_is_small_and_estimates_time_and_memory():
-    splits = open_data("digits", SplitPlan(limit=128))
-    recipe = recipe_for_probe(64)
-    macs = probing.macs_of(recipe, 10)
-    assert macs == pytest.approx(row_of("levit_nano_32").macs, rel=0.02)  # 10 classes
-    found = probing.probe(recipe, macs, splits)
-    assert found.image > 0
-    assert found.batch_size == 64
-    larger = probing.probe(recipe_for_probe(128), 1e12, splits)  # a network so large that the probe has 4 images
-    activations = found.memory - probing.PROCESS_BYTES
-    assert activations > 64 * 3 * 32 * 32 * 4
-    assert larger.memory - probing.PROCESS_BYTES == pytest.approx(2 * activations, rel=0.3)
-    assert probing.macs_of(dataclasses.replace(recipe, model="ceit_nano_32"), 10) > macs
+@pytest.mark.parametrize("splits", [None, "digits"])
+def test_steps_of_training_are_timed(splits):
+    splits = None if splits is None else open_data(splits, SplitPlan(limit=64))
+    assert 0 < timing.seconds_per_image(timed_recipe(), splits, 1) < 1
 
 
-def test_a_probe_computes_in_the_precision_that_a_run_would_choose(monkeypatch):
-    used: list[tuple[str, str]] = []
-    in_bf16 = Runtime(Runtime.of("cpu").accelerator, "bf16")
-    monkeypatch.setattr(probing, "find_precision", lambda recipe, classes, runtime: (in_bf16, ""))
-    monkeypatch.setattr(
-        probing,
-        "_timed",
-        lambda plan, learner: used.append((plan.recipe.precision, plan.runtime.precision)) or (0, 1, 1),
-    )
-    for precision in ("auto", "fp32"):
-        recipe = dataclasses.replace(recipe_for_probe(8), precision=precision)
-        probing.probe(recipe, 1e6, open_data("digits", SplitPlan(limit=16)))
-    assert used == [("bf16", "bf16"), ("fp32", "fp32")]
+def test_steps_are_timed_in_the_precision_and_with_the_threads_of_a_run(monkeypatch):
+    used = []
 
+    def time_steps(plan):
+        used.append((plan.recipe.precision, plan.runtime.precision, torch.get_num_threads()))
+        return 0.0, 1.0
 
-def test_a_probe_uses_the_threads_of_a_run_and_no_more_after_it(monkeypatch):
-    used: list[int] = []
-    monkeypatch.setattr(probing, "_timed", lambda plan, learner: used.append(torch.get_num_threads()) or (0, 1, 1))
-    before = torch.get_num_threads()
-    probing.probe(recipe_for_probe(64), 1e9, open_data("digits", SplitPlan(limit=128)), threads=before + 1)
-    assert used == [before + 1]
+    monkeypatch.setattr(timing, "_time_steps", time_steps)
+    before, splits = torch.get_num_threads(), open_data("digits", SplitPlan(limit=16))
+    for precision in ("bf16", "fp32"):
+        timing.seconds_per_image(timed_recipe(precision), splits, before + 1)
+    assert used == [("bf16", "bf16", before + 1), ("fp32", "fp32", before + 1)]
     assert torch.get_num_threads() == before
 
 
-def test_a_budget_measures_all_forms_of_the_first_and_torch_of_the_others(tmp_path, monkeypatch):
-    """What was measured in torch only is measured again when there is time."""
+def test_with_no_time_left_a_model_is_measured_in_torch_only(tmp_path, monkeypatch, capfd):
+    """It is measured again when there is time."""
     jobs, asked = {}, []
     for name in ("best", "other"):
         jobs[name] = Job(tmp_path / name, "digits", "digits", {"seed": 0})
-        jobs[name].folder.mkdir()
-        record = {"job": jobs[name].record(), "measured": [], "curve": [], "images_per_second": 100.0}
-        jobs[name].result_file.write_text(json.dumps(record))
+        write_result(jobs[name], Result(job=jobs[name].record()))
 
-    def forms_of(exported, job, result, tell, progress, is_full):
+    def forms_of(exported, job, result, *, is_full):
         asked.append((job.folder.name, is_full))
         return [form("float", 50.0, 100)]
 
-    monkeypatch.setattr(speeds, "_forms_of", forms_of)
-    quick, full = (speeds.form_seconds(0.01, 100, is_full=is_full) for is_full in (False, True))
-    assert 0 < quick < full
-    output: list[str] = []
-
-    def measure(left):
-        return measure_forms(tmp_path, jobs, output.append, num_val=100, left=lambda: left, quiet=True)
-
-    measure(quick)
-    assert asked == [("best", False), ("other", False)]
-    assert "other is measured in torch only: the budget does not suffice to convert it to OpenVINO and int8." in output
-    measure(quick)
-    assert len(asked) == 2
-    measure(math.inf)
-    assert asked[2:] == [("best", True), ("other", True)]
-    measure(quick)
-    assert len(asked) == 4
-
-
-def planned(tmp_path, candidates, output, base=None, settings=None):
-    plan = comparison_plan.ComparisonPlan(
-        tmp_path, "photos", base, settings or {}, None, candidates, "local", 1, 1, {"budget": None}, Stopwatch(), True
+    monkeypatch.setattr(forms, "_forms_of", forms_of)
+    left = iter((1.0, 0.0))
+    measure_forms(tmp_path, jobs, lambda: next(left))
+    assert asked == [("best", True), ("other", False)]
+    assert (
+        "other is measured in torch only: no time is left to convert it to OpenVINO and int8." in capfd.readouterr().err
     )
-    plan.tell = output.append
-    plan.start_from(plan.find_weights())
-    return plan
+    measure_forms(tmp_path, jobs, lambda: 0.0)
+    assert len(asked) == 2
+    measure_forms(tmp_path, jobs, lambda: math.inf)
+    assert asked[2:] == [("other", True)]
 
 
-def test_candidates_with_public_weights_start_from_them(tmp_path, hub):
+def planned(chosen, base=None, settings=None) -> tuple[Study, dict[str, str]]:
+    """Return a comparison as a study, and the weights of its models."""
+    weights = find_weights(chosen, base, settings or {})
+    return study_of(chosen, "photos", base, settings or {}, weights), weights
+
+
+def test_candidates_with_public_weights_start_from_them(hub, capfd):
     """From a hub's cache that holds the default candidates' weights; CeiT has none on any hub."""
-    output: list[str] = []
-    plan = planned(tmp_path, LARGE, output)
-    assert {candidate.name: candidate.weights for candidate in plan.candidates} == {
+    study, weights = planned(LARGE)
+    assert weights == {
         "CeiT": "",
         "CvT": "microsoft/cvt-13",
         "LeViT": "timm/levit_256.fb_dist_in1k",
         "DeiT": "timm/deit_tiny_patch16_224.fb_in1k",
         "ResNet": "timm/resnet18.a1_in1k",
     }
-    assert len(output) == 1
-    assert "CeiT is trained from scratch: weft cannot download the weights of ceit_tiny_patch16_224" in output[0]
-    jobs = {candidate.name: plan.job(candidate, 0, 3, None) for candidate in plan.candidates}
-    assert {name: job.recipe for name, job in jobs.items()} == {
+    notes = [line for line in capfd.readouterr().err.splitlines() if "from scratch" in line]
+    assert len(notes) == 1
+    assert "CeiT is trained from scratch: weft cannot download the weights of ceit_tiny_patch16_224" in notes[0]
+    assert {variant.name: study.recipe(variant, "small") for variant in study.variants} == {
         "CeiT": None,
         **dict.fromkeys(("CvT", "LeViT", "DeiT", "ResNet"), "small_folder"),
     }
-    assert plan.recipe == "small_folder"
+    assert study.scales["small"].recipe == "small_folder"
+    recipes = [recipe_of(study, variant, "small") for variant in study.variants]
+    assert {(recipe.batch_size, recipe.precision) for recipe in recipes} == {(32, "fp32")}  # of both recipes
 
 
-def test_frozen_layers_need_the_weights_of_each_candidate(tmp_path, monkeypatch):
+def test_frozen_layers_need_the_weights_of_each_candidate(monkeypatch):
     """Which of them has public weights is known before training, but not where the settings are read."""
-    one, other = LARGE[:2]
-    monkeypatch.setattr(comparison_plan, "public_weights", lambda name: ("owner/weights" * (name == one.model), ""))
-    monkeypatch.setattr(comparison_plan, "image_size_hint", lambda images: (375, 500))
+    (one, own), (other, others) = list(LARGE.items())[:2]
+    monkeypatch.setattr(candidates, "public_weights", lambda name: ("owner/weights" * (name == own["model"]), ""))
     settings = {"optim.freeze": "backbone"}
-    for candidate in (one, other):
-        comparing._check(candidate, None, settings)
-    plan = planned(tmp_path, (one, other), [], settings=settings)
-    plan.splits = SimpleNamespace(train=range(200))
-    assert plan.recipe_of(plan.candidates[0]).optim.freeze == "backbone"
-    with pytest.raises(UsageError, match=f"needs trained weights; {other.model} starts from random ones"):
-        plan.recipe_of(plan.candidates[1])
+    candidates.check_candidates({one: own, other: others}, None, settings)
+    study, _ = planned({one: own, other: others}, settings=settings)
+    first, second = (recipe_of(study, variant, "small") for variant in study.variants)
+    assert fill_in(first, (375, 500), 200)[0].optim.freeze == "backbone"
+    with pytest.raises(UsageError, match=f"needs trained weights; {others['model']} starts from random ones"):
+        fill_in(second, (375, 500), 200)
 
 
-def test_without_any_weights_all_are_trained_from_scratch(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(comparison_plan, "public_weights", lambda model: ("", "no network"))
-    output: list[str] = []
-    plan = planned(tmp_path, LARGE, output)
-    assert plan.recipe is None
-    assert not any(candidate.weights for candidate in plan.candidates)
-    assert len(output) == len(LARGE)
+def test_without_any_weights_all_are_trained_from_scratch(monkeypatch, capfd):
+    monkeypatch.setattr(candidates, "public_weights", lambda model: ("", "no network"))
+    study, weights = planned(LARGE)
+    assert study.scales["small"].recipe is None
+    assert not any(weights.values())
+    assert capfd.readouterr().err.count("is trained from scratch: no network") == len(LARGE)
 
 
-def test_small_images_and_given_recipes_are_not_asked_about(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison_plan, "public_weights", lambda model: pytest.fail("asked for weights"))
-    assert not any(c.weights for c in planned(tmp_path, SMALL, [], base="small_images").candidates)
-    assert not any(c.weights for c in planned(tmp_path, LARGE, [], settings={"pretrained": "false"}).candidates)
-    assert comparing._recipe_for("photos", 32) == "small_images"
-    assert comparing._recipe_for("photos", 224) is None
+def test_small_images_and_given_recipes_are_not_asked_about(monkeypatch):
+    monkeypatch.setattr(candidates, "public_weights", lambda model: pytest.fail("asked for weights"))
+    assert not any(planned(SMALL, base="small_images")[1].values())
+    assert not any(planned(LARGE, settings={"pretrained": "false"})[1].values())
+    assert recipe_from_scratch("photos", 32) == "small_images"
+    assert recipe_from_scratch("photos", 224) is None
 
 
-def test_a_recipe_that_asks_for_weights_goes_without_where_there_are_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        comparison_plan, "public_weights", lambda model: ("", "none") if "ceit" in model else ("x/y", "")
-    )
-    plan = planned(tmp_path, LARGE[:2], [], base="small_folder")
-    jobs = [plan.job(candidate, 0, 3, None) for candidate in plan.candidates]
-    assert [job.recipe for job in jobs] == ["small_folder", "small_folder"]
-    assert [job.settings.get("pretrained") for job in jobs] == [False, None]
+def test_a_recipe_that_asks_for_weights_goes_without_where_there_are_none(monkeypatch):
+    monkeypatch.setattr(candidates, "public_weights", lambda model: ("", "none") if "ceit" in model else ("x/y", ""))
+    study, _ = planned(dict(list(LARGE.items())[:2]), base="small_folder")
+    assert [study.recipe(variant, "small") for variant in study.variants] == ["small_folder", "small_folder"]
+    assert [variant.set.get("pretrained") for variant in study.variants] == [False, None]
+
+
+def test_a_linear_probe_of_one_model_is_no_comparison(capfd):
+    recipe = load_recipe("probe")
+    with pytest.raises(UsageError, match=r"at least two models with public weights; got b\. Name other --models"):
+        with_weights({"A": {"model": "a"}, "B": {"model": "b"}}, {"A": "", "B": "x/b"}, recipe)
 
 
 def test_the_advice_says_what_starting_from_scratch_means():
@@ -624,7 +577,7 @@ def test_the_advice_says_what_starting_from_scratch_means():
     assert f"{first.name} was trained from scratch, since there are no public weights" in advice
     assert "not which architecture is better" in advice
     assert "from scratch" not in advise(ENTRIES[:2], Limits())
-    assert [trained_cells(entry)[1] for entry in (first, second)] == ["scratch", "timm/x"]
+    assert [row[1] for row in result_of((first, second)).table()[1]] == ["scratch", "timm/x"]
 
 
 @pytest.mark.slow
@@ -639,7 +592,7 @@ def test_weights_and_scratch_in_one_comparison(tmp_path, hub):
     settings = {"img_size": 64, "batch_size": 8, "epochs": 1}
     models = ["levit_128s", "ceit_nano_32"]
     found = compare(tmp_path / "photos", models=models, settings=settings, out=tmp_path / "out", quiet=True)
-    weights = {entry.model: entry.weights for entry in found.entries}
+    weights = {row.model: row.weights for row in found.rows}
     assert weights == {"levit_128s": "timm/levit_128s.fb_dist_in1k", "ceit_nano_32": ""}
     assert "since there are no public weights: ceit_nano_32" in found.protocol
     log = (tmp_path / "out" / "runs" / "levit-128s-seed0" / "run" / "recipe.yaml").read_text()
@@ -647,14 +600,21 @@ def test_weights_and_scratch_in_one_comparison(tmp_path, hub):
     assert "initial weights" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_seeds_are_compared_with_their_own():
-    """A run that died leaves its pair out, and moves no other."""
-
-    def run(top1, error=None):
-        return Result(error, None if error else {None: Measured(top1, np.ones(4, bool))})
-
-    mine, best = [run(70.0), run(0, "died"), run(75.0)], [run(80.0), run(90.0), run(84.0)]
-    assert comparing._difference_to_best(mine, best).value == pytest.approx(-9.5)
+def test_seeds_are_compared_with_their_own(tmp_path):
+    """A run that failed leaves its pair out, and moves no other."""
+    experiment = Experiment(load_study("ceit-lca").at_scale("small"), "small", tmp_path, {"cifar10": "x"}, {})
+    ours, theirs = [70, None, 75], [80, 90, 84]
+    for name, values in zip(experiment.variants, (theirs, ours), strict=True):
+        for seed, top1 in enumerate(values):
+            correct = ((None, "1" * (top1 or 0) + "0" * (100 - (top1 or 0))),)
+            result = Result(error="killed") if top1 is None else Result(correct=correct)
+            experiment.results[experiment.job((name, seed)).folder] = result
+    first, second = experiment.rows([])
+    assert first.top1 == (80.0, 90.0, 84.0)
+    assert second.effect.value == pytest.approx(-9.5)
+    assert second.errors == ((1, "killed"),)
+    first, second = experiment.rows([], best=second.name)
+    assert (first.effect.value, second.effect) == (pytest.approx(9.5), None)
 
 
 @pytest.mark.parametrize(

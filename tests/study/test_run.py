@@ -15,11 +15,12 @@ import pytest
 from weft.cli import main
 from weft.errors import DataError, UsageError
 from weft.study import compare, load_study, run_study
+from weft.study.engine import Engine
+from weft.study.experiment import verdict
+from weft.study.jobs import Job, Result, failure_of, read_result, start_process
 from weft.study.report import lines_figure
-from weft.study.result import Row, StudyResult
-from weft.study.run import verdict
-from weft.study.runner import Job, Result, _Process, last_speed, read_result, run_jobs
-from weft.study.statistics import Estimate, mean_of_runs, seeds_to_show
+from weft.study.result import ExperimentResult, Row
+from weft.study.statistics import Estimate
 
 pytestmark = pytest.mark.figures
 
@@ -53,11 +54,9 @@ def test_lines_are_drawn_over_what_was_run():
     study = load_study("data-efficiency")
     estimate = Estimate(50.0, 49.0, 51.0)
     rows = tuple(
-        Row(variant.name, variant.against, (50.0,), estimate, None, None, None, "", 0, 0, 0.0, ())
-        for variant in study.variants
-        if variant.at in (1, 10)
+        Row(variant.name, variant.against, (50.0,), estimate) for variant in study.variants if variant.at in (1, 10)
     )
-    figure = lines_figure(StudyResult(Path(), study, "small", "cifar10", 1, rows, {}, 0.0))
+    figure = lines_figure(ExperimentResult(Path(), study, "small", "cifar10", 1, rows))
     (axes,) = figure.axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "10"]
     assert len(figure.legends[0].get_texts()) == 5
@@ -67,7 +66,7 @@ def test_lines_are_drawn_over_what_was_run():
 def test_a_study_from_its_file_to_its_page(file, capfd):
     """One of its variants cannot be trained; then once more, and then another in its place."""
     done = run_study(file, out=file.parent / "out", jobs=2, quiet=True)
-    assert [row.variant for row in done.rows] == ["with", "without", "larger", "broken"]
+    assert [row.name for row in done.rows] == ["with", "without", "larger", "broken"]
     base, without, larger, broken = done.rows
     assert len(base.top1) == len(without.top1) == len(larger.top1) == 2
     assert base.effect is None
@@ -75,7 +74,8 @@ def test_a_study_from_its_file_to_its_page(file, capfd):
     differences = [a - b for a, b in zip(without.top1, base.top1, strict=True)]
     assert without.effect.value == pytest.approx(np.mean(differences))
     assert without.effect.low < without.effect.value < without.effect.high
-    assert base.macs == larger.macs  # one run, asked at two sizes
+    assert base.macs == larger.macs  # one run, evaluated at two sizes
+    assert (len(base.curve), larger.curve) == (1, ())
     assert (broken.top1, broken.mean, broken.verdict) == ((), None, "failed")
     assert [seed for seed, _ in broken.errors] == [0, 1]
     assert "needs at least 2 images per forward pass" in broken.errors[0][1]
@@ -87,8 +87,8 @@ def test_a_study_from_its_file_to_its_page(file, capfd):
     sizes = [("with", "0", ""), ("without", "0", ""), ("larger", "0", "48")]
     assert [(row["variant"], row["seed"], row["img_size"]) for row in rows[:6:2]] == sizes
     fields = json.loads((done.out / "results.json").read_text())
-    assert fields["variants"][1]["paper_effect"] == -1.5
-    assert fields["variants"][1]["effect"] == pytest.approx(list(without.effect))
+    assert fields["rows"][1]["paper_effect"] == -1.5
+    assert fields["rows"][1]["effect"] == pytest.approx(list(without.effect))
     page, text = ((done.out / name).read_text() for name in ("report.html", "report.md"))
     for word in ("What attention bias brings", "Failed runs", "at least 2 images", without.verdict):
         assert word in page
@@ -99,8 +99,8 @@ def test_a_study_from_its_file_to_its_page(file, capfd):
     assert len(before) == 4
     assert main(["study", str(file), "--out", str(done.out), "--only", "without", "--json"]) == 0
     output = json.loads(capfd.readouterr().out)
-    assert [row["variant"] for row in output["variants"]] == ["with", "without", "larger"]  # all that are finished
-    assert output["variants"][0]["top1"] == list(base.top1)
+    assert [row["name"] for row in output["rows"]] == ["with", "without", "larger"]  # all that are finished
+    assert output["rows"][0]["top1"] == list(base.top1)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     with pytest.raises(UsageError, match="out"):
         run_study(file, out=done.out, settings={"epochs": 2}, quiet=True)
@@ -112,20 +112,14 @@ def job(folder: Path, **settings: object) -> Job:
     return Job(folder, "digits", "digits", {**base, "epochs": 3, "save.every_steps": 1, **settings})
 
 
-def killed_with_a_state(job: Job) -> _Process:
-    process = _Process(job, 1)
+def killed_with_a_state(job: Job) -> int:
+    """Kill a job when it has saved a state; return its exit code."""
+    process = start_process(job, 1)
     deadline = time.monotonic() + 120
     while not list((job.folder / "run").glob("state/*.json")) and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.process.kill()
-    process.process.wait()
-    return process
-
-
-@pytest.mark.parametrize(("speeds", "last"), [([90.0, 100.0], 100.0), ([90.0, 0.0], 90.0), ([0.0], 0.0), ([], 0.0)])
-def test_an_epoch_that_was_not_timed_has_no_speed(speeds, last):
-    """It was resumed between its last step and its end."""
-    assert last_speed(speeds) == last
+    process.kill()
+    return process.wait()
 
 
 @pytest.mark.slow
@@ -135,39 +129,65 @@ def test_a_run_that_is_killed_in_its_first_state_begins_again(tmp_path):
     for manifest in (killed.folder / "run").glob("state/*.json"):
         manifest.unlink()
     assert list((killed.folder / "run").glob("state/*.safetensors"))
-    (result,) = run_jobs([killed]).values()
+    (result,) = Engine().run([killed]).values()
     assert (result.error, len(result.curve)) == (None, 1)
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_to_the_same_answers(tmp_path):
     whole, killed = job(tmp_path / "whole"), job(tmp_path / "killed")
-    process = killed_with_a_state(killed)
-    assert process.failure() == f"killed by signal 9 ({signal.SIGKILL.name})"
+    code = killed_with_a_state(killed)
+    assert failure_of(killed, code) == f"killed by signal 9 ({signal.SIGKILL.name})"
     assert read_result(killed) is None
-    results = run_jobs([whole, killed], at_once=2)
+    results = Engine(at_once=2).run([whole, killed])
     first, second = (results[each.folder] for each in (whole, killed))
     assert first.error is None
     assert first.curve == second.curve
-    assert np.array_equal(first.measured[None].right, second.measured[None].right)
+    assert first.correct == second.correct
     assert len(first.curve) == 3
     assert read_result(job(tmp_path / "whole", epochs=2)) is None  # another job has no result there
 
 
 @pytest.mark.slow
-def test_over_two_workers_of_ray(tmp_path, monkeypatch):
+def test_over_two_workers_of_ray(tmp_path):
     """Results as by the engine of this machine; what dies takes nothing with it."""
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    monkeypatch.setattr("weft.study.runner.available_cores", lambda: 2)
     try:
         tasks = [job(tmp_path / name, epochs=1, **more) for name, more in (("a", {}), ("b", {"batch_size": 1}))]
-        results = run_jobs(tasks, engine="ray", at_once=2)
+        results = Engine("ray", threads=1).run(tasks)
     finally:
         ray.shutdown()
-    (here,) = run_jobs([job(tmp_path / "here", epochs=1)]).values()
-    assert np.array_equal(results[tasks[0].folder].right, here.right)
+    (here,) = Engine().run([job(tmp_path / "here", epochs=1)]).values()
+    assert results[tasks[0].folder].correct == here.correct
     assert "at least 2 images" in results[tasks[1].folder].error
+
+
+PLUGIN = """
+import os, time
+from pathlib import Path
+folder = Path({folder!r})
+(folder / f"{{os.getpid()}}.txt").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+deadline = time.monotonic() + 100
+while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_each_run_on_ray_has_a_gpu_of_its_own(tmp_path, monkeypatch):
+    """Two workers with a fake GPU each. Their processes wait for each other, so that both run at the same time."""
+    ray = pytest.importorskip("ray")
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "plugin.py").write_text(PLUGIN.format(folder=str(tmp_path / "seen")))
+    monkeypatch.setenv("WEFT_PLUGINS", str(tmp_path / "plugin.py"))
+    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        results = Engine("ray", threads=1).run([job(tmp_path / name) for name in ("a", "b")])
+    finally:
+        ray.shutdown()
+    assert all("plugin.py" in result.error for result in results.values())  # it has no family
+    assert sorted(file.read_text() for file in (tmp_path / "seen").iterdir()) == ["0", "1"]
 
 
 @pytest.mark.slow
@@ -177,7 +197,7 @@ def test_a_study_that_is_stopped_stops_its_runs(tmp_path):
 
     short, long = job(tmp_path / "short", batch_size=1), job(tmp_path / "long", epochs=500)
     with pytest.raises(KeyboardInterrupt):
-        run_jobs([short, long], at_once=2, on_done=stop)
+        Engine(at_once=2).run([short, long], on_done=stop)
     assert not _children()
     assert read_result(long) is None
     log = (tmp_path / "long" / "log.txt").read_text()
@@ -187,21 +207,23 @@ def test_a_study_that_is_stopped_stops_its_runs(tmp_path):
 def _children() -> list[str]:
     """Processes of jobs that are alive."""
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    return [line.decode() for line in lines if b"weft.study.runner" in line and b"test_a_study_that_is_stopped" in line]
+    return [
+        line.decode() for line in lines if b"weft.study.job_process" in line and b"test_a_study_that_is_stopped" in line
+    ]
 
 
 @pytest.mark.slow
 def test_a_job_that_stops_early_goes_on_later(tmp_path):
     """Each leaves its own result, and neither is run again."""
     early, whole = (dataclasses.replace(job(tmp_path / "job", epochs=2), until=until) for until in (1, None))
-    (first,) = run_jobs([early]).values()
+    (first,) = Engine().run([early]).values()
     assert [epoch for epoch, _ in first.curve] == [1]
-    (last,) = run_jobs([whole]).values()
+    (last,) = Engine().run([whole]).values()
     assert [epoch for epoch, _ in last.curve] == [1, 2]
     assert last.curve[:1] == first.curve
     before = {path: path.stat().st_mtime_ns for path in (early.result_file, whole.result_file)}
-    (again,) = run_jobs([early]).values()
-    assert (again.top1, again.curve) == (first.top1, first.curve)
+    (again,) = Engine().run([early]).values()
+    assert again == first
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -221,13 +243,6 @@ def test_nothing_is_called_equal(effect, paper, arguments):
     assert verdict(effect, paper) == arguments
 
 
-def test_an_effect_that_is_not_shown_states_the_number_of_seeds():
-    effect = mean_of_runs([1.0, -1.0, 0.6])
-    needed = seeds_to_show(effect, 3, 0.5)
-    assert verdict(effect, 0.5, 3) == f"no difference shown (for +0.5: {needed} seeds)"
-    assert verdict(effect, 9.0, 3) == "no difference shown"  # three would have shown it
-
-
 def test_settings_of_the_data_hold_before_the_first_run(file, tmp_path):
     """Data that need `follow_links` or `max_bad` are opened with them."""
     opened = []
@@ -241,7 +256,7 @@ def test_settings_of_the_data_hold_before_the_first_run(file, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("weft.study.run.open_data", note)
-        patch.setattr("weft.study.comparison.open_data", note)
+        patch.setattr("weft.train.plan.open_data", note)
         settings = {"data.follow_links": True, "data.max_bad": 0.7}
         with pytest.raises(Opened):
             run_study(file, "digits", settings=settings, out=tmp_path / "study", quiet=True)

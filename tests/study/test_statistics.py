@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from weft.intervals import ENOUGH_IMAGES, accuracy_of, difference_of, interval_of, too_few_text
-from weft.study.statistics import accuracy, difference, mcnemar, mean_of_runs, seeds_to_show
+from weft.study.statistics import accuracy, difference, mcnemar, mean_of_runs, paired_difference
 
 
 def test_a_mean_of_runs_is_students_interval():
@@ -85,11 +85,10 @@ def test_mcnemar_counts_disagreements_alone():
     assert mcnemar(first, first) == 1
 
 
-def test_the_number_of_seeds_that_shows_an_effect():
-    """The interval of that many runs with the same deviation is narrower than the effect, of one fewer it is not."""
-    values = [1.2, -0.4, 0.9]
-    needed = seeds_to_show(mean_of_runs(values), 3, 1.0)
-    deviation = np.std(values, ddof=1)
-    halves = [stats.t.ppf(0.975, count - 1) * deviation / np.sqrt(count) for count in (needed - 1, needed)]
-    assert halves[0] >= 1.0 > halves[1]
-    assert seeds_to_show(mean_of_runs(values), 3, 1e-6) is None
+def test_one_pair_is_compared_by_images_and_several_by_seeds():
+    right, wrong = np.ones(20, bool), np.zeros(20, bool)
+    half = np.arange(20) < 10
+    assert paired_difference([]) is None
+    assert paired_difference([(right, half)]) == difference(right, half)
+    assert paired_difference([(right, half), (half, wrong)]) == mean_of_runs([50.0, 50.0])
+    assert paired_difference([(right, np.ones(4, bool))]) == (0.0, -math.inf, math.inf)  # on different images

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.study.trainer import Trainer, write_result
 from weft.cli import main
 from weft.progress import Work
 from weft.runs.directory import EpochRow, write_metrics
-from weft.study import runner, watch
-from weft.study.runner import Job, run_jobs
+from weft.study import engine, watch
+from weft.study.engine import Engine
+from weft.study.jobs import Job, Result
 
 ROW = EpochRow(1, 10, 1e-3, 1.2, 40.0, 1.1, 45.25, 90.0, 120.0, 1.0, 8.0)
 
@@ -51,35 +52,33 @@ def shown(work: Work) -> str:
 
 
 def test_epochs_of_the_runs_in_progress(tmp_path: Path, now: Now) -> None:
-    """The time left counts the expected cost of each model."""
     first, second = job(tmp_path / "first-seed0", epochs=4), job(tmp_path / "second-seed0", epochs=4)
     progress = work(now)
-    watched = watch._Watch([first, second], {first.folder: 1.0, second.folder: 3.0}, progress)
+    watched = watch._Watch([first, second], progress)
     watched.on_wait([first])
     assert shown(progress) == "training first-seed0, epoch 1 of 4: 0:00 elapsed"
     trained(first, ROW, ROW._replace(epoch=2, val_top1=float("nan"), images_per_second=0.0))
     now.seconds += 10
     watched.on_wait([first])
-    assert shown(progress) == "training first-seed0, epoch 3 of 4 (45.2 %, 120 images/s): 0:10 elapsed, 1:10 left"
+    assert shown(progress) == "training first-seed0, epoch 3 of 4 (45.2 %, 120 images/s): 0:10 elapsed, 0:30 left"
     trained(first, *[ROW] * 4)
     watched.on_wait([first])  # too early to read again
     assert ", epoch 3 of 4" in shown(progress)
     now.seconds += 10
     watched.on_wait([first])
-    assert shown(progress) == "training first-seed0, after epoch 4 of 4 (45.2 %, 120 images/s): 0:20 elapsed, 1:00 left"
+    assert shown(progress) == "training first-seed0, after epoch 4 of 4 (45.2 %, 120 images/s): 0:20 elapsed, 0:20 left"
     now.seconds += 10
     watched.on_wait([second])
-    assert shown(progress) == "training second-seed0, epoch 1 of 4: 0:30 elapsed, 1:30 left"
+    assert shown(progress) == "training second-seed0, epoch 1 of 4: 0:30 elapsed, 0:30 left"
 
 
 def test_a_run_to_an_epoch_and_a_finished_one(tmp_path: Path, now: Now) -> None:
     """What an earlier call has done counts for neither the rate nor the time left."""
     part, done = job(tmp_path / "part", epochs=8, until=2), job(tmp_path / "done", epochs=8, until=2)
-    record = {"job": done.record(), "measured": [], "curve": []}
-    done.result_file.write_text(json.dumps(record))
+    write_result(done, Result(job=done.record()))
     trained(part, ROW)
     progress = work(now)
-    watched = watch._Watch([done, part], {}, progress)
+    watched = watch._Watch([done, part], progress)
     now.seconds += 30
     watched.on_wait([part])
     assert shown(progress) == "training part, epoch 2 of 8 (45.2 %, 120 images/s): 0:30 elapsed"
@@ -94,54 +93,29 @@ def test_many_runs_and_a_damaged_file(tmp_path: Path, now: Now) -> None:
     trained(jobs[0])
     (jobs[0].folder / "run" / "metrics.csv").write_text("epoch\nhalf")
     progress = work(now)
-    watch._Watch(jobs, {}, progress).on_wait(jobs)
+    watch._Watch(jobs, progress).on_wait(jobs)
     assert progress.name == "training run0, epoch 1 of 2; run1, epoch 1 of 2; run2, epoch 1 of 2; 2 more"
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of threads of the processes that would have started; all of them fail at once."""
-    threads: list[int] = []
-
-    class Process:
-        def __init__(self, job: Job, count: int) -> None:
-            self.job = job
-            threads.append(count)
-
-        def has_ended(self) -> bool:
-            return True
-
-        def failure(self) -> str:
-            return "made up"
-
-    monkeypatch.setattr(runner, "_Process", Process)
-    monkeypatch.setattr(runner, "POLL_SECONDS", 0.0)
-    return threads
 
 
 @pytest.mark.parametrize(("given", "at_once", "threads"), [(None, 1, 6), (None, 4, 1), (3, 4, 3), (9, 1, 9)])
 def test_threads_of_a_run(
-    given: int | None, at_once: int, threads: int, tmp_path: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
+    given: int | None, at_once: int, threads: int, tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "available_cores", lambda: 6)
-    waited: list[int] = []
+    monkeypatch.setattr(engine, "available_cores", lambda: 6)
     jobs = [job(tmp_path / name) for name in "ab"]
-    results = run_jobs(jobs, at_once=at_once, threads=given, on_wait=lambda running: waited.append(len(running)))
-    assert started == [threads] * 2
-    assert {result.error for result in results.values()} == {"made up"}
-    assert waited
-    assert max(waited) == min(at_once, 2)
+    results = Engine(at_once=at_once, threads=given).run(jobs)
+    assert (trainer.threads, len(results)) == (threads, 2)
 
 
 @pytest.mark.parametrize(
     "verb", ["compare digits --models levit_nano_32 ceit_nano_32", "study ceit-leff digits --seeds 1 --only 3x3"]
 )
 def test_threads_from_the_command_line(
-    verb: str, tmp_path: Path, started: list[int], capfd: pytest.CaptureFixture[str]
+    verb: str, tmp_path: Path, trainer: Trainer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*verb.split(), "--epochs", "1", "--out", str(tmp_path / "out")]
     assert main([*arguments, "--threads", "0"]) == 2
     assert "--threads must be a whole number of at least 1 and at most 1024; got 0." in capfd.readouterr().err
+    trainer.failing = {"levit-nano-32-seed0", "ceit-nano-32-seed0"}  # so that no speed is measured
     main([*arguments, "--threads", "3"])
-    assert started
-    assert set(started) == {3}
+    assert trainer.threads == 3

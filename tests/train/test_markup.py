@@ -21,13 +21,10 @@ from weft.inference.error_gallery import ExplainedError
 from weft.inference.report import write_report
 from weft.intervals import Estimate
 from weft.runs.hub import model_card
-from weft.study import Study, StudyResult
-from weft.study.frontier import write_comparison
-from weft.study.outcome import Comparison, Entry, Limits
+from weft.study import Study
 from weft.study.plan import Scale, StudyVariant
-from weft.study.report import write_study_report
-from weft.study.result import Row
-from weft.study.speeds import Form
+from weft.study.report import write_report as write_study_report
+from weft.study.result import ExperimentResult, Form, Limits, Row
 from weft.text import fenced, markdown, printable
 from weft.train import RunResult
 
@@ -159,14 +156,24 @@ def test_reports_of_studies(tmp_path: Path) -> None:
     scale = Scale("digits", "digits", set={"optim.opt": NAMES[0]})
     study = Study("mine", NAMES[2], NAMES[8], NAMES[4], {"small": scale}, variants, x="share $x$ of <b>")
     rows = tuple(
-        Row(name, NAMES[0], (50.0,), estimate, estimate, 1.0, 2.0, "higher", 1, 1, 1.0, ((0, f"no {name}"),))
+        Row(
+            name,
+            NAMES[0],
+            (50.0,),
+            estimate,
+            estimate,
+            verdict="higher",
+            curve=((1, 10.0), (2, 20.0)),
+            errors=((0, f"no {name}"),),
+            paper=1.0,
+            paper_effect=2.0,
+        )
         for name in NAMES
     )
-    curves = {name: ((1, 10.0), (2, 20.0)) for name in NAMES[:10]}
-    write_study_report(StudyResult(tmp_path, study, "small", NAMES[9], 1, rows, curves, 9.0))
+    write_study_report(ExperimentResult(tmp_path, study, "small", NAMES[9], 1, rows))
     check_page(tmp_path)
     check_page(tmp_path, tuple(f"no {name}" for name in NAMES))
-    other = StudyResult(tmp_path, dataclasses.replace(study, x=None), "small", "digits", 1, rows[:3], curves, 9.0)
+    other = ExperimentResult(tmp_path, dataclasses.replace(study, x=None), "small", "digits", 1, rows[:3])
     write_study_report(other)
     check_page(tmp_path, NAMES[:3])
 
@@ -174,15 +181,26 @@ def test_reports_of_studies(tmp_path: Path) -> None:
 def test_reports_of_comparisons(tmp_path: Path) -> None:
     estimate = Estimate(50.0, 49.0, 51.0)
     forms = (Form("float", NAMES[4], 50.0, 1.0, 100.0, 4.0),)
-    entries = tuple(
-        Entry(name, name, estimate, (50.0,), to_best=estimate, forms=forms, curve=((1, 1.0), (2, 2.0)), weights=name)
+    rows = tuple(
+        Row(name, None, (50.0,), estimate, estimate, curve=((1, 1.0), (2, 2.0)), weights=name, forms=forms)
         for name in NAMES
     )
-    failed = tuple(dataclasses.replace(entry, error=f"no {entry.name}", forms=()) for entry in entries)
-    both = (*entries, *failed)
-    write_comparison(
-        Comparison(tmp_path, NAMES[0], 9, 1, Limits(), NAMES[3], NAMES, both, ((NAMES[0], "float"),), NAMES[8])
+    failed = tuple(Row(name, errors=((0, f"no {name}"),)) for name in NAMES)
+    study = Study("compare", f"Comparison of models on {NAMES[0]}", "", "", {"small": Scale(None, NAMES[0])}, ())
+    result = ExperimentResult(
+        tmp_path,
+        study,
+        "small",
+        NAMES[0],
+        1,
+        (*rows, *failed),
+        notes=NAMES,
+        protocol=NAMES[3],
+        limits=Limits(),
+        frontier=((NAMES[0], "float"),),
+        advice=NAMES[8],
     )
+    write_study_report(result)
     check_page(tmp_path)
     check_page(tmp_path, tuple(f"no {name}" for name in NAMES))
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 
-from weft.cli.options import RUN_OPTIONS, add_common, example, print_json, run_settings, table, whole
+from weft.cli.experiment import add_experiment_options, checked_arguments, show
+from weft.cli.options import add_common, example, whole
 from weft.errors import UsageError
-from weft.processor import MAX_THREADS
 
 HELP = "train several models under one protocol, and recommend one"
 
@@ -31,16 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="N", default="1", help="training runs per model (default: 1)")
     parser.add_argument("--max-latency", metavar="TIME", help="limit on the latency of one image, for example 10ms")
     parser.add_argument("--max-size", metavar="SIZE", help="limit on the file size, for example 20MB")
-    parser.add_argument(
-        "--engine", choices=("local", "ray"), default="local", help="where training runs (default: local)"
-    )
-    parser.add_argument("--jobs", metavar="N", default="1", help="concurrent training runs (default: 1)")
-    parser.add_argument(
-        "--threads", metavar="N", help="CPU threads per training run (default: the cores shared among --jobs)"
-    )
-    add_common(parser, "--recipe", *RUN_OPTIONS)
-    add_common(parser, "--out", out="default: runs/compare-DATA")
-    add_common(parser, "--force", "--json", "--quiet")
+    add_common(parser, "--recipe")
+    add_experiment_options(parser, "runs/compare-DATA")
     example(parser, EXAMPLE)
 
 
@@ -48,57 +39,22 @@ def run(args: argparse.Namespace) -> int:
     """Compare models; print the tables and the recommendation."""
     latency = None if args.max_latency is None else milliseconds("--max-latency", args.max_latency)
     size = None if args.max_size is None else megabytes("--max-size", args.max_size)
-    threads = None if args.threads is None else whole("--threads", args.threads, MAX_THREADS)
-    from weft.data.folder import check_outside
-    from weft.data.open import check_exists
-    from weft.devices import check_device
-    from weft.files import refuse_taken
     from weft.models.families import check_name
-    from weft.recipes import load_recipe
+    from weft.progress import loading
     from weft.train.stop import seconds_of
 
-    seeds, jobs, settings = whole("--seeds", args.seeds), whole("--jobs", args.jobs), run_settings(args)
-    budget = None if args.budget is None else seconds_of(args.budget, "--budget")
-    check_device(load_recipe(args.recipe, list(settings.items())).device)
-    check_exists(args.data)
-    if args.out is not None:
-        check_outside(args.out, args.data)
-    if args.out is not None and not args.force and not (Path(args.out) / "compare.json").exists():
-        refuse_taken(Path(args.out), (), force=False)
-    from weft.progress import loading
-
+    seeds, budget = whole("--seeds", args.seeds), None if args.budget is None else seconds_of(args.budget, "--budget")
+    arguments = checked_arguments(args, [args.data], args.recipe)
     with loading():
         from weft.study import compare
 
         for name in args.models:
             check_name(name)
+    limits = {"max_latency_ms": latency, "max_megabytes": size}
     result = compare(
-        args.data,
-        models=args.models,
-        budget=budget,
-        seeds=seeds,
-        recipe=args.recipe,
-        settings=settings,
-        max_latency_ms=latency,
-        max_megabytes=size,
-        out=args.out,
-        engine=args.engine,
-        jobs=jobs,
-        threads=threads,
-        force=args.force,
+        args.data, models=args.models, budget=budget, seeds=seeds, recipe=args.recipe, **limits, **arguments
     )
-    if args.json:
-        print_json(result.as_dict())
-        return 0
-    from weft.study.outcome import DEPLOYED, TRAINED, deployed_rows, trained_cells
-
-    print(table(TRAINED, [trained_cells(entry) for entry in result.entries if entry.error is None]))
-    print()
-    print(table(DEPLOYED, deployed_rows(result)))
-    for entry in result.entries:
-        if entry.error is not None:
-            print(f"failed: {entry.name}: {entry.error}")
-    print(f"\n{result.advice}\n\nreport: {result.out / 'report.html'}")
+    show(result, as_json=args.json)
     return 0
 
 

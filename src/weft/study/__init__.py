@@ -8,10 +8,10 @@ from weft.lazy import attach
 
 if TYPE_CHECKING:
     from weft.study.comparison import compare as compare
-    from weft.study.outcome import Comparison as Comparison
     from weft.study.plan import Study as Study
     from weft.study.plan import load_study as load_study
     from weft.study.plan import study_names as study_names
+    from weft.study.result import Comparison as Comparison
     from weft.study.result import StudyResult as StudyResult
     from weft.study.run import run_study as run_study
 

@@ -1,15 +1,15 @@
 """`compare`: compare models by accuracy and speed on the user's images and machine.
 
-All candidates are trained under one protocol: the same recipe, images, split, length, seeds, batch size and precision.
-All seeds hold out the same images. For large images they
-start from public weights if these can be downloaded; a candidate without any is trained from scratch, with a recipe for
-that, and marked. Within a time budget they run in stages, and after each stage the worse half stops (successive
-halving, arXiv 1502.07943). All runs follow the schedule of a complete run, so nothing is trained twice.
+A comparison is a study of models under one protocol: the same recipe, images, split, length, seeds, batch size and
+precision. All seeds hold out the same images. For large images the models start from public weights if these can be
+downloaded; one without any is trained from scratch, with a recipe for that, and marked. Within a time budget they run
+in stages, and after each stage the worse half stops (successive halving, arXiv 1502.07943). All runs follow the
+schedule of a complete run, so nothing is trained twice.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,34 +17,45 @@ from typing import Any
 
 import numpy as np
 
-from weft.data import Splits, image_size_hint, open_data
+from weft.data import Splits, image_size_hint
 from weft.data.folder import check_outside
 from weft.data.preprocessing import eval_transform
-from weft.errors import DataError, UsageError
-from weft.files import write_whole
+from weft.errors import DataError, UsageError, WeftError
 from weft.grid import Grid
-from weft.inference.inputs import split_plan
-from weft.models.families import SMALL_SIDE, candidates
 from weft.processor import busy_note
-from weft.progress import reading
-from weft.recipes import load_recipe
-from weft.recipes.load import default_recipe
+from weft.progress import obeys_quiet, rate, say, working
+from weft.recipes import Recipe, load_recipe
 from weft.runtime import Runtime
-from weft.study.budget import Stopwatch
-from weft.study.comparison_plan import Candidate, ComparisonPlan, Trained
-from weft.study.outcome import Comparison, Entry, Form, Limits, advise, pareto
-from weft.study.plan import Scale, Study, StudyVariant, check_one_fold, check_variant, slug
-from weft.study.runner import Result, check_engine, kept_in, open_directory, threads_of
-from weft.study.speeds import measure_forms
-from weft.study.statistics import Estimate, accuracy, mcnemar, mean_of_runs, paired_difference
+from weft.study.advice import advise, pareto
+from weft.study.candidates import (
+    SCALE,
+    candidates_of,
+    check_candidates,
+    find_weights,
+    recipe_from_scratch,
+    study_of,
+    with_weights,
+)
+from weft.study.directory import Directory, opened
+from weft.study.engine import Engine
+from weft.study.experiment import Experiment
+from weft.study.forms import measure_forms
+from weft.study.halving import EVALUATION, Budget, plan_within, staying, time_text, training_seconds
+from weft.study.jobs import Job, Result
+from weft.study.plan import Study, StudyVariant, check_one_fold, recipe_of, slug
+from weft.study.protocol import AUTO, shared_settings, with_shared
+from weft.study.result import ExperimentResult, Limits, Row
+from weft.study.run import write
+from weft.study.statistics import accuracy
+from weft.study.timing import seconds_per_image
 from weft.text import first_few
 from weft.train.network import check_sync_bn
+from weft.train.plan import fill_in, open_splits
 
-CONTENTS = ("compare.json", "runs", "probes", "exports", "forms.json", "results.json", "report.md", "report.html")
-FIGURES = ("frontier.png", "curves.png")
 MIN_PER_CLASS = 5  # validation images per class; with fewer, an accuracy is a guess
 
 
+@obeys_quiet
 def compare(
     data: str | Path,
     *,
@@ -61,15 +72,15 @@ def compare(
     threads: int | None = None,
     force: bool = False,
     quiet: bool = False,
-) -> Comparison:
+) -> ExperimentResult:
     """Train several models under one protocol, measure their speed, and recommend one.
 
     Args:
         data: as in `train`.
         models: model names; empty for one of each family of weft, a DeiT and a ResNet of similar cost.
-        budget: time limit for everything, in seconds: estimating the cost of each model, training, and measuring
-            speed. None for the epochs of the recipe. It is met approximately: the time of a run is an estimate, and
-            a machine may become slower.
+        budget: time limit for everything, in seconds: timing each model, training, and measuring speed. None for the
+            epochs of the recipe. It is met approximately: the time of a run is an estimate, and a machine may become
+            slower.
         seeds: number of complete runs per remaining candidate.
         recipe: base recipe of all runs; None to choose by the images.
         settings: recipe settings of all runs, by dotted key.
@@ -83,85 +94,71 @@ def compare(
         UsageError: an unknown model or setting, a budget that is too small, or a directory that is taken.
         DataError: the dataset cannot be used, or has too few validation images to compare on.
     """
-    began = Stopwatch()
-    check_engine(engine, jobs)
-    if seeds < 1:
-        raise UsageError(f"seeds must be at least 1; got {seeds}.")
-    data, more = str(data), dict(settings or {})
-    given = load_recipe(recipe, list(more.items()))
-    if budget is not None and "epochs" in more:
-        raise UsageError("A budget decides the number of epochs; pass --budget or --epochs, not both.")
-    if budget is not None and ("steps" in more or given.epochs == 0):
-        length = f"steps={given.steps}" if "steps" in more else f"recipe {recipe} with epochs 0"
-        raise UsageError(f"A budget decides the number of epochs; got {length}. Omit it, or omit --budget.")
-    source = given.data
-    check_one_fold(source)
-    with reading(quiet=quiet) as progress:
-        splits = open_data(
-            data,
-            split_plan(given),
-            max_bad=source.max_bad,
-            max_pixels=source.max_pixels,
-            follow_links=source.follow_links,
-            image=source.image,
-            label=source.label,
-            progress=progress,
-        )
+    where, time = Engine(engine, jobs, threads), Budget(budget)
+    data, settings = str(data), dict(settings or {})
+    given = load_recipe(recipe, list(settings.items()))
+    _check_length(given, budget, seeds, recipe, settings)
+    check_one_fold(given.data)
+    splits = open_splits(dataclasses.replace(given, data=dataclasses.replace(given.data, source=data)))
     _check_val_size(splits)
     side = min(image_size_hint(splits.train))
-    chosen = _chosen(models, side)
-    base = recipe or _recipe_for(data, side)
-    for candidate in chosen:
-        _check(candidate, base, more)
+    base, chosen = recipe or recipe_from_scratch(data, side), candidates_of(models, side)
+    check_candidates(chosen, base, settings)
     if engine == "local":  # the machines of a cluster may have GPUs that this one does not have
-        check_sync_bn(load_recipe(base, list(more.items())), Runtime.of(given.device))
+        check_sync_bn(load_recipe(base, list(settings.items())), Runtime.of(given.device))
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
     check_outside(folder, data)
-    record = {"data": data, "models": [c.model for c in chosen], "recipe": base, "settings": more, "budget": budget}
-    record["stages"] = None  # until they are decided
-    known = open_directory(folder, "compare.json", record, (*CONTENTS, *FIGURES), force=force, same=_same_comparison)
-    known["budget"] = budget
-    threads = threads or threads_of(jobs)
-    watch = Stopwatch(known.get("seconds", 0.0) + began.spent())
-    plan = ComparisonPlan(folder, data, base, more, splits, chosen, engine, jobs, threads, known, watch, quiet)
-    plan.tell(
-        f"Comparing {', '.join(candidate.name for candidate in chosen)} on {len(splits.train):,} training images and"
-        f" {len(splits.val):,} held-out images of {data}, in {folder}."
-    )
-    crop = eval_transform({"input_size": (3, *Grid.of(given.img_size or side))})
-    for note in filter(None, (crop.note(splits.sizes), busy_note(jobs * threads))):
-        plan.tell(note)
-    if "weights" not in known:
-        known["weights"] = plan.find_weights()
-        plan.save()
-    plan.start_from(known["weights"])
-    if "shared" not in known:
-        known["shared"] = plan.decide_shared()
-        plan.save()
-    if known["stages"] is None:
-        known |= plan.decide(budget, seeds)
-        plan.save()
-    try:
-        with kept_in(folder):
-            results = plan.train(known["epochs"], known["stages"], seeds)
-            comparison = _summary(plan, results, seeds, Limits(max_latency_ms, max_megabytes))
-    finally:
-        plan.save()
-    from weft.study.frontier import write_comparison  # matplotlib
-
-    write_whole(folder / "results.json", (json.dumps(comparison.as_dict(), indent=2, default=_plain) + "\n").encode())
-    write_comparison(comparison)
-    return comparison
-
-
-def _same_comparison(before: dict[str, Any], record: dict[str, Any]) -> bool:
-    """Return whether a directory holds this comparison; a budget may change until the number of epochs is decided."""
-    is_open = before["stages"] is None
-    return before | {"stages": None, "budget": record["budget"] if is_open else before["budget"]} == record
+    names = [own["model"] for own in chosen.values()]
+    command = {"study": "compare", "data": data, "models": names, "recipe": base, "settings": settings}
+    with opened(folder, command, force=force) as directory:
+        time.add(directory.decisions.get("seconds", 0.0))
+        say(
+            f"Comparing {', '.join(chosen)} on {len(splits.train):,} training images and {len(splits.val):,} held-out"
+            f" images of {data}, in {folder}."
+        )
+        crop = eval_transform({"input_size": (3, *Grid.of(given.img_size or side))})
+        for note in filter(None, (crop.note(splits.sizes), busy_note(jobs * where.cores))):
+            say(note)
+        weights = directory.decide("weights", lambda: find_weights(chosen, base, settings))
+        chosen = with_weights(chosen, weights, load_recipe(base, list(settings.items())))
+        comparison = _Comparison(directory, study_of(chosen, data, base, settings, weights), splits, where, time)
+        comparison.decide(seeds)
+        try:
+            comparison.train(seeds)
+            rows = comparison.rows(weights)
+        finally:
+            comparison.save_time()
+        limits, epochs = Limits(max_latency_ms, max_megabytes), comparison.epochs
+        result = ExperimentResult(
+            folder,
+            comparison.study,
+            SCALE,
+            data,
+            seeds,
+            rows,
+            comparison.experiment.seconds,
+            tuple(splits.notes),
+            max((epoch for row in rows for epoch, _ in row.curve), default=0) if epochs is None else epochs,
+            comparison.protocol(seeds, weights),
+            limits,
+            pareto(rows, limits),
+            advise(rows, limits),
+        )
+        write(result)
+    return result
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else str(value)
+def _check_length(
+    given: Recipe, budget: float | None, seeds: int, recipe: str | None, settings: Mapping[str, Any]
+) -> None:
+    """Check that the number of runs and their length have one source."""
+    if seeds < 1:
+        raise UsageError(f"seeds must be at least 1; got {seeds}.")
+    if budget is not None and "epochs" in settings:
+        raise UsageError("A budget decides the number of epochs; pass --budget or --epochs, not both.")
+    if budget is not None and ("steps" in settings or given.epochs == 0):
+        length = f"steps={given.steps}" if "steps" in settings else f"recipe {recipe} with epochs 0"
+        raise UsageError(f"A budget decides the number of epochs; got {length}. Omit it, or omit --budget.")
 
 
 def _check_val_size(splits: Splits) -> None:
@@ -180,135 +177,188 @@ def _check_val_size(splits: Splits) -> None:
     )
 
 
-def _chosen(models: Sequence[str], side: int) -> tuple[Candidate, ...]:
-    """Return the candidates: the given models, or the default ones for images of this size."""
-    default = tuple(
-        Candidate(name, settings["model"], {key: value for key, value in settings.items() if key != "model"})
-        for name, settings in candidates("small" if side < SMALL_SIDE else "large").items()
-    )
-    if not models:
-        return default
-    if len(models) < 2 or len(set(models)) < len(models):
-        raise UsageError(f"A comparison needs at least two models, each once; got {', '.join(models)}.")
-    known = {candidate.model: candidate for candidate in default}
-    return tuple(Candidate(name, name, known[name].settings if name in known else {}) for name in models)
+class _Comparison:
+    """Runs of a comparison: how long they are, which of them continue, and what they show.
 
+    Args:
+        directory: with the decisions of earlier calls.
+        study: the candidates as variants.
+        splits: training and held-out images.
+        where: engine of the runs.
+        time: budget, and time used so far.
+    """
 
-def _recipe_for(data: str, side: int) -> str | None:
-    """Return the recipe for training from scratch; None for the defaults of `weft train`."""
-    return default_recipe(data) or ("small_images" if side < SMALL_SIDE else None)
+    def __init__(self, directory: Directory, study: Study, splits: Splits, where: Engine, time: Budget) -> None:
+        self.directory, self.study, self.splits, self.where, self.time = directory, study, splits, where, time
+        self.names = [variant.name for variant in study.variants]
 
+    def decide(self, seeds: int) -> None:
+        """Decide batch size, precision and length of the runs, once for all candidates.
 
-def _check(candidate: Candidate, base: str | None, settings: Mapping[str, Any]) -> None:
-    """Build a candidate on the meta device."""
-    scale = Scale(base, "", 1, {**settings})
-    variant = StudyVariant(candidate.name, set={"model": candidate.model, **candidate.settings})
-    study = Study("compare", "", "", "", {"small": scale}, (variant,))
-    check_variant(study, variant, "small", has_weights=True)  # `find_weights` looks for them later
+        Raises:
+            UsageError: the budget does not suffice for one epoch of each candidate, or is not that of earlier calls.
+        """
+        self.shared = self.directory.decide("shared", self._shared)
+        length = self.directory.decide("length", lambda: self._length(seeds))
+        if length["budget"] != self.time.total:
+            before, now = (f"budget={value}" for value in (length["budget"], self.time.total))
+            raise UsageError(
+                f"{self.directory.path} has results of {before}; got {now}. Pass the same to continue them, or choose"
+                " another --out. --force replaces the results."
+            )
+        self.epochs, self.stages = length["epochs"], length["stages"]
+        scale = self.study.scales[SCALE]
+        if self.epochs is not None:
+            scale = dataclasses.replace(scale, set={**scale.set, "epochs": self.epochs})
+        self.study = dataclasses.replace(self.study, scales={SCALE: scale})
+        sources = {scale.data: scale.data}
+        self.experiment = Experiment(self.study, SCALE, self.directory.path, sources, self.shared)
 
+    def _recipe(self, variant: StudyVariant) -> Recipe:
+        """Return the complete recipe of a candidate."""
+        recipe = recipe_of(self.study, variant, SCALE, [("data.source", self.study.scales[SCALE].data)])
+        return fill_in(recipe, image_size_hint(self.splits.train), len(self.splits.train))[0]
 
-def _summary(plan: ComparisonPlan, results: Trained, seeds: int, limits: Limits) -> Comparison:
-    """Measure the speed of the trained candidates, and return the comparison."""
-    alive = {name: pair for name, pair in results.items() if pair[0][0].error is None}
-    if not alive:
-        reasons = "; ".join(f"{name}: {pair[0][0].error}" for name, pair in results.items())
-        raise UsageError(f"None of the candidates could be trained. {reasons}")
-    finished = {name: runs for name, (runs, stopped) in alive.items() if stopped is None}
-    finished = finished or {name: runs for name, (runs, _) in alive.items()}  # all remaining candidates failed
-    best = max(finished, key=lambda name: float(np.mean([run.top1 for run in finished[name] if run.error is None])))
-    epochs = plan.known["epochs"]
-    trained = {
-        candidate.name: plan.job(candidate, 0, epochs, alive[candidate.name][1])
-        for candidate in plan.candidates
-        if candidate.name in alive
-    }
-    order = sorted(trained, key=lambda name: (alive[name][1] is not None, -alive[name][0][0].top1))
-    forms = measure_forms(
-        plan.folder,
-        {name: trained[name] for name in order},
-        plan.tell,
-        num_val=len(plan.splits.val),
-        left=plan.left,
-        quiet=plan.quiet,
-    )
-    entries = [
-        _entry(
-            candidate,
-            *results[candidate.name],
-            best=None if candidate.name == best else finished[best],
-            forms=forms.get(candidate.name, ()),
-        )
-        for candidate in plan.candidates
-    ]
-    entries.sort(key=lambda entry: -math.inf if entry.accuracy is None else entry.accuracy.value, reverse=True)
-    entries.sort(key=lambda entry: (entry.error is not None, entry.stopped_after is not None))
-    return Comparison(
-        plan.folder,
-        plan.data,
-        max((epoch for entry in entries for epoch, _ in entry.curve), default=0) if epochs is None else epochs,
-        seeds,
-        limits,
-        _protocol(plan, seeds),
-        tuple(plan.splits.notes),
-        tuple(entries),
-        pareto(entries, limits),
-        advise(entries, limits),
-    )
+    def _common_recipe(self) -> Recipe:
+        scale = self.study.scales[SCALE]
+        recipe = load_recipe(scale.recipe, list(scale.set.items()))
+        return fill_in(recipe, image_size_hint(self.splits.train), len(self.splits.train))[0]
 
+    def _shared(self) -> dict[str, Any]:
+        recipes = [self._recipe(variant) for variant in self.study.variants]
+        if all(AUTO not in (recipe.batch_size, recipe.precision) for recipe in recipes):
+            return {}
+        with working("choosing batch size and precision", unit=""):
+            counts = len(self.splits.classes), len(self.splits.train)
+            return self.where.call(shared_settings, recipes, *counts, self.where.cores)
 
-def _entry(
-    candidate: Candidate,
-    runs: Sequence[Result],
-    stopped_after: int | None,
-    *,
-    best: Sequence[Result] | None,
-    forms: Sequence[Form],
-) -> Entry:
-    """Return the row of a candidate; `best` has the runs of the best candidate, or is None if it is this one."""
-    first = runs[0]
-    if first.error is not None:
-        return Entry(candidate.name, candidate.model, error=first.error, weights=candidate.weights)
-    top1 = tuple(run.top1 for run in runs if run.error is None)
-    return Entry(
-        candidate.name,
-        candidate.model,
-        accuracy=mean_of_runs(top1) if len(top1) > 1 else accuracy(first.right),
-        top1=top1,
-        stopped_after=stopped_after,
-        to_best=None if best is None else _difference_to_best(runs, best),
-        p_value=None if best is None else mcnemar(first.right, best[0].right),
-        params=first.params,
-        macs=first.macs,
-        megabytes=first.megabytes,
-        seconds=first.seconds,
-        peak_mib=first.peak_mib,
-        forms=tuple(forms),
-        curve=first.curve,
-        weights=candidate.weights,
-    )
+    def _length(self, seeds: int) -> dict[str, Any]:
+        """Return epochs and stages: those of the recipe, or the most that the budget allows.
 
+        Epochs are None for a recipe that counts steps; a stage is None if it is the whole run.
+        """
+        if self.time.total is None:
+            epochs = self._common_recipe().epochs
+            return {"budget": None, "epochs": epochs, "stages": [epochs]}
+        return plan_within(self.time, self._seconds_per_epoch(), seeds)
 
-def _protocol(plan: ComparisonPlan, seeds: int) -> str:
-    """Describe how the candidates were trained, in one sentence."""
+    def _seconds_per_epoch(self) -> dict[str, float]:
+        """Time a few steps of each candidate, and return the seconds of an epoch with its evaluation."""
+        images = len(self.splits.train) + EVALUATION * len(self.splits.val)
+        splits = None if self.where.name == "ray" else self.splits
+        prices: dict[str, float] = {}
+        with working("timing training steps", len(self.names), unit="models") as progress:
+            for variant in self.study.variants:
+                progress.update(progress.done, name=f"timing training steps of {variant.name}")
+                recipe = with_shared(self._recipe(variant), self.shared)
+                try:
+                    seconds = self.where.call(seconds_per_image, recipe, splits, self.where.cores)
+                except (WeftError, RuntimeError) as error:
+                    say(f"{variant.name} cannot be trained: {str(error).splitlines()[0]}")
+                else:
+                    prices[variant.name] = seconds * images
+                    epoch, speed = time_text(seconds * images), rate(1 / seconds, "images")
+                    say(f"{variant.name}: about {epoch} per epoch ({speed}).")
+                progress.advance()
+        return prices
 
-    def name(recipe: str | None) -> str:
-        return "the defaults of weft train" if recipe is None else f"recipe {recipe}"
+    def train(self, seeds: int) -> None:
+        """Train in stages; the worse half of the candidates stops after each."""
+        alive, first = self.names, self.experiment.first_seed
+        for stage in self.stages[:-1]:
+            keys = [(name, first) for name in alive]
+            self.experiment.run(
+                keys, self.where, until=stage, on_done=self._announce(f"epoch {stage} of {self.epochs}")
+            )
+            self.save_time()
+            alive = self._kept(alive, stage, seeds)
+        variants = [variant for variant in self.study.variants if variant.name in alive]
+        length = f"{self._common_recipe().steps} steps" if self.epochs is None else f"{self.epochs} epochs"
+        keys = self.experiment.keys(variants, seeds)
+        self.experiment.run(keys, self.where, on_done=self._announce(length))
 
-    stages = plan.known["stages"]
-    counts = f"{len(plan.splits.train):,} training images and {len(plan.splits.val):,} held-out images"
-    text = f"{name(plan.recipe)}, {plan.length}, {counts}, the same for all models"
-    if shared := plan.known["shared"]:
-        text += f", with {', '.join(f'{key}={value}' for key, value in shared.items())}"
-    if len(stages) > 1:
-        text += f"; halving after epochs {', '.join(map(str, stages[:-1]))}"
-    scratch = [candidate.name for candidate in plan.candidates if not candidate.weights]
-    text += ", from scratch" if len(scratch) == len(plan.candidates) else ", from public weights"
-    if 0 < len(scratch) < len(plan.candidates):
-        text += f"; from scratch with {name(plan.base)}, since there are no public weights: {', '.join(scratch)}"
-    return f"{text}; {seeds} seed{'s' if seeds > 1 else ''}."
+    def _kept(self, alive: Sequence[str], stage: int, seeds: int) -> list[str]:
+        """Return the candidates that continue after a stage: the better half, or fewer if the budget is short."""
+        first = self.experiment.first_seed
+        results = {name: self.experiment.runs(name)[first] for name in alive}
+        ranked = sorted((name for name in alive if not results[name].error), key=lambda name: -results[name].top1())
+        count = most = staying(len(ranked))
+        paces = [results[name].seconds / stage for name in ranked]
+        while count > 1 and training_seconds(paces[:count], self.epochs, seeds, stage) > self.time.left_for_training:
+            count -= 1
+        if count < most:
+            say(f"Training takes longer than estimated: the budget suffices for {count} of {most} models.")
+        if stopped := [name for name in alive if name in ranked[count:]]:
+            say(f"Stopped after epoch {stage}: {', '.join(stopped)}.")
+        return [name for name in alive if name in ranked[:count]]
 
+    def _announce(self, length: str) -> Any:
+        def on_done(job: Job, result: Result) -> None:
+            say(
+                f"{job.folder.name}, {length}: "
+                + (f"failed: {result.error}" if result.error else f"{result.top1():.2f} %")
+            )
 
-def _difference_to_best(runs: Sequence[Result], best: Sequence[Result]) -> Estimate | None:
-    """Estimate the difference to the best candidate, seed by seed; a stopped candidate has the first seed only."""
-    pairs = zip(runs, best, strict=False)
-    return paired_difference([(ours, other) for ours, other in pairs if ours.error is None and other.error is None])
+        return on_done
+
+    def rows(self, weights: Mapping[str, str]) -> tuple[Row, ...]:
+        """Measure the speed of the trained candidates, and return a row of each, the best first."""
+        first = self.experiment.first_seed
+        runs = {name: self.experiment.runs(name) for name in self.names}
+        trained = {name: run for name in self.names if not (run := runs[name][first]).error}
+        if not trained:
+            reasons = "; ".join(f"{name}: {runs[name][first].error}" for name in self.names)
+            raise UsageError(f"None of the candidates could be trained. {reasons}")
+        stops = {name: run.job["until"] for name, run in trained.items()}
+        tops = {name: float(np.mean([run.top1() for run in runs[name].values() if not run.error])) for name in trained}
+        best = max(trained, key=lambda name: (stops[name] is None, tops[name]))
+        order = sorted(trained, key=lambda name: (stops[name] is not None, -tops[name]))
+        jobs = {name: self.experiment.job((name, first), stops[name]) for name in order}
+        forms = measure_forms(self.directory.path, jobs, lambda: self.time.left)
+        rows = []
+        for row in self.experiment.rows(self.names, best):
+            run = trained.get(row.name)
+            row = dataclasses.replace(
+                row, model=self.experiment.variants[row.name].set["model"], weights=weights[row.name]
+            )
+            if run is not None:
+                stopped_after = stops[row.name]
+                verdict = "best" if row.name == best else "worse than the best" if row.is_worse else "not significant"
+                row = dataclasses.replace(
+                    row,
+                    mean=accuracy(run.right()) if len(row.top1) == 1 else row.mean,
+                    verdict=verdict if stopped_after is None else f"stopped after epoch {stopped_after}",
+                    stopped_after=stopped_after,
+                    peak_mib=run.peak_mib,
+                    forms=tuple(forms[row.name]),
+                )
+            rows.append(row)
+        rows.sort(key=lambda row: -math.inf if row.mean is None else row.mean.value, reverse=True)
+        rows.sort(key=lambda row: (not row.top1, row.stopped_after is not None))
+        return tuple(rows)
+
+    def save_time(self) -> None:
+        """Keep the time used so far, for a later call."""
+        self.directory.decisions["seconds"] = self.time.spent
+        self.directory.save()
+
+    def protocol(self, seeds: int, weights: Mapping[str, str]) -> str:
+        """Describe how the candidates were trained, in one sentence."""
+
+        def name(recipe: str | None) -> str:
+            return "the defaults of weft train" if recipe is None else f"recipe {recipe}"
+
+        scale = self.study.scales[SCALE]
+        length = f"{self._common_recipe().steps} steps" if self.epochs is None else f"{self.epochs} epochs"
+        counts = f"{len(self.splits.train):,} training images and {len(self.splits.val):,} held-out images"
+        text = f"{name(scale.recipe)}, {length}, {counts}, the same for all models"
+        if self.shared:
+            text += f", with {', '.join(f'{key}={value}' for key, value in self.shared.items())}"
+        if len(self.stages) > 1:
+            text += f"; halving after epochs {', '.join(map(str, self.stages[:-1]))}"
+        scratch = [variant for variant in self.study.variants if not weights[variant.name]]
+        text += ", from scratch" if len(scratch) == len(self.names) else ", from public weights"
+        if 0 < len(scratch) < len(self.names):
+            recipe, shown = self.study.recipe(scratch[0], SCALE), ", ".join(variant.name for variant in scratch)
+            text += f"; from scratch with {name(recipe)}, since there are no public weights: {shown}"
+        return f"{text}; {seeds} seed{'s' if seeds > 1 else ''}."

@@ -9,6 +9,9 @@ scales:
 variants: # the others are compared with the first, unless `against` names another
 - {name: plain feed-forward, paper: 72.2, set: {model_args.leff_kernel: 0}}
 - {name: 3x3, paper: 74.3, set: {model_args.leff_kernel: 3}}
+
+A setting `run:NAME` is the best model of another variant, which is trained first, with the same seed:
+`start_from: run:plain feed-forward`, or `distill.teacher: run:teacher`.
 """
 
 from __future__ import annotations
@@ -19,21 +22,21 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import BeforeValidator
 
 from weft.errors import UsageError, unknown
-from weft.models.building import build_described
 from weft.models.families import VARIANTS
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.fields import STRICT, Within
 from weft.recipes.rules import check_rules
 from weft.recipes.schema import Data
 from weft.recipes.yaml_reader import Document, untyped
+from weft.study.jobs import REFERENCE, is_reference
 from weft.system import file_name
 from weft.text import reason_of
 
@@ -58,9 +61,6 @@ class Scale:
 
     set: Values = field(default_factory=dict)
     """Settings of all variants."""
-
-    teacher: Values = field(default_factory=dict)
-    """Settings of a run that is trained first, and whose best model is the teacher of the others; {} for no teacher."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class StudyVariant:
     data: str | None = None
     """Dataset; null for that of the scale."""
 
-    start_from: str | None = None
-    """Variant whose best model of the same seed has the initial weights; null for those of the recipe."""
+    seeds: Annotated[int, Within(1)] | None = None
+    """Largest number of runs, such as 1 for a teacher; null for that of the scale."""
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,17 @@ class Study:
 
     def run_key(self, variant: StudyVariant, scale: str) -> str:
         """Return a text that is the same for variants that share their runs, such as those with another test_ratio."""
-        content = [self.recipe(variant, scale), self.data(variant, scale), variant.start_from]
-        return json.dumps([*content, self.settings(variant, scale)], sort_keys=True)
+        content = [self.recipe(variant, scale), self.data(variant, scale), self.settings(variant, scale)]
+        return json.dumps(content, sort_keys=True)
 
-    def start(self, variant: StudyVariant) -> StudyVariant | None:
-        """Return the variant whose best model another starts from, or None."""
-        return next((other for other in self.variants if other.name == variant.start_from), None)
+    def references(self, variant: StudyVariant, scale: str) -> dict[str, StudyVariant]:
+        """Return the variants whose best models the settings of another mean, by setting."""
+        names = {other.name: other for other in self.variants}
+        return {
+            key: names[value.removeprefix(REFERENCE)]
+            for key, value in self.settings(variant, scale).items()
+            if is_reference(value)
+        }
 
     def baseline(self, variant: StudyVariant) -> StudyVariant | None:
         """Return the variant that another is compared with, or None for the baseline itself."""
@@ -167,8 +172,9 @@ def load_study(study: str | Path) -> Study:
     """
     loaded = read_study(study)
     for scale in loaded.scales:
-        check_teacher(loaded, scale)
-        for variant in loaded.at_scale(scale).variants:
+        study_at_scale = loaded.at_scale(scale)
+        check_references(study_at_scale, scale)
+        for variant in study_at_scale.variants:
             check_variant(loaded, variant, scale)
     return loaded
 
@@ -230,20 +236,29 @@ def check_no_seed(settings: Settings) -> None:
             )
 
 
-def check_teacher(study: Study, scale: str) -> None:
-    """Check the settings of the run that is trained first, if a scale has one.
+def check_references(study: Study, scale: str) -> None:
+    """Check that the models that variants need are those of other variants, which can run first.
+
+    Args:
+        study: with the variants of the scale only.
+        scale: name of the scale.
 
     Raises:
-        UsageError: an unknown setting or invalid value, or settings that contradict each other.
+        UsageError: an unknown variant, or variants that need each other.
     """
-    size = study.scales[scale]
-    if not size.teacher:
-        return
+    names = [variant.name for variant in study.variants]
+    needed: dict[str, list[str]] = {}
+    for variant in study.variants:
+        references = {key: text for key, text in study.settings(variant, scale).items() if is_reference(text)}
+        needed[variant.name] = [text.removeprefix(REFERENCE) for text in references.values()]
+        for key, name in zip(references, needed[variant.name], strict=True):
+            if name not in names:
+                raise unknown(f"variant in {key} of '{variant.name}' ({scale})", name, names, study.name)
     try:
-        check_no_seed(size.teacher)
-        check_rules(load_recipe(size.recipe, list({**size.set, **size.teacher}.items())))
-    except UsageError as error:
-        raise UsageError(f"Study {study.name}, teacher ({scale}): {error}") from error
+        TopologicalSorter(needed).prepare()
+    except CycleError as error:
+        circle = " needs ".join(f"'{name}'" for name in reversed(error.args[1]))
+        raise UsageError(f"Study {study.name}: no variant may need its own model; {circle} ({scale}).") from error
 
 
 def check_variant(
@@ -263,6 +278,10 @@ def check_variant(
     Raises:
         UsageError: as `recipe_of`, an unknown model argument, or settings that contradict each other.
     """
+    import torch
+
+    from weft.models.building import build_described
+
     recipe = recipe_of(study, variant, scale, overrides)
     if recipe.model is None:
         raise UsageError(f"Study {study.name}, variant '{variant.name}' ({scale}) must name a model; got none.")
@@ -270,7 +289,7 @@ def check_variant(
     if recipe.img_size is not None and recipe.model in VARIANTS:
         arguments["img_size"] = recipe.img_size
     try:
-        check_rules(recipe, has_weights=has_weights or variant.start_from is not None)
+        check_rules(recipe, has_weights=has_weights)
         with torch.device("meta"):
             build_described(recipe.model, arguments, num_classes=10)
     except UsageError as error:
@@ -310,17 +329,6 @@ def _check_variants(study: Study, origin: str) -> None:
         base = variants[0 if variant.against is None else names.index(variant.against)]
         if base.scale not in (None, variant.scale):
             raise UsageError(f"{origin}: '{variant.name}' is compared with '{base.name}', which is not at every scale.")
-        if variant.start_from is not None:
-            if variant.start_from not in names[: names.index(variant.name)]:
-                raise unknown(
-                    f"earlier variant in 'start_from' of '{variant.name}'",
-                    variant.start_from,
-                    names[: names.index(variant.name)],
-                    origin,
-                )
-            start = variants[names.index(variant.start_from)]
-            if start.scale not in (None, variant.scale):
-                raise UsageError(f"{origin}: '{variant.name}' starts from '{start.name}', which is not at every scale.")
 
 
 def slug(name: str) -> str:

@@ -1,10 +1,9 @@
-"""Result of a study: one row per variant, and the whole."""
+"""Result of a study or comparison: one row per variant or model, and the whole."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,55 +11,132 @@ from typing import Any
 from weft import markup
 from weft.intervals import Estimate, interval_text
 from weft.notebook import described
+from weft.progress import clock
 from weft.study.plan import Study
 
-HEADER = (
+MIN_P = 1e-6  # smaller p-values are not printed
+
+VARIANTS = (
     *("variant", "paper, top-1 %", "paper, effect", "top-1 % (95 % CI)", "effect (95 % CI)"),
     *("result", "parameters", "MACs"),
 )
+MODELS = (
+    *("model", "initial weights", "top-1 % (95 % CI)", "difference to best (95 % CI)", "McNemar p", "result"),
+    *("parameters", "MACs", "training time", "peak memory"),
+)
+DEPLOYED = ("model", "form", "fastest runtime", "top-1 %", "latency, ms", "images/s", "MB", "Pareto frontier")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A deployable form of a trained model, with its fastest runtime.
+
+    Attributes:
+        name: `float` (the fastest of torch and OpenVINO, fp32 and bf16) or `int8`.
+        way: runtime and precision, such as `openvino bf16`.
+        top1: accuracy of this form on the validation images, in percent.
+        latency_ms: median latency of one image.
+        images_per_second: highest throughput, of batches of 1 and 32.
+        megabytes: size of its file.
+    """
+
+    name: str
+    way: str
+    top1: float
+    latency_ms: float
+    images_per_second: float
+    megabytes: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on a deployed model; None for no limit."""
+
+    latency_ms: float | None = None
+    megabytes: float | None = None
+
+    def allows(self, form: Form) -> bool:
+        """Return whether a form is within the limits."""
+        slow = self.latency_ms is not None and form.latency_ms > self.latency_ms
+        large = self.megabytes is not None and form.megabytes > self.megabytes
+        return not (slow or large)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Result of one variant.
+    """Result of one variant of a study, or of one model of a comparison.
 
     Attributes:
-        variant, against: names of the variant and of the one that it is compared with, if any.
+        name, against: names of the variant and of the one that it is compared with, if any: the baseline of a study,
+            the best model of a comparison.
         top1: top-1 accuracy in percent, one per seed that finished.
         mean: over the seeds; None if none finished.
-        effect: difference to the compared variant in points, seed by seed; None without one.
-        paper, paper_effect: the paper's top-1 in percent, and its points above the same variant there.
+        effect: difference to the compared variant in points, on the same images or seed by seed; None without one.
+        p_value: McNemar's test against the compared variant, by the first seed.
         verdict: whether the sign of the effect is significant.
         params, macs: of the network.
         seconds: of its training runs.
+        curve: (epoch, held-out top-1 in percent, mean over the seeds); empty for a variant that shares its runs with
+            an earlier one.
         errors: (seed, reason) of runs that failed.
+        paper, paper_effect: the paper's top-1 in percent, and its points above the same variant there.
+        model: model name.
+        weights: name of the public weights that it started from; '' if it was trained from scratch.
+        stopped_after: epoch at which halving stopped it, or None.
+        peak_mib: peak memory of a training run.
+        forms: deployable forms, with accuracy and speed.
     """
 
-    variant: str
-    against: str | None
-    top1: tuple[float, ...]
-    mean: Estimate | None
-    effect: Estimate | None
-    paper: float | None
-    paper_effect: float | None
-    verdict: str
-    params: int
-    macs: int
-    seconds: float
-    errors: tuple[tuple[int, str], ...]
+    name: str
+    against: str | None = None
+    top1: tuple[float, ...] = ()
+    mean: Estimate | None = None
+    effect: Estimate | None = None
+    p_value: float | None = None
+    verdict: str = ""
+    params: int = 0
+    macs: int = 0
+    seconds: float = 0.0
+    curve: tuple[tuple[int, float], ...] = ()
+    errors: tuple[tuple[int, str], ...] = ()
+    paper: float | None = None
+    paper_effect: float | None = None
+    model: str = ""
+    weights: str = ""
+    stopped_after: int | None = None
+    peak_mib: int = 0
+    forms: tuple[Form, ...] = ()
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether it is significantly less accurate than the one that it is compared with."""
+        return self.effect is not None and self.effect.high < 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as JSON values; the ends of an infinite interval are None."""
+        record = dataclasses.asdict(self)
+        for key in ("mean", "effect"):
+            if record[key] is not None:
+                record[key] = [value if math.isfinite(value) else None for value in record[key]]
+        return record
 
 
 @dataclass(frozen=True)
-class StudyResult:
-    """Result of a study.
+class ExperimentResult:
+    """Result of `run_study` and of `compare`.
 
     Attributes:
-        out: its directory.
-        rows: one per variant, in the study's order.
-        curves: variant -> (epoch, held-out top-1 in percent, mean over the seeds); the first of variants that share
-            their runs.
+        out: directory.
+        study: what was run; for a comparison, a study whose variants are the models.
+        rows: one per variant, in the order of the study; the models of a comparison with the best first, failed ones
+            last.
         seconds: of all training runs together.
-        teacher: top-1 accuracy of the teacher that the study trained, in percent; None without one.
+        notes: decisions, as sentences.
+        epochs: of a complete run of a comparison; None for a study.
+        protocol: training protocol of a comparison, as a sentence.
+        limits: of the recommendation of a comparison; None for a study.
+        frontier: (name, form) on the Pareto frontier of accuracy and throughput, within the limits.
+        advice: recommendation for each need.
     """
 
     out: Path
@@ -69,14 +145,52 @@ class StudyResult:
     data: str
     seeds: int
     rows: tuple[Row, ...]
-    curves: Mapping[str, tuple[tuple[int, float], ...]]
-    seconds: float
-    teacher: float | None = None
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    epochs: int | None = None
+    protocol: str = ""
+    limits: Limits | None = None
+    frontier: tuple[tuple[str, str], ...] = ()
+    advice: str = ""
 
     @property
     def settings(self) -> dict[str, Any]:
         """Return the settings that the study or the caller adds to the base recipe in every variant."""
         return self.study.scales[self.scale].set
+
+    @property
+    def failed(self) -> list[tuple[str, int, str]]:
+        """Return name, seed and reason of the runs that failed."""
+        return [(row.name, seed, reason) for row in self.rows for seed, reason in row.errors]
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Return header and rows of the table of training results."""
+        header = VARIANTS if self.limits is None else MODELS
+        rows = self.rows if self.limits is None else [row for row in self.rows if row.top1]
+        cells = [_cells(row) for row in rows]
+        return header, [tuple(row[name] for name in header) for row in cells]
+
+    def deployed(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Return header and rows of the table of inference results."""
+        limits = self.limits or Limits()
+        return DEPLOYED, [
+            (
+                row.name,
+                form.name,
+                form.way,
+                f"{form.top1:.2f}",
+                f"{form.latency_ms:.2f}",
+                f"{form.images_per_second:,.0f}",
+                f"{form.megabytes:.1f}",
+                "yes"
+                if (row.name, form.name) in self.frontier
+                else ""
+                if limits.allows(form)
+                else "exceeds the limits",
+            )
+            for row in self.rows
+            for form in row.forms
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the dictionary that `--json` prints."""
@@ -90,46 +204,58 @@ class StudyResult:
             "seeds": self.seeds,
             "settings": dict(self.settings),
             "seconds": self.seconds,
-            "teacher": self.teacher,
+            "notes": list(self.notes),
+            "epochs": self.epochs,
+            "protocol": self.protocol,
+            "limits": None if self.limits is None else dataclasses.asdict(self.limits),
+            "frontier": [list(point) for point in self.frontier],
+            "advice": self.advice,
             "out": str(self.out),
-            "variants": [_plain(row) for row in self.rows],
+            "rows": [row.as_dict() for row in self.rows],
         }
 
     def __repr__(self) -> str:
         """Return the main values in one line."""
         values = [("study", repr(self.study.name)), ("scale", repr(self.scale)), ("data", repr(self.data))]
-        values += [("variants", len(self.rows)), ("seeds", self.seeds), ("out", repr(str(self.out)))]
-        return described("StudyResult", values)
+        values += [("rows", len(self.rows)), ("seeds", self.seeds), ("out", repr(str(self.out)))]
+        return described("ExperimentResult", values)
 
     def _repr_html_(self) -> str:
-        """Return the claim, and the table of the report."""
-        parts = [markup.element("p", f"{self.study.title}. Claim: {self.study.claim}", dir="auto")]
-        parts.append(markup.table(HEADER, [cells(row) for row in self.rows]))
-        if failed := [(row.variant, f"{seed}", reason) for row in self.rows for seed, reason in row.errors]:
-            parts.append(markup.table(("failed variant", "seed", "reason"), failed))
+        """Return the claim or recommendation, and the tables of the report."""
+        text = self.advice or f"{self.study.title}. Claim: {self.study.claim}"
+        parts = [markup.element("p", text, dir="auto"), markup.table(*self.table())]
+        if any(row.forms for row in self.rows):
+            parts.append(markup.table(*self.deployed()))
+        if failed := [(name, f"{seed}", reason) for name, seed, reason in self.failed]:
+            parts.append(markup.table(("failed", "seed", "reason"), failed))
         return markup.fragment("".join([*parts, markup.element("p", f"Report: {self.out / 'report.html'}")]))
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """Return a row of the table."""
-    return (
-        row.variant,
-        "" if row.paper is None else f"{row.paper:g}",
-        "" if row.paper_effect is None else f"{row.paper_effect:+g}",
-        interval_text(row.mean),
-        interval_text(row.effect, signed=True),
-        row.verdict,
-        f"{row.params:,}" if row.params else "",
-        f"{row.macs / 1e6:,.1f}M" if row.macs else "",
-    )
+StudyResult = Comparison = ExperimentResult  # names of the results of `run_study` and `compare`
 
 
-def _plain(row: Row) -> dict[str, Any]:
-    record = dataclasses.asdict(row)
-    for key in ("mean", "effect"):
-        record[key] = None if record[key] is None else [_finite(number) for number in record[key]]
-    return record
+def _cells(row: Row) -> dict[str, str]:
+    """Return the cells of a row by their header."""
+    effect, macs = interval_text(row.effect, signed=True), f"{row.macs / 1e6:,.1f}M" if row.macs else ""
+    return {
+        "variant": row.name,
+        "model": row.name if row.model in ("", row.name) else f"{row.name} ({row.model})",
+        "initial weights": row.weights or "scratch",
+        "paper, top-1 %": "" if row.paper is None else f"{row.paper:g}",
+        "paper, effect": "" if row.paper_effect is None else f"{row.paper_effect:+g}",
+        "top-1 % (95 % CI)": interval_text(row.mean),
+        "effect (95 % CI)": effect,
+        "difference to best (95 % CI)": effect,
+        "McNemar p": _p_value(row.p_value),
+        "result": row.verdict,
+        "parameters": f"{row.params:,}" if row.params else "",
+        "MACs": macs,
+        "training time": clock(row.seconds),
+        "peak memory": f"{row.peak_mib:,} MiB",
+    }
 
 
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+def _p_value(p_value: float | None) -> str:
+    if p_value is None:
+        return ""
+    return f"{p_value:.2g}" if p_value >= MIN_P else f"< {MIN_P:g}"

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from weft.intervals import LEVEL, Estimate, accuracy_of, difference_of
-
-MAX_SEEDS = 1000  # of a study, and to search for a number of seeds
-
-
-class Outcome(Protocol):
-    """Result of a run on the validation images: top-1 in percent, and (images) which are correct, empty if unknown."""
-
-    @property
-    def top1(self) -> float | None: ...
-    @property
-    def right(self) -> np.ndarray: ...
 
 
 def mean_of_runs(values: Sequence[float]) -> Estimate:
@@ -30,26 +18,6 @@ def mean_of_runs(values: Sequence[float]) -> Estimate:
         return Estimate(value, -np.inf, np.inf)
     half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
     return Estimate(value, value - float(half), value + float(half))
-
-
-def seeds_to_show(effect: Estimate, seeds: int, size: float) -> int | None:
-    """Return how many seeds it would take until the interval of an effect is narrower than a size to either side.
-
-    Args:
-        effect: effect over paired runs, with its interval by Student's t.
-        seeds: number of pairs, at least 2.
-        size: difference in percentage points, above 0.
-
-    Returns:
-        The number, if the variation between the seeds stays as it is; None for more than MAX_SEEDS.
-    """
-    from scipy import stats
-
-    counts = np.arange(2, MAX_SEEDS + 1)
-    factors = stats.t.ppf((1 + LEVEL) / 2, counts - 1) / np.sqrt(counts)
-    deviation = (effect.high - effect.value) / factors[seeds - 2]
-    enough = counts[factors * deviation < size]
-    return int(enough[0]) if len(enough) else None
 
 
 def accuracy(right: np.ndarray) -> Estimate:
@@ -67,18 +35,19 @@ def difference(first: np.ndarray, second: np.ndarray) -> Estimate:
     return difference_of(won, lost, first.size)
 
 
-def paired_difference(pairs: Sequence[tuple[Outcome, Outcome]]) -> Estimate | None:
+def paired_difference(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate | None:
     """Estimate the difference of two models over paired runs: by seed, or over the images if there is one pair.
 
     Args:
-        pairs: finished results of the first and the second model with the same seed.
+        pairs: (images) whether each prediction of the first and of the second model with the same seed is correct.
 
     Returns:
-        The estimate, with an infinite interval for one pair without results per image; None without pairs.
+        The estimate, in percentage points; with an infinite interval for one pair on different images, and None
+        without pairs.
     """
-    if len(pairs) == 1 and pairs[0][0].right.size == pairs[0][1].right.size > 0:
-        return difference(pairs[0][0].right, pairs[0][1].right)
-    return mean_of_runs([float(ours.top1 or 0) - float(other.top1 or 0) for ours, other in pairs]) if pairs else None
+    if len(pairs) == 1 and pairs[0][0].size == pairs[0][1].size > 0:
+        return difference(*pairs[0])
+    return mean_of_runs([100 * float(ours.mean() - other.mean()) for ours, other in pairs]) if pairs else None
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:

@@ -1,0 +1,104 @@
+"""Directory of a study or comparison: locked while it is in use, and continued in place by the same command.
+
+experiment.json  settings of the command, and the decisions that depend on the machine
+runs/            a folder for each job, with result.json, the only record of a finished run
+runs.csv         all runs as a table
+results.json     the result as JSON
+report.html      the result as a page
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.errors import UsageError
+from weft.files import make_dir, refuse_taken, write_whole
+from weft.reading import read_json
+from weft.runs.directory import locked
+
+FILE = "experiment.json"
+CONTENTS = (
+    *(FILE, "runs", "runs.csv", "exports", "forms.json", "results.json", "report.md", "report.html"),
+    *("effects.png", "curves.png", "lines.png", "frontier.png"),
+)
+
+
+@dataclass
+class Directory:
+    """Directory of a study or comparison.
+
+    Attributes:
+        path: the directory.
+        settings: of the command; another command with the same ones continues.
+        decisions: JSON values by name, decided once for all runs.
+    """
+
+    path: Path
+    settings: dict[str, Any]
+    decisions: dict[str, Any] = field(default_factory=dict)
+
+    def decide(self, name: str, choose: Callable[[], Any]) -> Any:
+        """Return a decision of an earlier call, or choose and keep one."""
+        if name not in self.decisions:
+            self.decisions[name] = choose()
+            self.save()
+        return self.decisions[name]
+
+    def save(self) -> None:
+        """Write experiment.json."""
+        content = {"settings": self.settings, "decisions": self.decisions}
+        write_whole(self.path / FILE, json.dumps(content, indent=2).encode())
+
+
+def can_continue(path: Path) -> bool:
+    """Return whether a directory has a study or comparison, which the same command continues."""
+    return (path / FILE).exists()
+
+
+@contextlib.contextmanager
+def opened(path: Path, settings: dict[str, Any], *, force: bool) -> Iterator[Directory]:
+    """Lock the directory of a new experiment, or of one that has the same settings.
+
+    Args:
+        path: the directory.
+        settings: of the command, JSON values; None for those without a value.
+        force: replace an experiment with other settings.
+
+    Raises:
+        UsageError: the directory is in use, or holds another experiment or other files.
+    """
+    settings = json.loads(json.dumps(settings))
+    if not can_continue(path):
+        refuse_taken(path, CONTENTS, force=force)
+    with locked(path):
+        directory = Directory(path, settings)
+        before = read_json(path / FILE, dict[str, Any], UsageError) if can_continue(path) else {}
+        if before.get("settings") == settings:
+            directory.decisions = before["decisions"]
+        else:
+            if before and not force:
+                raise _other_settings(path, before.get("settings", {}), settings)
+            make_dir(path, CONTENTS, force=force)
+            directory.save()
+        try:
+            yield directory
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"Stopped. Repeat the command to resume; finished runs are kept in {path}."
+            ) from None
+
+
+def _other_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> UsageError:
+    """Return the error of a directory with other settings, which names those that differ."""
+    old, new = ({**values, **(values.get("settings") or {})} for values in (before, now))
+    keys = [key for key in {**old, **new} if key != "settings" and old.get(key) != new.get(key)]
+    shown = [", ".join(f"{key}={values.get(key)}" for key in keys) for values in (old, new)]
+    return UsageError(
+        f"{path} has results of {shown[0]}; got {shown[1]}. Pass the same to continue them, or choose another --out."
+        " --force replaces the results."
+    )

@@ -1,0 +1,120 @@
+"""Successive halving (arXiv 1502.07943): stages, and the number of epochs within a time budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weft.errors import UsageError
+from weft.progress import clock, say
+
+SHARES = (0.25, 0.5, 1.0)  # of the epochs; after each, the worse half of the candidates stops
+MOST_EPOCHS = 10_000
+START_S = 20.0  # of a training run besides its epochs: start of the process, reading the dataset, final evaluation
+EVALUATION = 0.35  # time to evaluate an image, relative to a training step
+MEASURING = 0.25  # share of a budget that is kept for measuring speed
+
+
+class Budget:
+    """Time of a comparison, in seconds.
+
+    Args:
+        total: limit; None for none.
+        now: clock.
+    """
+
+    def __init__(self, total: float | None, now: Callable[[], float] = time.monotonic) -> None:
+        self.total, self.now, self._began = total, now, now()
+
+    def add(self, seconds: float) -> None:
+        """Count the time that earlier calls have used."""
+        self._began -= seconds
+
+    @property
+    def spent(self) -> float:
+        """Time used so far."""
+        return self.now() - self._began
+
+    @property
+    def left(self) -> float:
+        """Time that is left."""
+        return math.inf if self.total is None else self.total - self.spent
+
+    @property
+    def left_for_training(self) -> float:
+        """Time that is left, less the share for measuring speed."""
+        return math.inf if self.total is None else self.left - MEASURING * self.total
+
+
+def stages_of(epochs: int) -> list[int]:
+    """Return the epochs after which the worse half of the candidates stops, and the last epoch."""
+    return sorted({max(1, math.ceil(share * epochs)) for share in SHARES})
+
+
+def staying(count: int) -> int:
+    """Return how many of `count` candidates continue after a stage."""
+    return min(count, max(2, math.ceil(count / 2)))
+
+
+def training_seconds(epoch_seconds: Sequence[float], epochs: int, seeds: int, done: int = 0) -> float:
+    """Estimate the time of the stages in the worst case, in which the most expensive candidates continue.
+
+    Args:
+        epoch_seconds: time of an epoch with its evaluation, of each candidate.
+        epochs: number of epochs of a complete run.
+        seeds: number of complete runs per remaining candidate.
+        done: last epoch of the stages that are finished; 0 for none.
+    """
+    alive, total, before = sorted(epoch_seconds, reverse=True), 0.0, done
+    for stage in (stage for stage in stages_of(epochs) if stage > done):
+        total += sum(START_S + epoch * (stage - before) for epoch in alive)
+        if stage == epochs:
+            total += (seeds - 1) * sum(START_S + epoch * epochs for epoch in alive)
+        alive, before = alive[: staying(len(alive))], stage
+    return total
+
+
+def epochs_within(epoch_seconds: Sequence[float], budget: float, seeds: int) -> int:
+    """Return the largest number of epochs within a time in seconds, at least one."""
+    fits = (n for n in range(MOST_EPOCHS, 1, -1) if training_seconds(epoch_seconds, n, seeds) <= budget)
+    return next(fits, 1)
+
+
+def plan_within(time: Budget, prices: Mapping[str, float], seeds: int) -> dict[str, Any]:
+    """Return budget, epochs and stages of a comparison: the most epochs that the budget allows.
+
+    Args:
+        time: budget.
+        prices: seconds of an epoch with its evaluation, by candidate.
+        seeds: number of complete runs per remaining candidate.
+
+    Raises:
+        UsageError: the budget does not suffice for one epoch of each candidate.
+    """
+    assert time.total is not None
+    if not prices:
+        raise UsageError("None of the candidates could be trained.")
+    seconds = list(prices.values())
+    if (needed := training_seconds(seconds, 1, seeds)) > time.left_for_training:
+        costliest = max(prices, key=prices.__getitem__)
+        raise UsageError(
+            "The budget must suffice for one epoch of every candidate, about"
+            f" {time_text((time.spent + needed) / (1 - MEASURING))} here (an epoch of {costliest} takes"
+            f" {time_text(prices[costliest])}); got {time_text(time.total)}. Raise --budget, or use fewer --models or"
+            " --limit N."
+        )
+    epochs = epochs_within(seconds, time.left_for_training, seeds)
+    stages = stages_of(epochs)
+    say(
+        f"Budget {time_text(time.total)}: {epochs} epochs"
+        + (f", with halving after epochs {', '.join(map(str, stages[:-1]))}" if len(stages) > 1 else "")
+        + f". {time_text(time.spent)} are used, {time_text(MEASURING * time.total)} are kept for measuring speed."
+    )
+    return {"budget": time.total, "epochs": epochs, "stages": stages}
+
+
+def time_text(seconds: float) -> str:
+    """Format a time."""
+    return f"{seconds:.0f} s" if seconds < 120 else clock(seconds)

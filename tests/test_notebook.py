@@ -264,10 +264,10 @@ def test_a_task_of_several_parts_ends_in_one_line(cell: Cell) -> None:
 
 
 def test_a_short_task_and_a_quiet_one_show_nothing(cell: Cell) -> None:
-    with counting(20, quiet=False) as advance:
+    with counting(20) as advance:
         advance(20)
     now = Time()
-    with Work("evaluating", 20, now=now, quiet=True) as work:
+    with quietly(), Work("evaluating", 20, now=now) as work:
         now.seconds += 900
         work.advance(20)
     with quietly(), Work("evaluating", 20, now=now) as work:

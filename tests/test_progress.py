@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import weft
 from weft import progress
-from weft.progress import Work, counting, rate, reading, say, working
+from weft.progress import Work, counting, quietly, rate, reading, say, working
 
 
 class Time:
@@ -48,7 +51,7 @@ def test_a_short_task_and_a_quiet_one_print_no_line() -> None:
     with Work("evaluating", 20, console=out, now=now) as work:
         now.seconds += 9
         work.advance(20)
-    with Work("evaluating", 20, console=out, now=now, quiet=True) as work:
+    with quietly(), Work("evaluating", 20, console=out, now=now) as work:
         now.seconds += 900
         work.advance(20)
     assert printed(out) == []
@@ -99,10 +102,10 @@ def test_a_rate_is_never_nought(per_second: float, text: str) -> None:
 def test_a_terminal_gets_a_bar_and_notes_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
     out = console(terminal=True)
     monkeypatch.setattr(progress, "stderr_console", lambda: out)
-    with counting(40, quiet=False) as advance:
+    with counting(40) as advance:
         advance(10)
         say("A note [with brackets].")
-        with reading(quiet=False) as inner:  # one bar at a time
+        with reading() as inner:  # one bar at a time
             inner(7, 70)
     assert progress._shown == []
     shown = "\n".join(printed(out))
@@ -121,6 +124,19 @@ def test_a_task_without_units_is_not_silent(
     monkeypatch.setattr(progress, "TICK_SECONDS", 0.01)
     tick = Work.tick
     monkeypatch.setattr(Work, "tick", lambda work: (tick(work), ticked.set()))
-    with working("converting", quiet=False):
+    with working("converting"):
         assert ticked.wait(30)
     assert re.search(r"converting: 0:\d\d elapsed", capsys.readouterr().err)
+
+
+def test_quiet_is_a_parameter_of_public_functions_that_obey_it() -> None:
+    """No function passes it on: `say` and `Work` obey the context."""
+    found = 0
+    for file in Path(weft.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and "quiet" in ast.unparse(node.args):
+                assert "quiet" in {one.arg for one in node.args.kwonlyargs}, (file, node.name)
+                assert "obeys_quiet" in map(ast.unparse, node.decorator_list), (file, node.name)
+                assert not node.name.startswith("_"), (file, node.name)
+                found += 1
+    assert found > 10

@@ -40,7 +40,6 @@ class Work:
         name: what is done, such as "evaluating".
         total: number of units; None while it is unknown.
         unit: plural noun of the units; empty for a task that has no units to show.
-        quiet: print nothing.
         line_seconds: where nothing is shown in place, print a line at least this often; `LINE_SECONDS` by default.
         console: output; stderr by default.
         now: clock in seconds.
@@ -52,12 +51,11 @@ class Work:
         total: float | None = None,
         *,
         unit: str = "images",
-        quiet: bool = False,
         line_seconds: float | None = None,
         console: Console | None = None,
         now: Clock = time.monotonic,
     ) -> None:
-        self.name, self.total, self.unit, self.quiet, self.now = name, total, unit, quiet or is_quiet(), now
+        self.name, self.total, self.unit, self.quiet, self.now = name, total, unit, is_quiet(), now
         self.line_seconds = LINE_SECONDS if line_seconds is None else line_seconds
         self.console = console or stderr_console()
         self.done = self._done_at_start = 0.0
@@ -211,27 +209,23 @@ def stderr_console() -> Console:
 
 
 @contextlib.contextmanager
-def counting(
-    total: int, *, quiet: bool = False, task_name: str = "evaluating", unit: str = "images"
-) -> Iterator[Callable[[int], None]]:
+def counting(total: int, *, task_name: str = "evaluating", unit: str = "images") -> Iterator[Callable[[int], None]]:
     """Show the progress of a task; yields a function that advances it by a number of units."""
-    with Work(task_name, total, unit=unit, quiet=quiet) as work:
+    with Work(task_name, total, unit=unit) as work:
         yield work.advance
 
 
 @contextlib.contextmanager
-def reading(
-    *, quiet: bool = False, task_name: str = "reading", unit: str = "images"
-) -> Iterator[Callable[[int, int | None], None]]:
+def reading(*, task_name: str = "reading", unit: str = "images") -> Iterator[Callable[[int, int | None], None]]:
     """Show the progress of a task; yields a function that sets it to (units finished, total)."""
-    with working(task_name, unit=unit, quiet=quiet) as work:
+    with working(task_name, unit=unit) as work:
         yield work.update
 
 
 @contextlib.contextmanager
-def working(name: str, total: float | None = None, *, unit: str = "images", quiet: bool = False) -> Iterator[Work]:
+def working(name: str, total: float | None = None, *, unit: str = "images") -> Iterator[Work]:
     """Show the progress of a task with long steps, such as a conversion: lines are also printed within a step."""
-    work, ended = Work(name, total, unit=unit, quiet=quiet), threading.Event()
+    work, ended = Work(name, total, unit=unit), threading.Event()
 
     def tick() -> None:
         while not ended.wait(TICK_SECONDS):
@@ -248,7 +242,7 @@ def working(name: str, total: float | None = None, *, unit: str = "images", quie
 
 
 @contextlib.contextmanager
-def loading(*, quiet: bool = False) -> Iterator[None]:
+def loading() -> Iterator[None]:
     """Say that PyTorch is imported, which takes seconds: on a terminal while it lasts, elsewhere as one line.
 
     Nothing is shown if it has been imported or is not installed.
@@ -256,7 +250,7 @@ def loading(*, quiet: bool = False) -> Iterator[None]:
     if "torch" in sys.modules or not is_installed("torch"):
         yield
         return
-    with working("loading PyTorch", unit="", quiet=quiet) as work:
+    with working("loading PyTorch", unit="") as work:
         if not (work.quiet or work.console.is_terminal):
             say("Loading PyTorch.")
         yield

@@ -134,8 +134,9 @@ def test_quiet_is_a_parameter_of_public_functions_that_obey_it() -> None:
     found = 0
     for file in Path(weft.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and "quiet" in ast.unparse(node.args):
-                assert "quiet" in {one.arg for one in node.args.kwonlyargs}, (file, node.name)
+            if isinstance(node, ast.FunctionDef) and "quiet" in {one.arg for one in node.args.args}:
+                raise AssertionError(f"{file} {node.name}: quiet must be a keyword")
+            if isinstance(node, ast.FunctionDef) and "quiet" in {one.arg for one in node.args.kwonlyargs}:
                 assert "obeys_quiet" in map(ast.unparse, node.decorator_list), (file, node.name)
                 assert not node.name.startswith("_"), (file, node.name)
                 found += 1

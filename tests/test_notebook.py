@@ -111,7 +111,8 @@ def check_repr(result: Any) -> None:
 
 
 def test_a_run(tmp_path: Path) -> None:
-    run = RunResult(tmp_path, NAMES[0], NAMES[1], 9, 7, 90.0, 99.0, 88.0, 87.0, 0.25, 200, 65.0)
+    found = evaluation_of(["a", "b"], np.array([[100, 8], [12, 80]]))
+    run = RunResult(tmp_path, NAMES[0], NAMES[1], 9, 7, 65.0, found)
     page = read(run, NAMES[:2])
     assert "90.00 % of 200 held-out images (95 % CI 85.1 to 93.4 %)" in page.texts
     check_repr(dataclasses.replace(run, out=Path("runs/x")))

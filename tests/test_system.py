@@ -9,6 +9,7 @@ import sys
 import types
 import unicodedata
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import psutil
 import pytest
@@ -142,10 +143,14 @@ def test_a_refused_run_leaves_nothing_on_windows(tmp_path: Path, monkeypatch: py
     """Windows removes no open file, so the lock goes after it has been closed."""
     monkeypatch.setattr(directory, "IS_WINDOWS", True)
 
-    def refuse(path: Path) -> None:
-        raise PermissionError(path)
+    unlink = Path.unlink
 
-    monkeypatch.setattr(directory, "remove", refuse)
+    def refuse(path: Path, **options: Any) -> None:
+        if (tmp_path / "a" / "run").resolve() in directory._LOCKED and path.name == directory.LOCK.name:
+            raise PermissionError(path)
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(UsageError, match="refused"), directory.reserved(tmp_path / "a" / "run", force=False):
         raise UsageError("refused")
     assert list(tmp_path.iterdir()) == []

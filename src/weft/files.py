@@ -177,8 +177,10 @@ def write_text(path: Path, text: str) -> None:
 def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write a CSV file atomically, in UTF-8. Names of files that are not UTF-8 keep their bytes, so that they are
     found again."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    text, lines = io.StringIO(newline=""), [header, *rows]
+    has_returns = any("\r" in str(cell) for line in lines for cell in line)  # which csv does not quote by itself
+    quoting = csv.QUOTE_ALL if has_returns else csv.QUOTE_MINIMAL
+    csv.writer(text, lineterminator="\n", quoting=quoting).writerows(lines)
     write_whole(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 

@@ -158,8 +158,8 @@ def say(text: str, *, always: bool = False) -> None:
     """Print one line to stderr, above a bar that is on display; in a notebook, show it below.
 
     Args:
-        text: a note, or, with `always`, what must be known also within `quietly`.
-        always: see `text`.
+        text: a note.
+        always: print it also within `quietly`, as what ends the program.
     """
     if _is_other_process() or (_quiet.get() and not always):
         return

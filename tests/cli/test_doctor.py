@@ -79,7 +79,6 @@ def test_a_source_tree_that_is_not_installed(
         ("torch", None, "missing", 1),
         ("onnx", "1.20.0", "too old", 1),
         ("onnx", None, "absent", 0),
-        ("transformers", None, "absent", 0),
         ("pillow", "12.9", "too old", 1),
     ],
 )

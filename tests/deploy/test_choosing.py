@@ -485,7 +485,7 @@ def test_exports_that_cannot_be_timed_at_any_size(
     monkeypatch.setattr(choosing, "time_calls", fail)
     reports: Any = {"onnx-fp32": None}
     with pytest.raises(kind, match=message):
-        exporting._timed(out, reports, (1, 2), quiet=True)
+        exporting._timed(out, reports, (1, 2))
 
 
 def test_a_batch_that_does_not_fit_is_refused(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

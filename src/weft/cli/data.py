@@ -175,7 +175,7 @@ def _review(args: argparse.Namespace) -> int:
         for text in result.notes:
             print(text)
         if args.out is not None:
-            print(f"report: {args.out}/report.html; table for weft train: {args.out}/corrected.csv")
+            print(f"report: {args.out}/report.html; train with: {result.command(Path(args.out))}")
     return note_unreadable(result.unreadable)
 
 

@@ -114,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         from weft.checkpoints.hub import printed_row
 
-        print(_text(result, None if is_path(args.run) else printed_row(args.run)))
+        is_as_reported = not (is_path(args.run) or args.tta or args.limit or args.img_size)
+        print(_text(result, printed_row(args.run) if is_as_reported else None))
     return 0
 
 
@@ -128,7 +129,8 @@ def _text(result: Evaluation, printed: Printed | None) -> str:
         lines.append(("ReaL top-1", f"{real}; {result.real.unlabelled:,} without one"))
     if printed is not None and printed.top1 is not None and len(result.classes) == 1000:
         difference = f"{result.top1 - printed.top1:+.2f} percentage points"
-        lines.append(("reported top-1", f"{printed.top1:g} % ({printed.source}); measured here: {difference}"))
+        reported = f"{printed.top1:g} % on ImageNet's validation set ({printed.source})"
+        lines.append(("reported top-1", f"{reported}; measured here: {difference}"))
     lines += [("loss", f"{result.loss:.4f}"), *confidence_lines(result)]
     parts = ["\n".join(f"{name}: {value}" for name, value in lines)]
     parts += filter(None, (never_predicted_text(result), too_few_text(result.top1, result.count)))

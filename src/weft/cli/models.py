@@ -10,7 +10,6 @@ from weft.cli.options import add_common, example, note, print_json, table
 from weft.errors import unknown
 from weft.models.families import VARIANTS, check_name, family_named, is_model, list_models
 from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, printed_rows, row_of
-from weft.recipes import load_recipe, recipe_text
 
 HELP = "list models: size, parameters, multiply-adds, reported accuracy, weights"
 
@@ -174,6 +173,8 @@ def evaluate_command(row: Printed) -> str:
 
 def train_command(table: str, row: Printed) -> str:
     """Return the command that trains a row, WEIGHTS being those of the row that is fine-tuned; '' without a recipe."""
+    from weft.recipes import load_recipe, recipe_text  # imports pydantic
+
     if not row.recipe:
         return ""
     name, *settings = row.recipe.split()

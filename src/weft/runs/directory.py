@@ -33,7 +33,6 @@ from weft.files import (
     entries_of,
     no_follow,
     refuse_taken,
-    remove,
     write_text,
     write_whole,
     writing,
@@ -250,7 +249,8 @@ def _remove_if_empty(path: Path) -> None:
     """Remove the lock file of a run directory that holds nothing else."""
     with contextlib.suppress(OSError):
         if not entries_of(path):
-            remove(path / LOCK.parent)
+            (path / LOCK).unlink()
+            (path / LOCK.parent).rmdir()
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ def _trained(run: Run, recipe: Recipe, folder: Path) -> Run:
         fold.resume(saved)
     else:
         with reserved(folder, force=True) if run.runtime.is_main else contextlib.nullcontext():
-            fold.start()
+            fold.start(force=True)
     return fold
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ def review(
     with reading() as progress:
         splits = open_data(
             data,
-            SplitPlan(group=group or _group_column(Path(data), image)),
+            SplitPlan(group=group or _group_column(Path(data), image, label)),
             image=image,
             label=label,
             max_bad=1,
@@ -112,7 +112,7 @@ def review(
         )
     paths = [path for source in (splits.train, splits.val) for path in paths_of(source)]
     if out is not None:
-        _check_names(paths)
+        _check_names(paths, splits.classes)
         for text in splits.notes[1:]:  # the first is on a split, which the table has only if the data have it
             say(text)
     predictor = feature_predictor(model, settings)
@@ -145,9 +145,9 @@ def _public_model() -> str:
     return model
 
 
-def _group_column(data: Path, image: str | None) -> str | None:
-    """Return `group` if the data are a table with such a column."""
-    if data.suffix not in SUFFIXES or not data.is_file():
+def _group_column(data: Path, image: str | None, label: str | None) -> str | None:
+    """Return `group` if the data are a table with such a column of its own."""
+    if GROUP in (image, label) or data.suffix not in SUFFIXES or not data.is_file():
         return None
     try:
         return GROUP if GROUP in read_table(data, image).columns else None
@@ -155,13 +155,19 @@ def _group_column(data: Path, image: str | None) -> str | None:
         return None
 
 
-def _check_names(paths: Sequence[str]) -> None:
-    for path in paths:
+def _check_names(paths: Sequence[str], classes: Sequence[str]) -> None:
+    """Check that a table can hold the names of files and classes: it drops spaces around them."""
+    if same := [name for name, times in Counter(name.strip() for name in classes).items() if times > 1]:
+        raise DataError(
+            f"Classes of a table must differ by more than spaces around them; {printable(same[0])!r} is two. Rename one,"
+            " or review without --out."
+        )
+    for name in paths:
         try:
-            path.encode()
+            name.encode()
         except UnicodeEncodeError:
             raise DataError(
-                f"The names of files in a table must be UTF-8; {printable(path)} is not. Rename it, or review without"
+                f"The names of files in a table must be UTF-8; {printable(name)} is not. Rename it, or review without"
                 " --out."
             ) from None
 
@@ -200,6 +206,7 @@ def _review(
         duplicates=[[features.images[i] for i in copies] for copies in duplicates],
         copies_in_classes=sum(images[copies[0]].has(COPY) for copies in duplicates),
         leaks=sum(images[copies[0]].has(LEAK) for copies in duplicates),
+        needs_group=given is None and any(image.group for image in images),
         outliers=len(outlying),
         notes=_notes(result, labels, names),
         unreadable=unreadable,

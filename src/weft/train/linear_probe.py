@@ -208,8 +208,9 @@ def held_out_probabilities(
     folds = [np.flatnonzero(fold_of == fold) for fold in np.unique(fold_of)]
     splits = []
     for fold in folds:
-        scored = fold[used[fold]] if used[fold].any() else fold
-        splits.append((rows_of(np.setdiff1d(np.flatnonzero(used), fold)), rows_of(scored)))
+        fitted = np.setdiff1d(np.flatnonzero(used), fold)
+        is_scored = used[fold] & np.isin(labels[fold], labels[fitted])  # others have no probability to learn
+        splits.append((rows_of(fitted), rows_of(fold[is_scored] if is_scored.any() else fold)))
     present, own = np.unique(labels, return_inverse=True)
     _, of_folds = _cross_validated(rows, np.repeat(own, num_views), splits, num_views, UNBALANCED)
     result = np.zeros((len(labels), num_classes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import TracebackType
 
 from rich.console import Console
 
@@ -10,6 +11,7 @@ from weft.progress import Work, rate
 from weft.runs.directory import EpochRow
 from weft.train.meter import Meter
 
+NAME = "training"
 SILENCE_S = 60  # without a bar, as in a log file, print a line at least this often
 
 
@@ -22,7 +24,7 @@ class Reporter(Work):
     """
 
     def __init__(self, epochs: int, *, console: Console | None = None) -> None:
-        super().__init__("training", unit="steps", line_seconds=SILENCE_S, console=console)
+        super().__init__(NAME, unit="steps", line_seconds=SILENCE_S, console=console)
         self.epochs = epochs
 
     def step(self, epoch: int, meter: Meter) -> None:
@@ -32,6 +34,10 @@ class Reporter(Work):
             self.begin_at(done - 1)
         name = f"epoch {epoch}/{self.epochs}  loss {meter.loss:.3f}  top-1 {meter.top1:.1f} %"
         self.update(done, self.epochs * meter.steps, name=name + _speed(meter.images_per_second))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.name = NAME  # the last line is on the whole run
+        super().__exit__(kind, error, at)
 
 
 def epoch_line(row: EpochRow, epochs: int, *, is_best: bool) -> str:

@@ -70,6 +70,8 @@ class Review:
         duplicates: paths of each group of near-duplicates.
         copies_in_classes: number of those groups with several labels.
         leaks: number of those groups with images in train and val.
+        needs_group: whether `corrected.csv` has groups that `--group group` must keep on one side; not where the
+            dataset defines the split.
         outliers: number of outliers.
         notes: what could not be judged.
         unreadable: (path, message) of each file that cannot be read.
@@ -84,9 +86,14 @@ class Review:
     duplicates: list[list[str]]
     copies_in_classes: int
     leaks: int
+    needs_group: bool
     outliers: int
     notes: list[str]
     unreadable: list[tuple[str, str]]
+
+    def command(self, folder: Path) -> str:
+        """Return the command that trains on the corrected table in a folder."""
+        return f"weft train {folder / TABLE}{' --group group' if self.needs_group else ''}"
 
     def headline(self) -> str:
         """Return the conclusion as one sentence."""
@@ -134,8 +141,7 @@ def write_report(folder: Path, data: str, result: Review) -> None:
     steps = [
         f"Check the images below, and edit {TABLE}: its column label has the labels that are proposed, was the former"
         " ones. Delete the rows of images that are of no class.",
-        f"Train with it; your files do not change: weft train {folder / TABLE}"
-        + (" --group group" if result.duplicates else ""),
+        f"Train with it; your files do not change: {result.command(folder)}",
     ]
     summary = [("data", data), ("images", f"{result.images:,}"), ("features", result.model), *result.lines()]
     lead = Lead([result.headline(), *result.notes], steps if result.findings else ())
@@ -159,9 +165,14 @@ def _sections(result: Review) -> list[Section]:
         copies = [finding_of[path] for group in result.duplicates for path in group]
         titles = [f"{row.group}: {row.label}{f', {row.split}' if row.split else ''}" for row in copies]
         text = (
-            "Each title is the group and the label. Copies on both sides of a split make the accuracy too high;"
-            f" `weft train {TABLE} --group group` keeps them on one side. {result.copies_in_classes:,} of"
-            f" {count(len(result.duplicates), 'group')} have several labels, {result.leaks:,} are in train and val."
+            "Each title is the group and the label. Copies on both sides of a split make the accuracy too high:"
+            + (
+                " --group group keeps them on one side."
+                if result.needs_group
+                else f" {TABLE} leaves out those in train."
+            )
+            + f" {result.copies_in_classes:,} of {count(len(result.duplicates), 'group')} have several labels,"
+            f" {result.leaks:,} are in train and val."
         )
         sections.append(
             _gallery("Near-duplicates", text, copies, titles, "duplicates.png", "Groups of near-duplicates")

@@ -7,6 +7,7 @@ holds the weights, their average, the optimizer state, the step and the metrics 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -22,6 +23,7 @@ from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data.fingerprint import fingerprint
 from weft.data.order import epochs_of
 from weft.data.preprocessing import eval_transform
+from weft.errors import StorageError, UsageError
 from weft.files import clear, refuse_taken, remove, sweep, write_text, write_whole, writing
 from weft.inference.arguments import check_other
 from weft.inference.inputs import name_of
@@ -42,7 +44,7 @@ from weft.train.refusals import diverged, raise_explained
 from weft.train.rehearsal import rehearse_saving, rehearse_step
 from weft.train.reporter import Reporter, epoch_line
 from weft.train.resume import SavedRun, check_data, check_length, recipe_record
-from weft.train.state import newest_text, save_state
+from weft.train.state import newest_step, newest_text, save_state
 from weft.train.stop import Stop
 from weft.train.track import Tracker
 from weft.train.unknown import public_classifier, read_public_classifier
@@ -72,7 +74,6 @@ class Run:
     """
 
     learner: Learner
-    _tracker: Tracker
     _reporter: Reporter
 
     def __init__(
@@ -84,16 +85,18 @@ class Run:
         self.history: list[EpochRow] = []
         self.meter = Meter()
         self.unimproved, self.seconds = 0, 0.0
+        self._tracker = Tracker((), self.recipe, out)
         self.evaluation: Evaluation | None = None
         self._start: float | None = None  # of the epochs, minus the seconds of earlier processes
         self._log: StepLog | None = None
         self._saved_at = time.monotonic()
 
-    def start(self) -> None:
-        """Train from the first step to the last, in place of the run that the directory holds.
+    def start(self, *, force: bool) -> None:
+        """Train from the first step to the last; with `force`, in place of the run that the directory holds.
 
         Raises:
-            UsageError: settings that do not work together, or other files are in the directory by now.
+            UsageError: settings that do not work together, a tracker that cannot start, or other files are in the
+                directory by now.
             KeyboardInterrupt, SystemExit, StoppedError, DivergedError, StorageError: as in `_train`.
         """
         cut = eval_transform(preprocessing(self.plan.network)).note(self.splits.sizes)
@@ -102,23 +105,18 @@ class Run:
         self._note(*self.plan.notes, cut, busy, bf16_note(self.runtime.device.type, self.runtime.precision))
         self.plan.initialise(self._note)
         self.learner = self.plan.learner()
-        self._rehearse()
+        rehearse_step(self.plan, self.learner)
         if self.runtime.is_main:
             rehearse_saving(self.plan, self.out)
-            recorded = dataclasses.replace(self.recipe, environment=environment(self.runtime, self.splits))
-            images, classifier = fingerprint(self.splits), public_classifier(self.recipe)
-            # from here on, the run that was there is gone
-            refuse_taken(self.out, REPLACEABLE, force=True)
-            clear(self.out, REPLACEABLE)
-            write_text(self.out / "recipe.yaml", dump(recorded))
-            images.write(self.out / FINGERPRINT)
-            if classifier is not None:
-                write_whole(self.out / PUBLIC_CLASSIFIER, classifier)
+        self._cache_teacher()
+        replace = self._replacement(force=force) if self.runtime.is_main else lambda: None
         try:
+            replace()
             self._train()
         except BaseException:
-            if self.runtime.is_main and not (self.learner.step or self.history):
-                clear(self.out, REPLACEABLE)  # nothing to resume from, nothing to see
+            if self.runtime.is_main and not self.learner.step and newest_step(self.out / "state") is None:
+                with contextlib.suppress(StorageError):  # nothing to resume from, nothing to see
+                    self._clear(REPLACEABLE)
             raise
 
     def resume(self, saved: SavedRun) -> None:
@@ -142,10 +140,12 @@ class Run:
         self._note(bf16_note(self.runtime.device.type, self.runtime.precision))
         self._note(f"Resuming after step {step} of {self.plan.steps}.")
         if step < self.plan.steps:
-            self._rehearse()
+            rehearse_step(self.plan, self.learner)
+            self._cache_teacher()
         if self.runtime.is_main:
             saved.clean_up(self.recipe)
             sweep(self.out, remove)
+            self._tracker = Tracker(self.trackers, self.recipe, self.out)
         self._train(saved)
 
     def restore(self, saved: SavedRun) -> None:
@@ -211,9 +211,33 @@ class Run:
             if text:
                 say(text)
 
-    def _rehearse(self) -> None:
-        """Try a step, and cache the logits of the teacher if the images never change."""
-        rehearse_step(self.plan, self.learner)
+    def _replacement(self, *, force: bool) -> Callable[[], None]:
+        """Do what may fail before a run begins; return a function that removes the run that is there and begins."""
+        refuse_taken(self.out, REPLACEABLE, force=force)
+        recorded = dataclasses.replace(self.recipe, environment=environment(self.runtime, self.splits))
+        images, classifier = fingerprint(self.splits), public_classifier(self.recipe)
+        self._clear(self.trackers)
+        try:
+            self._tracker = Tracker(self.trackers, self.recipe, self.out)
+        except UsageError:
+            self._clear(self.trackers)  # of one that has started before
+            raise
+
+        def replace() -> None:
+            self._clear([name for name in REPLACEABLE if name not in self.trackers])
+            write_text(self.out / "recipe.yaml", dump(recorded))
+            images.write(self.out / FINGERPRINT)
+            if classifier is not None:
+                write_whole(self.out / PUBLIC_CLASSIFIER, classifier)
+
+        return replace
+
+    def _clear(self, names: Sequence[str]) -> None:
+        with writing(self.out):
+            clear(self.out, names)
+
+    def _cache_teacher(self) -> None:
+        """Cache the logits of the teacher if the images never change."""
         if isinstance(self.learner.teacher, Teacher) and is_cached(self.recipe):
             with counting(len(self.splits.train), task_name="teacher") as count:
                 self.learner.teacher.cache_outputs(self.recipe, self.plan.network, self.splits.train, count)
@@ -229,7 +253,6 @@ class Run:
         """
         self._note(f"{batch_arithmetic(self.recipe, self.runtime.world)}; {self.plan.steps:,} steps.")
         self.runtime.wait()
-        self._tracker = Tracker(self.trackers if self.runtime.is_main else (), self.recipe, self.out)
         if saved is not None:
             self.restore(saved)
             if saved.changes_result:  # later states have the new settings, and early stopping counts from here on

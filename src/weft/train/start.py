@@ -245,7 +245,7 @@ def _start(request: Request, out: str | Path | None, stop: Stop, trackers: Seque
     plan = make_plan(request)
     with _reserved(plan.recipe, plan.runtime, out, force=force) as folder:
         run = Run(plan.measured(), folder, stop, trackers)
-        run.start()
+        run.start(force=force)
         return _finished(run)
 
 

@@ -159,8 +159,8 @@ def _check_names(paths: Sequence[str], classes: Sequence[str]) -> None:
     """Check that a table can hold the names of files and classes: it drops spaces around them."""
     if same := [name for name, times in Counter(name.strip() for name in classes).items() if times > 1]:
         raise DataError(
-            f"Classes of a table must differ by more than spaces around them; {printable(same[0])!r} is two. Rename one,"
-            " or review without --out."
+            f"Classes of a table must differ by more than spaces around them; {printable(same[0])!r} is two. Rename"
+            " one, or review without --out."
         )
     for name in paths:
         try:

@@ -147,7 +147,7 @@ def test_a_study_of_ones_own(tmp_path):
             ("model_args.attn_bias: false", "start_from: run:without"),
             r"own model; 'without' needs 'without' \(small\)\.",
         ),
-        (("paper: 70.4", "seeds: 0"), r"variant 2: seeds must be"),
+        (("paper: 70.4", "seeds: 0"), r"line 8: variants\.2\.seeds must be a whole number at least 1"),
         (("paper: 70.4", "recipe: {large: digits}"), r"Unknown scale in 'recipe' of 'without' 'large'"),
         (("paper: 70.4", "recipe: {small: digit}"), r"variant 'without' \(small\): .*'digit'"),
         (("paper: 70.4", "against: nobody"), r"Unknown variant in 'against' of 'without' 'nobody'"),

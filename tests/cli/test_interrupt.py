@@ -55,7 +55,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("data check MANY", output("checking: ")),
         ("data prepare MANY OUT --size 8", output("packing: ")),
         ("compare digits --models levit_nano_32 ceit_nano_32 --out OUT", output("training levit-nano-32-seed0")),
-        ("compare digits --models levit_nano_32 ceit_nano_32 --budget 1h --out OUT", output("estimating the cost")),
+        ("compare digits --models levit_nano_32 ceit_nano_32 --budget 1h --out OUT", output("timing training steps")),
         ("study ceit-leff digits --seeds 1 --out OUT", output("training ")),
         pytest.param(
             "bench levit_nano_32 ceit_nano_32",

@@ -21,7 +21,7 @@ from weft.data import open_data
 from weft.data.source import KeyedSource, Splits
 from weft.errors import DataError, UsageError
 from weft.inference.embedding import Embedding
-from weft.train import Review, review, train
+from weft.train import Review, linear_probe, review, train
 from weft.train.data_review import _review
 from weft.train.label_errors import (
     MIN_KEPT,
@@ -321,6 +321,34 @@ def test_the_groups_of_a_table_are_joined_with_the_near_duplicates(
     assert groups == group_of | {"red/02.png": "p0", "red/03.png": "p0"}
 
 
+@pytest.mark.parametrize("split", ["", "train"])
+def test_groups_without_copies_need_the_option_too(
+    split: str, data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the images of a patient would be on both sides; a split that the data define is kept as it is."""
+    monkeypatch.setattr("weft.train.data_review.near_duplicates", lambda *_: [])
+    keys = sorted(path.relative_to(data).as_posix() for path in data.rglob("*.png"))
+    lines = [f"data/{key},{Path(key).parent},p{place // 2}" for place, key in enumerate(keys)]
+    header = "image,label,group"
+    if split:
+        header, lines = f"{header},split", [f"{line},{('val', split)[place > 3]}" for place, line in enumerate(lines)]
+    (tmp_path / "table.csv").write_text("\n".join([header, *lines]))
+    result = review(tmp_path / "table.csv", run=model, out=tmp_path / "review", quiet=True)
+    assert result.needs_group == (split == "")
+    assert result.command(tmp_path / "review").endswith("corrected.csv" if split else "corrected.csv --group group")
+
+
+def test_the_column_of_the_labels_is_no_group(
+    data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.train.data_review.near_duplicates", lambda *_: [])
+    keys = sorted(path.relative_to(data).as_posix() for path in data.rglob("*.png"))
+    (tmp_path / "table.csv").write_text("\n".join(["image,group", *(f"data/{key},{Path(key).parent}" for key in keys)]))
+    result = review(tmp_path / "table.csv", run=model, label="group", out=tmp_path / "review", quiet=True)
+    assert not result.needs_group
+    assert {row["group"] for row in rows_of(tmp_path / "review" / "corrected.csv")} == {""}
+
+
 def test_a_review_says_which_images_its_table_leaves_out(
     data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -331,6 +359,24 @@ def test_a_review_says_which_images_its_table_leaves_out(
     review(tmp_path / "table.csv", run=model, out=tmp_path / "review")
     assert {row["split"] for row in rows_of(tmp_path / "review" / "corrected.csv")} == {"train", "val"}
     assert "Not read: 8 images of test." in capsys.readouterr().err
+
+
+def test_classes_of_one_image_have_no_say_in_the_strength(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No classifier that was fitted without the image could know its class."""
+    labels = np.array([0, 1] * 10 + [2, 3])
+    features = np.random.default_rng(0).normal(size=(22, 1, 4))
+    scored, validate = [], linear_probe._cross_validated
+
+    def validated(
+        rows: np.ndarray, targets: np.ndarray, splits: list[tuple[np.ndarray, np.ndarray]], *more: Any
+    ) -> Any:
+        scored.extend((set(targets[fitted]), set(targets[held_out])) for fitted, held_out in splits)
+        return validate(rows, targets, splits, *more)
+
+    monkeypatch.setattr(linear_probe, "_cross_validated", validated)
+    linear_probe.held_out_probabilities(features, labels, 4, np.arange(22) % 3)
+    assert len(scored) == 3
+    assert all(held_out <= fitted for fitted, held_out in scored)
 
 
 def splits_of(labels: np.ndarray) -> Splits:
@@ -395,6 +441,21 @@ def test_odd_names_are_found_again(data: Path, model: Path, tmp_path: Path) -> N
     assert [Path(row["path"]).name for row in rows_of(table) if row["was"]] == [odd, "copy.png"]
     splits = open_data(table, evaluate_only=True)
     assert (splits.classes, len(splits.train) + len(splits.val), splits.bad) == (["blue", "red"], 25, ())
+
+
+def test_a_name_with_a_carriage_return_is_found_again(data: Path, model: Path, tmp_path: Path) -> None:
+    (data / "red" / "wrong.png").rename(data / "red" / "wrong\r.png")
+    review(data, run=model, out=tmp_path / "review", quiet=True)
+    splits = open_data(tmp_path / "review" / "corrected.csv", evaluate_only=True)
+    assert (len(splits.train) + len(splits.val), splits.bad) == (25, ())
+
+
+def test_classes_that_a_table_cannot_tell_apart_are_refused(data: Path, model: Path, tmp_path: Path) -> None:
+    (data / "red ").mkdir()
+    for name in ("00.png", "01.png", "02.png"):
+        (data / "red" / name).rename(data / "red " / name)
+    with pytest.raises(DataError, match=r"differ by more than spaces around them; 'red' is two"):
+        review(data, run=model, out=tmp_path / "review", quiet=True)
 
 
 def test_a_name_that_is_not_utf_8_is_refused_in_a_table(data: Path, model: Path, tmp_path: Path) -> None:

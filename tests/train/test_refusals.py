@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from weft.errors import DataError, StorageError, UsageError
 from weft.inference import evaluation
 from weft.train import RunResult, evaluate, loop, preview, run, train
 from weft.train import plan as planning
+from weft.train.track import Tracker
 
 BASE = {"epochs": 1, "batch_size": 12, "device": "cpu"}
 LEVIT = {"model": "levit_nano_32", "model_args.depth": [1, 1, 1]}
@@ -257,6 +258,58 @@ def test_what_vanishes_while_a_run_begins_leaves_the_run_that_was_there(
     train(pictures, settings={**BASE, **LEVIT, "seed": 1}, out=old, force=True, quiet=True)
     assert (old / "last" / "model.safetensors").read_bytes() != before[old / "last" / "model.safetensors"]
     assert not list(old.glob(".*"))
+
+
+def test_a_tracker_that_cannot_start_leaves_the_run_that_was_there(
+    pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, start = tmp_path / "run", run.Tracker
+    train(pictures, settings={**BASE, **LEVIT}, out=old, quiet=True)
+    before = {path: path.is_file() and path.read_bytes() for path in sorted(old.rglob("*")) if path.name != "lock"}
+
+    def offline(names: Sequence[str], *more: Any) -> Tracker:
+        if names:
+            raise UsageError("--track wandb must be able to start; there is no network.")
+        return start(names, *more)
+
+    steps.clear()
+    monkeypatch.setattr(run, "Tracker", offline)
+    with pytest.raises(UsageError, match="no network"):
+        train(pictures, settings={**BASE, **LEVIT, "seed": 1}, out=old, track="wandb", force=True, quiet=True)
+    after = {path: path.is_file() and path.read_bytes() for path in sorted(old.rglob("*")) if path.name != "lock"}
+    assert after == before
+    assert steps == []
+
+
+def test_without_force_a_file_that_appears_while_the_plan_is_made_stays(
+    pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, rehearse = tmp_path / "run" / "best" / "theirs.txt", run.rehearse_saving
+
+    def rehearse_slowly(*arguments: Any) -> None:
+        rehearse(*arguments)
+        theirs.parent.mkdir()
+        theirs.write_text("theirs")
+
+    monkeypatch.setattr(run, "rehearse_saving", rehearse_slowly)
+    with pytest.raises(UsageError, match="must be new or empty"):
+        train(pictures, settings={**BASE, **LEVIT}, out=tmp_path / "run", quiet=True)
+    assert theirs.read_text() == "theirs"
+    assert steps == []
+
+
+def test_a_probe_that_cannot_be_saved_leaves_nothing(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be neither resumed, for lack of a state, nor replaced without --force."""
+
+    def full(*args: Any, **more: Any) -> None:
+        raise StorageError("no space is left")
+
+    monkeypatch.setattr(run, "save_model_dir", full)
+    with pytest.raises(StorageError, match="no space"):
+        train(pictures, settings={**BASE, **LEVIT, "head_init": "probe"}, out=tmp_path / "run", quiet=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_that_does_not_suffice_is_met_before_the_first_step(

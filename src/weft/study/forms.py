@@ -26,7 +26,8 @@ ROUNDS = 3  # alternating turns of each runtime
 
 
 class MeasuredForms(TypedDict):
-    """Entry of forms.json: the modification time of the result that was measured, and the forms."""
+    """Entry of forms.json: the modification time of the result that was measured, the forms, and whether all were
+    measured that this machine can run; not so when the time was used up."""
 
     stamp: str
     forms: list[Form]

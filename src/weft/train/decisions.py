@@ -95,7 +95,7 @@ def model_with_weights() -> str | None:
 
 def available_weights(recipe: Recipe, case: Case) -> Decision:
     """In a recipe of weft, replace the model if only the public weights of another one are available."""
-    if case.request.names_model or not recipe.pretrained or recipe.model != load_recipe(RECIPE).model:
+    if not case.request.has_model_of_weft or not recipe.pretrained or recipe.model != load_recipe(RECIPE).model:
         return recipe, ""
     model = model_with_weights()
     if model is None or model == recipe.model:

@@ -76,9 +76,9 @@ class Request:
         return not is_named or self.load(self.base).batch_size == "auto"
 
     @property
-    def names_model(self) -> bool:
-        """Whether the user named a model, other than by a recipe of weft."""
-        return self.says("model") or self.recipe not in recipe_names()
+    def has_model_of_weft(self) -> bool:
+        """Whether the user named a recipe of weft, and no model: another one may then take its place."""
+        return self.recipe in recipe_names() and not self.says("model")
 
     def leaves_weights(self, recipe: Recipe) -> bool:
         """Return whether the weights to start from are left to weft: neither they nor a recipe are named.
@@ -107,7 +107,7 @@ class Request:
         if loaded.pretrained and loaded.start_from is not None:
             start = loaded.start_from
             is_described = start.startswith(PREFIX) or (start_file(start).parent / CONFIG).is_file()
-            model = None if is_described and not self.names_model else loaded.model
+            model = None if is_described and self.has_model_of_weft else loaded.model
             loaded = dataclasses.replace(loaded, model=model, pretrained=False)
         return loaded
 

@@ -49,8 +49,9 @@ from weft.study.run import write
 from weft.study.statistics import accuracy
 from weft.study.timing import seconds_per_image
 from weft.text import first_few
+from weft.train.decisions import fill_in
 from weft.train.network import check_sync_bn
-from weft.train.plan import fill_in, open_splits
+from weft.train.plan import open_splits
 
 MIN_PER_CLASS = 5  # validation images per class; with fewer, an accuracy is a guess
 

@@ -24,7 +24,7 @@ def seconds_per_image(recipe: Recipe, splits: Splits | None, threads: int) -> fl
     """Train a network of random weights for a few steps, and return the seconds per training image.
 
     Args:
-        recipe: complete, as `weft.train.plan.fill_in` returns it, with batch size and precision.
+        recipe: complete, as `weft.train.decisions.fill_in` returns it, with batch size and precision.
         splits: the dataset; None to read a part of it.
         threads: CPU threads of a training run.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.intervals import Estimate
 from weft.recipes import Recipe, load_recipe
-from weft.study import candidates, compare, engine, forms, load_study, protocol, timing
+from weft.study import candidates, compare, engine, forms, halving, load_study, protocol
 from weft.study import comparison as comparing
 from weft.study.advice import advise, pareto
 from weft.study.candidates import candidates_of, find_weights, recipe_from_scratch, study_of, with_weights
@@ -280,7 +281,7 @@ class Machine:
         """Name and last epoch of all jobs that were run."""
         return [(job.folder.name, job.until) for job in self.jobs]
 
-    def seconds_per_image(self, recipe, splits, threads):
+    def seconds_per_image(self, recipe, splits):
         self.now += 3.0
         return self.paces[recipe.model]
 
@@ -456,23 +457,23 @@ def timed_recipe(precision="fp32"):
     return load_recipe("digits", [*settings.items(), ("data.source", "digits")])
 
 
-@pytest.mark.parametrize("splits", [None, "digits"])
-def test_steps_of_training_are_timed(splits):
-    splits = None if splits is None else open_data(splits, SplitPlan(limit=64))
-    assert 0 < timing.seconds_per_image(timed_recipe(), splits, 1) < 1
+def test_steps_of_training_are_timed():
+    splits = open_data("digits", SplitPlan(limit=64))
+    assert 0 < halving.seconds_per_image(timed_recipe(), splits) < 1
+    assert 0 < halving.seconds_per_image(timed_recipe(), pickle.loads(pickle.dumps(splits))) < 1  # as on Ray
 
 
 def test_steps_are_timed_in_the_precision_and_with_the_threads_of_a_run(monkeypatch):
     used = []
 
-    def time_steps(plan):
-        used.append((plan.recipe.precision, plan.runtime.precision, torch.get_num_threads()))
-        return 0.0, 1.0
+    def step_times(learner, steps):
+        used.append((learner.recipe.precision, learner.runtime.precision, torch.get_num_threads()))
+        return iter([(0.0, 1.0)] * 4)
 
-    monkeypatch.setattr(timing, "_time_steps", time_steps)
+    monkeypatch.setattr(halving, "step_times", step_times)
     before, splits = torch.get_num_threads(), open_data("digits", SplitPlan(limit=16))
     for precision in ("bf16", "fp32"):
-        timing.seconds_per_image(timed_recipe(precision), splits, before + 1)
+        Engine(threads=before + 1).call(halving.seconds_per_image, timed_recipe(precision), splits)
     assert used == [("bf16", "bf16", before + 1), ("fp32", "fp32", before + 1)]
     assert torch.get_num_threads() == before
 

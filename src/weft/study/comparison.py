@@ -40,14 +40,21 @@ from weft.study.directory import Directory, opened
 from weft.study.engine import Engine
 from weft.study.experiment import Experiment
 from weft.study.forms import measure_forms
-from weft.study.halving import EVALUATION, Budget, plan_within, staying, time_text, training_seconds
+from weft.study.halving import (
+    EVALUATION,
+    Budget,
+    plan_within,
+    seconds_per_image,
+    staying,
+    time_text,
+    training_seconds,
+)
 from weft.study.jobs import Job, Result
 from weft.study.plan import Study, StudyVariant, check_one_fold, recipe_of, slug
 from weft.study.protocol import AUTO, shared_settings, with_shared
 from weft.study.result import ExperimentResult, Limits, Row
 from weft.study.run import write
 from weft.study.statistics import accuracy
-from weft.study.timing import seconds_per_image
 from weft.text import first_few
 from weft.train.network import check_sync_bn
 from weft.train.plan import fill_in, open_splits
@@ -230,7 +237,7 @@ class _Comparison:
             return {}
         with working("choosing batch size and precision", unit=""):
             counts = len(self.splits.classes), len(self.splits.train)
-            return self.where.call(shared_settings, recipes, *counts, self.where.cores)
+            return self.where.call(shared_settings, recipes, *counts)
 
     def _length(self, seeds: int) -> dict[str, Any]:
         """Return epochs and stages: those of the recipe, or the most that the budget allows.
@@ -245,14 +252,13 @@ class _Comparison:
     def _seconds_per_epoch(self) -> dict[str, float]:
         """Time a few steps of each candidate, and return the seconds of an epoch with its evaluation."""
         images = len(self.splits.train) + EVALUATION * len(self.splits.val)
-        splits = None if self.where.name == "ray" else self.splits
         prices: dict[str, float] = {}
         with working("timing training steps", len(self.names), unit="models") as progress:
             for variant in self.study.variants:
                 progress.update(progress.done, name=f"timing training steps of {variant.name}")
                 recipe = with_shared(self._recipe(variant), self.shared)
                 try:
-                    seconds = self.where.call(seconds_per_image, recipe, splits, self.where.cores)
+                    seconds = self.where.call(seconds_per_image, recipe, self.splits)
                 except (WeftError, RuntimeError) as error:
                     say(f"{variant.name} cannot be trained: {str(error).splitlines()[0]}")
                 else:

@@ -13,7 +13,10 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from weft.errors import UsageError
+from weft.memory import release_memory
 from weft.processor import available_cores
 from weft.study import ray_engine
 from weft.study.jobs import Job, Result, failure_of, read_result, start_process
@@ -55,8 +58,10 @@ class Engine:
         return self.threads or max(1, available_cores() // self.at_once)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function where jobs run: in this process, or in one of Ray's."""
-        return ray_engine.call(function, *arguments, threads=self.cores) if self.name == "ray" else function(*arguments)
+        """Call a function where jobs run, with as many CPU threads: in this process, or in one of Ray's."""
+        if self.name == "ray":
+            return ray_engine.call(self.cores, _with_threads, self.cores, function, *arguments)
+        return _with_threads(self.cores, function, *arguments)
 
     def run(
         self,
@@ -125,6 +130,17 @@ class Engine:
             for process in processes:
                 process.terminate()
             pool.shutdown(cancel_futures=True)
+
+
+def _with_threads(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function with a number of CPU threads of torch; then give the memory that it used back to the system."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return function(*arguments)
+    finally:
+        torch.set_num_threads(before)
+        release_memory()
 
 
 def _finished(jobs: Sequence[Job]) -> dict[Path, Result]:

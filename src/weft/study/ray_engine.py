@@ -18,7 +18,7 @@ def check_installed() -> None:
     need("ray", "ray")
 
 
-def call(function: Callable[..., Any], *arguments: Any, threads: int) -> Any:
+def call(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a process of Ray."""
     ray = _started()
     return ray.get(ray.remote(num_cpus=threads)(function).remote(*arguments))

@@ -212,7 +212,7 @@ def _shared(plan: Study, scale: str, num_classes: int, engine: Engine) -> dict[s
         )
         for variant in plan.variants
     ]
-    return engine.call(shared_settings, recipes, num_classes, MANY, engine.cores)
+    return engine.call(shared_settings, recipes, num_classes, MANY)
 
 
 def _sources(plan: Study, scale: str, data: str | Path | Mapping[str, str | Path] | None) -> dict[str, str]:

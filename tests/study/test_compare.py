@@ -35,7 +35,7 @@ from weft.study.experiment import Experiment
 from weft.study.forms import measure_forms
 from weft.study.halving import EVALUATION, START_S, Budget, epochs_within, stages_of, training_seconds
 from weft.study.jobs import Job, Result
-from weft.study.plan import Study, recipe_of
+from weft.study.plan import Study
 from weft.study.report import frontier_figure
 from weft.study.result import ExperimentResult, Form, Limits, Row
 from weft.train import evaluate
@@ -521,12 +521,12 @@ def test_candidates_with_public_weights_start_from_them(hub, capfd):
     notes = [line for line in capfd.readouterr().err.splitlines() if "from scratch" in line]
     assert len(notes) == 1
     assert "CeiT is trained from scratch: weft cannot download the weights of ceit_tiny_patch16_224" in notes[0]
-    assert {variant.name: study.recipe(variant, "small") for variant in study.variants} == {
+    assert {variant.name: variant.base for variant in study.at_scale("small")} == {
         "CeiT": None,
         **dict.fromkeys(("CvT", "LeViT", "DeiT", "ResNet"), "small_folder"),
     }
     assert study.scales["small"].recipe == "small_folder"
-    recipes = [recipe_of(study, variant, "small") for variant in study.variants]
+    recipes = [variant.recipe for variant in study.at_scale("small")]
     assert {(recipe.batch_size, recipe.precision) for recipe in recipes} == {(32, "fp32")}  # of both recipes
 
 
@@ -535,9 +535,10 @@ def test_frozen_layers_need_the_weights_of_each_candidate(monkeypatch):
     (one, own), (other, others) = list(LARGE.items())[:2]
     monkeypatch.setattr(candidates, "public_weights", lambda name: ("owner/weights" * (name == own["model"]), ""))
     settings = {"optim.freeze": "backbone"}
-    candidates.check_candidates({one: own, other: others}, None, settings)
     study, _ = planned({one: own, other: others}, settings=settings)
-    first, second = (recipe_of(study, variant, "small") for variant in study.variants)
+    for variant in study.at_scale("small"):
+        variant.check(has_weights=True)
+    first, second = (variant.recipe for variant in study.at_scale("small"))
     assert fill_in(first, (375, 500), 200)[0].optim.freeze == "backbone"
     with pytest.raises(UsageError, match=f"needs trained weights; {others['model']} starts from random ones"):
         fill_in(second, (375, 500), 200)
@@ -562,14 +563,13 @@ def test_small_images_and_given_recipes_are_not_asked_about(monkeypatch):
 def test_a_recipe_that_asks_for_weights_goes_without_where_there_are_none(monkeypatch):
     monkeypatch.setattr(candidates, "public_weights", lambda model: ("", "none") if "ceit" in model else ("x/y", ""))
     study, _ = planned(dict(list(LARGE.items())[:2]), base="small_folder")
-    assert [study.recipe(variant, "small") for variant in study.variants] == ["small_folder", "small_folder"]
+    assert [variant.base for variant in study.at_scale("small")] == ["small_folder", "small_folder"]
     assert [variant.set.get("pretrained") for variant in study.variants] == [False, None]
 
 
 def test_a_linear_probe_of_one_model_is_no_comparison(capfd):
-    recipe = load_recipe("probe")
     with pytest.raises(UsageError, match=r"at least two models with public weights; got b\. Name other --models"):
-        with_weights({"A": {"model": "a"}, "B": {"model": "b"}}, {"A": "", "B": "x/b"}, recipe)
+        with_weights({"A": {"model": "a"}, "B": {"model": "b"}}, {"A": "", "B": "x/b"})
 
 
 def test_the_advice_says_what_starting_from_scratch_means():
@@ -603,13 +603,12 @@ def test_weights_and_scratch_in_one_comparison(tmp_path, hub):
 
 def test_seeds_are_compared_with_their_own(tmp_path):
     """A run that failed leaves its pair out, and moves no other."""
-    experiment = Experiment(load_study("ceit-lca").at_scale("small"), "small", tmp_path, {"cifar10": "x"}, {})
+    experiment = Experiment(load_study("ceit-lca").at_scale("small"), tmp_path, {})
     ours, theirs = [70, None, 75], [80, 90, 84]
     for name, values in zip(experiment.variants, (theirs, ours), strict=True):
         for seed, top1 in enumerate(values):
             correct = ((None, "1" * (top1 or 0) + "0" * (100 - (top1 or 0))),)
-            result = Result(error="killed") if top1 is None else Result(correct=correct)
-            experiment.results[experiment.job((name, seed)).folder] = result
+            experiment.results[name, seed] = Result(error="killed") if top1 is None else Result(correct=correct)
     first, second = experiment.rows([])
     assert first.top1 == (80.0, 90.0, 84.0)
     assert second.effect.value == pytest.approx(-9.5)

@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -18,8 +18,11 @@ import torch
 from weft.errors import UsageError
 from weft.memory import release_memory
 from weft.processor import available_cores
+from weft.recipes import Recipe
+from weft.runtime import Runtime
 from weft.study import ray_engine
 from weft.study.jobs import Job, Result, failure_of, read_result, start_process
+from weft.train.network import check_sync_bn
 
 ENGINES = ("local", "ray")
 POLL_SECONDS = 0.2
@@ -56,6 +59,11 @@ class Engine:
     def cores(self) -> int:
         """CPU threads of each job."""
         return self.threads or max(1, available_cores() // self.at_once)
+
+    def check(self, recipes: Iterable[Recipe]) -> None:
+        """Raise UsageError if this machine cannot train one of the recipes; a cluster may have other GPUs."""
+        for recipe in recipes if self.name == "local" else ():
+            check_sync_bn(recipe, Runtime.of(recipe.device))
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function where jobs run, with as many CPU threads: in this process, or in one of Ray's."""

@@ -116,7 +116,7 @@ def test_advice_calls_nothing_better_that_is_not_shown_to_be():
 
 def test_a_p_value_is_never_printed_as_0():
     rows = tuple(dataclasses.replace(ENTRIES[2], p_value=p) for p in (None, 0.0, 1e-5, 0.25))
-    header, cells = result_of(rows).table()
+    header, cells = result_of(rows).tables()["Training"]
     assert [row[header.index("McNemar p")] for row in cells] == ["", "< 1e-06", "1e-05", "0.25"]
 
 
@@ -578,7 +578,7 @@ def test_the_advice_says_what_starting_from_scratch_means():
     assert f"{first.name} was trained from scratch, since there are no public weights" in advice
     assert "not which architecture is better" in advice
     assert "from scratch" not in advise(ENTRIES[:2], Limits())
-    assert [row[1] for row in result_of((first, second)).table()[1]] == ["scratch", "timm/x"]
+    assert [row[1] for row in result_of((first, second)).tables()["Training"][1]] == ["scratch", "timm/x"]
 
 
 @pytest.mark.slow

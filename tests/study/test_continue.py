@@ -104,7 +104,7 @@ def test_an_interrupted_study_keeps_its_finished_runs(tmp_path: Path, trainer: T
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "say", stop)
+        patch.setattr("weft.study.experiment.say", stop)
         with pytest.raises(KeyboardInterrupt, match=r"Repeat the command to resume; finished runs are kept in .*out"):
             run_study(file, out=out, quiet=True)
     assert [(row["variant"], row["seed"]) for row in table(out)][:2] == [("with", "0"), ("without", "0")]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,13 @@ from weft.data.folder import check_outside
 from weft.data.preprocessing import eval_transform
 from weft.errors import DataError, UsageError, WeftError
 from weft.grid import Grid
+from weft.intervals import accuracy_of
 from weft.processor import busy_note
 from weft.progress import obeys_quiet, rate, say, working
 from weft.recipes import Recipe, load_recipe
 from weft.study.advice import advise, pareto
 from weft.study.candidates import SCALE, candidates_of, find_weights, recipe_from_scratch, study_of, with_weights
-from weft.study.directory import Directory, opened
+from weft.study.directory import Directory, opened, refuse_other
 from weft.study.engine import Engine
 from weft.study.experiment import Experiment
 from weft.study.forms import measure_forms
@@ -40,12 +41,11 @@ from weft.study.halving import (
     time_text,
     training_seconds,
 )
-from weft.study.jobs import Job, Result
+from weft.study.jobs import Result
 from weft.study.plan import Study, check_one_fold, slug
 from weft.study.protocol import AUTO, shared_settings, with_shared
 from weft.study.result import ExperimentResult, Limits, Row
 from weft.study.run import write
-from weft.study.statistics import accuracy
 from weft.text import first_few
 from weft.train.plan import fill_in, open_splits
 
@@ -209,12 +209,7 @@ class _Comparison:
         common = self._complete(load_recipe(scale.recipe, scale.set.items()))
         self.shared = directory.decide("shared", self._shared)
         length = directory.decide("length", lambda: self._length(common.epochs))
-        if length["budget"] != time.total:
-            before, now = (f"budget={value}" for value in (length["budget"], time.total))
-            raise UsageError(
-                f"{directory.path} has results of {before}; got {now}. Pass the same to continue them, or choose"
-                " another --out. --force replaces the results."
-            )
+        refuse_other(directory.path, {"budget": length["budget"]}, {"budget": time.total})
         self.epochs, self.stages = length["epochs"], length["stages"]
         self.length = f"{common.steps} steps" if self.epochs is None else f"{self.epochs} epochs"
         if self.epochs is not None:
@@ -262,11 +257,10 @@ class _Comparison:
         """Train in stages; the worse half of the candidates stops after each."""
         alive = list(self.recipes)
         for stage in self.stages[:-1]:
-            announce = self._announce(f"epoch {stage} of {self.epochs}")
-            self.experiment.run(self.experiment.keys(alive, 1), self.where, until=stage, on_done=announce)
+            self.experiment.run(self.experiment.keys(alive, 1), self.where, stage)
             self.save_time()
             alive = self._kept(alive, stage)
-        self.experiment.run(self.experiment.keys(alive, self.seeds), self.where, on_done=self._announce(self.length))
+        self.experiment.run(self.experiment.keys(alive, self.seeds), self.where)
 
     def _first_runs(self, names: Sequence[str]) -> dict[str, Result]:
         """Return the results of candidates with the first seed."""
@@ -286,13 +280,6 @@ class _Comparison:
             say(f"Stopped after epoch {stage}: {', '.join(stopped)}.")
         return [name for name in alive if name in ranked[:count]]
 
-    def _announce(self, length: str) -> Callable[[Job, Result], None]:
-        def on_done(job: Job, result: Result) -> None:
-            text = f"failed: {result.error}" if result.error else f"{result.top1():.2f} %"
-            say(f"{job.folder.name}, {length}: {text}")
-
-        return on_done
-
     def rows(self) -> tuple[Row, ...]:
         """Measure the speed of the trained candidates, and return a row of each, the best first."""
         names, first = list(self.recipes), self.experiment.first_seed
@@ -309,11 +296,11 @@ class _Comparison:
         for row in self.experiment.rows(names, best):
             row = dataclasses.replace(row, model=self.recipes[row.name].model or "", weights=self.weights[row.name])
             if row.name in stops:
-                stop = stops[row.name]
+                stop, right = stops[row.name], runs[row.name].right()
                 verdict = "best" if row.name == best else "worse than the best" if row.is_worse else "not significant"
                 row = dataclasses.replace(
                     row,
-                    mean=accuracy(runs[row.name].right()) if len(row.top1) == 1 else row.mean,
+                    mean=accuracy_of(int(right.sum()), right.size) if len(row.top1) == 1 else row.mean,
                     verdict=verdict if stop is None else f"stopped after epoch {stop}",
                     stopped_after=stop,
                     forms=tuple(forms[row.name]),

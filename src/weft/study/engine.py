@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from weft.errors import UsageError
+from weft.errors import UsageError, need
 from weft.memory import release_memory
 from weft.processor import available_cores
 from weft.recipes import Recipe
@@ -53,7 +53,7 @@ class Engine:
         if self.at_once < 1:
             raise UsageError(f"jobs must be at least 1; got {self.at_once}.")
         if self.name == "ray":
-            ray_engine.check_installed()
+            need("ray", "ray")
 
     @property
     def cores(self) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from weft.files import write_table
+from weft.progress import say
 from weft.study.engine import Engine
 from weft.study.jobs import REFERENCE, Job, Result, read_result
 from weft.study.plan import Variant, slug
@@ -93,21 +94,13 @@ class Experiment:
             if (result := read_result(self.job(key))) is not None:
                 self.results[key] = result
 
-    def run(
-        self,
-        keys: Sequence[Key],
-        engine: Engine,
-        *,
-        until: int | None = None,
-        on_done: Callable[[Job, Result], None] = lambda job, result: None,
-    ) -> None:
-        """Run jobs that are not finished, with progress; runs.csv is written after each.
+    def run(self, keys: Sequence[Key], engine: Engine, until: int | None = None) -> None:
+        """Run jobs that are not finished, with progress. After each, runs.csv is written and its result is printed.
 
         Args:
             keys: variants and seeds.
             engine: where jobs run.
             until: epoch at which they stop; None for their end.
-            on_done: called after each job that was run.
         """
         jobs = {run: self.job(run, until) for run in dict.fromkeys(map(self._run, keys))}
         runs = {job.folder: run for run, job in jobs.items()}
@@ -115,17 +108,21 @@ class Experiment:
         def end(job: Job, result: Result) -> None:
             self.results[runs[job.folder]] = result
             self.write_runs()
-            on_done(job, result)
+            top1 = [f"{result.top1(size):.2f} %" + (f" at {size}" if size else "") for size, _ in result.correct]
+            text = f"failed: {result.error}" if result.error else ", ".join(top1)
+            stage = f", epoch {until}" if until else ""
+            say(f"{job.folder.name}{stage}: {text.removesuffix('.')}. {self.progress(keys, until)}")
 
         with watching(list(jobs.values())) as on_wait:
             results = engine.run(list(jobs.values()), on_done=end, on_wait=on_wait)
         self.results |= {runs[folder]: result for folder, result in results.items()}
         self.write_runs()
 
-    def progress(self, keys: Sequence[Key]) -> str:
-        """Return how many of the runs are finished."""
+    def progress(self, keys: Sequence[Key], until: int | None = None) -> str:
+        """Return how many of the runs are finished, or have reached an epoch."""
         runs = set(map(self._run, keys))
-        return f"{len(runs & self.results.keys())} of {len(runs)} runs finished."
+        finished = [run for run in runs & self.results.keys() if self.results[run].job.get("until", until) == until]
+        return f"{len(finished)} of {len(runs)} runs finished."
 
     def runs(self, name: str) -> dict[int, Result]:
         """Return the results of a variant by seed, failed ones included."""

@@ -8,14 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from weft.errors import need
 from weft.models.families import PLUGINS
 from weft.study.jobs import Job, failure_of, start_process
-
-
-def check_installed() -> None:
-    """Raise UsageError if Ray is not installed."""
-    need("ray", "ray")
 
 
 def call(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:

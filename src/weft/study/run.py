@@ -20,7 +20,6 @@ from weft.runtime import Runtime
 from weft.study.directory import opened
 from weft.study.engine import Engine
 from weft.study.experiment import Experiment
-from weft.study.jobs import Job, Result
 from weft.study.plan import Study, Variant, load_study, slug
 from weft.study.protocol import shared_settings
 from weft.study.result import ExperimentResult
@@ -90,13 +89,7 @@ def run_study(
         emulated = {bf16_note(Runtime.of(recipe.device).device.type, recipe.precision) for recipe in recipes}
         for note in filter(None, (busy_note(jobs * where.cores), *emulated)):
             say(note)
-
-        def on_done(job: Job, result: Result) -> None:
-            top1 = [f"{result.top1(size):.2f} %" + (f" at {size}" if size else "") for size, _ in result.correct]
-            text = f"failed: {result.error}" if result.error else ", ".join(top1)
-            say(f"{job.folder.name}: {text.removesuffix('.')}. {experiment.progress(keys)}")
-
-        experiment.run(keys, where, on_done=on_done)
+        experiment.run(keys, where)
         rows = tuple(experiment.rows(chosen))
         shown = ", ".join(Path(place).name for place in places.values())
         result = ExperimentResult(folder, plan, scale, shown, count, rows, experiment.seconds)

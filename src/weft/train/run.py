@@ -24,7 +24,7 @@ from weft.data.fingerprint import fingerprint
 from weft.data.order import epochs_of
 from weft.data.preprocessing import eval_transform
 from weft.errors import StorageError, UsageError
-from weft.files import clear, refuse_taken, remove, sweep, write_text, write_whole, writing
+from weft.files import clear, refuse_taken, write_text, write_whole, writing
 from weft.inference.arguments import check_other
 from weft.inference.inputs import name_of
 from weft.inference.metrics import Evaluation, measure
@@ -44,7 +44,7 @@ from weft.train.refusals import diverged, raise_explained
 from weft.train.rehearsal import rehearse_saving, rehearse_step
 from weft.train.reporter import Reporter, epoch_line
 from weft.train.resume import SavedRun, check_data, check_length, recipe_record
-from weft.train.state import newest_step, newest_text, save_state
+from weft.train.state import RunState, newest_step, newest_text, save_state
 from weft.train.stop import Stop
 from weft.train.track import Tracker
 from weft.train.unknown import public_classifier, read_public_classifier
@@ -132,11 +132,12 @@ class Run:
         read_public_classifier(self.out)  # damage shows now, not after the last epoch
         if self.runtime.device.type == "cpu":
             # the number of threads determines the order of sums, and so their last bits
-            torch.set_num_threads(saved.state.metadata["machine"]["threads"])
+            torch.set_num_threads(saved.state.machine["threads"])
         check_length(saved, self.plan.steps)
-        step = saved.state.metadata["step"]
+        step = saved.state.step
         self.learner = self.plan.learner()
-        self._note(*saved.notes(self.runtime), *saved.check_teacher(getattr(self.learner.teacher, "record", None)))
+        self._note(*saved.notes(self.runtime))
+        saved.check_teacher(getattr(self.learner.teacher, "record", None))
         self._note(bf16_note(self.runtime.device.type, self.runtime.precision))
         self._note(f"Resuming after step {step} of {self.plan.steps}.")
         if step < self.plan.steps:
@@ -144,7 +145,6 @@ class Run:
             self._cache_teacher()
         if self.runtime.is_main:
             saved.clean_up(self.recipe)
-            sweep(self.out, remove)
             self._tracker = Tracker(self.trackers, self.recipe, self.out)
         self._train(saved)
 
@@ -154,11 +154,10 @@ class Run:
         Raises:
             CheckpointError: the state does not fit the model or the optimizer.
         """
-        metadata = saved.state.metadata
-        self.learner.restore(saved.state)
-        self.history = [EpochRow(*row) for row in metadata["history"]]
-        self.meter = Meter(**metadata["meter"])
-        self.unimproved, self.seconds = metadata["without_better"], metadata["seconds"]
+        state = saved.state
+        self.learner.restore(saved.tensors, state.optimizer, state.step)
+        self.history, self.unimproved, self.seconds = state.history, state.unimproved, state.seconds
+        self.meter = dataclasses.replace(state.meter, seconds=0.0, waiting=0.0, seen=0)  # times are of this process
         if self.runtime.is_main:
             write_metrics(self.out / "metrics.csv", self.history)
 
@@ -385,17 +384,19 @@ class Run:
         if not self.runtime.is_main:
             return
         self._flush_log()
-        tensors, metadata = self.learner.state()
-        metadata |= {
-            "meter": self.meter.as_dict(),
-            "history": [list(row) for row in self.history],
-            "without_better": self.unimproved,
-            "seconds": self.seconds if self._start is None else time.perf_counter() - self._start,
-            "machine": machine(self.runtime),
-            "recipe": recipe_record(self.recipe),
-            "teacher": getattr(self.learner.teacher, "record", None),
-        }
-        save_state(self.out / "state", self.learner.step, tensors, metadata, self.recipe.save.keep)
+        tensors, optimizer = self.learner.state()
+        state = RunState(
+            self.learner.step,
+            self.meter,
+            self.history,
+            self.unimproved,
+            self.seconds if self._start is None else time.perf_counter() - self._start,
+            optimizer,
+            recipe_record(self.recipe),
+            machine(self.runtime),
+            getattr(self.learner.teacher, "record", None),
+        )
+        save_state(self.out / "state", tensors, state, self.recipe.save.keep)
 
     def _stop_run(self, reason: int) -> NoReturn:
         if self.runtime.is_main:

@@ -222,18 +222,15 @@ class Variant:
         """
         import torch
 
-        from weft.models.building import build_described
+        from weft.train.network import build_model
 
         recipe = self.recipe
         with self.named_in_errors():
             if recipe.model is None:
                 raise UsageError("A variant must name a model; got none.")
-            arguments = dict(recipe.model_args)
-            if recipe.img_size is not None and recipe.model in VARIANTS:
-                arguments["img_size"] = recipe.img_size
             check_rules(recipe, has_weights=has_weights)
             with torch.device("meta"):
-                build_described(recipe.model, arguments, num_classes=10)
+                build_model(dataclasses.replace(recipe, pretrained=False), num_classes=10)
 
     @contextlib.contextmanager
     def named_in_errors(self) -> Iterator[None]:

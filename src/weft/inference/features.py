@@ -14,7 +14,7 @@ import json
 import re
 import sqlite3
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -46,25 +46,48 @@ def classifiers(network: nn.Module) -> list[nn.Linear]:
     Raises:
         UsageError: the network has no linear classifier, so that no features can be taken from it.
     """
-    layers = [[layer for layer in head.modules() if isinstance(layer, nn.Linear)] for head in _heads(network)]
+    layers = _classifiers(network)
     if isinstance(network, ExportedModel):
         raise UsageError(
             "Features are computed by a network; an export gives class scores only. Pass the run directory or the model"
             " directory that it was made from."
         )
-    if not layers or any(len(numbers) != 1 for numbers in layers):
+    if not layers:
         raise UsageError(
             f"A network must end in a linear classifier to give features; {type(network).__name__} does not. Choose"
             " another --model, or train all layers with --set head_init=random."
         )
-    return [numbers[0] for numbers in layers]
+    return layers
 
 
-def _heads(network: nn.Module) -> list[nn.Module]:
+def _classifiers(network: nn.Module) -> list[nn.Linear]:
+    """Return the last linear layers of a network, one per head; none if a head has no or several linear layers."""
     get_classifier = getattr(network, "get_classifier", None)
     name = (getattr(network, "pretrained_cfg", None) or {}).get("classifier")
     heads = get_classifier() if get_classifier else network.get_submodule(name) if isinstance(name, str) else ()
-    return list(heads) if isinstance(heads, (tuple, list)) else [heads]
+    heads = heads if isinstance(heads, (tuple, list)) else [heads]
+    layers = [[layer for layer in head.modules() if isinstance(layer, nn.Linear)] for head in heads]
+    return [layer for of_head in layers for layer in of_head] if all(len(own) == 1 for own in layers) else []
+
+
+@contextlib.contextmanager
+def classifier_inputs(network: nn.Module) -> Iterator[list[Tensor]]:
+    """Record the inputs (b features) of the classifiers of a network in a forward pass inside the `with` block.
+
+    Yields:
+        A list that gets one tensor per head, in float32 on the CPU; it stays empty for a network without linear
+        classifiers.
+    """
+    inputs: list[Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].float().cpu()))
+        for layer in _classifiers(network)
+    ]
+    try:
+        yield inputs
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class FeatureReader:
@@ -173,17 +196,8 @@ def logits_of(network: nn.Module, features: np.ndarray) -> np.ndarray:
 
 def _features(network: nn.Module, images: Tensor, runtime: Runtime) -> np.ndarray:
     """Return the inputs of all classifiers (images features), side by side."""
-    inputs: list[Tensor] = []
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].float().cpu()))
-        for layer in classifiers(network)
-    ]
-    try:
-        with torch.inference_mode(), runtime.autocast():
-            network(images.to(runtime.device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with classifier_inputs(network) as inputs, torch.inference_mode(), runtime.autocast():
+        network(images.to(runtime.device))
     return torch.cat(inputs, dim=1).numpy()
 
 

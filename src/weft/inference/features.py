@@ -7,6 +7,7 @@ precision, so a changed file, crop, normalisation or network never meets an old 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import importlib.metadata
 import itertools
@@ -117,7 +118,7 @@ class FeatureReader:
     def __enter__(self) -> FeatureReader:
         self._inside.enter_context(evaluation_mode(self.network))
         if self._cache is not None:
-            self._inside.enter_context(self._cache)
+            self._inside.callback(self._cache.save)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -184,14 +185,10 @@ def split_heads(network: nn.Module, features: np.ndarray) -> list[np.ndarray]:
 
 def logits_of(network: nn.Module, features: np.ndarray) -> np.ndarray:
     """Return the logits (images classes) of a network for features (images features); of several heads their mean."""
-    logits = []
-    for layer, own in zip(classifiers(network), split_heads(network, features), strict=True):
-        weight, bias = (
-            None if tensor is None else tensor.detach().float().cpu() for tensor in (layer.weight, layer.bias)
-        )
-        assert weight is not None
-        logits.append(nn.functional.linear(torch.from_numpy(np.ascontiguousarray(own)), weight, bias).numpy())
-    return np.mean(logits, axis=0)
+    parts = zip(classifiers(network), split_heads(network, features), strict=True)
+    with torch.inference_mode():
+        logits = [copy.deepcopy(layer).float().cpu()(torch.from_numpy(own)) for layer, own in parts]
+    return torch.stack(logits).mean(dim=0).numpy()
 
 
 def _features(network: nn.Module, images: Tensor, runtime: Runtime) -> np.ndarray:
@@ -241,15 +238,7 @@ class FeatureCache:
     def __init__(self, network: str, width: int) -> None:
         self.network, self.num_bytes = network, 4 * width
         self._pending: dict[bytes, np.ndarray] = {}  # rows that are not written yet
-        self._table: sqlite3.Connection | None = None
-
-    def __enter__(self) -> FeatureCache:
-        self._open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._save()
-        self._close()
+        self._path = cache_file(FILE)  # None where the cache cannot be used
 
     def key_of(self, pixels: np.ndarray) -> bytes:
         """Return the key of the features of an image (c h w)."""
@@ -265,16 +254,17 @@ class FeatureCache:
                 if row is not None and len(row[0]) == self.num_bytes and zlib.crc32(row[0]) == row[1]:
                     rows[key] = np.frombuffer(row[0], np.float32)
 
-        self._try(read)
+        self._use(read)
         return rows
 
     def put(self, rows: dict[bytes, np.ndarray]) -> None:
-        """Add features; they are written when there are PENDING, and at the end."""
+        """Add features; they are written when there are PENDING, and by `save`."""
         self._pending |= rows
         if len(self._pending) >= PENDING:
-            self._save()
+            self.save()
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write the features that are not written yet."""
         rows = [(key, row.tobytes()) for key, row in self._pending.items()]
         self._pending = {}
 
@@ -286,49 +276,23 @@ class FeatureCache:
                 pass
 
         if rows:
-            self._try(write)
+            self._use(write)
 
-    def _try(self, work: Callable[[sqlite3.Connection], None]) -> None:
+    def _use(self, work: Callable[[sqlite3.Connection], None]) -> None:
         """Call `work` in a transaction; where the cache cannot be used, nothing happens, from then on."""
-        if self._table is None:
+        if self._path is None:
             return
         try:
-            with self._table:
-                work(self._table)
-        except sqlite3.OperationalError:  # a full or read-only disk, or a lock that is not released
-            self._close()
-        except sqlite3.DatabaseError:
-            self._replace()
-
-    def _open(self) -> None:
-        path = cache_file(FILE)
-        if path is None:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._table = sqlite3.connect(path, timeout=LOCKED_SECONDS)
-            self._table.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, features BLOB, crc INTEGER)")
-        except (OSError, sqlite3.OperationalError):
-            self._close()
-        except sqlite3.DatabaseError:
-            self._replace()
-
-    def _replace(self) -> None:
-        """Replace a damaged file by an empty one."""
-        self._close()
-        if (path := cache_file(FILE)) is None:
-            return
-        try:
-            for file in (path.with_name(f"{FILE}-journal"), path):  # SQLite would apply the journal to the new file
-                file.unlink(missing_ok=True)
-        except OSError:
-            return
-        self._open()
-
-    def _close(self) -> None:
-        if self._table is not None:
-            self._table.close()
-        self._table = None
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.closing(sqlite3.connect(self._path, timeout=LOCKED_SECONDS)) as table, table:
+                table.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, features BLOB, crc INTEGER)")
+                work(table)
+        except (OSError, sqlite3.OperationalError):  # a full or read-only disk, or a lock that is not released
+            self._path = None
+        except sqlite3.DatabaseError:  # damaged; the journal goes first, since SQLite would apply it to the next file
+            with contextlib.suppress(OSError):
+                self._path.with_name(f"{FILE}-journal").unlink(missing_ok=True)
+                self._path.unlink(missing_ok=True)
 
 
 def _size(table: sqlite3.Connection) -> int:

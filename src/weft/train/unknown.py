@@ -46,19 +46,19 @@ def fit_detector(plan: Plan, out: Path, best: Predictor, held_out: HeldOutOutput
         DataError: none of the images of `data.other` can be read.
     """
     recipe, train, batch_size = plan.recipe, plan.splits.train, plan.val_batches.order.batch_size
-    logits, held_out_features = held_out.folded_logits, held_out.folded_features
-    if not held_out_features.size or not (np.isfinite(logits).all() and np.isfinite(held_out_features).all()):
+    of_known, logits = held_out.folded_features, held_out.folded_logits
+    if not of_known.size:
         return None
     images = SourcePart(train, stratified_subset(train.keys, train.labels, MAX_IMAGES, recipe.seed))
     batches = evaluation_batches(images, best.source_model, batch_size, recipe.workers)
     with FeatureReader(best.model, plan.runtime, is_cached=recipe.head_init == "probe") as reader:
         features = np.concatenate([reader(batch) for batch, _ in batches])
-    if not np.isfinite(features).all():
+    if not all(np.isfinite(array).all() for array in (features, of_known, logits)):
         return None
     mean = features.mean(axis=0)
     fitted = UnknownDetector(mean, unit_length(features - mean), _original_classifier(out, features))
     best.detector = UnknownDetector.deserialized(fitted.serialized())  # the threshold is that of the rounded values
-    known = best.detector.scores(held_out_features, softmax(logits, best.temperature))
+    known = best.detector.scores(of_known, softmax(logits, best.temperature))
     other = None if recipe.data.other is None else scores_of_files(best, recipe.data.other, batch_size)
     return dataclasses.replace(best.detector, threshold=set_threshold(known, other))
 

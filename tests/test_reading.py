@@ -175,35 +175,32 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def sealed(text: str) -> bytes:
-    return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n".encode()
-
-
-def test_any_sealed_manifest_of_a_state_is_read_or_refused(run: Path) -> None:
+def test_any_sealed_record_of_a_state_is_read_or_refused(run: Path) -> None:
     """Edited by hand, with a checksum that fits."""
     from weft.train.resume import open_run
 
-    states = sorted((run / "state").glob("*.json"))
+    states = sorted((run / "state").glob("*.safetensors"))
     before = {state: state.read_bytes() for state in states}
     newest = states[-1]
-    fields = json.loads(before[newest].split(b"\n", 1)[1])
+    record = tiny.record_of(newest)
     try:
         for state in states[:-1]:
             state.unlink()
-        for name, some in changed(fields, EVERY):
-            newest.write_bytes(sealed(json.dumps(some)))
+        for name, some in changed(record, EVERY):
+            tiny.reseal(newest, some)
             assert_read_or_refused(lambda: open_run(run, (), override=False), name)
     finally:
         for state, data in before.items():
             state.write_bytes(data)
 
 
-@pytest.mark.parametrize("change", [("epoch", 0), ("optimizer", {}), ("groups", []), ("step", 2)])
-def test_a_manifest_that_fits_its_types_and_not_the_run_is_refused(change: tuple[str, Any], run: Path) -> None:
-    newest = sorted((run / "state").glob("*.json"))[-1]
+@pytest.mark.parametrize(
+    "change", [("unimproved", 99), ("optimizer", {"nowhere.step": 1}), ("history", []), ("step", 2), ("machine", {})]
+)
+def test_a_record_that_fits_its_types_and_not_the_run_is_refused(change: tuple[str, Any], run: Path) -> None:
+    newest = sorted((run / "state").glob("*.safetensors"))[-1]
     before = newest.read_bytes()
-    fields = json.loads(before.split(b"\n", 1)[1])
-    newest.write_bytes(sealed(json.dumps({**fields, change[0]: change[1]})))
+    tiny.reseal(newest, {**tiny.record_of(newest), change[0]: change[1]})
     try:
         assert_read_or_refused(lambda: train(resume=run, stop_after=1, quiet=True), str(change))
     finally:

@@ -95,7 +95,7 @@ def nth(point: str, number: int) -> Callable[[str], bool]:
 
 
 def has_state(out: Path) -> bool:
-    return bool(list((out / "state").glob("step-*.json")))
+    return bool(list((out / "state").glob("step-*.safetensors")))
 
 
 class Counts:

@@ -54,7 +54,7 @@ def test_threads_of_a_training(photos: Path, tmp_path: Path, capsys: Shown) -> N
     finally:
         torch.set_num_threads(before)
     assert recorded_environment(out / "recipe.yaml")["threads"] == 3
-    assert load_state(out / "state")[0].metadata["machine"]["threads"] == 3
+    assert load_state(out / "state")[0].machine["threads"] == 3
     capsys.readouterr()
     assert main(["train", "--resume", str(out), "--threads", "1"]) == 2
     assert "--resume uses the number of threads of the run" in capsys.readouterr().err

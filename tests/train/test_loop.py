@@ -228,6 +228,30 @@ def test_earlier_blocks_learn_slower() -> None:
 
 
 @pytest.mark.parametrize("opt", ["adamw", "sgd", "lamb", "lion", "muon"])
+def test_the_state_of_every_optimizer_is_restored_by_the_names_of_the_weights(opt: str) -> None:
+    """Also into other groups of weights: without weight decay there is one, with it there are two."""
+    one = learner(optim__opt=opt, optim__weight_decay=0.1, optim__ema_decay=0.9)
+    for batch in batches(3):
+        one.train_step([batch])
+    tensors, plain = one.state()
+    other = learner(optim__opt=opt, optim__weight_decay=0.0, optim__ema_decay=0.9)
+    assert len(other.optimizer.param_groups) < len(one.optimizer.param_groups)
+    other.restore({name: tensor.clone() for name, tensor in tensors.items()}, plain, one.step)
+    restored, values = other.state()
+    assert values == plain
+    assert other.step == 3
+    assert restored.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(restored[name], tensor), name
+        assert restored[name].dtype == tensor.dtype, name
+    other = learner(optim__opt=opt, optim__weight_decay=0.1, optim__ema_decay=0.9)
+    other.restore({name: tensor.clone() for name, tensor in tensors.items()}, plain, one.step)
+    batch = batches(1, seed=1)[0]
+    assert one.train_step([batch]) == other.train_step([batch])
+    assert torch.equal(one.model.fc.weight, other.model.fc.weight)
+
+
+@pytest.mark.parametrize("opt", ["adamw", "sgd", "lamb", "lion", "muon"])
 @pytest.mark.parametrize("mode", ["norm", "value", "agc"])
 def test_every_optimiser_learns_with_every_clipping(opt: str, mode: str) -> None:
     one = learner(steps=30, optim__opt=opt, optim__clip_mode=mode, optim__clip_grad=0.1, optim__lr=0.02)

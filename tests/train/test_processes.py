@@ -109,7 +109,7 @@ def test_a_process_that_dies_is_noticed_and_the_run_goes_on(photos: Path, tmp_pa
         text=True,
     )
     until = time.monotonic() + 120
-    while not list(out.glob("state/step-*.json")) and time.monotonic() < until:
+    while not list(out.glob("state/step-*.safetensors")) and time.monotonic() < until:
         time.sleep(0.02)
     workers = children(process.pid)
     assert len(workers) == 2

@@ -52,7 +52,7 @@ def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 def started(arguments: list[str], out: Path) -> subprocess.Popen[bytes]:
     """The run in a process, once it has done another step."""
-    before = set(out.glob("state/step-*.json"))
+    before = set(out.glob("state/*.safetensors"))
     process = forked.Popen(
         arguments,
         env=tiny.environment(),
@@ -60,7 +60,7 @@ def started(arguments: list[str], out: Path) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
     )
     until = time.monotonic() + 120
-    while not set(out.glob("state/step-*.json")) - before and time.monotonic() < until and process.poll() is None:
+    while not set(out.glob("state/*.safetensors")) - before and time.monotonic() < until and process.poll() is None:
         time.sleep(0.005)
     return process
 
@@ -466,7 +466,7 @@ def test_another_number_of_processes_changes_batchnorm(
     was: int, now: int, arguments: str, stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = open_run(stopped, (), override=False)
-    run.state.metadata["machine"]["processes"] = was
+    run.state.machine["processes"] = was
     runtime, here = Runtime.of("cpu", "fp32"), resume.machine
     monkeypatch.setattr(resume, "machine", lambda runtime: {**here(runtime), "processes": now})
     assert arguments in " ".join(run.notes(runtime))
@@ -497,7 +497,7 @@ def test_torn_metrics_of_a_finished_run_are_written_again(whole_here: Path, tmp_
 
 def test_the_number_of_threads_comes_back(stopped: Path) -> None:
     before = torch.get_num_threads()
-    recorded = load_state(stopped / "state")[0].metadata["machine"]["threads"]
+    recorded = load_state(stopped / "state")[0].machine["threads"]
     try:
         torch.set_num_threads(recorded + 1)
         train(resume=stopped, quiet=True)
@@ -533,7 +533,10 @@ def test_half_written_files_are_swept(stopped: Path, whole_here: Path) -> None:
 
     dead, alive = subprocess.Popen(["true"]), os.getpid()
     dead.wait()
-    leftovers = [stopped / "state" / f".step-0000000009.json.{dead.pid}.part", stopped / f".best.{dead.pid}.part"]
+    leftovers = [
+        stopped / "state" / f".step-9.safetensors.{dead.pid}.part",
+        stopped / f".best.{dead.pid}.part",
+    ]
     kept = [stopped / "state" / f".x.{alive}.part", stopped / "state" / "notes.txt"]
     leftovers[1].mkdir()
     for path in [leftovers[0], *kept]:

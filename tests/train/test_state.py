@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
-import json
+import math
 import os
 import platform
 import random
@@ -12,23 +13,50 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.killpoints import killpoints
+from tests.train import tiny
 from weft import files
 from weft.errors import CheckpointError, StorageError
 from weft.reading import MAX_BYTES
+from weft.runs.directory import EpochRow
 from weft.train import state
-from weft.train.state import load_state, remove_incomplete, save_state
+from weft.train.environment import Machine
+from weft.train.meter import Meter
+from weft.train.state import RunState, load_state, save_state
 
-TENSORS = {"model.weight": torch.arange(12.0).view(3, 4), "optimizer.0.step": torch.tensor(3.0)}
+TENSORS = {"model.weight": torch.arange(12.0).view(3, 4), "optimizer.weight.step": torch.tensor(3.0)}
+
+
+def at(step: int, **values: Any) -> RunState:
+    """The record of a run with an epoch of two steps and one that is not evaluated."""
+    history = [EpochRow(one, 2 * one, 0.1, *[math.nan] * 8) for one in range(1, step // 2 + 1)]
+    record = RunState(
+        step,
+        Meter(step % 2),
+        history,
+        unimproved=0,
+        seconds=0.5,
+        optimizer={"weight.use_muon": True},
+        recipe={"seed": "0"},
+        machine=cast(Machine, {"threads": 2, "processes": 1, "torch": "2.0"}),
+        teacher=None,
+    )
+    return dataclasses.replace(record, **values)
+
+
+def save(folder: Path, step: int, keep: int = 2) -> Path:
+    return save_state(folder, {name: tensor + step for name, tensor in TENSORS.items()}, at(step), keep)
 
 
 def saved(folder: Path, steps: int = 3, keep: int = 2) -> Path:
     for step in range(1, steps + 1):
-        save_state(folder, step, {name: tensor + step for name, tensor in TENSORS.items()}, {"epoch": step}, keep)
+        save(folder, step, keep)
     return folder
 
 
@@ -37,18 +65,18 @@ def names(folder: Path) -> list[str]:
 
 
 def test_the_newest_comes_back_and_the_oldest_go(tmp_path: Path) -> None:
-    found, skipped = load_state(saved(tmp_path))
-    assert skipped == []
-    assert (found.metadata["step"], found.metadata["epoch"]) == (3, 3)
+    found, tensors, skipped = load_state(saved(tmp_path))
+    assert skipped == {}
+    assert repr(found) == repr(at(3))  # nan is not equal to itself
     for name, tensor in TENSORS.items():
-        assert torch.equal(found.tensors[name], tensor + 3)
-    assert names(tmp_path) == [f"step-000000000{n}.{end}" for n in (2, 3) for end in ("json", "safetensors")]
+        assert torch.equal(tensors[name], tensor + 3)
+    assert names(tmp_path) == [f"step-000000000{n}.safetensors" for n in (2, 3)]
 
 
 def test_it_is_readable_by_whom_the_umask_lets(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        path = save_state(tmp_path / "state", 1, TENSORS, {}, 2)
+        path = save(tmp_path / "state", 1)
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o640
@@ -75,33 +103,28 @@ def _gone(path: Path, where: int) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".json"])
 @pytest.mark.parametrize("damage", [_cut, _nul, _foreign, _folder, _gone])
 @pytest.mark.parametrize("where", [0, 1, 40])
-def test_a_damaged_state_is_passed_over(
-    suffix: str, damage: Callable[[Path, int], None], where: int, tmp_path: Path
-) -> None:
-    damage(saved(tmp_path) / f"step-0000000003{suffix}", where)
-    found, skipped = load_state(tmp_path)
-    assert found.metadata["step"] == 2
-    is_unknown = damage is _gone and suffix == ".json"  # tensors without a manifest do not exist
-    assert [item.path.name for item in skipped] == ([] if is_unknown else ["step-0000000003"])
-    assert all(item.reason for item in skipped)
+def test_a_damaged_state_is_passed_over(damage: Callable[[Path, int], None], where: int, tmp_path: Path) -> None:
+    newest = saved(tmp_path) / "step-0000000003.safetensors"
+    damage(newest, where)
+    found, _, skipped = load_state(tmp_path)
+    assert found.step == 2
+    assert list(skipped) == ([] if damage is _gone else [newest])
+    assert all(skipped.values())
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".json"])
-def test_no_bit_may_flip(suffix: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, 2) / f"step-0000000002{suffix}"
+def test_no_bit_may_flip(tmp_path: Path) -> None:
+    path = saved(tmp_path, 2) / "step-0000000002.safetensors"
     good, chance = path.read_bytes(), random.Random(0)
-    places = range(len(good)) if len(good) < 400 else sorted(chance.sample(range(len(good)), 400))
-    for place in places:
+    for place in range(len(good)):
         bad = bytearray(good)
         bad[place] ^= 1 << chance.randrange(8)
         path.write_bytes(bad)
-        found, skipped = load_state(tmp_path)
-        assert (found.metadata["step"], len(skipped)) == (1, 1), place
+        found, _, skipped = load_state(tmp_path)
+        assert (found.step, len(skipped)) == (1, 1), place
     path.write_bytes(good)
-    assert load_state(tmp_path)[0].metadata["step"] == 2
+    assert load_state(tmp_path)[0].step == 2
 
 
 def test_where_none_is_good_all_are_named(tmp_path: Path) -> None:
@@ -111,45 +134,68 @@ def test_where_none_is_good_all_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has none") as caught:
         load_state(tmp_path)
     for step in (2, 3):
-        assert f"step-000000000{step}: step-000000000{step}.safetensors must have" in str(caught.value)
+        assert f"step-000000000{step}: it is damaged (" in str(caught.value)
     with pytest.raises(CheckpointError, match="has none"):
         load_state(tmp_path / "empty")
 
 
 def test_another_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "FORMAT", 99)
+    monkeypatch.setattr(state, "FORMAT", "99")
     saved(tmp_path, 1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="its format is 99, but this version of weft reads format 1"):
+    with pytest.raises(CheckpointError, match="step-0000000001: it must have format 2; it has 99"):
+        load_state(tmp_path)
+
+
+def test_a_state_of_the_old_format_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    """Two files, of which the tensors have no record."""
+    save_file(TENSORS, tmp_path / "step-0000000005.safetensors")
+    (tmp_path / "step-0000000005.json").write_text("0\n{}\n")
+    with pytest.raises(
+        CheckpointError,
+        match=r"step-0000000005: it must have format 2; it has none, as states of earlier versions of weft\. Start",
+    ):
         load_state(tmp_path)
 
 
 def test_a_long_history_comes_back(tmp_path: Path) -> None:
     """Of many epochs, beyond the limit on other files."""
-    history = "x" * (MAX_BYTES + 1)
-    save_state(tmp_path, 1, TENSORS, {"history": history}, 2)
-    assert load_state(tmp_path)[0].metadata["history"] == history
+    record = at(1, recipe={"name": "x" * (MAX_BYTES + 1)})
+    save_state(tmp_path, TENSORS, record, 2)
+    assert load_state(tmp_path)[0].recipe == record.recipe
 
 
-def test_a_state_that_lost_its_tensors_does_not_stop_the_run(tmp_path: Path) -> None:
-    (saved(tmp_path) / "step-0000000002.safetensors").unlink()
-    save_state(tmp_path, 4, TENSORS, {}, 2)
-    save_state(tmp_path, 5, TENSORS, {}, 2)
-    assert names(tmp_path) == [f"step-000000000{n}.{end}" for n in (4, 5) for end in ("json", "safetensors")]
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"step": 3}, "it is of step 3, not of the step in its name"),
+        ({"history": [(1, 3, *[0.5] * 10)]}, "the steps of its history must ascend to step 2; got [0, 3]"),
+        ({"history": [(-1, 1, *[0.5] * 10)]}, "the epochs of its history must ascend to step 2; got [0, -1]"),
+        ({"machine": {"threads": 0, "processes": 1}}, "machine.threads: it must be greater than or equal to 1; got 0"),
+        ({"meter": {"step": 0.5}}, "meter.step: it must be a valid integer"),
+        ({"optimizer": {"weight.step": None}}, "optimizer.weight.step"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_passed_over(values: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, 2) / "step-0000000002.safetensors"
+    tiny.reseal(path, {**tiny.record_of(path), **values})
+    found, _, skipped = load_state(tmp_path)
+    assert found.step == 1
+    assert reason in skipped[path]
 
 
 class Killed(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
-CALLS = 17  # kill points of one save: two files, and the oldest state
+CALLS = 9  # kill points of one save: a file, and the oldest state
 
 
 def test_the_number_of_kill_points(tmp_path: Path) -> None:
     saved(tmp_path, 2)
     passed: list[str] = []
     with killpoints(passed.append):
-        save_state(tmp_path, 3, TENSORS, {}, 2)
+        save(tmp_path, 3)
     assert set(passed) == {"open", "write", "fsync", "replace", "unlink"}
     assert len(passed) == CALLS
 
@@ -167,14 +213,14 @@ def test_a_kill_at_every_point_leaves_the_old_or_the_new(
             raise Killed
 
     with killpoints(fatal), pytest.raises(Killed):
-        save_state(tmp_path, 3, TENSORS, {}, 2)
-    found, skipped = load_state(tmp_path)
-    assert found.metadata["step"] in (2, 3)
-    assert skipped == []
+        save(tmp_path, 3)
+    found, _, skipped = load_state(tmp_path)
+    assert found.step in (2, 3)
+    assert skipped == {}
     monkeypatch.setattr(files, "is_alive", lambda pid: False)
-    remove_incomplete(tmp_path)
+    files.sweep(tmp_path, Path.unlink)
     assert not [name for name in names(tmp_path) if name.startswith(".")]
-    assert load_state(tmp_path)[0].metadata["step"] == found.metadata["step"]
+    assert load_state(tmp_path)[0].step == found.step
 
 
 def test_a_writer_in_place_would_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,14 +234,14 @@ def test_a_writer_in_place_would_lose_it(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(state, "write_whole", in_place)
     with pytest.raises(Killed):
-        save_state(tmp_path, 1, TENSORS, {}, 2)
+        save(tmp_path, 1)
     assert path.stat().st_size > 0
     with pytest.raises(CheckpointError, match="has none"):
         load_state(tmp_path)
 
 
 def test_the_order_of_what_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file is flushed before it is moved, its folder after; the manifest comes last; then the oldest go."""
+    """The file is flushed before it is moved, its folder after; then the oldest state goes."""
     saved(tmp_path, 2)
     calls: list[str] = []
     names_of: dict[int, str] = {}
@@ -218,12 +264,11 @@ def test_the_order_of_what_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(Path, "unlink", unlink)
-    save_state(tmp_path, 3, TENSORS, {}, 2)
+    save(tmp_path, 3)
     assert names_of == {}
     assert calls == [
         *("fsync safetensors", "replace safetensors", "fsync folder"),
-        *("fsync json", "replace json", "fsync folder"),
-        *("unlink json", "unlink safetensors", "fsync folder"),
+        *("unlink safetensors", "fsync folder"),
     ]
 
 
@@ -239,12 +284,12 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.Mo
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
         with pytest.raises(StorageError, match=r"step-0000000003\.safetensors must be writable; .* for [\d,]+ bytes"):
-            save_state(tmp_path, 3, {"big": torch.zeros(10_000)}, {}, 2)
+            save_state(tmp_path, {"big": torch.zeros(10_000)}, at(3), 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert names(tmp_path) == before
-    assert load_state(tmp_path)[0].metadata["step"] == 2
+    assert load_state(tmp_path)[0].step == 2
 
 
 def test_no_space_left_is_said_with_what_was_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,38 +300,27 @@ def test_no_space_left_is_said_with_what_was_needed(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match=r"No space left on device for [\d,]+ bytes\. Free some space"):
-        save_state(tmp_path, 3, TENSORS, {}, 2)
-    assert load_state(tmp_path)[0].metadata["step"] == 2
+        save(tmp_path, 3)
+    assert load_state(tmp_path)[0].step == 2
 
 
 def test_a_folder_that_vanished(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"gone/state must be writable; No such file or directory"):
-        save_state(tmp_path / "gone" / "state", 1, TENSORS, {}, 2)
+        save(tmp_path / "gone" / "state", 1)
 
 
 def test_a_disk_that_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "sha256_of", lambda path: "0" * 64)
     with pytest.raises(StorageError, match="must read back as it was written; it does not"):
-        save_state(tmp_path, 1, TENSORS, {}, 2)
+        save(tmp_path, 1)
     assert names(tmp_path) == []
 
 
 def test_no_code_is_in_a_state(tmp_path: Path) -> None:
     """Tensors without a pickle, facts as JSON."""
-    saved(tmp_path, 1)
-    body = (tmp_path / "step-0000000001.json").read_text().split("\n", 1)[1]
-    assert json.loads(body)["epoch"] == 1
-    assert re.match(rb".{8}\{", (tmp_path / "step-0000000001.safetensors").read_bytes(), re.S)
-
-
-def test_tidy_keeps_what_is_good(tmp_path: Path) -> None:
-    saved(tmp_path, 2)
-    shutil.copy(tmp_path / "step-0000000002.safetensors", tmp_path / "step-0000000007.safetensors")
-    (tmp_path / "mine.txt").write_text("mine")
-    remove_incomplete(tmp_path)
-    assert names(tmp_path) == [
-        "mine.txt", *(f"step-000000000{n}.{end}" for n in (1, 2) for end in ("json", "safetensors"))
-    ]  # fmt: skip
+    path = saved(tmp_path, 1) / "step-0000000001.safetensors"
+    assert tiny.record_of(path)["step"] == 1
+    assert re.match(rb".{8}\{", path.read_bytes(), re.S)
 
 
 def test_what_stands_where_a_file_is_written_first_is_never_followed(tmp_path: Path) -> None:

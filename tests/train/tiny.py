@@ -5,6 +5,7 @@ Every picture differs from every other, so an order that is not the same shows.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tests import forked
 
@@ -114,15 +116,29 @@ def kill_and_resume(data: Path, out: Path, model: str, **more: Any) -> int:
     process = subprocess.Popen(
         command(data, out, model, **more), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    while not (out / "state" / "step-0000000002.json").exists() and process.poll() is None:
+    while not (out / "state" / "step-0000000002.safetensors").exists() and process.poll() is None:
         time.sleep(0.002)
     process.kill()
     process.wait()
-    states = sorted((out / "state").glob("step-*.json")) if (out / "state").is_dir() else []
+    states = sorted((out / "state").glob("step-*.safetensors")) if (out / "state").is_dir() else []
     assert states, f"the run ended with {process.returncode} before it was killed"
     done = fresh(command(None, out))
     assert done.returncode == 0, done.stderr
     return int(states[-1].stem.rpartition("-")[2])
+
+
+def record_of(state: Path) -> Any:
+    """The record of a saved state."""
+    with safe_open(state, "pt") as file:
+        return json.loads(file.metadata()["state"])
+
+
+def reseal(state: Path, record: Any) -> None:
+    """Give a saved state another record, with a checksum that fits."""
+    from weft.train.state import FORMAT, _sha256
+
+    tensors, text = load_file(state), json.dumps(record)
+    save_file(tensors, state, {"format": FORMAT, "state": text, "sha256": _sha256(tensors, text)})
 
 
 def state_of(out: Path) -> dict[str, torch.Tensor]:

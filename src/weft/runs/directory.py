@@ -52,7 +52,7 @@ REPLACEABLE = (
     "tensorboard",
     "wandb",
 )  # entries that --force may replace
-PROBE = LOCK.with_name("step-0000000000.safetensors")  # the longest path in a run directory
+PROBE = LOCK.with_name("probe-000000000.safetensors")  # as long as the longest path in a run directory
 RETRY_S = 0.5  # time to wait for another process that is creating or removing the lock file, or writing to it
 _LOCKED: set[Path] = set()  # run directories that this process has locked
 _ADDING = threading.Lock()

@@ -70,10 +70,10 @@ def run_job(folder: Path) -> Result:
 
 def _has_state(run: Path) -> bool:
     """Return whether a run has a valid saved state, from which it can be resumed."""
-    from weft.train.state import RunMetadata, load_state
+    from weft.train.state import load_state
 
     try:
-        load_state(run / "state", RunMetadata)
+        load_state(run / "state")
     except CheckpointError:
         return False
     return True

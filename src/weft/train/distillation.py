@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from weft.inference.inputs import evaluation_batches
 from weft.models.contract import mean_logits, preprocessing
 from weft.recipes import Recipe
 from weft.runtime import Runtime
+from weft.train.state import sha256_of_tensors
 
 
 class Teacher:
@@ -63,7 +63,7 @@ class Teacher:
         return {
             "architecture": f"{name} {json.dumps(arguments, sort_keys=True, default=str)}" if arguments else name,
             "preprocessing": self.preprocessing,
-            "weights_sha256": sha256_of_state(self.model.state_dict()),
+            "weights_sha256": sha256_of_tensors(self.model.state_dict()),
         }
 
     @torch.no_grad()
@@ -87,15 +87,6 @@ class Teacher:
             logits.append(self(self.runtime.put(images)).cpu())
             on_batch(len(labels))
         self.cached_logits = torch.cat(logits)
-
-
-def sha256_of_state(state: Mapping[str, Tensor]) -> str:
-    """Return the sha256 of names, dtypes, shapes and bytes of a state dict, sorted by name, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(state.items()):
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], runtime: Runtime) -> Teacher:

@@ -6,12 +6,15 @@ import datetime
 import os
 import platform
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any, cast
 
 import torch
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
 
 from weft.data import Splits
 from weft.models.families import plugins
+from weft.processor import MAX_THREADS
 from weft.runtime import Runtime
 from weft.version import __version__
 
@@ -22,9 +25,17 @@ VARIABLES = (  # of the environment; they select algorithms whose last bits diff
 )
 
 
-def machine(runtime: Runtime) -> dict[str, Any]:
+@with_config(extra="allow")
+class Machine(TypedDict):
+    """Fields of `machine` that weft reads again from a saved state; the others are versions and names."""
+
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)]
+    processes: Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+def machine(runtime: Runtime) -> Machine:
     """Return everything that the bits of a run depend on, except recipe and data."""
-    return {
+    found = {
         "weft": __version__,
         "python": platform.python_version(),
         **{name: version(name) for name in RECORDED},
@@ -34,6 +45,7 @@ def machine(runtime: Runtime) -> dict[str, Any]:
         "processes": runtime.world,
         **{name: os.environ.get(name, "unset") for name in VARIABLES},
     }
+    return cast(Machine, found)
 
 
 def environment(runtime: Runtime, splits: Splits) -> dict[str, Any]:

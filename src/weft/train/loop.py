@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,6 @@ from weft.runtime import Runtime
 from weft.train.meter import Meter, StepResult
 from weft.train.objective import Mixing, Objective
 from weft.train.schedule import lr_at
-from weft.train.state import State
 
 timm_optim: Any = LazyModule("timm.optim")
 timm_utils: Any = LazyModule("timm.utils")
@@ -163,49 +162,55 @@ class Learner:
         if self.ema is not None:
             self.ema.update(self.model, step=self.step + 1)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return everything that training changes: tensors, and metadata."""
+    def state(self) -> tuple[dict[str, Tensor], dict[str, bool | int | float]]:
+        """Return everything that training changes but the step: tensors, and other values of the optimizer, by name."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         if self.ema is not None:
             tensors |= {f"ema.{name}": tensor for name, tensor in self.ema.module.state_dict().items()}
-        optimizer = self.optimizer.state_dict()
-        plain: dict[str, Any] = {}
-        for number, entry in optimizer["state"].items():
-            for name, value in entry.items():
-                (tensors if isinstance(value, Tensor) else plain)[f"optimizer.{number}.{name}"] = value
-        groups = [{"step": int(group["step"])} if "step" in group else {} for group in optimizer["param_groups"]]
-        return tensors, {"step": self.step, "optimizer": plain, "groups": groups}
+        steps = [int(group["step"]) for group in self.optimizer.param_groups if "step" in group]  # of LAMB; all equal
+        plain: dict[str, bool | int | float] = {"step": steps[0]} if steps else {}
+        for name, parameter in self.model.named_parameters():
+            for field, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer.{name}.{field}"] = value
+                else:
+                    plain[f"{name}.{field}"] = value
+        return tensors, plain
 
-    def restore(self, state: State) -> None:
-        """Restore the result of `state`.
+    def restore(self, tensors: Mapping[str, Tensor], plain: Mapping[str, bool | int | float], step: int) -> None:
+        """Restore the result of `state`, and the number of completed steps.
 
         Raises:
             CheckpointError: the state is of another model or optimizer.
         """
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
-        for name, tensor in state.tensors.items():
+        for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = tensor
         try:
             self.model.load_state_dict(parts["model"])
             if self.ema is not None:
                 self.ema.module.load_state_dict(parts["ema"] or parts["model"])  # a run that had none starts one
-            self._restore_optimizer(parts["optimizer"], state.metadata)
+            self._restore_optimizer({**parts["optimizer"], **plain})
         except (RuntimeError, KeyError, ValueError) as error:
             detail = str(error).splitlines()[-1].strip()
             raise CheckpointError(
                 f"A saved state must fit the model and optimizer of its run; {detail.rstrip('.')}."
             ) from error
-        self.step = state.metadata["step"]
+        self.step = step
 
-    def _restore_optimizer(self, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-        plain = {name.removeprefix("optimizer."): value for name, value in metadata["optimizer"].items()}
-        own = self.optimizer.state_dict()
+    def _restore_optimizer(self, values: Mapping[str, Any]) -> None:
+        """Restore the optimizer, whose own state dict numbers the parameters, by their names."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        numbers = {names[parameter]: number for number, parameter in enumerate(parameters)}
         entries: dict[int, dict[str, Any]] = {}
-        for name, value in {**tensors, **plain}.items():
-            number, _, field = name.partition(".")
-            entries.setdefault(int(number), {})[field] = value
-        groups = [group | saved for group, saved in zip(own["param_groups"], metadata["groups"], strict=True)]
+        for key, value in values.items():
+            name, _, field = key.rpartition(".")
+            if name:
+                entries.setdefault(numbers[name], {})[field] = value
+        of_all = {"step": values["step"]} if "step" in values else {}
+        groups = [group | of_all for group in self.optimizer.state_dict()["param_groups"]]
         self.optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+Count = Annotated[int, Field(ge=0, le=1 << 48)]
+"""A number, with the limits that pydantic checks in a saved state."""
 
 
 class StepResult(NamedTuple):
@@ -48,14 +53,14 @@ class Meter:
         seen: number of images in `seconds`.
     """
 
-    step: int = 0
-    steps: int = 0
-    count: int = 0
+    step: Count = 0
+    steps: Count = 0
+    count: Count = 0
     loss_sum: float = 0.0
     hits: float = 0.0
     seconds: float = 0.0
     waiting: float = 0.0
-    seen: int = 0
+    seen: Count = 0
 
     @property
     def loss(self) -> float:
@@ -84,7 +89,3 @@ class Meter:
         self.count += result.images
         self.loss_sum += result.loss_sum
         self.hits += result.hits
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields that a saved state needs: all except `steps`, which the recipe decides, and times."""
-        return {key: value for key, value in asdict(self).items() if key not in ("steps", "seconds", "waiting", "seen")}

@@ -9,10 +9,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from weft.data import Splits
 from weft.data.fingerprint import Fingerprint, difference, fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.files import remove, write_text
+from weft.files import remove, sweep, write_text
 from weft.models.families import plugins
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import KEYS, recorded_environment
@@ -21,14 +23,14 @@ from weft.runs.directory import FINGERPRINT
 from weft.runtime import Runtime
 from weft.train.environment import machine
 from weft.train.request import recipe_file
-from weft.train.state import RunMetadata, SkippedState, State, load_state, remove_incomplete, skipped_text
+from weft.train.state import RunState, load_state, skipped_text
 
 FREE = ("workers", "device", "data.source", "save.every_minutes", "save.every_steps", "save.keep")
 """Settings that do not affect the result and may change on resume. The data is compared by its contents."""
 
 FIXED = (
     *("best", "model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
-    *("optim.opt", "optim.layer_decay", "optim.freeze"),  # the saved moments are of this optimizer and these weights
+    *("optim.opt", "optim.freeze"),  # the saved moments are of this optimizer and these weights
     *(
         "data.seed",
         "data.limit",
@@ -42,9 +44,6 @@ FIXED = (
     ),
 )
 """Settings that the saved models or the order of the images depend on; they cannot change on resume."""
-
-ZERO_OR_NOT = ("optim.weight_decay",)
-"""Settings that may change, but not from or to 0: the optimizer then has other groups of weights."""
 
 
 class ChangedSetting(NamedTuple):
@@ -61,15 +60,16 @@ class SavedRun(NamedTuple):
     Attributes:
         out: the run directory.
         recipe: the recipe from the next step on.
-        state: the newest valid state.
-        skipped: newer states that are not valid.
+        state, tensors: the newest valid state.
+        skipped: newer states that are not valid, with reasons.
         changed: settings that differ from those of the state.
     """
 
     out: Path
     recipe: Recipe
-    state: State
-    skipped: list[SkippedState]
+    state: RunState
+    tensors: dict[str, Tensor]
+    skipped: dict[Path, str]
     changed: list[ChangedSetting]
 
     @property
@@ -79,9 +79,9 @@ class SavedRun(NamedTuple):
 
     def notes(self, runtime: Runtime) -> list[str]:
         """Return notes on skipped states, changed settings, and differences of the machine."""
-        notes = [f"Skipped the state {skipped_text([item])}" for item in self.skipped]
+        notes = [f"Skipped the state{skipped_text({path: reason})}" for path, reason in self.skipped.items()]
         notes += [f"{item.key} changes from {item.old} to {item.new} from here on." for item in self.changed]
-        old, new = self.state.metadata["machine"], machine(runtime)
+        old, new = dict[str, Any](self.state.machine), dict[str, Any](machine(runtime))
         for key in sorted(old):
             if key == "processes" and old[key] != new[key] and self._has_process_statistics:
                 notes.append(_batchnorm_note(old[key], new[key], runtime.device.type))
@@ -93,33 +93,21 @@ class SavedRun(NamedTuple):
     def _has_process_statistics(self) -> bool:
         """Whether BatchNorm computes its statistics over the images of one process."""
         is_fixed = self.recipe.sync_bn or self.recipe.train_mode == "eval"
-        return not is_fixed and any(name.endswith(".running_mean") for name in self.state.tensors)
+        return not is_fixed and any(name.endswith(".running_mean") for name in self.tensors)
 
-    def check_teacher(self, record: dict[str, Any] | None) -> list[str]:
+    def check_teacher(self, record: dict[str, Any] | None) -> None:
         """Check that the teacher is the one that the run started with, unless the setting was changed.
 
         Args:
             record: `Teacher.record` of the current teacher; None without distillation.
 
-        Returns:
-            A note if the teachers cannot be compared.
-
         Raises:
             DataError: the teacher differs.
         """
-        if any(item.key == "distill.teacher" for item in self.changed):
-            return []
-        if "teacher" not in self.state.metadata:
-            note = "The teacher could not be compared: the run was saved by a version of weft that did not record it."
-            return [] if record is None else [note]
-        old = self.state.metadata["teacher"]
-        if old == record:
-            return []
-        differences = [
-            f"its {key} was {(old or {}).get(key)} and is now {value}"
-            for key, value in (record or {}).items()
-            if (old or {}).get(key) != value
-        ]
+        old, new = self.state.teacher or {}, record or {}
+        if old == new or any(item.key == "distill.teacher" for item in self.changed):
+            return
+        differences = [f"its {key} was {old.get(key)} and is now {new[key]}" for key in new if old.get(key) != new[key]]
         raise DataError(
             f"A resumed run needs the teacher that it started with; {self.recipe.distill.teacher} has changed:"
             f" {' and '.join(differences)}. Restore it, or pass --override --set distill.teacher=OTHER to use another"
@@ -127,11 +115,11 @@ class SavedRun(NamedTuple):
         )
 
     def clean_up(self, recipe: Recipe) -> None:
-        """Remove invalid and incomplete states, and write changed settings to recipe.yaml."""
-        for item in self.skipped:
-            remove(item.path.with_suffix(".json"))
-            remove(item.path.with_suffix(".safetensors"))
-        remove_incomplete(self.out / "state")
+        """Remove states that are not valid and what ended processes left, and write changed settings to recipe.yaml."""
+        for path in self.skipped:
+            remove(path)
+        for folder in (self.out, self.out / "state"):
+            sweep(folder, remove)
         if self.changed:
             environment = recorded_environment(self.out / "recipe.yaml")
             write_text(self.out / "recipe.yaml", dump(dataclasses.replace(recipe, environment=environment)))
@@ -185,14 +173,14 @@ def _opened(out: Path, recipe: Recipe, *, override: bool) -> SavedRun:
     """Load the newest valid state of a run that resumes with a recipe."""
     old, new = _settings_as_json(load_recipe(recipe_file(out))), _settings_as_json(recipe)
     _changed_settings(out, old, new, override=override)
-    state, skipped = load_state(out / "state", RunMetadata)
-    old |= {key: value for key, value in state.metadata.get("recipe", {}).items() if key in old}
-    return SavedRun(out, recipe, state, skipped, _changed_settings(out, old, new, override=override))
+    state, tensors, skipped = load_state(out / "state")
+    old |= {key: value for key, value in state.recipe.items() if key in old}
+    return SavedRun(out, recipe, state, tensors, skipped, _changed_settings(out, old, new, override=override))
 
 
 def check_length(run: SavedRun, steps: int) -> None:
     """Raise UsageError if a run has trained more steps than it shall have in all, as with a lower `epochs`."""
-    done = run.state.metadata["step"]
+    done = run.state.step
     if done > steps:
         length = f"steps {steps}" if run.recipe.steps else f"epochs {run.recipe.epochs}, which is {steps} steps"
         raise UsageError(
@@ -234,8 +222,6 @@ def _changed_settings(out: Path, old: dict[str, str], new: dict[str, str], *, ov
         values = f"in {out} {key} is {before}, got {after}"
         if key in FIXED:
             raise UsageError(f"A resumed run cannot change its {key}; {values}. Start a new run for that.")
-        if key in ZERO_OR_NOT and 0 in (before, after):
-            raise UsageError(f"A resumed run cannot change its {key} from or to 0; {values}. Start a new run for that.")
         if key not in FREE and not override:
             raise UsageError(
                 f"A resumed run keeps its settings; {values}. Pass --override to change the setting from here on."

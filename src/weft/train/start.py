@@ -239,14 +239,12 @@ def _planned(request: Request, *, measure: bool = True) -> Plan:
 def _start(request: Request, out: str | Path | None, stop: Stop, trackers: Sequence[str], *, force: bool) -> RunResult:
     """Start a new run."""
     with loading():
+        from weft.train import begin
         from weft.train.plan import make_plan
-        from weft.train.run import Run
 
     plan = make_plan(request)
     with _reserved(plan.recipe, plan.runtime, out, force=force) as folder:
-        run = Run(plan.measured(), folder, stop, trackers)
-        run.start(force=force)
-        return _finished(run)
+        return _finished(begin.start(plan.measured(), folder, stop, trackers, force=force))
 
 
 def _finished(run: Run) -> RunResult:
@@ -311,10 +309,10 @@ def _resume(
     check_device(load_recipe(recipe_file(out), overrides).device)
     with loading():
         from weft.runtime import Runtime
+        from weft.train import begin
         from weft.train.network import check_sync_bn
         from weft.train.plan import Plan, open_splits
         from weft.train.resume import open_run
-        from weft.train.run import Run
 
     saved = open_run(out, overrides, override=override)
     runtime = Runtime.of(saved.recipe.device, saved.recipe.precision, deterministic=saved.recipe.deterministic)
@@ -322,6 +320,4 @@ def _resume(
     with locked(out) if runtime.is_main else contextlib.nullcontext():
         recipe = dataclasses.replace(saved.recipe, precision=runtime.precision)  # that of an override may be `auto`
         plan = Plan(recipe, open_splits(recipe), runtime, loads_weights=False)
-        run = Run(plan, out, stop, trackers)
-        run.resume(saved)
-        return _finished(run)
+        return _finished(begin.resume(plan, saved, out, stop, trackers))

@@ -1,158 +1,117 @@
-"""Training states: save, verify and load tensors with a checksummed manifest.
+"""Training states: one file of named tensors and one record, verified by a checksum.
 
-state/step-0000000120.safetensors   weights, weight average (EMA), optimizer state
-state/step-0000000120.json          first line: sha256 of the rest; then metadata: sha256 of the tensors, step, history
+state/step-0000000120.safetensors
+    model.NAME, ema.NAME, optimizer.PARAMETER.FIELD   weights, their average, state of the optimizer
+    __metadata__                                      format, `RunState` as JSON, sha256 of tensors and `RunState`
 
-The manifest is written last; tensors without one are ignored. If a state fails verification, the previous one is
-loaded. Loading executes no code: safetensors files contain none.
+A file is complete or absent. If one is damaged, the state before it is loaded. Loading executes no code: safetensors
+files contain none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NotRequired
+from typing import Annotated, Any
 
-from pydantic import Field, with_config
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
-from typing_extensions import TypedDict
+from torch import Tensor, uint8
 
 from weft.errors import CheckpointError
-from weft.files import flush_folder, sha256_of, sweep, write_whole, writing
-from weft.processor import MAX_THREADS
-from weft.reading import parse_json, read_bytes
+from weft.files import flush_folder, write_whole, writing
+from weft.reading import parse_json
+from weft.runs.directory import EpochRow
 from weft.text import reason_of
+from weft.train.environment import Machine
+from weft.train.meter import Count, Meter
 
-FORMAT = 1
-MAX_MANIFEST = 256 << 20  # bytes: a row of history per epoch, a number per parameter
-Threads = Annotated[int, Field(ge=1, le=MAX_THREADS)]
-Count = Annotated[int, Field(ge=0, le=1 << 48)]
-
-
-@with_config(extra="allow")
-class StateMetadata(TypedDict):
-    """Metadata that `save_state` adds to every state: format, step, and checksum and size of the tensors."""
-
-    format: Count
-    step: Count
-    sha256: str
-    bytes: Count
+FORMAT = "2"
 
 
-class MeterMetadata(TypedDict):
-    """Fields of `weft.train.loop.Meter.as_dict`."""
-
-    step: Count
-    count: Count
-    loss_sum: float
-    hits: float
-
-
-@with_config(extra="allow")
-class MachineMetadata(TypedDict):
-    """Fields of `weft.train.environment.machine` that are used; it also has versions and names."""
-
-    threads: Threads
-    processes: NotRequired[Annotated[int, Field(ge=1, le=1 << 20)]]
-
-
-class TeacherMetadata(TypedDict):
-    """Fields of `weft.train.distillation.Teacher.record`."""
-
-    architecture: str
-    preprocessing: dict[str, list[float] | None]
-    weights_sha256: str
-
-
-@with_config(extra="allow")
-class RunMetadata(StateMetadata):
-    """Metadata of the state of a training run: metrics so far, machine, settings, teacher."""
-
-    meter: MeterMetadata
-    history: list[tuple[Count, Count, float, float, float, float, float, float, float, float, float, float]]
-    without_better: Count
-    seconds: Annotated[float, Field(ge=0)]
-    machine: MachineMetadata
-    optimizer: dict[str, bool | int | float | None]
-    groups: list[dict[str, Count]]
-    recipe: NotRequired[dict[str, str]]
-    teacher: NotRequired[TeacherMetadata | None]
-
-
-class State(NamedTuple):
-    """A loaded state.
+@dataclass
+class RunState:
+    """What a run needs besides tensors to continue as if it had not been interrupted.
 
     Attributes:
-        tensors: tensors by name.
-        metadata: the other values, from the manifest; see `RunMetadata`.
+        step: number of completed steps.
+        meter: metrics of the epoch in progress.
+        history: a row for each epoch that has ended.
+        unimproved: evaluations since the best one.
+        seconds: duration of training and evaluation.
+        optimizer: values of the optimizer that are not tensors, by PARAMETER.FIELD; those of all parameters by FIELD.
+        recipe: settings that affect the result, as JSON by dotted key.
+        machine: software and hardware that the last bits depend on.
+        teacher: `Teacher.record`; None without distillation.
     """
 
-    tensors: dict[str, Tensor]
-    metadata: dict[str, Any]
+    step: Count
+    meter: Meter
+    history: list[EpochRow]
+    unimproved: Count
+    seconds: Annotated[float, Field(ge=0)]
+    optimizer: dict[str, bool | int | float]
+    recipe: dict[str, str]
+    machine: Machine
+    teacher: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if the epochs of the history do not end in order, or after the step."""
+        for number in ("epoch", "step"):
+            values = [0, *(getattr(row, number) for row in self.history), self.step]
+            if values != sorted(values):
+                raise ValueError(f"the {number}s of its history must ascend to step {self.step}; got {values[-4:-1]}")
 
 
-class SkippedState(NamedTuple):
-    """A state that cannot be loaded: its path without suffix, and the reason."""
-
-    path: Path
-    reason: str
-
-
-def save_state(folder: Path, step: int, tensors: dict[str, Tensor], metadata: dict[str, Any], keep: int) -> Path:
+def save_state(folder: Path, tensors: Mapping[str, Tensor], state: RunState, keep: int) -> Path:
     """Write a state atomically, then remove all but the newest `keep` states.
 
     Returns:
-        The path of the tensors.
+        The path of the file.
 
     Raises:
         StorageError: the state cannot be written; earlier states are unchanged.
     """
     with writing(folder):
         folder.mkdir(exist_ok=True)
-    path = folder / f"step-{step:010}.safetensors"
-    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    digest = write_whole(path, data)
-    body = json.dumps({**metadata, "format": FORMAT, "step": step, "sha256": digest, "bytes": len(data)})
-    write_whole(path.with_suffix(".json"), f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n".encode())
+    path = folder / _name(state.step)
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    record = json.dumps(asdict(state))
+    write_whole(path, save(own, {"format": FORMAT, "state": record, "sha256": _sha256(own, record)}))
     with writing(folder):
-        for manifest in _manifests(folder)[keep:]:
-            manifest.unlink(missing_ok=True)
-            manifest.with_suffix(".safetensors").unlink(missing_ok=True)
+        for old in _states(folder)[keep:]:
+            old.unlink(missing_ok=True)
         flush_folder(folder)
     return path
 
 
-def load_state(folder: Path, schema: Any = StateMetadata) -> tuple[State, list[SkippedState]]:
-    """Load the newest valid state; also return the newer ones that are not valid.
-
-    Args:
-        folder: the folder of states.
-        schema: type of the metadata, a TypedDict that extends `StateMetadata`.
+def load_state(folder: Path) -> tuple[RunState, dict[str, Tensor], dict[Path, str]]:
+    """Load the newest valid state; also return the newer ones that are not valid, with reasons.
 
     Raises:
         CheckpointError: there is no valid state.
     """
-    skipped: list[SkippedState] = []
-    for manifest in _manifests(folder):
+    skipped: dict[Path, str] = {}
+    for path in _states(folder):
         try:
-            return _load_verified(manifest, schema), skipped
-        except (ValueError, OSError) as error:
-            skipped.append(SkippedState(manifest.with_suffix(""), _reason_of(error)))
-    reasons = f" {skipped_text(skipped)}" if skipped else ""
+            return *_load_verified(path), skipped
+        except OSError as error:
+            skipped[path] = f"it cannot be read ({error.strerror})"
+        except ValueError as error:
+            skipped[path] = str(error)
     raise CheckpointError(
-        f"A run can only be resumed from a valid saved state; {folder} has none.{reasons}"
+        f"A run can only be resumed from a valid saved state; {folder} has none.{skipped_text(skipped)}"
         " Start the run again with weft train --config, or restore the folder from a copy."
     )
 
 
 def newest_step(folder: Path) -> int | None:
-    """Return the step of the newest state with a manifest; None if there is none."""
-    newest = next(iter(_manifests(folder)), None)
+    """Return the step of the newest state; None if there is none."""
+    newest = next(iter(_states(folder)), None)
     return None if newest is None else int(newest.stem.rpartition("-")[2])
 
 
@@ -169,53 +128,54 @@ def newest_text(out: Path, whole: Path) -> str:
     return f"The newest saved state is of step {newest}; resume with: weft train --resume {whole}"
 
 
-def skipped_text(skipped: Iterable[SkippedState]) -> str:
-    """Format skipped states with their reasons, one sentence each."""
-    return " ".join(f"{item.path.name}: {item.reason}." for item in skipped)
+def skipped_text(skipped: Mapping[Path, str]) -> str:
+    """Format states that are not valid with their reasons, a sentence each, each after a space."""
+    return "".join(f" {path.stem}: {reason.rstrip('.')}." for path, reason in skipped.items())
 
 
-def remove_incomplete(folder: Path) -> None:
-    """Remove temporary files of ended processes, and tensors without a manifest."""
-    with writing(folder):
-        sweep(folder, lambda path: path.unlink(missing_ok=True))
-        for path in folder.glob("step-*.safetensors"):
-            if not path.with_suffix(".json").exists():
-                path.unlink(missing_ok=True)
+def sha256_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of names, dtypes, shapes and bytes of tensors, sorted by name, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data)
+    return digest.hexdigest()
 
 
-def _manifests(folder: Path) -> list[Path]:
-    """Return the manifests of a folder, newest first."""
-    return sorted(folder.glob("step-*.json"), reverse=True)
+def _sha256(tensors: Mapping[str, Tensor], record: str) -> str:
+    return hashlib.sha256(f"{sha256_of_tensors(tensors)} {record}".encode()).hexdigest()
 
 
-def _load_verified(manifest: Path, schema: Any) -> State:
-    """Load a state and verify its checksums.
+def _name(step: int) -> str:
+    return f"step-{step:010}.safetensors"
+
+
+def _states(folder: Path) -> list[Path]:
+    """Return the states in a folder, newest first."""
+    return sorted(folder.glob("step-*.safetensors"), reverse=True)
+
+
+def _load_verified(path: Path) -> tuple[RunState, dict[str, Tensor]]:
+    """Load a state and verify its checksum.
 
     Raises:
         ValueError, OSError: the state is damaged or cannot be read.
     """
-    digest, _, body = read_bytes(manifest, max_bytes=MAX_MANIFEST).partition(b"\n")
-    body = body.removesuffix(b"\n")
-    if digest.decode("ascii", "replace") != hashlib.sha256(body).hexdigest():
-        raise ValueError(f"{manifest.name} is damaged: its sha256 differs from the first line")
-    metadata = parse_json(body, schema, manifest.name)
-    if metadata["format"] != FORMAT:
-        raise ValueError(f"its format is {metadata['format']}, but this version of weft reads format {FORMAT}")
-    path = manifest.with_suffix(".safetensors")
-    if f"step-{metadata['step']:010}" != path.stem:
-        raise ValueError(f"its manifest is of step {metadata['step']}")
-    size = os.stat(path).st_size
-    if size != metadata["bytes"]:
-        raise ValueError(f"{path.name} must have {metadata['bytes']:,} bytes; it has {size:,}")
-    if sha256_of(path) != metadata["sha256"]:
-        raise ValueError(f"{path.name} is damaged: its sha256 differs from the manifest")
+    data = path.read_bytes()
     try:
-        return State(load(path.read_bytes()), metadata)
+        tensors = load(data)
     except SafetensorError as error:
-        raise ValueError(f"{path.name} cannot be read: {reason_of(error)}") from error
-
-
-def _reason_of(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{Path(str(error.filename)).name} cannot be read ({error.strerror})"
-    return str(error)
+        raise ValueError(f"it is damaged ({reason_of(error)})") from error
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata: dict[str, str] = header.get("__metadata__", {})
+    found = metadata.get("format")
+    if found != FORMAT:
+        found = "none, as states of earlier versions of weft" if found is None else found
+        raise ValueError(f"it must have format {FORMAT}; it has {found}")
+    record = metadata.get("state", "")
+    if metadata.get("sha256") != _sha256(tensors, record):
+        raise ValueError("it is damaged: its sha256 differs from the recorded one")
+    state = parse_json(record.encode(), RunState, "its record")
+    if path.name != _name(state.step):
+        raise ValueError(f"it is of step {state.step}, not of the step in its name")
+    return state, tensors

@@ -91,10 +91,10 @@ class Decided(Exception):
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(self: object, plan: Plan, *_: object) -> None:
+    def stop(plan: Plan, *_: object, **__: object) -> None:
         raise Decided(plan)
 
-    monkeypatch.setattr("weft.train.run.Run.__init__", stop)
+    monkeypatch.setattr("weft.train.begin.start", stop)
 
 
 def decided(photos: Path, out: Path, **arguments: object) -> Plan:

@@ -270,10 +270,11 @@ def test_a_large_cache_needs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     network = create_model("ceit_nano_32", num_classes=3).eval()
     width = classifiers(network)[0].in_features
     num_rows = 20_000_000 // (4 * width)
-    with features.FeatureCache(str(features.network_key(network, CPU)), width) as cache:
-        for start in range(0, num_rows, 1_000):
-            values = np.zeros((1_000, width), np.float32)
-            cache.put({b"%032d" % (start + place): row for place, row in enumerate(values)})
+    cache = features.FeatureCache(str(features.network_key(network, CPU)), width)
+    for start in range(0, num_rows, 1_000):
+        values = np.zeros((1_000, width), np.float32)
+        cache.put({b"%032d" % (start + place): row for place, row in enumerate(values)})
+    cache.save()
     assert (cache_dir() / features.FILE).stat().st_size > 20_000_000
     tracemalloc.start()
     try:

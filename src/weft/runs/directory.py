@@ -46,7 +46,7 @@ PUBLIC_CLASSIFIER = "public_classifier.safetensors"
 FOLDS, CROSS_VALIDATION = "folds", "cross_validation.json"
 # entries that --force may replace
 REPLACEABLE = (*CONTENTS, PUBLIC_CLASSIFIER, FOLDS, CROSS_VALIDATION, "tensorboard", "wandb")
-PROBE = LOCK.with_name("step-0000000000.safetensors")  # the longest path in a run directory
+PROBE = LOCK.with_name("probe-000000000.safetensors")  # as long as the longest path in a run directory
 RETRY_S = 0.5  # time to wait for another process that is creating or removing the lock file, or writing to it
 _LOCKED: set[Path] = set()  # run directories that this process has locked
 _ADDING = threading.Lock()

@@ -118,12 +118,10 @@ def train(
         check_run_dir(Path(out), str(request.resolved.data.source))
         refuse_taken(Path(out), REPLACEABLE, force=force)
     plan = _planned(request)
-    from weft.train.run import Run
+    from weft.train import begin
 
     with _reserved(plan, out, force=force) as folder:
-        run = Run(plan.measured(), folder, stop, trackers)
-        run.start(force=force)
-        return _finished(run)
+        return _finished(begin.start(plan.measured(), folder, stop, trackers, force=force))
 
 
 @obeys_quiet
@@ -296,10 +294,10 @@ def _resume(
     check_device(load_recipe(recipe_file(out), overrides).device)
     with loading():
         from weft.runtime import Runtime
+        from weft.train import begin
         from weft.train.network import check_sync_bn
         from weft.train.plan import Plan, open_splits
         from weft.train.resume import open_run
-        from weft.train.run import Run
 
     saved = open_run(out, overrides, override=override)
     runtime = Runtime.of(saved.recipe.device, saved.recipe.precision, deterministic=saved.recipe.deterministic)
@@ -307,6 +305,4 @@ def _resume(
     with locked(out) if runtime.is_main else contextlib.nullcontext():
         recipe = dataclasses.replace(saved.recipe, precision=runtime.precision)  # that of an override may be `auto`
         plan = Plan(recipe, open_splits(recipe), runtime, loads_weights=False)
-        run = Run(plan, out, stop, trackers)
-        run.resume(saved)
-        return _finished(run)
+        return _finished(begin.resume(plan, saved, out, stop, trackers))

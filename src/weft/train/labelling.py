@@ -21,7 +21,7 @@ from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import check_out_dir, make_dir, write_table
 from weft.inference.arguments import check_outside_images, image_files, settings_of
 from weft.inference.embedding import feature_predictor, none_readable, read_files
-from weft.inference.features import FeatureReader, logits_of, unit_length
+from weft.inference.features import logits_of, read_features, unit_length
 from weft.inference.inputs import JoinedSource, SourcePart, evaluation_batches, images_of, recipe_of
 from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
@@ -278,17 +278,13 @@ def _labelled_images(run: Path, classes: Sequence[str]) -> _LabelledImages:
 
 def _features(predictor: Predictor, source: Source | None, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the features (images features) and the labels of at most MAX_LABELLED images, with the cache."""
-    with FeatureReader(predictor.model, predictor.runtime) as reader:
-        if source is None or not len(source):
-            return np.empty((0, sum(reader.widths)), np.float32), np.empty(0, int)
-        places = stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0)
-        part, rows, labels = SourcePart(source, places), [], list[int]()
-        with counting(len(part), task_name="features of labelled images") as advance:
-            for batch, targets in evaluation_batches(part, predictor.source_model, batch_size, 0):
-                rows.append(reader(batch))
-                labels += targets.tolist()
-                advance(len(targets))
-    return np.concatenate(rows), np.array(labels)
+    if source is None or not len(source):
+        return np.empty((0, 0)), np.empty(0, int)
+    part = SourcePart(source, stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0))
+    batches = evaluation_batches(part, predictor.source_model, batch_size, 0)
+    with counting(len(part), task_name="features of labelled images") as advance:
+        features, labels = read_features(predictor.model, batches, predictor.runtime, advance, is_mirrored=False)
+    return np.concatenate([own[:, 0] for own in features], axis=1), labels
 
 
 def _probabilities(predictor: Predictor, features: np.ndarray) -> np.ndarray:

@@ -25,9 +25,10 @@ from benchmarks.common.records import read_csv, write_csv
 from weft.checkpoints import load_model_dir
 from weft.data import open_data
 from weft.data.split import stratified_subset
-from weft.inference.calibration import MAX_IMAGES, fit_temperature, held_out_logits
+from weft.inference.calibration import MAX_IMAGES, fit_temperature
 from weft.inference.inputs import SourcePart, evaluation_batches, recipe_of
 from weft.inference.metrics import calibration_error
+from weft.inference.torch_backend import infer
 from weft.runtime import Runtime
 
 FILE = Path(__file__).parent / "calibration.csv"
@@ -95,10 +96,12 @@ def main() -> None:
     held_out = open_data(args.cifar10 / "train").val
     held_out = SourcePart(held_out, stratified_subset(held_out.keys, held_out.labels, MAX_IMAGES, 0))
     test = open_data(args.cifar10).val
-    (logits, labels), (test_logits, test_labels) = (
-        held_out_logits(model.eval(), evaluation_batches(source, model, 128, 0), runtime) for source in (held_out, test)
+    sources = (evaluation_batches(source, model.eval(), 128, 0) for source in (held_out, test))
+    logits, test_logits = (
+        np.concatenate([infer(model, images, runtime).numpy() for images, _ in batches]).astype(np.float64)
+        for batches in sources
     )
-    logits, test_logits = logits.astype(np.float64), test_logits.astype(np.float64)
+    labels, test_labels = np.array(held_out.labels), np.array(test.labels)
     top1 = 100 * float((test_logits.argmax(axis=1) == test_labels).mean())
     recipe = recipe_of(args.run)
     assert recipe is not None, f"{args.run} must be a run directory"

@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.records import write_csv
 
 from weft.checkpoints import load_model_dir
-from weft.inference.calibration import fit_temperature, held_out_logits
+from weft.inference.calibration import fit_temperature
 from weft.inference.inputs import evaluation_batches
+from weft.inference.torch_backend import infer
 from weft.recipes.load import load_recipe
 from weft.runtime import Runtime
 from weft.train.plan import open_splits
@@ -38,9 +39,9 @@ def logits_of(network: nn.Module, run: Path, *, mirrored: bool = False) -> tuple
     """Return the logits of the held-out photos of a run, divided by the temperature that fits them, and labels."""
     splits = open_splits(load_recipe(run / "recipe.yaml"))
     batches = evaluation_batches(splits.val, network.eval(), 16, 0)
-    flipped = ((images.flip(-1) if mirrored else images, labels) for images, labels in batches)
-    logits, labels = held_out_logits(network, flipped, Runtime.of("cpu"))
-    logits = logits.astype(np.float64)
+    runtime, labels = Runtime.of("cpu"), np.array(splits.val.labels)
+    views = (images.flip(-1) if mirrored else images for images, _ in batches)
+    logits = np.concatenate([infer(network, images, runtime).numpy() for images in views]).astype(np.float64)
     return logits / fit_temperature(logits, labels), labels
 
 

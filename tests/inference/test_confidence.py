@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from tests.train import tiny
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.confidence import Confidence
 from weft.cli import main
-from weft.data import open_data
+from weft.data import ImageDataset, open_data
 from weft.errors import CheckpointError, UsageError
 from weft.inference import predict
 from weft.inference.calibration import SQUARED_FROM, calibrate, fit_temperature
 from weft.inference.exports import export_run
 from weft.inference.metrics import Evaluation
 from weft.inference.predictor import Predictor
-from weft.train import evaluate, train
+from weft.train import RunResult, evaluate, train
+from weft.train.finish import finish
+from weft.train.run import Run
 
 
 def drawn(count: int, temperature: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -150,8 +153,8 @@ def test_many_held_out_images_are_calibrated_by_some_of_them(
         results.append(result)
 
     monkeypatch.setattr("weft.train.finish.write_report", keep_result)
-    monkeypatch.setattr("weft.train.finish.MAX_IMAGES", 7)
-    monkeypatch.setattr("weft.train.unknown.MAX_IMAGES", 5)
+    monkeypatch.setattr("weft.train.held_out.MAX_IMAGES", 7)
+    monkeypatch.setattr("weft.train.held_out.MAX_INSPECTED", 5)
     out = tmp_path / "run"
     train(photos, "levit_nano_32", epochs=1, batch_size=12, settings={"optim.lr": 3e-3}, out=out, quiet=True)
     model, _ = load_model_dir(out / "best")
@@ -161,6 +164,31 @@ def test_many_held_out_images_are_calibrated_by_some_of_them(
     assert [mistake.probability for mistake in results[0].mistakes] == sorted(
         (float(sure) for sure in results[0].confidence[~results[0].is_correct]), reverse=True
     )
+
+
+@pytest.mark.parametrize("most", [5_000, 7], ids=["all", "sample"])
+def test_after_training_every_held_out_image_is_decoded_once(
+    most: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For calibration, detector, mirrored classes and feature map; and each training image once, for the detector."""
+    read = Counter[str]()
+    original = ImageDataset.__getitem__
+
+    def counted(self: ImageDataset, key: Any) -> Any:
+        read[self.source.keys[key[1]]] += 1
+        return original(self, key)
+
+    def count_and_finish(run: Run) -> RunResult:
+        monkeypatch.setattr(ImageDataset, "__getitem__", counted)
+        result = finish(run)
+        assert read == Counter(run.splits.val.keys) + Counter(run.splits.train.keys)
+        return result
+
+    monkeypatch.setattr("weft.train.held_out.MAX_IMAGES", most)
+    monkeypatch.setattr("weft.train.finish.finish", count_and_finish)
+    train(photos, "levit_nano_32", epochs=1, batch_size=12, out=tmp_path / "run", quiet=True)
+    assert sum(read.values()) == 60
+    assert (tmp_path / "run" / "report" / "map.png").exists() == (most > 10)
 
 
 def test_the_command_line_rejects(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

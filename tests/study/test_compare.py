@@ -39,7 +39,8 @@ from weft.study.plan import Study
 from weft.study.report import frontier_figure
 from weft.study.result import ExperimentResult, Form, Limits, Row
 from weft.train import evaluate
-from weft.train.plan import fill_in, open_splits
+from weft.train.decisions import fill_in
+from weft.train.plan import open_splits
 
 pytestmark = pytest.mark.figures
 

@@ -18,7 +18,7 @@ from weft.checkpoints.hub import create_model
 from weft.cli import main
 from weft.errors import DataError, StorageError, UsageError
 from weft.inference import evaluation
-from weft.train import RunResult, evaluate, loop, preview, run, train
+from weft.train import RunResult, begin, evaluate, loop, preview, run, train
 from weft.train import plan as planning
 from weft.train.track import Tracker
 
@@ -249,7 +249,7 @@ def test_what_vanishes_while_a_run_begins_leaves_the_run_that_was_there(
 
     steps.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(run, "fingerprint", vanished)
+        patch.setattr(begin, "fingerprint", vanished)
         with pytest.raises(DataError, match="a moment ago"):
             train(pictures, settings={**BASE, **LEVIT, "seed": 1}, out=old, force=True, quiet=True)
     after = {path: path.is_file() and path.read_bytes() for path in sorted(old.rglob("*")) if path.name != "lock"}
@@ -263,7 +263,7 @@ def test_what_vanishes_while_a_run_begins_leaves_the_run_that_was_there(
 def test_a_tracker_that_cannot_start_leaves_the_run_that_was_there(
     pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, start = tmp_path / "run", run.Tracker
+    old, start = tmp_path / "run", begin.Tracker
     train(pictures, settings={**BASE, **LEVIT}, out=old, quiet=True)
     before = {path: path.is_file() and path.read_bytes() for path in sorted(old.rglob("*")) if path.name != "lock"}
 
@@ -273,7 +273,7 @@ def test_a_tracker_that_cannot_start_leaves_the_run_that_was_there(
         return start(names, *more)
 
     steps.clear()
-    monkeypatch.setattr(run, "Tracker", offline)
+    monkeypatch.setattr(begin, "Tracker", offline)
     with pytest.raises(UsageError, match="no network"):
         train(pictures, settings={**BASE, **LEVIT, "seed": 1}, out=old, track="wandb", force=True, quiet=True)
     after = {path: path.is_file() and path.read_bytes() for path in sorted(old.rglob("*")) if path.name != "lock"}
@@ -284,14 +284,14 @@ def test_a_tracker_that_cannot_start_leaves_the_run_that_was_there(
 def test_without_force_a_file_that_appears_while_the_plan_is_made_stays(
     pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs, rehearse = tmp_path / "run" / "best" / "theirs.txt", run.rehearse_saving
+    theirs, rehearse = tmp_path / "run" / "best" / "theirs.txt", begin.rehearse_saving
 
     def rehearse_slowly(*arguments: Any) -> None:
         rehearse(*arguments)
         theirs.parent.mkdir()
         theirs.write_text("theirs")
 
-    monkeypatch.setattr(run, "rehearse_saving", rehearse_slowly)
+    monkeypatch.setattr(begin, "rehearse_saving", rehearse_slowly)
     with pytest.raises(UsageError, match="must be new or empty"):
         train(pictures, settings={**BASE, **LEVIT}, out=tmp_path / "run", quiet=True)
     assert theirs.read_text() == "theirs"

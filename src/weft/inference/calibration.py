@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from scipy.optimize import fminbound
 from scipy.special import log_softmax, softmax
-from torch import Tensor, nn
 
 from weft.checkpoints.confidence import Confidence, Point, confidence_of
 from weft.checkpoints.unknown import detector_of
 from weft.inference.metrics import UnknownResult, calibration_error
-from weft.inference.torch_backend import infer
-from weft.runtime import Runtime
 
 MAX_IMAGES = 5_000  # held-out images that the calibration uses
 MAX_POINTS = 1_000  # of the curve in config.json
@@ -24,14 +19,6 @@ LIMITS = (0.05, 20.0)  # of the temperature
 PRIOR = 0.5  # standard deviation of the log temperature before any image is seen: few images move it little
 SQUARED_FROM = 500  # held-out images from which the squared error decides (benchmarks/few-images/calibration_sizes.csv)
 FOLDS = 5
-
-
-def held_out_logits(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], runtime: Runtime
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits (images classes) and class indices of images."""
-    rows = [(infer(model, images, runtime), labels) for images, labels in batches]
-    return torch.cat([row for row, _ in rows]).numpy(), torch.cat([label for _, label in rows]).numpy()
 
 
 def calibrate(logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n"]) -> Confidence:

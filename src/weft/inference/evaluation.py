@@ -15,10 +15,11 @@ from weft.data import Source
 from weft.data.bit_depth import range_note
 from weft.data.folder import check_outside
 from weft.errors import DataError, UsageError
-from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_text
+from weft.files import check_out_dir, make_dir, write_text
 from weft.inference.arguments import check_other, check_outside_images, image_files, range_advice
 from weft.inference.error_gallery import explained_errors
-from weft.inference.feature_map import feature_map
+from weft.inference.feature_map import drawn_of, feature_map
+from weft.inference.features import classifier_inputs
 from weft.inference.inputs import (
     evaluation_batches,
     images_of,
@@ -32,7 +33,7 @@ from weft.inference.metrics import Evaluation, UnknownResult, accuracy_lines, co
 from weft.inference.predictor import NO_DETECTOR, NonFiniteError, Predictor
 from weft.inference.real_labels import check_listed, read_real_labels, real_score
 from weft.inference.report import FIGURES, write_report
-from weft.inference.unknown import compare_scores, scores_of_batches, scores_of_files
+from weft.inference.unknown import compare_scores, scores_of_files
 from weft.intervals import accuracy_text
 from weft.models.imagenet import recognized
 from weft.progress import counting, obeys_quiet, say
@@ -110,9 +111,7 @@ def evaluate(
     if out is not None:
         check_outside(out, data)
         check_outside_images(out, other or ())
-        refuse_file_name(Path(out))
-        refuse_taken(Path(out), CONTENTS, force=force)
-        check_writable(Path(out))
+        check_out_dir(Path(out), CONTENTS, force=force)
     predictor = Predictor.load(
         run,
         img_size=settings.img_size,
@@ -153,7 +152,7 @@ def evaluate(
             " trained on some of these, the accuracy is too high: pass the run, or --split val."
         )
 
-    result = _measured(predictor, splits.classes, source, settings, among, excluded)
+    result, features = _measured(predictor, splits.classes, source, settings, among, excluded)
     if rejection is not None:
         result = dataclasses.replace(result, accepted=result.above(rejection.threshold))
     if other is not None:
@@ -163,7 +162,7 @@ def evaluate(
         result = dataclasses.replace(result, real=real_score(labels, result.keys, predicted))
     if out is not None:
         arguments: dict[str, object] = {"model": str(run), "data": str(data), "split": split, "tta": tta}
-        _write(Path(out), arguments, result, predictor, source, settings, force=force)
+        _write(Path(out), arguments, result, predictor, source, features, force=force)
     return result
 
 
@@ -174,14 +173,25 @@ def _measured(
     settings: Recipe,
     among: list[int] | None,
     excluded: Sequence[tuple[str, str]],
-) -> Evaluation:
-    """Measure the model on the images of `source`.
+) -> tuple[Evaluation, np.ndarray]:
+    """Measure the model on the images of `source`; also return the features of the images of the feature map.
 
     Raises:
         NonFiniteError: an output is not finite.
     """
     batches = evaluation_batches(source, predictor.source_model, int(settings.batch_size), settings.workers)
-    with counting(len(source)) as count:
+    is_drawn = np.isin(np.arange(len(source)), drawn_of(len(source)))
+    features: list[np.ndarray] = []
+    with classifier_inputs(predictor.source_model) as inputs, counting(len(source)) as advance:
+
+        def on_batch(count: int) -> None:
+            nonlocal is_drawn
+            if inputs:
+                features.append(np.concatenate([part.numpy() for part in inputs], axis=1)[is_drawn[:count]])
+            is_drawn = is_drawn[count:]
+            inputs.clear()
+            advance(count)
+
         result = measure(
             predictor.model,
             batches,
@@ -191,11 +201,11 @@ def _measured(
             temperature=predictor.temperature,
             key_of=lambda place: name_of(source, place),
             excluded=excluded,
-            on_batch=count,
+            on_batch=on_batch,
         )
     if not math.isfinite(result.loss):
         raise NonFiniteError
-    return result
+    return result, np.concatenate(features) if features else np.empty((0, 0), np.float32)
 
 
 def _write(
@@ -204,7 +214,7 @@ def _write(
     result: Evaluation,
     predictor: Predictor,
     source: Source,
-    settings: Recipe,
+    features: np.ndarray,
     *,
     force: bool,
 ) -> None:
@@ -214,7 +224,8 @@ def _write(
         out: directory.
         arguments: of `evaluate`, as in evaluation.json: model, data, split and tta.
         result: of the evaluation.
-        predictor, source, settings: model, evaluated images and settings.
+        predictor, source: model and evaluated images.
+        features: of the images of the feature map.
         force: replace an existing evaluation.
     """
     make_dir(out, CONTENTS, force=force)
@@ -230,11 +241,15 @@ def _write(
         summary.append(("test-time augmentation", "logits averaged with those of mirror images"))
     if result.real is not None:
         summary.append(("ReaL top-1", accuracy_text(result.real.top1, result.real.images, "images with a ReaL label")))
-    network, batch_size = predictor.source_model, int(settings.batch_size)
-    errors = explained_errors(network, source, result.mistakes)
-    features = feature_map(network, source, result, predictor.runtime, batch_size, settings.workers)
     title = f"{Path(model).resolve().name} on {data}"
-    write_report(out, title, summary, result, errors=errors, features=features)
+    write_report(
+        out,
+        title,
+        summary,
+        result,
+        errors=explained_errors(predictor.source_model, source, result.mistakes),
+        features=feature_map(features, result, drawn_of(result.count)),
+    )
     write_text(out / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
 
 
@@ -248,7 +263,8 @@ def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: 
     batches = evaluation_batches(source, predictor.source_model, batch_size, settings.workers)
     with counting(len(image_files(other)), task_name="other images") as count:
         others = scores_of_files(folded, other, batch_size, count)
-    return compare_scores(scores_of_batches(folded, batches), others, detector.threshold.value)
+    known = np.concatenate([folded.scores(images) for images, _ in batches])
+    return compare_scores(known, others, detector.threshold.value)
 
 
 def _classes_there(source: Source, classes: Sequence[str] | None) -> list[int] | None:

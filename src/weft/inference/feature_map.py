@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from torch import nn
 
-from weft.data import Source
-from weft.errors import DataError, UsageError
-from weft.inference.features import FeatureReader, unit_length
-from weft.inference.inputs import SourcePart, evaluation_batches
+from weft.checkpoints.unknown import unit_length
 from weft.inference.metrics import Evaluation
 from weft.pages import new_figure, series_style, shown
-from weft.runtime import Runtime
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,54 +30,37 @@ class FeatureMap(NamedTuple):
     caption: str
 
 
-def feature_map(
-    network: nn.Module, source: Source, result: Evaluation, runtime: Runtime, batch_size: int = 32, workers: int = 0
-) -> FeatureMap | None:
-    """Draw the features of the evaluated images in two dimensions; misclassified images have a ring and a name.
+def drawn_of(count: int) -> np.ndarray:
+    """Return the indices of the images to draw, of `count`: at most 2,000, at equal distances."""
+    return np.linspace(0, count - 1, min(count, MOST)).round().astype(int)
+
+
+def feature_map(features: np.ndarray, result: Evaluation, rows: np.ndarray) -> FeatureMap | None:
+    """Draw the features of evaluated images in two dimensions; misclassified images have a ring and a name.
 
     Args:
-        network: on the device of `runtime`; its mode is restored.
-        source: the images; `result.places` are indices in it.
-        result: evaluation of the images.
-        runtime: device and precision.
-        batch_size, workers: of reading the images.
+        features: (images features).
+        result: evaluation of these images and others.
+        rows: (images) their indices in the columns of `result`.
 
     Returns:
-        The map; None for a network without a linear classifier, fewer than ten images, and images that can no longer be
-        read.
+        The map; None without features, for fewer than ten images, and if features are not finite.
     """
-    if result.count < FEWEST:
-        return None
-    drawn = _spread(result.count)
-    places = [int(result.places[i]) for i in drawn]
-    try:
-        with FeatureReader(network, runtime, is_cached=False) as reader:
-            batches = evaluation_batches(SourcePart(source, places), network, batch_size, workers)
-            features = np.concatenate([reader(images) for images, _ in batches])
-    except (DataError, UsageError):
-        return None
-    if not np.isfinite(features).all():
+    if len(rows) < FEWEST or not features.size or not np.isfinite(features).all():
         return None
     names = {
         mistake.place: f"{shown(Path(mistake.key).name, NAME_WIDTH)}: {shown(mistake.predicted, NAME_WIDTH)}"
         for mistake in result.mistakes[:MAX_NAMES]
     }
-    points = two_dimensions(features)
-    figure = draw(
-        points, result.true[drawn], result.is_correct[drawn], result.classes, [names.get(place, "") for place in places]
-    )
-    number = f"{len(places):,} of {result.count:,} images" if len(places) < result.count else f"{len(places):,} images"
+    named = [names.get(place, "") for place in result.places[rows].tolist()]
+    figure = draw(two_dimensions(features), result.true[rows], result.is_correct[rows], result.classes, named)
+    number = f"{len(rows):,} of {result.count:,} images" if len(rows) < result.count else f"{len(rows):,} images"
     return FeatureMap(
         figure,
         f"Features of {number} in two dimensions (t-SNE): colour and marker are the true class, rings are misclassified"
         " images, the most confident with file name and predicted class. Only neighbourhoods have a meaning, distances"
         " between groups do not.",
     )
-
-
-def _spread(count: int) -> np.ndarray:
-    """Return indices below `count`, at most 2,000, at equal distances."""
-    return np.linspace(0, count - 1, min(count, MOST)).round().astype(int)
 
 
 def two_dimensions(features: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ precision, so a changed file, crop, normalisation or network never meets an old 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import importlib.metadata
 import itertools
@@ -14,7 +15,7 @@ import json
 import re
 import sqlite3
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -46,25 +47,48 @@ def classifiers(network: nn.Module) -> list[nn.Linear]:
     Raises:
         UsageError: the network has no linear classifier, so that no features can be taken from it.
     """
-    layers = [[layer for layer in head.modules() if isinstance(layer, nn.Linear)] for head in _heads(network)]
+    layers = _classifiers(network)
     if isinstance(network, ExportedModel):
         raise UsageError(
             "Features are computed by a network; an export gives class scores only. Pass the run directory or the model"
             " directory that it was made from."
         )
-    if not layers or any(len(numbers) != 1 for numbers in layers):
+    if not layers:
         raise UsageError(
             f"A network must end in a linear classifier to give features; {type(network).__name__} does not. Choose"
             " another --model, or train all layers with --set head_init=random."
         )
-    return [numbers[0] for numbers in layers]
+    return layers
 
 
-def _heads(network: nn.Module) -> list[nn.Module]:
+def _classifiers(network: nn.Module) -> list[nn.Linear]:
+    """Return the last linear layers of a network, one per head; none if a head has no or several linear layers."""
     get_classifier = getattr(network, "get_classifier", None)
     name = (getattr(network, "pretrained_cfg", None) or {}).get("classifier")
     heads = get_classifier() if get_classifier else network.get_submodule(name) if isinstance(name, str) else ()
-    return list(heads) if isinstance(heads, (tuple, list)) else [heads]
+    heads = heads if isinstance(heads, (tuple, list)) else [heads]
+    layers = [[layer for layer in head.modules() if isinstance(layer, nn.Linear)] for head in heads]
+    return [layer for of_head in layers for layer in of_head] if all(len(own) == 1 for own in layers) else []
+
+
+@contextlib.contextmanager
+def classifier_inputs(network: nn.Module) -> Iterator[list[Tensor]]:
+    """Record the inputs (b features) of the classifiers of a network in a forward pass inside the `with` block.
+
+    Yields:
+        A list that gets one tensor per head, in float32 on the CPU; it stays empty for a network without linear
+        classifiers.
+    """
+    inputs: list[Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].float().cpu()))
+        for layer in _classifiers(network)
+    ]
+    try:
+        yield inputs
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class FeatureReader:
@@ -94,7 +118,7 @@ class FeatureReader:
     def __enter__(self) -> FeatureReader:
         self._inside.enter_context(evaluation_mode(self.network))
         if self._cache is not None:
-            self._inside.enter_context(self._cache)
+            self._inside.callback(self._cache.save)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,29 +185,16 @@ def split_heads(network: nn.Module, features: np.ndarray) -> list[np.ndarray]:
 
 def logits_of(network: nn.Module, features: np.ndarray) -> np.ndarray:
     """Return the logits (images classes) of a network for features (images features); of several heads their mean."""
-    logits = []
-    for layer, own in zip(classifiers(network), split_heads(network, features), strict=True):
-        weight, bias = (
-            None if tensor is None else tensor.detach().float().cpu() for tensor in (layer.weight, layer.bias)
-        )
-        assert weight is not None
-        logits.append(nn.functional.linear(torch.from_numpy(np.ascontiguousarray(own)), weight, bias).numpy())
-    return np.mean(logits, axis=0)
+    parts = zip(classifiers(network), split_heads(network, features), strict=True)
+    with torch.inference_mode():
+        logits = [copy.deepcopy(layer).float().cpu()(torch.from_numpy(own)) for layer, own in parts]
+    return torch.stack(logits).mean(dim=0).numpy()
 
 
 def _features(network: nn.Module, images: Tensor, runtime: Runtime) -> np.ndarray:
     """Return the inputs of all classifiers (images features), side by side."""
-    inputs: list[Tensor] = []
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].float().cpu()))
-        for layer in classifiers(network)
-    ]
-    try:
-        with torch.inference_mode(), runtime.autocast():
-            network(images.to(runtime.device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with classifier_inputs(network) as inputs, torch.inference_mode(), runtime.autocast():
+        network(images.to(runtime.device))
     return torch.cat(inputs, dim=1).numpy()
 
 
@@ -227,15 +238,7 @@ class FeatureCache:
     def __init__(self, network: str, width: int) -> None:
         self.network, self.num_bytes = network, 4 * width
         self._pending: dict[bytes, np.ndarray] = {}  # rows that are not written yet
-        self._table: sqlite3.Connection | None = None
-
-    def __enter__(self) -> FeatureCache:
-        self._open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._save()
-        self._close()
+        self._path = cache_file(FILE)  # None where the cache cannot be used
 
     def key_of(self, pixels: np.ndarray) -> bytes:
         """Return the key of the features of an image (c h w)."""
@@ -251,16 +254,17 @@ class FeatureCache:
                 if row is not None and len(row[0]) == self.num_bytes and zlib.crc32(row[0]) == row[1]:
                     rows[key] = np.frombuffer(row[0], np.float32)
 
-        self._try(read)
+        self._use(read)
         return rows
 
     def put(self, rows: dict[bytes, np.ndarray]) -> None:
-        """Add features; they are written when there are PENDING, and at the end."""
+        """Add features; they are written when there are PENDING, and by `save`."""
         self._pending |= rows
         if len(self._pending) >= PENDING:
-            self._save()
+            self.save()
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write the features that are not written yet."""
         rows = [(key, row.tobytes()) for key, row in self._pending.items()]
         self._pending = {}
 
@@ -272,49 +276,23 @@ class FeatureCache:
                 pass
 
         if rows:
-            self._try(write)
+            self._use(write)
 
-    def _try(self, work: Callable[[sqlite3.Connection], None]) -> None:
+    def _use(self, work: Callable[[sqlite3.Connection], None]) -> None:
         """Call `work` in a transaction; where the cache cannot be used, nothing happens, from then on."""
-        if self._table is None:
+        if self._path is None:
             return
         try:
-            with self._table:
-                work(self._table)
-        except sqlite3.OperationalError:  # a full or read-only disk, or a lock that is not released
-            self._close()
-        except sqlite3.DatabaseError:
-            self._replace()
-
-    def _open(self) -> None:
-        path = cache_file(FILE)
-        if path is None:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._table = sqlite3.connect(path, timeout=LOCKED_SECONDS)
-            self._table.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, features BLOB, crc INTEGER)")
-        except (OSError, sqlite3.OperationalError):
-            self._close()
-        except sqlite3.DatabaseError:
-            self._replace()
-
-    def _replace(self) -> None:
-        """Replace a damaged file by an empty one."""
-        self._close()
-        if (path := cache_file(FILE)) is None:
-            return
-        try:
-            for file in (path.with_name(f"{FILE}-journal"), path):  # SQLite would apply the journal to the new file
-                file.unlink(missing_ok=True)
-        except OSError:
-            return
-        self._open()
-
-    def _close(self) -> None:
-        if self._table is not None:
-            self._table.close()
-        self._table = None
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.closing(sqlite3.connect(self._path, timeout=LOCKED_SECONDS)) as table, table:
+                table.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, features BLOB, crc INTEGER)")
+                work(table)
+        except (OSError, sqlite3.OperationalError):  # a full or read-only disk, or a lock that is not released
+            self._path = None
+        except sqlite3.DatabaseError:  # damaged; the journal goes first, since SQLite would apply it to the next file
+            with contextlib.suppress(OSError):
+                self._path.with_name(f"{FILE}-journal").unlink(missing_ok=True)
+                self._path.unlink(missing_ok=True)
 
 
 def _size(table: sqlite3.Connection) -> int:

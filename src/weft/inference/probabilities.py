@@ -14,7 +14,8 @@ class ModelOutputs(NamedTuple):
     Attributes:
         logits: (b classes), float32.
         saliency: attention map to show of each image (b h w); None if it was not requested.
-        features: inputs of the classifier (b features); None without a detector of unknown images.
+        features: inputs of the classifiers side by side (b features); None for an export without a detector of
+            unknown images, and for a network without linear classifiers.
     """
 
     logits: np.ndarray

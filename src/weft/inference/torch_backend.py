@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from weft.checkpoints.unknown import detector_of
 from weft.deploy.folding import fold
 from weft.grid import Grid
-from weft.inference.features import classifiers
+from weft.inference.features import classifier_inputs
 from weft.inference.probabilities import ModelOutputs
 from weft.interpret.maps import attention_maps, has_attention, run_with_attention
 from weft.models.base import Backbone
@@ -46,16 +45,13 @@ class TorchBackend:
 
     def run(self, images: Float[np.ndarray, "b c h w"], *, attention: bool) -> ModelOutputs:
         """Run one forward pass."""
-        batch, saliency, inputs = torch.from_numpy(images), None, list[np.ndarray]()
-        with contextlib.ExitStack() as hooks:
-            for layer in classifiers(self.model) if self.detector is not None else ():
-                hook = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].float().cpu().numpy()))
-                hooks.callback(hook.remove)
+        batch, saliency = torch.from_numpy(images), None
+        with classifier_inputs(self.model) as inputs:
             if attention:
                 logits, saliency = self._with_attention(batch)
             else:
                 logits = infer(self.model, batch, self.runtime)
-        return ModelOutputs(logits.numpy(), saliency, np.concatenate(inputs, axis=1) if inputs else None)
+        return ModelOutputs(logits.numpy(), saliency, torch.cat(inputs, dim=1).numpy() if inputs else None)
 
     def _with_attention(self, batch: Tensor) -> tuple[Float[Tensor, "b classes"], np.ndarray]:
         with torch.inference_mode(), self.runtime.autocast():
@@ -80,6 +76,18 @@ def infer(model: nn.Module, images: Float[Tensor, "b c h w"], runtime: Runtime) 
     """Run a forward pass without gradients; return float32 logits on the CPU, of several heads their mean."""
     with torch.inference_mode(), runtime.autocast():
         return mean_logits(model(runtime.put(images))).float().cpu()
+
+
+def infer_with_features(
+    model: nn.Module, images: Float[Tensor, "b c h w"], runtime: Runtime
+) -> tuple[Float[np.ndarray, "b classes"], Float[np.ndarray, "b features"]]:
+    """Run a forward pass as `infer`; return the logits, and the inputs of all classifiers side by side.
+
+    A network without linear classifiers has no features: (b 0).
+    """
+    with classifier_inputs(model) as inputs:
+        logits = infer(model, images, runtime).numpy()
+    return logits, torch.cat(inputs, dim=1).numpy() if inputs else np.empty((len(logits), 0), np.float32)
 
 
 def saliency_of(network: nn.Module, weights: Sequence[np.ndarray], shape: Sequence[int]) -> Float[np.ndarray, "b h w"]:

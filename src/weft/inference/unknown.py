@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from weft.checkpoints.unknown import Threshold
 from weft.data.preprocessing import Pixels
@@ -37,11 +36,6 @@ def scores_of_files(
     if not scores:
         raise no_other(images)
     return np.concatenate(scores)
-
-
-def scores_of_batches(predictor: Predictor, batches: Iterable[tuple[Tensor, Tensor]]) -> Float[np.ndarray, " images"]:
-    """Return the scores of the images (b c h w) of batches."""
-    return np.concatenate([predictor.scores(images) for images, _ in batches])
 
 
 def compare_scores(known: np.ndarray, other: np.ndarray, threshold: float) -> UnknownResult:

@@ -47,7 +47,8 @@ from weft.study.protocol import AUTO, shared_settings, with_shared
 from weft.study.result import ExperimentResult, Limits, Row
 from weft.study.run import write
 from weft.text import first_few
-from weft.train.plan import fill_in, open_splits
+from weft.train.decisions import fill_in
+from weft.train.plan import open_splits
 
 MIN_PER_CLASS = 5  # validation images per class; with fewer, an accuracy is a guess
 

@@ -63,7 +63,7 @@ def seconds_per_image(recipe: Recipe, splits: Splits) -> float:
     """Train a network of random weights for a few steps, and return the seconds per training image.
 
     Args:
-        recipe: complete, as `weft.train.plan.fill_in` returns it, with batch size and precision.
+        recipe: complete, as `weft.train.decisions.fill_in` returns it, with batch size and precision.
         splits: the dataset.
 
     Raises:

@@ -17,6 +17,7 @@ from weft.progress import quietly, say
 from weft.recipes import Recipe
 from weft.runs.directory import CROSS_VALIDATION, FOLDS, read_metrics, reserved
 from weft.text import count
+from weft.train import begin
 from weft.train.finish import finish
 from weft.train.plan import Plan, open_splits
 from weft.train.result import CrossValidation, RunResult
@@ -63,13 +64,10 @@ def _trained(run: Run, recipe: Recipe, folder: Path) -> Run:
     saved = open_fold(folder, recipe) if is_started else None
     with quietly():
         plan = Plan(recipe, open_splits(recipe), run.runtime, loads_weights=saved is None)
-    fold = Run(plan, folder, run.stop, whole=run.whole)
     if saved is not None:
-        fold.resume(saved)
-    else:
-        with reserved(folder, force=True) if run.runtime.is_main else contextlib.nullcontext():
-            fold.start(force=True)
-    return fold
+        return begin.resume(plan, saved, folder, run.stop, whole=run.whole)
+    with reserved(folder, force=True) if run.runtime.is_main else contextlib.nullcontext():
+        return begin.start(plan, folder, run.stop, whole=run.whole, force=True)
 
 
 def _by_epoch(histories: Sequence[Mapping[int, float]], counts: Sequence[int]) -> dict[int, float]:

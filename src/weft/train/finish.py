@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-from scipy.special import softmax
 
 from weft.checkpoints import load_model_dir
 from weft.checkpoints.model_dir import write_confidence
-from weft.data import Source
-from weft.data.loader import ImageLoader
-from weft.data.split import proportional_subset
-from weft.errors import UsageError
-from weft.inference.calibration import MAX_IMAGES, calibrate, calibration_lines, held_out_logits
+from weft.data.formats import MAX_PIXELS
+from weft.inference.calibration import calibrate, calibration_lines
 from weft.inference.conclusions import Training
 from weft.inference.error_gallery import explained_errors
-from weft.inference.feature_map import feature_map
+from weft.inference.feature_map import drawn_of, feature_map
 from weft.inference.inputs import SourcePart, evaluation_batches
-from weft.inference.metrics import Evaluation, accuracy_lines, class_lines
+from weft.inference.metrics import accuracy_lines, class_lines, measure
+from weft.inference.predictor import Predictor
+from weft.inference.probabilities import softmax
 from weft.inference.report import write_report
 from weft.intervals import grouped_text
 from weft.progress import clock, counting, say
 from weft.text import printable
 from weft.train.curves import curve_figures
-from weft.train.mirrored_classes import MAX_IMAGES as MOST_MIRRORED
+from weft.train.held_out import HeldOutOutputs, read_held_out
 from weft.train.mirrored_classes import find_mirrored, mirrored_text
 from weft.train.plan import Plan
 from weft.train.result import RunResult
@@ -40,10 +37,6 @@ def finish(run: Run) -> RunResult:
     """Calibrate the best model of a run that has trained all its steps, and write the report in the first process."""
     evaluation, best = run.evaluate_best(), run.best
     assert best is not None, "the last epoch is evaluated"
-    is_fitted, mirrored = False, ""
-    if run.runtime.is_main:
-        evaluation, is_fitted = _calibrated(run.plan, run.out, evaluation)
-        mirrored = _mirrored_note(run.plan, run.out)
     result = RunResult(
         out=run.out,
         model=str(run.recipe.model),
@@ -52,113 +45,91 @@ def finish(run: Run) -> RunResult:
         best_epoch=best.epoch,
         seconds=run.seconds,
         evaluation=evaluation,
-        notes=(*class_lines(evaluation), *filter(None, [mirrored])),
+        notes=tuple(class_lines(evaluation)),
     )
     if run.runtime.is_main:
-        _write_run_report(run, result, is_fitted=is_fitted, mirrored=mirrored)
+        result = _concluded(run, result)
     run.runtime.wait()
     return result
 
 
-def _calibrated(plan: Plan, out: Path, best: Evaluation) -> tuple[Evaluation, bool]:
-    """Measure the confidence of the best model of a run, and add it to its model directory.
+def _concluded(run: Run, result: RunResult) -> RunResult:
+    """Calibrate the best model, fit its detector, and write both and the report; return the result with what they show.
 
-    Args:
-        plan: plan of the run.
-        out: run directory.
-        best: evaluation of the best model.
-
-    Returns:
-        The evaluation with calibrated probabilities, and whether the temperature was fitted to all held-out images;
-        the evaluation unchanged if logits are not finite.
+    Held-out images are decoded once; all that follows works on arrays.
     """
-    recipe, runtime, size = plan.recipe, plan.runtime, plan.val_batches.order.batch_size
-    held_out = source = plan.splits.val
-    model, _ = load_model_dir(out / "best")
-    model = model.to(runtime.device)
-    if len(source) > MAX_IMAGES:
-        source = SourcePart(source, proportional_subset(source.keys, MAX_IMAGES, recipe.seed))
-
-    def batches(source: Source) -> ImageLoader:
-        return evaluation_batches(source, model, size, recipe.workers)
-
-    logits, labels = held_out_logits(model, batches(source), runtime)
-    if not np.isfinite(logits).all():
-        return best, False
-    confidence = calibrate(logits, labels)
-    detector = fit_detector(model, plan.splits.train, source, recipe, size, confidence, runtime, out)
-    if detector is None and recipe.data.other is not None:
-        say(
-            f"Unknown images are not detected, and {printable(recipe.data.other)} is not used: {type(model).__name__}"
-            " has no linear classifier, or features that are not finite."
-        )
-    write_confidence(out / "best", confidence, detector)
-    sure = _confidences(logits, confidence.temperature)
-    if source is not held_out:
-        with counting(len(held_out), task_name="calibrating") as advance:
-            parts = []  # one batch at a time: the logits of all images may not fit into memory
-            for batch in batches(held_out):
-                parts.append(_confidences(held_out_logits(model, [batch], runtime)[0], confidence.temperature))
-                advance(len(batch[1]))
-        sure = np.concatenate(parts)
-    return dataclasses.replace(best, confidence=sure), source is held_out
-
-
-def _mirrored_note(plan: Plan, out: Path) -> str:
-    """Return a sentence on classes that are mirror images of each other, if training mirrored images; else nothing.
-
-    Args:
-        plan: plan of the run.
-        out: run directory, whose best model is used.
-    """
-    recipe, source = plan.recipe, plan.splits.val
-    if not recipe.augment.hflip:
-        return ""
-    if len(source) > MOST_MIRRORED:
-        source = SourcePart(source, proportional_subset(source.keys, MOST_MIRRORED, recipe.seed))
-    model, size = load_model_dir(out / "best")[0].to(plan.runtime.device), plan.val_batches.order.batch_size
-    batches = evaluation_batches(source, model, size, recipe.workers)
-    with contextlib.suppress(UsageError):  # a network without a linear classifier has no features
-        return mirrored_text(find_mirrored(model, batches, plan.runtime), plan.splits.classes)
-    return ""
+    plan, recipe, evaluation = run.plan, run.recipe, result.evaluation
+    network: Any = load_model_dir(run.out / "best")[0].to(plan.runtime.device)
+    max_pixels = recipe.data.max_pixels or MAX_PIXELS
+    best = Predictor(network, plan.splits.classes, runtime=plan.runtime, max_pixels=max_pixels)
+    held_out = read_held_out(plan, best)
+    is_calibrated = bool(np.isfinite(held_out.logits).all())
+    if is_calibrated:
+        confidence = calibrate(held_out.logits, held_out.labels)
+        best.temperature = confidence.temperature
+        detector = fit_detector(plan, run.out, best, held_out)
+        if detector is None and recipe.data.other is not None:
+            say(
+                f"Unknown images are not detected, and {printable(recipe.data.other)} is not used:"
+                f" {type(network).__name__} has no linear classifier, or features that are not finite."
+            )
+        write_confidence(run.out / "best", confidence, detector)
+        network.confidence, network.unknown = confidence, detector
+        evaluation = dataclasses.replace(evaluation, confidence=_confidences(plan, best, held_out))
+    pairs = find_mirrored(held_out.views, held_out.labels[held_out.is_inspected])
+    mirrored = mirrored_text(pairs, plan.splits.classes)
+    notes = (*result.notes, mirrored) if mirrored else result.notes
+    result = dataclasses.replace(result, evaluation=evaluation, notes=notes)
+    counts = np.bincount(plan.splits.train.labels, minlength=len(plan.splits.classes))
+    drawn = drawn_of(len(held_out.places))
+    write_report(
+        run.out / "report",
+        f"{result.model} on {result.data}",
+        _summary(run, result, network),
+        evaluation,
+        errors=explained_errors(network, plan.splits.val, evaluation.mistakes),
+        curves=curve_figures(run.history, result.best_epoch),
+        features=feature_map(held_out.features[drawn], evaluation, held_out.places[drawn]),
+        training=Training(counts.tolist(), run.history, result.best_epoch, mirrored),
+        is_fitted=is_calibrated and len(held_out.places) == evaluation.count,
+    )
+    return result
 
 
-def _write_run_report(run: Run, result: RunResult, *, is_fitted: bool, mirrored: str) -> None:
-    """Write the report of a run; `is_fitted` says whether the temperature was fitted to all held-out images."""
-    splits, runtime, out, best = run.splits, run.runtime, run.out, result.evaluation
+def _confidences(plan: Plan, best: Predictor, held_out: HeldOutOutputs) -> np.ndarray:
+    """Return the calibrated probability of the predicted class of every held-out image."""
+    source, classes = plan.splits.val, plan.splits.classes
+    confidence = np.empty(len(source), np.float32)
+    confidence[held_out.places] = softmax(held_out.logits, best.temperature).max(axis=1)
+    others = np.setdiff1d(np.arange(len(source)), held_out.places)
+    if len(others):
+        part, batch_size = SourcePart(source, others.tolist()), plan.val_batches.order.batch_size
+        batches = evaluation_batches(part, best.source_model, batch_size, plan.recipe.workers)
+        alone, temperature = plan.runtime.alone(), best.temperature
+        with counting(len(others), task_name="calibrating") as advance:
+            result = measure(best.source_model, batches, classes, alone, temperature=temperature, on_batch=advance)
+        confidence[others] = result.confidence
+    return confidence
+
+
+def _summary(run: Run, result: RunResult, network: Any) -> list[tuple[str, str]]:
+    """Return the (name, value) lines of the report, and print those that only this process knows."""
+    splits, evaluation = run.splits, result.evaluation
     params = sum(parameter.numel() for parameter in run.learner.model.parameters())
-    excluded = f", {len(best.excluded)} excluded as unreadable" if best.excluded else ""
-    model, _ = load_model_dir(out / "best")
-    calibration = calibration_lines(model)
+    excluded = f", {len(evaluation.excluded)} excluded as unreadable" if evaluation.excluded else ""
+    calibration = calibration_lines(network)
     for name, value in calibration:
         say(f"{name}: {value}")
-    if grouped := grouped_text(best.count, len(set(splits.val_groups or ()))):
+    if grouped := grouped_text(evaluation.count, len(set(splits.val_groups or ()))):
         say(grouped)
-    summary = [
-        ("held-out images", f"{best.count}{excluded}"),
+    return [
+        ("held-out images", f"{evaluation.count}{excluded}"),
         ("best epoch", f"{result.best_epoch} of {result.epochs}, by {MEASURES[run.recipe.best]}"),
-        *accuracy_lines(best, "held-out images"),
+        *accuracy_lines(evaluation, "held-out images"),
         *([("groups", grouped)] if grouped else []),
         *calibration,
         ("training images", f"{len(splits.train)}"),
         ("parameters", f"{params:,}"),
-        ("training and evaluation", f"{clock(result.seconds)} on {runtime.device.type}"),
-        ("repeat with", f"weft train --config {out / 'recipe.yaml'} --out DIR"),
+        ("training and evaluation", f"{clock(result.seconds)} on {run.runtime.device.type}"),
+        ("repeat with", f"weft train --config {run.out / 'recipe.yaml'} --out DIR"),
     ]
-    counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
-    write_report(
-        out / "report",
-        f"{result.model} on {result.data}",
-        summary,
-        best,
-        errors=explained_errors(model, splits.val, best.mistakes),
-        curves=curve_figures(run.history, result.best_epoch),
-        features=feature_map(model.to(runtime.device), splits.val, best, runtime, workers=run.recipe.workers),
-        training=Training(counts.tolist(), run.history, result.best_epoch, mirrored),
-        is_fitted=is_fitted,
-    )
-
-
-def _confidences(logits: np.ndarray, temperature: float) -> np.ndarray:
-    """Return the largest probability of every row of logits (images classes)."""
-    return softmax(logits.astype(np.float64) / temperature, axis=1).max(axis=1).astype(np.float32)

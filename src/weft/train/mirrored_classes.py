@@ -12,16 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import binomtest
-from torch import nn
+from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from weft.data.loader import ImageLoader
-from weft.inference.features import FeatureReader
-from weft.runtime import Runtime
 from weft.text import first_few
 
 FOLDS = 5
-MAX_IMAGES = 2_000  # held-out images that are compared with their mirror images
 SMALL = 8  # pixels of a side of the small versions
 MIN_SHARE = 0.5  # of the images of a class, that change to the other one
 MAX_P = 1e-3  # of the sign test
@@ -36,29 +32,22 @@ class MirroredPair(NamedTuple):
     images: int
 
 
-def find_mirrored(network: nn.Module, batches: ImageLoader, runtime: Runtime) -> list[MirroredPair]:
+def small_versions(images: Tensor) -> np.ndarray:
+    """Return small versions of images (b c h w) as features (b features)."""
+    return adaptive_avg_pool2d(images, SMALL).flatten(1).numpy()
+
+
+def find_mirrored(views: Sequence[np.ndarray], labels: np.ndarray) -> list[MirroredPair]:
     """Return the pairs of classes that are mirror images of each other.
 
     Args:
-        network: on its device.
-        batches: held-out images, with the preprocessing of the network.
-        runtime: device and precision.
-
-    Raises:
-        UsageError: the network has no linear classifier.
+        views: several kinds of features, each (2 images features): of each image, and of its mirror image.
+        labels: (images) class indices.
     """
-    features, small, labels = [], [], list[int]()
-    with FeatureReader(network, runtime, is_cached=False) as reader:
-        for images, targets in batches:
-            views = (images, images.flip(-1))
-            features.append(np.stack([reader(view) for view in views]))
-            small.append(np.stack([adaptive_avg_pool2d(view, SMALL).flatten(1).numpy() for view in views]))
-            labels += targets.tolist()
-    own, pairs = np.array(labels), dict[tuple[int, int], MirroredPair]()
-    for parts in (small, features):
-        points = np.concatenate(parts, axis=1)
+    pairs = dict[tuple[int, int], MirroredPair]()
+    for points in views:
         is_used = np.isfinite(points).all(axis=(0, 2))
-        for pair in mirrored_pairs(points[:, is_used], own[is_used]):
+        for pair in mirrored_pairs(points[:, is_used], labels[is_used]):
             pairs[pair[:2]] = max(pair, pairs.get(pair[:2], pair), key=lambda one: one.changed)
     return [pairs[key] for key in sorted(pairs)]
 

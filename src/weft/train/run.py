@@ -7,47 +7,32 @@ holds the weights, their average, the optimizer state, the step and the metrics 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
-from weft.capabilities import bf16_note
 from weft.checkpoints import load_model_dir, save_model_dir
-from weft.data.fingerprint import fingerprint
 from weft.data.order import epochs_of
-from weft.data.preprocessing import eval_transform
-from weft.errors import StorageError, UsageError
-from weft.files import clear, refuse_taken, write_text, write_whole, writing
-from weft.inference.arguments import check_other
+from weft.files import writing
 from weft.inference.inputs import name_of
 from weft.inference.metrics import Evaluation, measure
-from weft.models.contract import preprocessing
-from weft.processor import busy_note
-from weft.progress import counting, say
-from weft.recipes import dump
-from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, EpochRow, StepLog, best_of, write_metrics
+from weft.progress import say
+from weft.runs.directory import EpochRow, StepLog, best_of, write_metrics
 from weft.text import printable
-from weft.train.batches import batch_arithmetic
-from weft.train.distillation import Teacher, is_cached
-from weft.train.environment import environment, machine
+from weft.train.environment import machine
 from weft.train.loop import Learner, train_epoch
 from weft.train.meter import Meter, StepResult
 from weft.train.plan import Plan
 from weft.train.refusals import diverged, raise_explained
-from weft.train.rehearsal import rehearse_saving, rehearse_step
 from weft.train.reporter import Reporter, epoch_line
-from weft.train.resume import SavedRun, check_data, check_length, recipe_record
-from weft.train.state import RunState, newest_step, newest_text, save_state
+from weft.train.resume import SavedRun, recipe_record
+from weft.train.state import RunState, newest_text, save_state
 from weft.train.stop import Stop
 from weft.train.track import Tracker
-from weft.train.unknown import public_classifier, read_public_classifier
 
 
 class EvaluationInterrupted(Exception):
@@ -55,17 +40,17 @@ class EvaluationInterrupted(Exception):
 
 
 class Run:
-    """A training run. Settings that do not work together fail before the first step.
+    """A training run: `weft.train.begin` makes it, `weft.train.finish` comes after it.
 
     Args:
         plan: recipe, dataset, network and batches.
+        learner: of the plan, with the weights that training starts from.
         out: the run directory.
         stop: requests to stop between two steps.
-        trackers: names of the services to log to.
-        whole: of a fold, the run directory that resumes the whole cross-validation; None for `out`.
+        tracker: of the first process, open; closed after the last step.
+        whole: of a fold, the run directory that resumes the whole cross-validation; else `out`.
 
     Attributes:
-        learner: model and optimizer, from `start` or `resume` on.
         history: a row for each epoch that has ended.
         meter: metrics of the epoch in progress.
         unimproved: evaluations since the best one, for early stopping.
@@ -73,80 +58,18 @@ class Run:
         seconds: duration of training and evaluation.
     """
 
-    learner: Learner
     _reporter: Reporter
 
-    def __init__(
-        self, plan: Plan, out: Path, stop: Stop, trackers: Sequence[str] = (), whole: Path | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, learner: Learner, out: Path, stop: Stop, tracker: Tracker, whole: Path) -> None:
         self.plan, self.recipe, self.splits, self.runtime = plan, plan.recipe, plan.splits, plan.runtime
-        self.out, self.stop, self.trackers, self.whole = out, stop, trackers, whole or out
-        plan.build()
+        self.learner, self.out, self.stop, self._tracker, self.whole = learner, out, stop, tracker, whole
         self.history: list[EpochRow] = []
         self.meter = Meter()
         self.unimproved, self.seconds = 0, 0.0
-        self._tracker = Tracker((), self.recipe, out)
         self.evaluation: Evaluation | None = None
         self._start: float | None = None  # of the epochs, minus the seconds of earlier processes
         self._log: StepLog | None = None
         self._saved_at = time.monotonic()
-
-    def start(self, *, force: bool) -> None:
-        """Train from the first step to the last; with `force`, in place of the run that the directory holds.
-
-        Raises:
-            UsageError: settings that do not work together, a tracker that cannot start, or other files are in the
-                directory by now.
-            KeyboardInterrupt, SystemExit, StoppedError, DivergedError, StorageError: as in `_train`.
-        """
-        cut = eval_transform(preprocessing(self.plan.network)).note(self.splits.sizes)
-        is_on_cpu = self.runtime.device.type == "cpu"
-        busy = busy_note(torch.get_num_threads()) if is_on_cpu else None
-        self._note(*self.plan.notes, cut, busy, bf16_note(self.runtime.device.type, self.runtime.precision))
-        self.plan.initialise(self._note)
-        self.learner = self.plan.learner()
-        rehearse_step(self.plan, self.learner)
-        if self.runtime.is_main:
-            rehearse_saving(self.plan, self.out)
-        self._cache_teacher()
-        replace = self._replacement(force=force) if self.runtime.is_main else lambda: None
-        try:
-            replace()
-            self._train()
-        except BaseException:
-            if self.runtime.is_main and not self.learner.step and newest_step(self.out / "state") is None:
-                with contextlib.suppress(StorageError):  # nothing to resume from, nothing to see
-                    self._clear(REPLACEABLE)
-            raise
-
-    def resume(self, saved: SavedRun) -> None:
-        """Train from a saved state to the last step.
-
-        Raises:
-            DataError, CheckpointError, UsageError: dataset, teacher or settings are not those of the run.
-            KeyboardInterrupt, SystemExit, StoppedError, DivergedError, StorageError: as in `_train`.
-        """
-        check_data(self.out, self.splits, str(self.recipe.data.source))
-        if self.recipe.data.other is not None:
-            check_other(self.recipe.data.other, self.recipe.data.max_pixels)
-        read_public_classifier(self.out)  # damage shows now, not after the last epoch
-        if self.runtime.device.type == "cpu":
-            # the number of threads determines the order of sums, and so their last bits
-            torch.set_num_threads(saved.state.machine["threads"])
-        check_length(saved, self.plan.steps)
-        step = saved.state.step
-        self.learner = self.plan.learner()
-        self._note(*saved.notes(self.runtime))
-        saved.check_teacher(getattr(self.learner.teacher, "record", None))
-        self._note(bf16_note(self.runtime.device.type, self.runtime.precision))
-        self._note(f"Resuming after step {step} of {self.plan.steps}.")
-        if step < self.plan.steps:
-            rehearse_step(self.plan, self.learner)
-            self._cache_teacher()
-        if self.runtime.is_main:
-            saved.clean_up(self.recipe)
-            self._tracker = Tracker(self.trackers, self.recipe, self.out)
-        self._train(saved)
 
     def restore(self, saved: SavedRun) -> None:
         """Restore model, optimizer and metrics from a state, and metrics.csv from the latter.
@@ -204,45 +127,11 @@ class Run:
             self.evaluation = self._evaluate(model.to(self.runtime.device))
         return self.evaluation
 
-    def _note(self, *texts: str | None) -> None:
-        """Print notes; those of a fold are those of the first one."""
-        for text in texts if self.out == self.whole else ():
-            if text:
-                say(text)
-
-    def _replacement(self, *, force: bool) -> Callable[[], None]:
-        """Do what may fail before a run begins; return a function that removes the run that is there and begins."""
-        refuse_taken(self.out, REPLACEABLE, force=force)
-        recorded = dataclasses.replace(self.recipe, environment=environment(self.runtime, self.splits))
-        images, classifier = fingerprint(self.splits), public_classifier(self.recipe)
-        self._clear(self.trackers)
-        try:
-            self._tracker = Tracker(self.trackers, self.recipe, self.out)
-        except UsageError:
-            self._clear(self.trackers)  # of one that has started before
-            raise
-
-        def replace() -> None:
-            self._clear([name for name in REPLACEABLE if name not in self.trackers])
-            write_text(self.out / "recipe.yaml", dump(recorded))
-            images.write(self.out / FINGERPRINT)
-            if classifier is not None:
-                write_whole(self.out / PUBLIC_CLASSIFIER, classifier)
-
-        return replace
-
-    def _clear(self, names: Sequence[str]) -> None:
-        with writing(self.out):
-            clear(self.out, names)
-
-    def _cache_teacher(self) -> None:
-        """Cache the logits of the teacher if the images never change."""
-        if isinstance(self.learner.teacher, Teacher) and is_cached(self.recipe):
-            with counting(len(self.splits.train), task_name="teacher") as count:
-                self.learner.teacher.cache_outputs(self.recipe, self.plan.network, self.splits.train, count)
-
-    def _train(self, saved: SavedRun | None = None) -> None:
+    def train(self, saved: SavedRun | None = None) -> None:
         """Train all remaining epochs. After every step, check for signals, the time limit and non-finite losses.
+
+        Args:
+            saved: the state to resume from; None for a new run.
 
         Raises:
             KeyboardInterrupt, SystemExit, StoppedError: a stop was requested; the state is saved.
@@ -250,7 +139,6 @@ class Run:
             StorageError: a file cannot be written.
             UsageError: a step does not fit into memory.
         """
-        self._note(f"{batch_arithmetic(self.recipe, self.runtime.world)}; {self.plan.steps:,} steps.")
         self.runtime.wait()
         if saved is not None:
             self.restore(saved)

@@ -12,94 +12,55 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from torch import nn
 
-from weft.checkpoints.confidence import Confidence
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.unknown import OriginalClassifier, UnknownDetector, class_probabilities, unit_length
-from weft.data import Source
-from weft.data.formats import MAX_PIXELS
-from weft.data.split import proportional_subset, stratified_subset
+from weft.data.split import stratified_subset
 from weft.deploy import fold
 from weft.errors import CheckpointError, WeftError
 from weft.inference.features import FeatureReader, classifiers
 from weft.inference.inputs import SourcePart, evaluation_batches
 from weft.inference.predictor import Predictor
-from weft.inference.unknown import scores_of_batches, scores_of_files, set_threshold
+from weft.inference.probabilities import softmax
+from weft.inference.unknown import scores_of_files, set_threshold
 from weft.models.base import Backbone
 from weft.models.building import build_described
 from weft.recipes import Recipe
 from weft.runs.directory import PUBLIC_CLASSIFIER
-from weft.runtime import Runtime
+from weft.train.held_out import HeldOutOutputs
+from weft.train.plan import Plan
 
-MAX_IMAGES = 2_000  # training images that the detector keeps, and held-out images that set its threshold
+MAX_IMAGES = 2_000  # training images that the detector keeps
 MIN_CLASSES = 100  # of the public weights, so that some of them resemble no training image
 
 
-def fit_detector(
-    model: Any,
-    train: Source,
-    held_out: Source,
-    recipe: Recipe,
-    batch_size: int,
-    confidence: Confidence,
-    runtime: Runtime,
-    out: Path,
-) -> UnknownDetector | None:
-    """Return a detector of unknown images with its threshold; None if the network has no linear classifier.
+def fit_detector(plan: Plan, out: Path, best: Predictor, held_out: HeldOutOutputs) -> UnknownDetector | None:
+    """Return a detector of unknown images; None if the network has no linear classifier, or features are not finite.
 
     Args:
-        model: the trained network, on its device.
-        train, held_out: images of the classes.
-        recipe: of the training; `data.other` names images that show none of the classes.
-        batch_size: number of images per forward pass.
-        confidence: calibration of the model.
-        runtime: device and precision.
+        plan: of the run; `data.other` of its recipe names images that show none of the classes.
         out: the run directory, which may have the classifier of the public weights.
+        best: the best model with its temperature; gets the detector without threshold.
+        held_out: outputs of the model; those of the folded network set the threshold.
 
     Raises:
         DataError: none of the images of `data.other` can be read.
     """
-
-    def batches(source: Source, places: list[int]) -> Any:
-        part = SourcePart(source, places) if len(places) < len(source) else source
-        return evaluation_batches(part, model, batch_size, recipe.workers)
-
-    fitted = stratified_subset(train.keys, train.labels, MAX_IMAGES, recipe.seed)
-    scored = proportional_subset(held_out.keys, MAX_IMAGES, recipe.seed)
-
-    network: nn.Module = model
-    folded: Any = fold(network) if isinstance(network, Backbone) else network
-    try:
-        reader = FeatureReader(folded, runtime, is_cached=recipe.head_init == "probe")
-    except WeftError:
+    recipe, train, batch_size = plan.recipe, plan.splits.train, plan.val_batches.order.batch_size
+    of_known, logits = held_out.folded_features, held_out.folded_logits
+    if not of_known.size:
         return None
-    with reader:
-        rows = [reader(images) for images, _ in batches(train, fitted)]
-    detector = _without_threshold(np.concatenate(rows), out)
-    if detector is None:
-        return None
-    model.unknown, model.confidence = detector, confidence
-    predictor = Predictor(model, runtime=runtime, max_pixels=recipe.data.max_pixels or MAX_PIXELS)
-    known = scores_of_batches(predictor, batches(held_out, scored))
-    return _with_threshold(detector, known, predictor, recipe, batch_size)
-
-
-def _without_threshold(features: np.ndarray, run: Path) -> UnknownDetector | None:
-    """Return a detector for training images by their features (images features); None if these are not finite."""
-    if not np.isfinite(features).all():
+    images = SourcePart(train, stratified_subset(train.keys, train.labels, MAX_IMAGES, recipe.seed))
+    batches = evaluation_batches(images, best.source_model, batch_size, recipe.workers)
+    with FeatureReader(best.model, plan.runtime, is_cached=recipe.head_init == "probe") as reader:
+        features = np.concatenate([reader(batch) for batch, _ in batches])
+    if not all(np.isfinite(array).all() for array in (features, of_known, logits)):
         return None
     mean = features.mean(axis=0)
-    fitted = UnknownDetector(mean, unit_length(features - mean), _original_classifier(run, features))
-    return UnknownDetector.deserialized(fitted.serialized())  # the threshold is that of the rounded values
-
-
-def _with_threshold(
-    detector: UnknownDetector, known: np.ndarray, predictor: Predictor, recipe: Recipe, batch_size: int
-) -> UnknownDetector | None:
-    """Set the threshold by the scores of held-out images and by the images of `data.other`; None without the former."""
-    if not len(known):
-        return None
-    other = None if recipe.data.other is None else scores_of_files(predictor, recipe.data.other, batch_size)
-    return dataclasses.replace(detector, threshold=set_threshold(known, other))
+    fitted = UnknownDetector(mean, unit_length(features - mean), _original_classifier(out, features))
+    best.detector = UnknownDetector.deserialized(fitted.serialized())  # the threshold is that of the rounded values
+    known = best.detector.scores(of_known, softmax(logits, best.temperature))
+    other = None if recipe.data.other is None else scores_of_files(best, recipe.data.other, batch_size)
+    return dataclasses.replace(best.detector, threshold=set_threshold(known, other))
 
 
 def public_classifier(recipe: Recipe) -> bytes | None:

@@ -1,0 +1,198 @@
+"""Begin a run: all that may fail comes before the first step, and before anything of an earlier run is removed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from weft.capabilities import bf16_note
+from weft.checkpoints import save_model_dir
+from weft.checkpoints.config import read_config
+from weft.data.fingerprint import fingerprint
+from weft.data.preprocessing import eval_transform
+from weft.errors import StorageError, UsageError
+from weft.files import clear, refuse_taken, remove, write_text, write_whole, writing
+from weft.inference.arguments import check_other
+from weft.models.contract import preprocessing
+from weft.processor import busy_note
+from weft.progress import counting, say
+from weft.recipes import dump
+from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE
+from weft.train.batches import batch_arithmetic
+from weft.train.distillation import Teacher, is_cached
+from weft.train.environment import environment
+from weft.train.loop import Learner
+from weft.train.plan import Plan
+from weft.train.refusals import memory_error, refusing
+from weft.train.resume import SavedRun, check_data, check_length
+from weft.train.run import Run
+from weft.train.state import newest_step
+from weft.train.stop import Stop
+from weft.train.track import Tracker
+from weft.train.unknown import public_classifier, read_public_classifier
+
+
+def start(
+    plan: Plan, out: Path, stop: Stop, trackers: Sequence[str] = (), whole: Path | None = None, *, force: bool
+) -> Run:
+    """Train from the first step to the last; with `force`, in place of the run that the directory holds.
+
+    Args:
+        plan: of which everything is decided.
+        out: the run directory, locked by the first process.
+        stop: requests to stop between two steps.
+        trackers: names of the services to log to.
+        whole: of a fold, the run directory of the cross-validation; its notes are those of the first fold.
+        force: replace an existing run.
+
+    Raises:
+        UsageError: settings that do not work together, a tracker that cannot start, or other files are in the directory
+            by now.
+        KeyboardInterrupt, SystemExit, StoppedError, DivergedError, StorageError: as in `Run.train`.
+    """
+    note, runtime = _ignore if whole else say, plan.runtime
+    plan.build()
+    cut = eval_transform(preprocessing(plan.network)).note(plan.splits.sizes)
+    busy = busy_note(torch.get_num_threads()) if runtime.device.type == "cpu" else None
+    for text in (*plan.notes, cut, busy, bf16_note(runtime.device.type, runtime.precision)):
+        if text:
+            note(text)
+    plan.initialise(note)
+    learner = plan.learner()
+    rehearse_step(plan, learner)
+    if runtime.is_main:
+        rehearse_saving(plan, out)
+    _cache_teacher(plan, learner)
+    tracker, replace = (
+        _replacement(plan, out, trackers, force=force) if runtime.is_main else (Tracker((), plan.recipe, out), _nothing)
+    )
+    run = Run(plan, learner, out, stop, tracker, whole or out)
+    note(f"{batch_arithmetic(plan.recipe, runtime.world)}; {plan.steps:,} steps.")
+    try:
+        replace()
+        run.train()
+    except BaseException:
+        if runtime.is_main and not learner.step and newest_step(out / "state") is None:
+            with contextlib.suppress(StorageError):  # nothing to resume from, nothing to see
+                _clear(out, REPLACEABLE)
+        raise
+    return run
+
+
+def resume(
+    plan: Plan, saved: SavedRun, out: Path, stop: Stop, trackers: Sequence[str] = (), whole: Path | None = None
+) -> Run:
+    """Train from a saved state to the last step.
+
+    Args:
+        plan: of the recipe of `saved`.
+        saved: the interrupted run.
+        out, stop, trackers, whole: as in `start`.
+
+    Raises:
+        DataError, CheckpointError, UsageError: dataset, teacher or settings are not those of the run.
+        KeyboardInterrupt, SystemExit, StoppedError, DivergedError, StorageError: as in `Run.train`.
+    """
+    note, runtime, recipe, step = _ignore if whole else say, plan.runtime, plan.recipe, saved.state.step
+    plan.build()
+    check_data(out, plan.splits, str(recipe.data.source))
+    if recipe.data.other is not None:
+        check_other(recipe.data.other, recipe.data.max_pixels)
+    read_public_classifier(out)  # damage shows now, not after the last epoch
+    if runtime.device.type == "cpu":
+        torch.set_num_threads(saved.state.machine["threads"])  # it determines the order of sums, and so their last bits
+    check_length(saved, plan.steps)
+    learner = plan.learner()
+    for text in (*saved.notes(runtime), bf16_note(runtime.device.type, runtime.precision)):
+        if text:
+            note(text)
+    saved.check_teacher(getattr(learner.teacher, "record", None))
+    note(f"Resuming after step {step} of {plan.steps}.")
+    if step < plan.steps:
+        rehearse_step(plan, learner)
+        _cache_teacher(plan, learner)
+    tracker = Tracker((), recipe, out)
+    if runtime.is_main:
+        saved.clean_up(recipe)
+        tracker = Tracker(trackers, recipe, out)
+    run = Run(plan, learner, out, stop, tracker, whole or out)
+    note(f"{batch_arithmetic(recipe, runtime.world)}; {plan.steps:,} steps.")
+    run.train(saved)
+    return run
+
+
+def _ignore(text: str) -> None: ...
+
+
+def _nothing() -> None: ...
+
+
+def _replacement(plan: Plan, out: Path, trackers: Sequence[str], *, force: bool) -> tuple[Tracker, Callable[[], None]]:
+    """Do what may fail before a run begins; return its tracker, and a function that removes the run that is there."""
+    refuse_taken(out, REPLACEABLE, force=force)
+    recorded = dataclasses.replace(plan.recipe, environment=environment(plan.runtime, plan.splits))
+    images, classifier = fingerprint(plan.splits), public_classifier(plan.recipe)
+    _clear(out, trackers)
+    try:
+        tracker = Tracker(trackers, plan.recipe, out)
+    except UsageError:
+        _clear(out, trackers)  # of one that has started before
+        raise
+
+    def replace() -> None:
+        _clear(out, [name for name in REPLACEABLE if name not in trackers])
+        write_text(out / "recipe.yaml", dump(recorded))
+        images.write(out / FINGERPRINT)
+        if classifier is not None:
+            write_whole(out / PUBLIC_CLASSIFIER, classifier)
+
+    return tracker, replace
+
+
+def _clear(out: Path, names: Sequence[str]) -> None:
+    with writing(out):
+        clear(out, names)
+
+
+def _cache_teacher(plan: Plan, learner: Learner) -> None:
+    """Cache the logits of the teacher if the images never change."""
+    if isinstance(learner.teacher, Teacher) and is_cached(plan.recipe):
+        with counting(len(plan.splits.train), task_name="teacher") as count:
+            learner.teacher.cache_outputs(plan.recipe, plan.network, plan.splits.train, count)
+
+
+def rehearse_step(plan: Plan, learner: Learner) -> None:
+    """Run one step, and the teacher, on black images, and discard it.
+
+    Raises:
+        UsageError: the step does not work with these settings, or does not fit into memory.
+    """
+    recipe, count = plan.recipe, len(plan.batches.order.parts(0, 0)[0])
+    channels, height, width = preprocessing(plan.network)["input_size"]
+    images = torch.zeros(count, channels, height, width, device=plan.runtime.device)
+    requirement = f"{recipe.model} must support training on batches of {count} at {height}x{width} pixels"
+    advice = " Or set compile=false; compile=true needs a C++ compiler, such as g++." if recipe.compile else ""
+    with refusing(requirement, memory_error(recipe), advice):
+        learner.dry_run(images)
+    if learner.teacher is not None:
+        requirement = f"The teacher {recipe.distill.teacher} must support {height}x{width} pixels"
+        with refusing(requirement, memory_error(recipe)):
+            learner.teacher(images, ())
+
+
+def rehearse_saving(plan: Plan, out: Path) -> None:
+    """Save and load a model directory within a run directory, and remove it.
+
+    Raises:
+        WeftError: the model cannot be saved, or not loaded again.
+    """
+    folder = out / f".rehearsal.{os.getpid()}.part"  # a temporary name, which `sweep` removes after a kill
+    try:
+        read_config(save_model_dir(plan.network, folder, label_names=plan.splits.classes, force=True))
+    finally:
+        remove(folder)

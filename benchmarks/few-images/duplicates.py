@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 
 from weft.inference import embed
 from weft.train import label_errors
-from weft.train.few_images import model_with_weights
+from weft.train.decisions import model_with_weights
 
 FILE = Path(__file__).parent / "duplicates.csv"
 OTHERS = 250  # images of a folder without added copies

@@ -46,16 +46,16 @@ if __name__ == "__main__":
     parser.add_argument("data", type=Path)
     parser.add_argument("--only", nargs="+", default=[])
     args = parser.parse_args()
-    study = read_study(args.study).at_scale("small")
+    study = read_study(args.study)
     rows = {(row["study"], row["variant"]): row for row in (read_csv(FILE) if FILE.is_file() else [])}
     measured: dict[str, float] = {}  # variants of the same network and settings are measured once
-    for variant in study.variants:
+    for variant in study.at_scale("small"):
         if args.only and variant.name not in args.only:
             continue
-        settings = {**study.settings(variant, "small"), **CHANGED}
-        run = json.dumps([study.recipe(variant, "small"), settings], sort_keys=True)
+        settings = {**variant.settings, **CHANGED}
+        run = json.dumps([variant.base, settings], sort_keys=True)
         if run not in measured:
-            measured[run] = measure(study.recipe(variant, "small"), str(args.data.resolve()), json.loads(run)[1])
+            measured[run] = measure(variant.base, str(args.data.resolve()), json.loads(run)[1])
         key = study.name, variant.name
         seconds = min(measured[run], float(rows[key]["seconds_per_1000"])) if key in rows else measured[run]
         row = (*key, f"{seconds:.2f}", str(settings["precision"]), processor_class())

@@ -24,7 +24,7 @@ from benchmarks.common.records import filled, read_csv
 
 from weft.files import write_whole
 from weft.pages import series_style
-from weft.study.plan import Study, StudyVariant, read_study, recipe_of
+from weft.study.plan import Study, Variant, read_study
 from weft.study.statistics import Estimate
 
 HERE = Path(__file__).parent
@@ -101,9 +101,10 @@ def experiments() -> str:
         if name.partition(" ")[0] in ("weft", "python"):
             lines.append(f"{head} | {_not_a_study(name)} |")
             continue
-        study = read_study(name).at_scale("small")
+        study = read_study(name)
         only = f"{paper}, " if name == "transfer" else paper if name == "finetune-384" else ""
-        variants = [v for v in study.variants if v.name.startswith(only) and v.seeds is None]  # without teachers
+        variants = study.at_scale("small")
+        variants = [v for v in variants if v.name.startswith(only) and v.seeds is None]  # without teachers
         rows = {row["name"]: row for row in results.get(name, {"rows": []})["rows"] if row["top1"]}
         run = Counter(_outcome(row) for v in variants if (row := rows.get(v.name)) and row["effect"])
         missing = [variant for variant in variants if variant.name not in rows]
@@ -132,15 +133,15 @@ def _outcome(row: dict[str, Any]) -> str:
     return "not significant" if "no difference" in row["verdict"] else "without a value in the paper"
 
 
-def _missing(study: Study, variants: list[StudyVariant], finished: Collection[str], is_complete: bool) -> str:
+def _missing(study: Study, variants: list[Variant], finished: Collection[str], is_complete: bool) -> str:
     """Return the command for variants that were not run, and its duration; variants that share a run count once."""
     only = "" if is_complete else " --only " + " ".join(f'"{variant.name}"' for variant in variants)
     costs = {(row["study"], row["variant"]): row for row in read_csv(HERE / "costs.csv")}
     seconds, seeds = 0.0, study.scales["small"].seeds
-    done = {study.run_key(variant, "small") for variant in study.variants if variant.name in finished}
-    runs = {key: variant for variant in variants if (key := study.run_key(variant, "small")) not in done}
+    done = {variant.run_key for variant in study.at_scale("small") if variant.name in finished}
+    runs = {variant.run_key: variant for variant in variants if variant.run_key not in done}
     for variant in runs.values():
-        recipe, cost = recipe_of(study, variant, "small"), costs.get((study.name, variant.name))
+        recipe, cost = variant.recipe, costs.get((study.name, variant.name))
         if cost is None:
             return f"`weft study {study.name}{only}`"
         images = IMAGES * float(recipe.data.train_fraction or 1)

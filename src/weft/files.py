@@ -224,16 +224,19 @@ def refuse_taken(path: Path, contents: Sequence[str], *, force: bool) -> None:
         )
 
 
-def refuse_file_name(path: Path) -> None:
-    """Check that an output directory does not have the name of a file, such as x.csv.
+def check_out_dir(path: Path, contents: Sequence[str], *, force: bool) -> None:
+    """Check that results can be written to an output directory: as `refuse_taken`, and by its name.
 
     Raises:
-        UsageError: it does.
+        UsageError: as in `refuse_taken`, or it has the name of a file, such as x.csv.
+        StorageError: it cannot be written to.
     """
     if path.suffix.lower() in FILES and not path.is_dir():
         raise UsageError(
             f"--out must name a directory; '{path}' is the name of a file. For example: --out {path.stem}."
         )
+    refuse_taken(path, contents, force=force)
+    check_writable(path)
 
 
 def refuse_nameless(path: Path) -> None:

@@ -161,7 +161,7 @@ def say(text: str, *, always: bool = False) -> None:
         text: a note.
         always: print it also within `quietly`, as what ends the program.
     """
-    if _is_other_process() or (_quiet.get() and not always):
+    if not is_first_process() or (_quiet.get() and not always):
         return
     if notebook.in_notebook():
         notebook.note(one_line(text))
@@ -196,11 +196,12 @@ def obeys_quiet(function: Callable[P, R]) -> Callable[P, R]:
 
 def is_quiet() -> bool:
     """Return whether `quietly` is in effect, or another process speaks: of several, only the first does."""
-    return _quiet.get() or _is_other_process()
+    return _quiet.get() or not is_first_process()
 
 
-def _is_other_process() -> bool:
-    return os.environ.get("RANK", "0") != "0"
+def is_first_process() -> bool:
+    """Return whether this is the first of the processes that torchrun started: the only one that prints and writes."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def stderr_console() -> Console:

@@ -206,12 +206,13 @@ def test_the_tables_of_studies_are_their_results() -> None:
 def test_variants_that_share_a_run_cost_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = script(ROOT / "benchmarks" / "studies" / "tables.py")
     monkeypatch.setattr(tables, "HERE", tmp_path)
-    study = read_study("resolution").at_scale("small")  # three runs of eight epochs, four variants each
-    rows = [{"study": study.name, "variant": variant.name, "seconds_per_1000": 3} for variant in study.variants]
+    study = read_study("resolution")
+    variants = study.at_scale("small")  # three runs of eight epochs, four variants each
+    rows = [{"study": study.name, "variant": variant.name, "seconds_per_1000": 3} for variant in variants]
     write_csv(tmp_path / "costs.csv", rows)
     hours = 3 * 3 * 8 * 50 * 3 / 3600
-    assert tables._missing(study, study.variants, (), True) == f"`weft study resolution`: {hours:.1f} hours of one core"
-    text = tables._missing(study, study.variants[1:], {study.variants[0].name}, False)
+    assert tables._missing(study, variants, (), True) == f"`weft study resolution`: {hours:.1f} hours of one core"
+    text = tables._missing(study, variants[1:], {variants[0].name}, False)
     assert text.endswith(f": {2 / 3 * hours:.1f} hours of one core")
 
 

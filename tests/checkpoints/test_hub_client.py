@@ -23,7 +23,7 @@ from weft.checkpoints import hub, hub_client
 from weft.cli import main
 from weft.errors import CheckpointError
 from weft.models.family import PublicWeights
-from weft.train import few_images
+from weft.train import decisions
 
 COMMIT = "1" * 40
 REPO = "me/net"
@@ -163,9 +163,9 @@ def test_without_replies_the_start_weights_are_chosen_within_5_seconds_once(
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(hub_client, "_ask_from", 0.0)
-        monkeypatch.setattr(few_images, "is_bundled", lambda name: True)
+        monkeypatch.setattr(decisions, "is_bundled", lambda name: True)
         began = time.monotonic()
-        assert [few_images.choice((375, 500), 200)[0] for _ in range(3)] == ["tf_efficientnet_lite0"] * 3
+        assert [decisions.model_with_weights() for _ in range(3)] == ["tf_efficientnet_lite0"] * 3
         with pytest.raises(CheckpointError, match="they are not in the cache, and the hub cannot be reached"):
             weft.create_model("resnet18.a1_in1k", pretrained=True)
         assert time.monotonic() - began < 5

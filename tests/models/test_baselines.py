@@ -10,7 +10,7 @@ from tests.helpers import baselines
 from weft.models.families import VARIANTS, candidates
 from weft.recipes import load_recipe
 from weft.recipes.load import recipe_names
-from weft.study.plan import load_study, recipe_of, study_names
+from weft.study import load_study, study_names
 
 
 def loaded_by_name() -> set[str]:
@@ -18,7 +18,7 @@ def loaded_by_name() -> set[str]:
     recipes = [load_recipe(name) for name in recipe_names()]
     for name in study_names():
         study = load_study(name)
-        recipes += [recipe_of(study, v, scale) for scale in study.scales for v in study.at_scale(scale).variants]
+        recipes += [variant.recipe for scale in study.scales for variant in study.at_scale(scale)]
     names = {recipe.distill.teacher for recipe in recipes if recipe.distill.teacher}
     names |= {recipe.model for recipe in recipes if recipe.pretrained and recipe.model}
     names |= {settings["model"] for settings in candidates("large").values()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.intervals import Estimate
 from weft.recipes import Recipe, load_recipe
-from weft.study import candidates, compare, engine, forms, load_study, protocol, timing
+from weft.study import candidates, compare, engine, forms, halving, load_study, protocol
 from weft.study import comparison as comparing
 from weft.study.advice import advise, pareto
 from weft.study.candidates import candidates_of, find_weights, recipe_from_scratch, study_of, with_weights
@@ -34,11 +35,12 @@ from weft.study.experiment import Experiment
 from weft.study.forms import measure_forms
 from weft.study.halving import EVALUATION, START_S, Budget, epochs_within, stages_of, training_seconds
 from weft.study.jobs import Job, Result
-from weft.study.plan import Study, recipe_of
+from weft.study.plan import Study
 from weft.study.report import frontier_figure
 from weft.study.result import ExperimentResult, Form, Limits, Row
 from weft.train import evaluate
-from weft.train.plan import fill_in, open_splits
+from weft.train.decisions import fill_in
+from weft.train.plan import open_splits
 
 pytestmark = pytest.mark.figures
 
@@ -115,7 +117,7 @@ def test_advice_calls_nothing_better_that_is_not_shown_to_be():
 
 def test_a_p_value_is_never_printed_as_0():
     rows = tuple(dataclasses.replace(ENTRIES[2], p_value=p) for p in (None, 0.0, 1e-5, 0.25))
-    header, cells = result_of(rows).table()
+    header, cells = result_of(rows).tables()["Training"]
     assert [row[header.index("McNemar p")] for row in cells] == ["", "< 1e-06", "1e-05", "0.25"]
 
 
@@ -280,7 +282,7 @@ class Machine:
         """Name and last epoch of all jobs that were run."""
         return [(job.folder.name, job.until) for job in self.jobs]
 
-    def seconds_per_image(self, recipe, splits, threads):
+    def seconds_per_image(self, recipe, splits):
         self.now += 3.0
         return self.paces[recipe.model]
 
@@ -456,23 +458,23 @@ def timed_recipe(precision="fp32"):
     return load_recipe("digits", [*settings.items(), ("data.source", "digits")])
 
 
-@pytest.mark.parametrize("splits", [None, "digits"])
-def test_steps_of_training_are_timed(splits):
-    splits = None if splits is None else open_data(splits, SplitPlan(limit=64))
-    assert 0 < timing.seconds_per_image(timed_recipe(), splits, 1) < 1
+def test_steps_of_training_are_timed():
+    splits = open_data("digits", SplitPlan(limit=64))
+    assert 0 < halving.seconds_per_image(timed_recipe(), splits) < 1
+    assert 0 < halving.seconds_per_image(timed_recipe(), pickle.loads(pickle.dumps(splits))) < 1  # as on Ray
 
 
 def test_steps_are_timed_in_the_precision_and_with_the_threads_of_a_run(monkeypatch):
     used = []
 
-    def time_steps(plan):
-        used.append((plan.recipe.precision, plan.runtime.precision, torch.get_num_threads()))
-        return 0.0, 1.0
+    def step_times(learner, steps):
+        used.append((learner.recipe.precision, learner.runtime.precision, torch.get_num_threads()))
+        return iter([(0.0, 1.0)] * 4)
 
-    monkeypatch.setattr(timing, "_time_steps", time_steps)
+    monkeypatch.setattr(halving, "step_times", step_times)
     before, splits = torch.get_num_threads(), open_data("digits", SplitPlan(limit=16))
     for precision in ("bf16", "fp32"):
-        timing.seconds_per_image(timed_recipe(precision), splits, before + 1)
+        Engine(threads=before + 1).call(halving.seconds_per_image, timed_recipe(precision), splits)
     assert used == [("bf16", "bf16", before + 1), ("fp32", "fp32", before + 1)]
     assert torch.get_num_threads() == before
 
@@ -520,12 +522,12 @@ def test_candidates_with_public_weights_start_from_them(hub, capfd):
     notes = [line for line in capfd.readouterr().err.splitlines() if "from scratch" in line]
     assert len(notes) == 1
     assert "CeiT is trained from scratch: weft cannot download the weights of ceit_tiny_patch16_224" in notes[0]
-    assert {variant.name: study.recipe(variant, "small") for variant in study.variants} == {
+    assert {variant.name: variant.base for variant in study.at_scale("small")} == {
         "CeiT": None,
         **dict.fromkeys(("CvT", "LeViT", "DeiT", "ResNet"), "small_folder"),
     }
     assert study.scales["small"].recipe == "small_folder"
-    recipes = [recipe_of(study, variant, "small") for variant in study.variants]
+    recipes = [variant.recipe for variant in study.at_scale("small")]
     assert {(recipe.batch_size, recipe.precision) for recipe in recipes} == {(32, "fp32")}  # of both recipes
 
 
@@ -534,9 +536,10 @@ def test_frozen_layers_need_the_weights_of_each_candidate(monkeypatch):
     (one, own), (other, others) = list(LARGE.items())[:2]
     monkeypatch.setattr(candidates, "public_weights", lambda name: ("owner/weights" * (name == own["model"]), ""))
     settings = {"optim.freeze": "backbone"}
-    candidates.check_candidates({one: own, other: others}, None, settings)
     study, _ = planned({one: own, other: others}, settings=settings)
-    first, second = (recipe_of(study, variant, "small") for variant in study.variants)
+    for variant in study.at_scale("small"):
+        variant.check(has_weights=True)
+    first, second = (variant.recipe for variant in study.at_scale("small"))
     assert fill_in(first, (375, 500), 200)[0].optim.freeze == "backbone"
     with pytest.raises(UsageError, match=f"needs trained weights; {others['model']} starts from random ones"):
         fill_in(second, (375, 500), 200)
@@ -561,14 +564,13 @@ def test_small_images_and_given_recipes_are_not_asked_about(monkeypatch):
 def test_a_recipe_that_asks_for_weights_goes_without_where_there_are_none(monkeypatch):
     monkeypatch.setattr(candidates, "public_weights", lambda model: ("", "none") if "ceit" in model else ("x/y", ""))
     study, _ = planned(dict(list(LARGE.items())[:2]), base="small_folder")
-    assert [study.recipe(variant, "small") for variant in study.variants] == ["small_folder", "small_folder"]
+    assert [variant.base for variant in study.at_scale("small")] == ["small_folder", "small_folder"]
     assert [variant.set.get("pretrained") for variant in study.variants] == [False, None]
 
 
 def test_a_linear_probe_of_one_model_is_no_comparison(capfd):
-    recipe = load_recipe("probe")
     with pytest.raises(UsageError, match=r"at least two models with public weights; got b\. Name other --models"):
-        with_weights({"A": {"model": "a"}, "B": {"model": "b"}}, {"A": "", "B": "x/b"}, recipe)
+        with_weights({"A": {"model": "a"}, "B": {"model": "b"}}, {"A": "", "B": "x/b"})
 
 
 def test_the_advice_says_what_starting_from_scratch_means():
@@ -577,7 +579,7 @@ def test_the_advice_says_what_starting_from_scratch_means():
     assert f"{first.name} was trained from scratch, since there are no public weights" in advice
     assert "not which architecture is better" in advice
     assert "from scratch" not in advise(ENTRIES[:2], Limits())
-    assert [row[1] for row in result_of((first, second)).table()[1]] == ["scratch", "timm/x"]
+    assert [row[1] for row in result_of((first, second)).tables()["Training"][1]] == ["scratch", "timm/x"]
 
 
 @pytest.mark.slow
@@ -602,13 +604,12 @@ def test_weights_and_scratch_in_one_comparison(tmp_path, hub):
 
 def test_seeds_are_compared_with_their_own(tmp_path):
     """A run that failed leaves its pair out, and moves no other."""
-    experiment = Experiment(load_study("ceit-lca").at_scale("small"), "small", tmp_path, {"cifar10": "x"}, {})
+    experiment = Experiment(load_study("ceit-lca").at_scale("small"), tmp_path, {})
     ours, theirs = [70, None, 75], [80, 90, 84]
     for name, values in zip(experiment.variants, (theirs, ours), strict=True):
         for seed, top1 in enumerate(values):
             correct = ((None, "1" * (top1 or 0) + "0" * (100 - (top1 or 0))),)
-            result = Result(error="killed") if top1 is None else Result(correct=correct)
-            experiment.results[experiment.job((name, seed)).folder] = result
+            experiment.results[name, seed] = Result(error="killed") if top1 is None else Result(correct=correct)
     first, second = experiment.rows([])
     assert first.top1 == (80.0, 90.0, 84.0)
     assert second.effect.value == pytest.approx(-9.5)

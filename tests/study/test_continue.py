@@ -104,7 +104,7 @@ def test_an_interrupted_study_keeps_its_finished_runs(tmp_path: Path, trainer: T
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "say", stop)
+        patch.setattr("weft.study.experiment.say", stop)
         with pytest.raises(KeyboardInterrupt, match=r"Repeat the command to resume; finished runs are kept in .*out"):
             run_study(file, out=out, quiet=True)
     assert [(row["variant"], row["seed"]) for row in table(out)][:2] == [("with", "0"), ("without", "0")]
@@ -267,9 +267,8 @@ def test_a_study_of_two_datasets_needs_their_names(tmp_path: Path, trainer: Trai
 
 def test_the_rows_of_deit_have_the_recipe_of_deit() -> None:
     study = load_study("cvt-position")
-    recipes = [study.recipe(variant, "paper") for variant in study.variants]
-    assert recipes == ["cvt_13_pretrain"] * 4 + ["deit_pretrain"] * 2
-    assert {study.recipe(variant, "small") for variant in study.variants} == {"small_images"}
+    assert [variant.base for variant in study.at_scale("paper")] == ["cvt_13_pretrain"] * 4 + ["deit_pretrain"] * 2
+    assert {variant.base for variant in study.at_scale("small")} == {"small_images"}
 
 
 def test_emulated_bf16_is_noted_once(tmp_path: Path, trainer: Trainer, monkeypatch, capsys) -> None:

@@ -9,7 +9,6 @@ import pytest
 from weft.cli import main
 from weft.errors import UsageError
 from weft.study import load_study, study_names
-from weft.study.plan import recipe_of, size_to_test
 from weft.study.run import planned_runs
 
 SHIPPED = {
@@ -60,68 +59,57 @@ def test_a_study_that_comes_with_weft(name):
     assert study.title
     assert study.source
     for scale in study.scales:
-        rows = study.at_scale(scale).variants
-        lines = [
-            (
-                recipe_of(study, variant, scale),
-                study.data(variant, scale),
-                variant.test_ratio,
-                variant.against,
-            )
-            for variant in rows
-        ]
+        rows = study.at_scale(scale)
+        lines = [(variant.recipe, variant.data, variant.test_ratio, variant.against) for variant in rows]
         assert len({repr(line) for line in lines}) == len(lines)
     # the small scale is for 32x32 images: none larger than twice that
-    assert all(
-        (recipe_of(study, variant, "small").img_size or 32) in (32, 56, 64)
-        for variant in study.at_scale("small").variants
-    )
+    assert all((variant.recipe.img_size or 32) in (32, 56, 64) for variant in study.at_scale("small"))
 
 
 def test_the_papers_scale_is_the_papers_training():
     study = load_study("levit-ablation")
-    base = recipe_of(study, study.variants[0], "paper")
+    base = study.at_scale("paper")[0].recipe
     assert (base.model, base.epochs, base.batch_size, base.distill.teacher) == (
         "levit_128s",
         100,
         2048,
         "regnety_160.deit_in1k",
     )
-    papers = [variant.paper for variant in study.at_scale("paper").variants]
+    papers = [variant.paper for variant in study.at_scale("paper")]
     assert papers == [71.9, 56.5, 65.3, 66.6, 69.7, 70.4, 70.9, 71.1]
 
 
 def test_what_a_variant_sets_wins_over_the_caller_and_he_over_the_scale():
     rows = planned_runs(load_study("ceit-convergence"), settings={"epochs": 2, "batch_size": 32}, seeds=5)
-    assert [row.epochs for row in rows] == [24, 8, 8, 8]
-    assert all("batch_size=32" in row.set and row.runs == 5 for row in rows)
-    assert [row.epochs for row in planned_runs(load_study("ceit-lca"), settings={"epochs": 2})] == [2, 2]
+    assert [row["epochs"] for row in rows] == [24, 8, 8, 8]
+    assert all("batch_size=32" in row["set"] and row["runs"] == 5 for row in rows)
+    assert [row["epochs"] for row in planned_runs(load_study("ceit-lca"), settings={"epochs": 2})] == [2, 2]
 
 
 def test_a_chosen_variant_brings_what_it_is_compared_with():
     rows = planned_runs(load_study("ceit-leff"), only=["5x5 with BatchNorm"])
-    assert [row.variant for row in rows] == ["plain feed-forward", "5x5 with BatchNorm"]
+    assert [row["variant"] for row in rows] == ["plain feed-forward", "5x5 with BatchNorm"]
 
 
 def test_a_variant_of_one_scale():
     study = load_study("ceit-convergence")
-    assert [row.variant for row in planned_runs(study)] == [variant.name for variant in study.variants[:4]]
-    large = {row.variant: row for row in planned_runs(study, "paper")}
+    assert [row["variant"] for row in planned_runs(study)] == [variant.name for variant in study.variants[:4]]
+    large = {row["variant"]: row for row in planned_runs(study, "paper")}
     assert len(large) == 12
     base = large["CeiT-B"]
-    assert (base.paper, base.model, base.epochs) == (81.8, "ceit_base_patch16_224", 100)
+    assert (base["paper"], base["model"], base["epochs"]) == (81.8, "ceit_base_patch16_224", 100)
 
 
 def test_sizes_to_test_at_are_multiples_of_eight():
     study = load_study("resolution")
-    sizes = {scale: [size_to_test(recipe_of(study, v, scale), v) for v in study.variants[:4]] for scale in study.scales}
+    sizes = {scale: [variant.test_size for variant in study.at_scale(scale)[:4]] for scale in study.scales}
     assert sizes == {"small": [24, None, 40, 48], "paper": [168, None, 280, 336]}
 
 
 def test_a_study_of_ones_own(tmp_path):
     study = load_study(written(tmp_path, GOOD))
-    assert (study.name, study.baseline(study.variants[1])) == ("mine", study.variants[0])
-    assert study.baseline(study.variants[0]) is None
+    assert study.name == "mine"
+    assert [variant.against for variant in study.at_scale("small")] == [None, "with"]
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,8 @@ def killed_with_a_state(job: Job) -> int:
 def test_a_run_that_is_killed_in_its_first_state_begins_again(tmp_path):
     killed = job(tmp_path / "killed", epochs=1)
     killed_with_a_state(killed)
-    for manifest in (killed.folder / "run").glob("state/*.safetensors"):
-        manifest.unlink()
-    assert list((killed.folder / "run").glob("state/*.safetensors"))
+    for state in (killed.folder / "run").glob("state/*.safetensors"):
+        state.write_bytes(state.read_bytes()[:100])
     (result,) = Engine().run([killed]).values()
     assert (result.error, len(result.curve)) == (None, 1)
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from weft.intervals import ENOUGH_IMAGES, accuracy_of, difference_of, interval_of, too_few_text
-from weft.study.statistics import accuracy, difference, mcnemar, mean_of_runs, paired_difference
+from weft.study.statistics import mcnemar, mean_of_runs, paired_difference
 
 
 def test_a_mean_of_runs_is_students_interval():
@@ -25,7 +25,7 @@ def test_one_run_says_nothing_of_another():
 
 @pytest.mark.parametrize(("correct", "count"), [(800, 1000), (0, 1), (1, 1), (2, 2), (49, 53), (0, 300), (300, 300)])
 def test_accuracy_is_wilsons_interval(correct, count):
-    found = accuracy(np.arange(count) < correct)
+    found = accuracy_of(correct, count)
     low, high = stats.binomtest(correct, count).proportion_ci(method="wilson")
     assert found == pytest.approx((100 * correct / count, 100 * low, 100 * high))
     assert found.low <= found.value <= found.high
@@ -54,8 +54,8 @@ def test_the_interval_of_a_difference_covers_it(share, rate):
 
 def test_alike_on_few_images_is_not_alike():
     right = np.ones(10, bool)
-    assert difference(right, right).high > 10
-    assert difference(np.ones(3, bool), np.zeros(3, bool)).value == 100
+    assert paired_difference([(right, right)]).high > 10
+    assert paired_difference([(np.ones(3, bool), np.zeros(3, bool))]).value == 100
 
 
 def test_a_difference_on_the_same_images_is_surer_than_two_accuracies():
@@ -63,17 +63,17 @@ def test_a_difference_on_the_same_images_is_surer_than_two_accuracies():
     first = rng.random(2000) < 0.8
     second = first.copy()
     second[:60] = False
-    found = difference(first, second)
-    alone = accuracy(first).high - accuracy(first).low
+    found = paired_difference([(first, second)])
+    alone = accuracy_of(int(first.sum()), first.size)
     assert found.low > 0
-    assert found.high - found.low < alone / 2
+    assert found.high - found.low < (alone.high - alone.low) / 2
     assert found.value == pytest.approx(100 * first[:60].sum() / 2000)
 
 
 def test_alike_models_are_not_told_apart():
     rng = np.random.default_rng(1)
     first, second = rng.random(300) < 0.7, rng.random(300) < 0.7
-    found = difference(first, second)
+    found = paired_difference([(first, second)])
     assert found.low < 0 < found.high
     assert mcnemar(first, second) > 0.05
 
@@ -89,6 +89,6 @@ def test_one_pair_is_compared_by_images_and_several_by_seeds():
     right, wrong = np.ones(20, bool), np.zeros(20, bool)
     half = np.arange(20) < 10
     assert paired_difference([]) is None
-    assert paired_difference([(right, half)]) == difference(right, half)
+    assert paired_difference([(right, half)]) == difference_of(10, 0, 20)
     assert paired_difference([(right, half), (half, wrong)]) == mean_of_runs([50.0, 50.0])
     assert paired_difference([(right, np.ones(4, bool))]) == (0.0, -math.inf, math.inf)  # on different images

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from weft.models.families import default_model
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import default_recipe, overrides_of
-from weft.train.plan import fill_in, use_all_images
+from weft.train.decisions import Case, fill_in, whole_batches
 from weft.train.request import Request
 
 
@@ -59,19 +61,19 @@ def test_a_recipe_or_a_batch_size_is_not_changed() -> None:
 
 
 def test_few_images_are_all_used() -> None:
-    recipe, note = use_all_images(Recipe(), 157, may_change=True)
+    recipe, note = whole_batches(Recipe(), Case(num_images=157))
     assert recipe == Recipe(batch_size=52)
     assert note == ("Batch size 52: an epoch uses 156 of 157 training images; with 64, 128. Another: --batch-size N.")
-    recipe, note = use_all_images(Recipe(), 157, may_change=False)
+    recipe, note = whole_batches(Recipe(), Case(Request.of("photos", None, {"batch_size": 64}, {}), num_images=157))
     assert recipe == Recipe()
     assert note == (
         "An epoch uses 128 of 157 training images, different ones each time, since batches of 64 leave 29 over; with"
         " --batch-size 52 it is 156."
     )
-    assert use_all_images(Recipe(), 1437, may_change=True) == (Recipe(), "")  # 29 are few of them
+    assert whole_batches(Recipe(), Case(num_images=1437)) == (Recipe(), "")  # 29 are few of them
     probe = Recipe(epochs=0, head_init="probe")
-    assert use_all_images(probe, 157, may_change=True) == (probe, "")  # no epoch leaves images out
-    assert use_all_images(Recipe(batch_size="auto"), 157, may_change=True) == (Recipe(batch_size="auto"), "")
+    assert whole_batches(probe, Case(num_images=157)) == (probe, "")  # no epoch leaves images out
+    assert whole_batches(Recipe(batch_size="auto"), Case(num_images=157)) == (Recipe(batch_size="auto"), "")
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -79,10 +81,10 @@ def test_few_images_are_all_used() -> None:
 @pytest.mark.parametrize("mixup", [0.0, 0.8])
 def test_a_fitted_batch_can_be_trained(world: int, accumulate: int, mixup: float) -> None:
     """It divides into equal parts of at least two images, even ones for mixup, and never leaves out more."""
-    parts = world * accumulate
+    parts, processes = world * accumulate, SimpleNamespace(world=world)
     asked = load_recipe(overrides=[("accumulate", accumulate), ("augment.mixup", mixup), ("batch_size", 48)])
     for count in range(48, 400):
-        recipe, note = use_all_images(asked, count, world, may_change=True)
+        recipe, note = whole_batches(asked, Case(num_images=count, runtime=processes))  # type: ignore[arg-type]
         size = recipe.batch_size
         assert size % (parts * (2 if mixup else 1)) == 0
         assert size // parts >= 2

@@ -9,10 +9,12 @@ from PIL import Image
 
 from weft.cli import main
 from weft.errors import UsageError
-from weft.recipes import load_recipe
+from weft.recipes import Recipe, load_recipe
 from weft.runtime import Runtime
-from weft.train import few_images, train
+from weft.train import decisions, train
+from weft.train.decisions import Case
 from weft.train.plan import Plan
+from weft.train.request import Request
 
 LITE = "tf_efficientnet_lite0"
 MODEL = "levit_256"
@@ -20,9 +22,9 @@ MODEL = "levit_256"
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_images, "is_reachable", lambda: False)
-    monkeypatch.setattr(few_images, "is_cached", lambda name: False)
-    monkeypatch.setattr(few_images, "is_bundled", lambda name: True)
+    monkeypatch.setattr(decisions, "is_reachable", lambda: False)
+    monkeypatch.setattr(decisions, "is_cached", lambda name: False)
+    monkeypatch.setattr(decisions, "is_bundled", lambda name: True)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +38,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def chosen(image_size: tuple[int, int] = (375, 500), num_images: int = 200) -> tuple[str | None, str]:
+    """Return the model whose public weights are chosen for images, and the note."""
+    case = Case(Request.of("photos", None, {}, {}), image_size, num_images)
+    recipe, note = decisions.start_weights(Recipe(), case)
+    return recipe.model, note
+
+
 def test_few_large_images_start_from_available_weights() -> None:
-    model, note = few_images.choice((375, 500), 200)
+    model, note = chosen()
     assert model == LITE
     assert "Fine-tuning the public weights" in note
     assert "--from-scratch" in note
@@ -51,25 +60,26 @@ def test_few_large_images_start_from_available_weights() -> None:
     ],
 )
 def test_small_or_many_images_do_not(size: tuple[int, int], count: int, reason: str) -> None:
-    model, note = few_images.choice(size, count)
+    model, note = chosen(size, count)
     assert model is None
     assert note == f"Training from scratch, since {reason}; from public weights: --recipe finetune."
-    assert few_images.note_on_scratch(LITE, size, count) == ""
+    named = Recipe(model=LITE)
+    assert decisions.start_weights(named, Case(image_size=size, num_images=count)) == (named, "")
 
 
 def test_the_cache_of_the_hub_comes_before_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_images, "is_cached", lambda name: name == MODEL)
-    assert few_images.choice((375, 500), 200)[0] == MODEL
+    monkeypatch.setattr(decisions, "is_cached", lambda name: name == MODEL)
+    assert chosen()[0] == MODEL
 
 
 def test_a_hub_that_replies_comes_before_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_images, "is_reachable", lambda: True)
-    assert few_images.choice((375, 500), 200)[0] == MODEL
+    monkeypatch.setattr(decisions, "is_reachable", lambda: True)
+    assert chosen()[0] == MODEL
 
 
 def test_without_weights_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_images, "is_bundled", lambda name: False)
-    model, note = few_images.choice((375, 500), 200)
+    monkeypatch.setattr(decisions, "is_bundled", lambda name: False)
+    model, note = chosen()
     assert model is None
     assert "from scratch, since no public weights are available" in note
     assert "pip install 'weft-vision[offline]'" in note
@@ -141,7 +151,7 @@ def test_a_recipe_with_public_weights_takes_those_at_hand(recipe: str, photos: P
 def test_a_recipe_keeps_its_model_where_its_weights_are_available(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few_images, "is_cached", lambda name: name == MODEL)
+    monkeypatch.setattr(decisions, "is_cached", lambda name: name == MODEL)
     assert decided(photos, tmp_path / "run", recipe="probe").recipe.model == MODEL
 
 

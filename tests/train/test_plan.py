@@ -20,7 +20,7 @@ from weft.cli import main
 from weft.errors import StoppedError, UsageError
 from weft.recipes import Recipe, load_recipe
 from weft.runtime import Runtime
-from weft.train import few_images, find_lr, loop, preview, train
+from weft.train import decisions, find_lr, loop, preview, train
 from weft.train.plan import Plan
 
 LITE = "tf_efficientnet_lite0"  # its weights are in a package
@@ -55,9 +55,9 @@ def start(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["hub", "package", "nothing"])
 def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Public weights that can be had; none of them are loaded."""
-    monkeypatch.setattr(few_images, "is_reachable", lambda: request.param == "hub")
-    monkeypatch.setattr(few_images, "is_cached", lambda name: False)
-    monkeypatch.setattr(few_images, "is_bundled", lambda name: request.param == "package")
+    monkeypatch.setattr(decisions, "is_reachable", lambda: request.param == "hub")
+    monkeypatch.setattr(decisions, "is_cached", lambda name: False)
+    monkeypatch.setattr(decisions, "is_bundled", lambda name: request.param == "package")
     return request.param
 
 
@@ -97,8 +97,10 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.train.lr_finder.sweep_lr", lambda plan, *_, **__: _raise(plan))
     monkeypatch.setattr("weft.train.augment_preview.augmented_figure", lambda recipe, *_: _raise(recipe))
     monkeypatch.setattr("weft.train.plan.build_model", build)
-    monkeypatch.setattr("weft.train.plan.find_batch_size", lambda *_: (16, "Batch size 16."))
-    monkeypatch.setattr("weft.train.plan.find_precision", lambda recipe, num_classes, runtime: (runtime, "Precision."))
+    monkeypatch.setattr("weft.train.decisions.find_batch_size", lambda *_: (16, "Batch size 16."))
+    monkeypatch.setattr(
+        "weft.train.decisions.find_precision", lambda recipe, num_classes, runtime: (runtime, "Precision.")
+    )
 
 
 def _raise(value: object) -> None:
@@ -232,7 +234,9 @@ def test_recipe_yaml_is_the_recipe_that_trained(
         return step(self, *arguments)
 
     monkeypatch.setattr(loop.Learner, "train_step", record)
-    monkeypatch.setattr("weft.train.plan.find_precision", lambda recipe, num_classes, runtime: (runtime, "Precision."))
+    monkeypatch.setattr(
+        "weft.train.decisions.find_precision", lambda recipe, num_classes, runtime: (runtime, "Precision.")
+    )
     settings: dict[str, Any] = {**NANO, "batch_size": 6, "precision": "auto", "optim.lr": "3e-4", "epochs": 1}
     if name == "public weights":
         settings |= {"pretrained": True}
@@ -347,17 +351,17 @@ def test_all_processes_start_from_the_weights_that_the_first_one_finds(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hub may reply to one of them only."""
-    monkeypatch.setattr(few_images, "is_cached", lambda name: False)
-    monkeypatch.setattr(few_images, "is_bundled", lambda name: False)
+    monkeypatch.setattr(decisions, "is_cached", lambda name: False)
+    monkeypatch.setattr(decisions, "is_bundled", lambda name: False)
     requests: list[dict[str, Any]] = [{}, {"recipe": "finetune"}]
     for request in requests:
         gathered: list[Any] = []
-        monkeypatch.setattr(few_images, "is_reachable", lambda: True)
+        monkeypatch.setattr(decisions, "is_reachable", lambda: True)
         with monkeypatch.context() as patch:
             patch.setattr(Runtime, "gather", lambda self, value, gathered=gathered: gathered.append(value) or [value])
             first = caught(lambda request=request: find_lr(photos, quiet=True, **request)).recipe
         replies = iter(gathered)
-        monkeypatch.setattr(few_images, "is_reachable", lambda: False)
+        monkeypatch.setattr(decisions, "is_reachable", lambda: False)
         with monkeypatch.context() as patch:
             patch.setattr(Runtime, "gather", lambda self, value, replies=replies: [next(replies), value])
             assert caught(lambda request=request: find_lr(photos, quiet=True, **request)).recipe == first

@@ -159,7 +159,9 @@ def test_with_every_choice(
     if key == "compile" and shutil.which("g++") is None:
         pytest.skip("torch.compile needs a compiler")
     if value == "auto":  # both runs find the same, whatever else this machine does
-        monkeypatch.setattr("weft.train.plan.find_precision", lambda recipe, classes, runtime: (runtime, "Precision."))
+        monkeypatch.setattr(
+            "weft.train.decisions.find_precision", lambda recipe, classes, runtime: (runtime, "Precision.")
+        )
     arguments = {key: value}
     if needed := NEEDS_MODEL.get(key.split(".")[0], NEEDS_MODEL.get(key)):
         arguments |= {needed: str(_trained(photos, tmp_path / "before"))}

@@ -57,12 +57,12 @@ def checked_arguments(args: argparse.Namespace, places: Iterable[str], recipe: s
 
 def show(result: ExperimentResult, *, as_json: bool) -> None:
     """Print the tables, the failed runs, the recommendation, and the place of the report."""
+    from weft.study.result import FAILED
+
     if as_json:
         print_json(result.as_dict())
         return
-    print(table(*result.table()))
-    if any(row.forms for row in result.rows):
-        print("\n" + table(*result.deployed()))
+    print("\n\n".join(table(*each) for heading, each in result.tables().items() if heading != FAILED))
     for name, seed, reason in result.failed:
         print(f"failed: {name}, seed {seed}: {reason}")
     if result.advice:

@@ -115,11 +115,12 @@ def _plan(args: argparse.Namespace, seeds: int | None, settings: dict[str, Any])
     study = load_study(args.name)
     rows = planned_runs(study, args.scale, seeds=seeds, only=args.only, settings=settings, data=_data(args.data))
     if args.json:
-        print_json([row._asdict() for row in rows])
+        print_json(rows)
         return 0
     size = study.scales[args.scale]
     print(f"{study.title}\n{study.claim} ({study.source})\n")
-    shown = [(r.variant, f"{r.paper:g}" if r.paper else "", r.model, r.epochs or "-", r.runs, r.set) for r in rows]
-    print(table(("variant", "paper %", "model", "epochs", "runs", "settings"), shown))
+    for row in rows:
+        row |= {"paper": f"{row['paper']:g}" if row["paper"] else "", "epochs": row["epochs"] or "-"}
+    print(table(("variant", "paper %", "model", "epochs", "runs", "settings"), [tuple(row.values()) for row in rows]))
     print(f"\n{args.scale}: recipe {size.recipe}, data {' '.join(args.data) or size.data}")
     return 0

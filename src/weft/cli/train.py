@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.cli.options import COMMON, add_common, example, note, print_json, setting, table, use_threads
 from weft.errors import UsageError
+from weft.progress import is_first_process
 from weft.recipes.describe import options
+
+if TYPE_CHECKING:
+    from weft.train import RunResult
+    from weft.train.lr_finder import LrFinding
 
 HELP = "train a classifier on a folder of images"
 
@@ -57,93 +61,66 @@ def run(args: argparse.Namespace) -> int:
             f"--resume uses the number of threads of the run, which its last bits depend on; got --threads"
             f" {args.threads}. Omit it."
         )
-    settings = dict(setting(text) for text in args.set)
-    given = {name: getattr(args, name) for name in options()}
+    common: dict[str, Any] = {
+        "recipe": args.recipe,
+        "settings": dict(setting(text) for text in args.set),
+        "from_scratch": args.from_scratch,
+        **{name: getattr(args, name) for name in options()},
+    }
     use_threads(args.threads)
-    if args.find_lr:
-        return _find_lr(args, settings, given)
-    if args.preview is not None:
-        return _preview(args, settings, given)
-    from weft.train import train
+    option = "--find-lr" if args.find_lr else "--preview" if args.preview is not None else ""
+    if option and args.resume is not None:
+        raise UsageError(f"{option} prepares a new run, and --resume continues one. Omit one of them.")
+    from weft.train import find_lr, preview, train
 
+    if args.find_lr:
+        finding = find_lr(args.data, **common)
+        if is_first_process():
+            print_json(finding.as_dict()) if args.json else _print_sweep(finding)
+        return 0
+    if args.preview is not None:
+        out = preview(args.data, out=args.preview, force=args.force, **common)
+        if is_first_process():
+            print_json({"preview": str(out)}) if args.json else print(out)
+        return 0
     result = train(
         args.data,
-        recipe=args.recipe,
-        settings=settings,
-        from_scratch=args.from_scratch,
         resume=args.resume,
         override=args.override,
         out=args.out,
         max_time=args.max_time,
         track=args.track.split(",") if args.track else (),
         force=args.force,
-        **given,
+        **common,
     )
-    if not _is_first():
-        return 0
-    if args.json:
-        print_json(result.as_dict())
-    else:
-        from weft.inference.metrics import class_lines
-        from weft.intervals import accuracy_text, too_few_text
-
-        print(
-            f"{result.model} on {result.data}: held-out top-1 {accuracy_text(result.top1, result.count)}, epoch"
-            f" {result.best_epoch} of {result.epochs} (the best)"
-        )
-        for line in result.notes:
-            print(line)
-        print(f"model:  {result.out / 'best'}\nreport: {result.out / 'report' / 'report.html'}")
-        folds = result.cross_validation
-        if folds is not None:
-            print("\n".join((str(folds), *class_lines(folds.evaluation))))
-            print(f"report: {result.out / 'folds' / 'report' / 'report.html'}")
-        evaluation = result if folds is None else folds.evaluation
-        if warning := too_few_text(evaluation.top1, evaluation.count):
-            note(warning)
+    if is_first_process():
+        print_json(result.as_dict()) if args.json else _print_result(result)
     return 0
 
 
-def _is_first() -> bool:
-    """Return whether this is the first of several processes, the only one that prints a result."""
-    return os.environ.get("RANK", "0") == "0"
+def _print_result(result: RunResult) -> None:
+    """Print the accuracy and the files of a run, and of its folds."""
+    from weft.inference.metrics import class_lines
+    from weft.intervals import accuracy_text, too_few_text
+
+    print(
+        f"{result.model} on {result.data}: held-out top-1 {accuracy_text(result.top1, result.count)}, epoch"
+        f" {result.best_epoch} of {result.epochs} (the best)"
+    )
+    for line in result.notes:
+        print(line)
+    print(f"model:  {result.out / 'best'}\nreport: {result.out / 'report' / 'report.html'}")
+    folds = result.cross_validation
+    if folds is not None:
+        print("\n".join((str(folds), *class_lines(folds.evaluation))))
+        print(f"report: {result.out / 'folds' / 'report' / 'report.html'}")
+    evaluation = result if folds is None else folds.evaluation
+    if warning := too_few_text(evaluation.top1, evaluation.count):
+        note(warning)
 
 
-def _find_lr(args: argparse.Namespace, settings: dict[str, Any], given: dict[str, Any]) -> int:
+def _print_sweep(finding: LrFinding) -> None:
     """Print a sweep over learning rates and the suggested one."""
-    from weft.train import find_lr
-
-    _refuse_resume(args, "--find-lr")
-    common = dict(recipe=args.recipe, settings=settings, from_scratch=args.from_scratch)
-    finding = find_lr(args.data, **common, **given)
-    if not _is_first():
-        return 0
-    if args.json:
-        print_json(finding.as_dict())
-        return 0
     rows = [(f"{point.lr:.1e}", f"{point.loss:.3f}", f"{point.smoothed:.3f}") for point in finding.points[::5]]
     print(table(("lr", "loss", "smoothed"), rows))
     print(f"suggested: --set optim.lr={finding.lr:.1e}")
-    return 0
-
-
-def _preview(args: argparse.Namespace, settings: dict[str, Any], given: dict[str, Any]) -> int:
-    """Draw augmented training images, and print the file."""
-    from weft.train import preview
-
-    _refuse_resume(args, "--preview")
-    common = dict(recipe=args.recipe, settings=settings, from_scratch=args.from_scratch)
-    out = preview(args.data, out=args.preview, force=args.force, **common, **given)
-    if not _is_first():
-        return 0
-    if args.json:
-        print_json({"preview": str(out)})
-    else:
-        print(out)
-    return 0
-
-
-def _refuse_resume(args: argparse.Namespace, option: str) -> None:
-    """Refuse the preparation of a run that exists."""
-    if args.resume is not None:
-        raise UsageError(f"{option} prepares a new run, and --resume continues one. Omit one of them.")

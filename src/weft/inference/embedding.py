@@ -14,7 +14,7 @@ import numpy as np
 from weft.data import BadImage
 from weft.data.preprocessing import Pixels
 from weft.errors import DataError, UsageError
-from weft.files import check_writable, refuse_file_name, refuse_taken, write_table, write_whole, writing
+from weft.files import check_out_dir, write_table, write_whole, writing
 from weft.inference.arguments import check_outside_images, feature_files, value_note
 from weft.inference.features import FeatureReader, classifiers, unit_length
 from weft.inference.inputs import image_files, settings_of
@@ -154,9 +154,7 @@ def similar(
     settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
     if out is not None:
         check_outside_images(out, images)
-        refuse_file_name(Path(out))
-        refuse_taken(Path(out), REPORT, force=force)
-        check_writable(Path(out))
+        check_out_dir(Path(out), REPORT, force=force)
     if Path(query).is_dir():
         raise DataError(
             f"The query must be an image file; {printable(str(query))} is a folder. Pass one of its images."

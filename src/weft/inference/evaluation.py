@@ -15,7 +15,7 @@ from weft.data import Source
 from weft.data.bit_depth import range_note
 from weft.data.folder import check_outside
 from weft.errors import DataError, UsageError
-from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_text
+from weft.files import check_out_dir, make_dir, write_text
 from weft.inference.arguments import check_other, check_outside_images, image_files, range_advice
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import drawn_of, feature_map
@@ -111,9 +111,7 @@ def evaluate(
     if out is not None:
         check_outside(out, data)
         check_outside_images(out, other or ())
-        refuse_file_name(Path(out))
-        refuse_taken(Path(out), CONTENTS, force=force)
-        check_writable(Path(out))
+        check_out_dir(Path(out), CONTENTS, force=force)
     predictor = Predictor.load(
         run,
         img_size=settings.img_size,

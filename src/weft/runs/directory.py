@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 import itertools
 import math
 import os
@@ -33,6 +32,7 @@ from weft.files import (
     entries_of,
     no_follow,
     refuse_taken,
+    write_table,
     write_text,
     write_whole,
     writing,
@@ -44,14 +44,8 @@ CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", 
 FINGERPRINT = "images.tsv.gz"
 PUBLIC_CLASSIFIER = "public_classifier.safetensors"
 FOLDS, CROSS_VALIDATION = "folds", "cross_validation.json"
-REPLACEABLE = (
-    *CONTENTS,
-    PUBLIC_CLASSIFIER,
-    FOLDS,
-    CROSS_VALIDATION,
-    "tensorboard",
-    "wandb",
-)  # entries that --force may replace
+# entries that --force may replace
+REPLACEABLE = (*CONTENTS, PUBLIC_CLASSIFIER, FOLDS, CROSS_VALIDATION, "tensorboard", "wandb")
 PROBE = LOCK.with_name("probe-000000000.safetensors")  # as long as the longest path in a run directory
 RETRY_S = 0.5  # time to wait for another process that is creating or removing the lock file, or writing to it
 _LOCKED: set[Path] = set()  # run directories that this process has locked
@@ -101,14 +95,10 @@ def best_of(history: Sequence[EpochRow], measure: str = "top1") -> EpochRow | No
 
     def key(row: EpochRow) -> tuple[float, float]:
         top1, balanced, loss = (float(_text(value)) for value in (row.val_top1, row.val_balanced, row.val_loss))
-        loss = -_finite(loss)
+        loss = -math.inf if math.isnan(loss) else -loss
         return {"top1": (top1, loss), "balanced": (balanced, loss), "loss": (loss, top1)}[measure]
 
     return max((row for row in history if not math.isnan(row.val_top1)), key=key, default=None)
-
-
-def _finite(loss: float) -> float:
-    return math.inf if math.isnan(loss) else loss
 
 
 def check_run_dir(path: Path, source: str) -> None:
@@ -273,11 +263,8 @@ def reserved_numbered(path: Path) -> Iterator[Path]:
 
 def write_metrics(path: Path, history: Sequence[EpochRow]) -> None:
     """Write metrics as CSV, atomically."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(EpochRow._fields)
-    writer.writerows([_text(value) if isinstance(value, float) else value for value in row] for row in history)
-    write_text(path, buffer.getvalue())
+    rows = ([_text(value) if isinstance(value, float) else value for value in row] for row in history)
+    write_table(path, EpochRow._fields, rows)
 
 
 def _text(value: float) -> str:

@@ -9,9 +9,9 @@ from weft.checkpoints.hub import create_model
 from weft.errors import UsageError
 from weft.models.families import SMALL_SIDE, candidates
 from weft.progress import say
-from weft.recipes import Recipe, load_recipe
+from weft.recipes import load_recipe
 from weft.recipes.load import default_recipe
-from weft.study.plan import Scale, Study, StudyVariant, check_variant
+from weft.study.plan import Scale, Study, StudyVariant
 
 FROM_WEIGHTS = "small_folder"  # recipe of candidates that start from public weights
 SCALE = "small"
@@ -64,7 +64,7 @@ def find_weights(chosen: Candidates, recipe: str | None, settings: Mapping[str, 
         settings: settings of all candidates.
     """
     is_free = recipe is None and "pretrained" not in settings
-    if not (is_free or load_recipe(recipe, list(settings.items())).pretrained):
+    if not (is_free or load_recipe(recipe, settings.items()).pretrained):
         return dict.fromkeys(chosen, "")
     weights = {}
     for name, own in chosen.items():
@@ -74,14 +74,12 @@ def find_weights(chosen: Candidates, recipe: str | None, settings: Mapping[str, 
     return weights
 
 
-def with_weights(chosen: Candidates, weights: Mapping[str, str], recipe: Recipe) -> Candidates:
-    """Return the candidates that can be trained: a linear probe leaves out those that have no public weights.
+def with_weights(chosen: Candidates, weights: Mapping[str, str]) -> Candidates:
+    """Return the candidates of a linear probe, which needs public weights.
 
     Raises:
         UsageError: fewer than two candidates are left.
     """
-    if recipe.epochs != 0:
-        return chosen
     if missing := [name for name in chosen if not weights[name]]:
         say(f"Left out, since a linear probe needs public weights: {', '.join(missing)}.")
     chosen = {name: own for name, own in chosen.items() if weights[name]}
@@ -107,27 +105,15 @@ def study_of(
         weights: public weights of each candidate; one without any is trained from scratch.
     """
     common = FROM_WEIGHTS if recipe is None and any(weights[name] for name in chosen) else recipe
-    protocol = load_recipe(common, list(settings.items()))
-    asks_for_weights = load_recipe(recipe, list(settings.items())).pretrained
+    protocol = load_recipe(common, settings.items())
+    asks_for_weights = load_recipe(recipe, settings.items()).pretrained
+    from_scratch = {"pretrained": False} if asks_for_weights else {}
     variants = tuple(
         StudyVariant(name, set=dict(own))
         if weights[name]
-        else StudyVariant(
-            name, set={**own, "pretrained": False} if asks_for_weights else dict(own), recipe={SCALE: recipe}
-        )
+        else StudyVariant(name, set={**own, **from_scratch}, recipe={SCALE: recipe})
         for name, own in chosen.items()
     )
     shared = {"batch_size": protocol.batch_size, "precision": protocol.precision}
     scale = Scale(common, data, set={**shared, **settings})
     return Study("compare", f"Comparison of models on {data}", "", "", {SCALE: scale}, variants)
-
-
-def check_candidates(chosen: Candidates, recipe: str | None, settings: Mapping[str, Any]) -> None:
-    """Build the networks of the candidates on the meta device.
-
-    Raises:
-        UsageError: an unknown model or setting.
-    """
-    study = study_of(chosen, "", recipe, settings, dict.fromkeys(chosen, "any"))  # which have weights is found later
-    for variant in study.variants:
-        check_variant(study, variant, SCALE, has_weights=True)

@@ -22,35 +22,33 @@ from weft.data.folder import check_outside
 from weft.data.preprocessing import eval_transform
 from weft.errors import DataError, UsageError, WeftError
 from weft.grid import Grid
+from weft.intervals import accuracy_of
 from weft.processor import busy_note
 from weft.progress import obeys_quiet, rate, say, working
 from weft.recipes import Recipe, load_recipe
-from weft.runtime import Runtime
 from weft.study.advice import advise, pareto
-from weft.study.candidates import (
-    SCALE,
-    candidates_of,
-    check_candidates,
-    find_weights,
-    recipe_from_scratch,
-    study_of,
-    with_weights,
-)
-from weft.study.directory import Directory, opened
+from weft.study.candidates import SCALE, candidates_of, find_weights, recipe_from_scratch, study_of, with_weights
+from weft.study.directory import Directory, opened, refuse_other
 from weft.study.engine import Engine
 from weft.study.experiment import Experiment
 from weft.study.forms import measure_forms
-from weft.study.halving import EVALUATION, Budget, plan_within, staying, time_text, training_seconds
-from weft.study.jobs import Job, Result
-from weft.study.plan import Study, StudyVariant, check_one_fold, recipe_of, slug
+from weft.study.halving import (
+    EVALUATION,
+    Budget,
+    plan_within,
+    seconds_per_image,
+    staying,
+    time_text,
+    training_seconds,
+)
+from weft.study.jobs import Result
+from weft.study.plan import Study, check_one_fold, slug
 from weft.study.protocol import AUTO, shared_settings, with_shared
 from weft.study.result import ExperimentResult, Limits, Row
 from weft.study.run import write
-from weft.study.statistics import accuracy
-from weft.study.timing import seconds_per_image
 from weft.text import first_few
-from weft.train.network import check_sync_bn
-from weft.train.plan import fill_in, open_splits
+from weft.train.decisions import fill_in
+from weft.train.plan import open_splits
 
 MIN_PER_CLASS = 5  # validation images per class; with fewer, an accuracy is a guess
 
@@ -96,16 +94,17 @@ def compare(
     """
     where, time = Engine(engine, jobs, threads), Budget(budget)
     data, settings = str(data), dict(settings or {})
-    given = load_recipe(recipe, list(settings.items()))
+    given = load_recipe(recipe, settings.items())
     _check_length(given, budget, seeds, recipe, settings)
     check_one_fold(given.data)
     splits = open_splits(dataclasses.replace(given, data=dataclasses.replace(given.data, source=data)))
     _check_val_size(splits)
     side = min(image_size_hint(splits.train))
     base, chosen = recipe or recipe_from_scratch(data, side), candidates_of(models, side)
-    check_candidates(chosen, base, settings)
-    if engine == "local":  # the machines of a cluster may have GPUs that this one does not have
-        check_sync_bn(load_recipe(base, list(settings.items())), Runtime.of(given.device))
+    for variant in study_of(chosen, data, base, settings, dict.fromkeys(chosen, "any")).at_scale(SCALE):
+        variant.check(has_weights=True)  # which have weights is found later
+    protocol = load_recipe(base, settings.items())
+    where.check([protocol])
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
     check_outside(folder, data)
     names = [own["model"] for own in chosen.values()]
@@ -120,12 +119,12 @@ def compare(
         for note in filter(None, (crop.note(splits.sizes), busy_note(jobs * where.cores))):
             say(note)
         weights = directory.decide("weights", lambda: find_weights(chosen, base, settings))
-        chosen = with_weights(chosen, weights, load_recipe(base, list(settings.items())))
-        comparison = _Comparison(directory, study_of(chosen, data, base, settings, weights), splits, where, time)
-        comparison.decide(seeds)
+        chosen = with_weights(chosen, weights) if protocol.epochs == 0 else chosen
+        study = study_of(chosen, data, base, settings, weights)
+        comparison = _Comparison(directory, study, weights, splits, where, time, seeds)
         try:
-            comparison.train(seeds)
-            rows = comparison.rows(weights)
+            comparison.train()
+            rows = comparison.rows()
         finally:
             comparison.save_time()
         limits, epochs = Limits(max_latency_ms, max_megabytes), comparison.epochs
@@ -139,7 +138,7 @@ def compare(
             comparison.experiment.seconds,
             tuple(splits.notes),
             max((epoch for row in rows for epoch, _ in row.curve), default=0) if epochs is None else epochs,
-            comparison.protocol(seeds, weights),
+            comparison.protocol(),
             limits,
             pareto(rows, limits),
             advise(rows, limits),
@@ -180,111 +179,101 @@ def _check_val_size(splits: Splits) -> None:
 class _Comparison:
     """Runs of a comparison: how long they are, which of them continue, and what they show.
 
+    Batch size, precision and length of the runs are decided once for all candidates.
+
     Args:
         directory: with the decisions of earlier calls.
         study: the candidates as variants.
+        weights: public weights of each candidate; '' for none.
         splits: training and held-out images.
         where: engine of the runs.
         time: budget, and time used so far.
+        seeds: number of complete runs per remaining candidate.
+
+    Raises:
+        UsageError: the budget does not suffice for one epoch of each candidate, or is not that of earlier calls.
     """
 
-    def __init__(self, directory: Directory, study: Study, splits: Splits, where: Engine, time: Budget) -> None:
-        self.directory, self.study, self.splits, self.where, self.time = directory, study, splits, where, time
-        self.names = [variant.name for variant in study.variants]
-
-    def decide(self, seeds: int) -> None:
-        """Decide batch size, precision and length of the runs, once for all candidates.
-
-        Raises:
-            UsageError: the budget does not suffice for one epoch of each candidate, or is not that of earlier calls.
-        """
-        self.shared = self.directory.decide("shared", self._shared)
-        length = self.directory.decide("length", lambda: self._length(seeds))
-        if length["budget"] != self.time.total:
-            before, now = (f"budget={value}" for value in (length["budget"], self.time.total))
-            raise UsageError(
-                f"{self.directory.path} has results of {before}; got {now}. Pass the same to continue them, or choose"
-                " another --out. --force replaces the results."
-            )
+    def __init__(
+        self,
+        directory: Directory,
+        study: Study,
+        weights: Mapping[str, str],
+        splits: Splits,
+        where: Engine,
+        time: Budget,
+        seeds: int,
+    ) -> None:
+        self.directory, self.weights, self.splits, self.where = directory, weights, splits, where
+        self.time, self.seeds, scale = time, seeds, study.scales[SCALE]
+        self.recipes = {variant.name: self._complete(variant.recipe) for variant in study.at_scale(SCALE)}
+        common = self._complete(load_recipe(scale.recipe, scale.set.items()))
+        self.shared = directory.decide("shared", self._shared)
+        length = directory.decide("length", lambda: self._length(common.epochs))
+        refuse_other(directory.path, {"budget": length["budget"]}, {"budget": time.total})
         self.epochs, self.stages = length["epochs"], length["stages"]
-        scale = self.study.scales[SCALE]
+        self.length = f"{common.steps} steps" if self.epochs is None else f"{self.epochs} epochs"
         if self.epochs is not None:
             scale = dataclasses.replace(scale, set={**scale.set, "epochs": self.epochs})
-        self.study = dataclasses.replace(self.study, scales={SCALE: scale})
-        sources = {scale.data: scale.data}
-        self.experiment = Experiment(self.study, SCALE, self.directory.path, sources, self.shared)
+        self.study = dataclasses.replace(study, scales={SCALE: scale})
+        self.experiment = Experiment(self.study.at_scale(SCALE), directory.path, self.shared)
 
-    def _recipe(self, variant: StudyVariant) -> Recipe:
-        """Return the complete recipe of a candidate."""
-        recipe = recipe_of(self.study, variant, SCALE, [("data.source", self.study.scales[SCALE].data)])
-        return fill_in(recipe, image_size_hint(self.splits.train), len(self.splits.train))[0]
-
-    def _common_recipe(self) -> Recipe:
-        scale = self.study.scales[SCALE]
-        recipe = load_recipe(scale.recipe, list(scale.set.items()))
+    def _complete(self, recipe: Recipe) -> Recipe:
         return fill_in(recipe, image_size_hint(self.splits.train), len(self.splits.train))[0]
 
     def _shared(self) -> dict[str, Any]:
-        recipes = [self._recipe(variant) for variant in self.study.variants]
+        recipes = list(self.recipes.values())
         if all(AUTO not in (recipe.batch_size, recipe.precision) for recipe in recipes):
             return {}
         with working("choosing batch size and precision", unit=""):
-            counts = len(self.splits.classes), len(self.splits.train)
-            return self.where.call(shared_settings, recipes, *counts, self.where.cores)
+            return self.where.call(shared_settings, recipes, len(self.splits.classes), len(self.splits.train))
 
-    def _length(self, seeds: int) -> dict[str, Any]:
+    def _length(self, epochs: int | None) -> dict[str, Any]:
         """Return epochs and stages: those of the recipe, or the most that the budget allows.
 
         Epochs are None for a recipe that counts steps; a stage is None if it is the whole run.
         """
         if self.time.total is None:
-            epochs = self._common_recipe().epochs
             return {"budget": None, "epochs": epochs, "stages": [epochs]}
-        return plan_within(self.time, self._seconds_per_epoch(), seeds)
+        return plan_within(self.time, self._seconds_per_epoch(), self.seeds)
 
     def _seconds_per_epoch(self) -> dict[str, float]:
         """Time a few steps of each candidate, and return the seconds of an epoch with its evaluation."""
         images = len(self.splits.train) + EVALUATION * len(self.splits.val)
-        splits = None if self.where.name == "ray" else self.splits
         prices: dict[str, float] = {}
-        with working("timing training steps", len(self.names), unit="models") as progress:
-            for variant in self.study.variants:
-                progress.update(progress.done, name=f"timing training steps of {variant.name}")
-                recipe = with_shared(self._recipe(variant), self.shared)
+        with working("timing training steps", len(self.recipes), unit="models") as progress:
+            for name, recipe in self.recipes.items():
+                progress.update(progress.done, name=f"timing training steps of {name}")
                 try:
-                    seconds = self.where.call(seconds_per_image, recipe, splits, self.where.cores)
+                    seconds = self.where.call(seconds_per_image, with_shared(recipe, self.shared), self.splits)
                 except (WeftError, RuntimeError) as error:
-                    say(f"{variant.name} cannot be trained: {str(error).splitlines()[0]}")
+                    say(f"{name} cannot be trained: {str(error).splitlines()[0]}")
                 else:
-                    prices[variant.name] = seconds * images
-                    epoch, speed = time_text(seconds * images), rate(1 / seconds, "images")
-                    say(f"{variant.name}: about {epoch} per epoch ({speed}).")
+                    prices[name] = seconds * images
+                    say(f"{name}: about {time_text(prices[name])} per epoch ({rate(1 / seconds, 'images')}).")
                 progress.advance()
         return prices
 
-    def train(self, seeds: int) -> None:
+    def train(self) -> None:
         """Train in stages; the worse half of the candidates stops after each."""
-        alive, first = self.names, self.experiment.first_seed
+        alive = list(self.recipes)
         for stage in self.stages[:-1]:
-            keys = [(name, first) for name in alive]
-            self.experiment.run(
-                keys, self.where, until=stage, on_done=self._announce(f"epoch {stage} of {self.epochs}")
-            )
+            self.experiment.run(self.experiment.keys(alive, 1), self.where, stage)
             self.save_time()
-            alive = self._kept(alive, stage, seeds)
-        variants = [variant for variant in self.study.variants if variant.name in alive]
-        length = f"{self._common_recipe().steps} steps" if self.epochs is None else f"{self.epochs} epochs"
-        keys = self.experiment.keys(variants, seeds)
-        self.experiment.run(keys, self.where, on_done=self._announce(length))
+            alive = self._kept(alive, stage)
+        self.experiment.run(self.experiment.keys(alive, self.seeds), self.where)
 
-    def _kept(self, alive: Sequence[str], stage: int, seeds: int) -> list[str]:
+    def _first_runs(self, names: Sequence[str]) -> dict[str, Result]:
+        """Return the results of candidates with the first seed."""
+        return {name: self.experiment.runs(name)[self.experiment.first_seed] for name in names}
+
+    def _kept(self, alive: Sequence[str], stage: int) -> list[str]:
         """Return the candidates that continue after a stage: the better half, or fewer if the budget is short."""
-        first = self.experiment.first_seed
-        results = {name: self.experiment.runs(name)[first] for name in alive}
-        ranked = sorted((name for name in alive if not results[name].error), key=lambda name: -results[name].top1())
+        results = {name: run for name, run in self._first_runs(alive).items() if not run.error}
+        ranked = sorted(results, key=lambda name: -results[name].top1())
         count = most = staying(len(ranked))
-        paces = [results[name].seconds / stage for name in ranked]
-        while count > 1 and training_seconds(paces[:count], self.epochs, seeds, stage) > self.time.left_for_training:
+        paces, left = [results[name].seconds / stage for name in ranked], self.time.left_for_training
+        while count > 1 and training_seconds(paces[:count], self.epochs, self.seeds, stage) > left:
             count -= 1
         if count < most:
             say(f"Training takes longer than estimated: the budget suffices for {count} of {most} models.")
@@ -292,73 +281,55 @@ class _Comparison:
             say(f"Stopped after epoch {stage}: {', '.join(stopped)}.")
         return [name for name in alive if name in ranked[:count]]
 
-    def _announce(self, length: str) -> Any:
-        def on_done(job: Job, result: Result) -> None:
-            say(
-                f"{job.folder.name}, {length}: "
-                + (f"failed: {result.error}" if result.error else f"{result.top1():.2f} %")
-            )
-
-        return on_done
-
-    def rows(self, weights: Mapping[str, str]) -> tuple[Row, ...]:
+    def rows(self) -> tuple[Row, ...]:
         """Measure the speed of the trained candidates, and return a row of each, the best first."""
-        first = self.experiment.first_seed
-        runs = {name: self.experiment.runs(name) for name in self.names}
-        trained = {name: run for name in self.names if not (run := runs[name][first]).error}
-        if not trained:
-            reasons = "; ".join(f"{name}: {runs[name][first].error}" for name in self.names)
+        names, first = list(self.recipes), self.experiment.first_seed
+        runs = self._first_runs(names)
+        stops = {name: run.job["until"] for name, run in runs.items() if not run.error}
+        if not stops:
+            reasons = "; ".join(f"{name}: {run.error}" for name, run in runs.items())
             raise UsageError(f"None of the candidates could be trained. {reasons}")
-        stops = {name: run.job["until"] for name, run in trained.items()}
-        tops = {name: float(np.mean([run.top1() for run in runs[name].values() if not run.error])) for name in trained}
-        best = max(trained, key=lambda name: (stops[name] is None, tops[name]))
-        order = sorted(trained, key=lambda name: (stops[name] is not None, -tops[name]))
-        jobs = {name: self.experiment.job((name, first), stops[name]) for name in order}
+        tops = {row.name: row.mean.value for row in self.experiment.rows(names) if row.mean is not None}
+        best, *others = sorted(stops, key=lambda name: (stops[name] is not None, -tops[name]))
+        jobs = {name: self.experiment.job((name, first), stops[name]) for name in (best, *others)}
         forms = measure_forms(self.directory.path, jobs, lambda: self.time.left)
         rows = []
-        for row in self.experiment.rows(self.names, best):
-            run = trained.get(row.name)
-            row = dataclasses.replace(
-                row, model=self.experiment.variants[row.name].set["model"], weights=weights[row.name]
-            )
-            if run is not None:
-                stopped_after = stops[row.name]
+        for row in self.experiment.rows(names, best):
+            row = dataclasses.replace(row, model=self.recipes[row.name].model or "", weights=self.weights[row.name])
+            if row.name in stops:
+                stop, right = stops[row.name], runs[row.name].right()
                 verdict = "best" if row.name == best else "worse than the best" if row.is_worse else "not significant"
                 row = dataclasses.replace(
                     row,
-                    mean=accuracy(run.right()) if len(row.top1) == 1 else row.mean,
-                    verdict=verdict if stopped_after is None else f"stopped after epoch {stopped_after}",
-                    stopped_after=stopped_after,
-                    peak_mib=run.peak_mib,
+                    mean=accuracy_of(int(right.sum()), right.size) if len(row.top1) == 1 else row.mean,
+                    verdict=verdict if stop is None else f"stopped after epoch {stop}",
+                    stopped_after=stop,
                     forms=tuple(forms[row.name]),
                 )
             rows.append(row)
-        rows.sort(key=lambda row: -math.inf if row.mean is None else row.mean.value, reverse=True)
-        rows.sort(key=lambda row: (not row.top1, row.stopped_after is not None))
-        return tuple(rows)
+        top = {row.name: -math.inf if row.mean is None else row.mean.value for row in rows}
+        return tuple(sorted(rows, key=lambda row: (not row.top1, row.stopped_after is not None, -top[row.name])))
 
     def save_time(self) -> None:
         """Keep the time used so far, for a later call."""
         self.directory.decisions["seconds"] = self.time.spent
         self.directory.save()
 
-    def protocol(self, seeds: int, weights: Mapping[str, str]) -> str:
+    def protocol(self) -> str:
         """Describe how the candidates were trained, in one sentence."""
 
         def name(recipe: str | None) -> str:
             return "the defaults of weft train" if recipe is None else f"recipe {recipe}"
 
-        scale = self.study.scales[SCALE]
-        length = f"{self._common_recipe().steps} steps" if self.epochs is None else f"{self.epochs} epochs"
         counts = f"{len(self.splits.train):,} training images and {len(self.splits.val):,} held-out images"
-        text = f"{name(scale.recipe)}, {length}, {counts}, the same for all models"
+        text = f"{name(self.study.scales[SCALE].recipe)}, {self.length}, {counts}, the same for all models"
         if self.shared:
             text += f", with {', '.join(f'{key}={value}' for key, value in self.shared.items())}"
         if len(self.stages) > 1:
             text += f"; halving after epochs {', '.join(map(str, self.stages[:-1]))}"
-        scratch = [variant for variant in self.study.variants if not weights[variant.name]]
-        text += ", from scratch" if len(scratch) == len(self.names) else ", from public weights"
-        if 0 < len(scratch) < len(self.names):
-            recipe, shown = self.study.recipe(scratch[0], SCALE), ", ".join(variant.name for variant in scratch)
-            text += f"; from scratch with {name(recipe)}, since there are no public weights: {shown}"
-        return f"{text}; {seeds} seed{'s' if seeds > 1 else ''}."
+        scratch = [variant for variant in self.experiment.variants.values() if not self.weights[variant.name]]
+        text += ", from scratch" if len(scratch) == len(self.recipes) else ", from public weights"
+        if 0 < len(scratch) < len(self.recipes):
+            shown = ", ".join(variant.name for variant in scratch)
+            text += f"; from scratch with {name(scratch[0].base)}, since there are no public weights: {shown}"
+        return f"{text}; {self.seeds} seed{'s' if self.seeds > 1 else ''}."

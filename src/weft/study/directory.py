@@ -30,7 +30,7 @@ CONTENTS = (
 
 @dataclass
 class Directory:
-    """Directory of a study or comparison.
+    """Directory of a study or comparison, and content of experiment.json.
 
     Attributes:
         path: the directory.
@@ -60,13 +60,30 @@ def can_continue(path: Path) -> bool:
     return (path / FILE).exists()
 
 
+def refuse_other(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise UsageError if the results in a directory are of other settings; name those that differ."""
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if keys:
+        old, new = (", ".join(f"{key}={values.get(key)}" for key in keys) for values in (before, now))
+        raise UsageError(
+            f"{path} has results of {old}; got {new}. Pass the same to continue them, or choose another --out."
+            " --force replaces the results."
+        )
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a command with those of its runs beside them."""
+    own = {key: value for key, value in settings.items() if key != "settings"}
+    return {**own, **(settings.get("settings") or {})}
+
+
 @contextlib.contextmanager
 def opened(path: Path, settings: dict[str, Any], *, force: bool) -> Iterator[Directory]:
     """Lock the directory of a new experiment, or of one that has the same settings.
 
     Args:
         path: the directory.
-        settings: of the command, JSON values; None for those without a value.
+        settings: of the command, JSON values; None for those without a value. `settings` in it are those of the runs.
         force: replace an experiment with other settings.
 
     Raises:
@@ -76,14 +93,13 @@ def opened(path: Path, settings: dict[str, Any], *, force: bool) -> Iterator[Dir
     if not can_continue(path):
         refuse_taken(path, CONTENTS, force=force)
     with locked(path):
-        directory = Directory(path, settings)
-        before = read_json(path / FILE, dict[str, Any], UsageError) if can_continue(path) else {}
-        if before.get("settings") == settings:
-            directory.decisions = before["decisions"]
-        else:
+        before = read_json(path / FILE, dict[str, dict[str, Any]], UsageError) if can_continue(path) else {}
+        directory = Directory(path, settings, before.get("decisions", {}))
+        if before.get("settings") != settings:
             if before and not force:
-                raise _other_settings(path, before.get("settings", {}), settings)
+                refuse_other(path, _flat(before.get("settings", {})), _flat(settings))
             make_dir(path, CONTENTS, force=force)
+            directory = Directory(path, settings)
             directory.save()
         try:
             yield directory
@@ -91,14 +107,3 @@ def opened(path: Path, settings: dict[str, Any], *, force: bool) -> Iterator[Dir
             raise KeyboardInterrupt(
                 f"Stopped. Repeat the command to resume; finished runs are kept in {path}."
             ) from None
-
-
-def _other_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> UsageError:
-    """Return the error of a directory with other settings, which names those that differ."""
-    old, new = ({**values, **(values.get("settings") or {})} for values in (before, now))
-    keys = [key for key in {**old, **new} if key != "settings" and old.get(key) != new.get(key)]
-    shown = [", ".join(f"{key}={values.get(key)}" for key in keys) for values in (old, new)]
-    return UsageError(
-        f"{path} has results of {shown[0]}; got {shown[1]}. Pass the same to continue them, or choose another --out."
-        " --force replaces the results."
-    )

@@ -6,17 +6,23 @@ import contextlib
 import contextvars
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from weft.errors import UsageError
+import torch
+
+from weft.errors import UsageError, need
+from weft.memory import release_memory
 from weft.processor import available_cores
+from weft.recipes import Recipe
+from weft.runtime import Runtime
 from weft.study import ray_engine
 from weft.study.jobs import Job, Result, failure_of, read_result, start_process
+from weft.train.network import check_sync_bn
 
 ENGINES = ("local", "ray")
 POLL_SECONDS = 0.2
@@ -47,16 +53,23 @@ class Engine:
         if self.at_once < 1:
             raise UsageError(f"jobs must be at least 1; got {self.at_once}.")
         if self.name == "ray":
-            ray_engine.check_installed()
+            need("ray", "ray")
 
     @property
     def cores(self) -> int:
         """CPU threads of each job."""
         return self.threads or max(1, available_cores() // self.at_once)
 
+    def check(self, recipes: Iterable[Recipe]) -> None:
+        """Raise UsageError if this machine cannot train one of the recipes; a cluster may have other GPUs."""
+        for recipe in recipes if self.name == "local" else ():
+            check_sync_bn(recipe, Runtime.of(recipe.device))
+
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function where jobs run: in this process, or in one of Ray's."""
-        return ray_engine.call(function, *arguments, threads=self.cores) if self.name == "ray" else function(*arguments)
+        """Call a function where jobs run, with as many CPU threads: in this process, or in one of Ray's."""
+        if self.name == "ray":
+            return ray_engine.call(self.cores, _with_threads, self.cores, function, *arguments)
+        return _with_threads(self.cores, function, *arguments)
 
     def run(
         self,
@@ -125,6 +138,17 @@ class Engine:
             for process in processes:
                 process.terminate()
             pool.shutdown(cancel_futures=True)
+
+
+def _with_threads(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function with a number of CPU threads of torch; then give the memory that it used back to the system."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return function(*arguments)
+    finally:
+        torch.set_num_threads(before)
+        release_memory()
 
 
 def _finished(jobs: Sequence[Job]) -> dict[Path, Result]:

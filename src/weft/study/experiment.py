@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from weft.files import write_table
-from weft.recipes import load_recipe
+from weft.progress import say
 from weft.study.engine import Engine
-from weft.study.jobs import REFERENCE, Job, Result, is_reference, read_result
-from weft.study.plan import Study, StudyVariant, recipe_of, size_to_test, slug
+from weft.study.jobs import REFERENCE, Job, Result, read_result
+from weft.study.plan import Variant, slug
 from weft.study.protocol import open_keys
 from weft.study.result import Row
 from weft.study.statistics import Estimate, mcnemar, mean_of_runs, paired_difference
@@ -26,137 +26,115 @@ Key = tuple[str, int]
 
 
 class Experiment:
-    """Runs of a study at one scale.
+    """Runs of the variants of a study. Variants with the same settings share their runs, named after the first.
 
     Args:
-        study: the study, with the variants of the scale only.
-        scale: name of the scale.
+        variants: of one scale, with the place of the dataset of each.
         folder: directory of the runs and of runs.csv.
-        sources: place of each dataset, by the name that the study calls it.
         shared: settings for recipes that leave them to the machine, by `shared_settings`.
 
     Attributes:
         first_seed, split_seed: first seed of the runs, and seed of the split of all of them.
-        results: by folder of the job; finished and failed ones.
+        results: of finished and failed runs.
     """
 
-    def __init__(
-        self, study: Study, scale: str, folder: Path, sources: Mapping[str, str], shared: Mapping[str, Any]
-    ) -> None:
-        self.study, self.scale, self.folder, self.sources, self.shared = study, scale, folder, sources, shared
-        size = study.scales[scale]
-        base = load_recipe(size.recipe, [item for item in size.set.items() if not is_reference(item[1])])
-        self.first_seed, self.split_seed = base.seed, base.split_seed
-        self.variants = {variant.name: variant for variant in study.variants}
-        self.results: dict[Path, Result] = {}
-        self._jobs: dict[tuple[str, int, int | None], Job] = {}
+    def __init__(self, variants: Sequence[Variant], folder: Path, shared: Mapping[str, Any]) -> None:
+        self.variants = {variant.name: variant for variant in variants}
+        self.folder, self.shared = folder, shared
+        self.first_seed, self.split_seed = variants[0].recipe.seed, variants[0].recipe.split_seed
+        self.results: dict[Key, Result] = {}
+        first: dict[str, str] = {}
+        self._owner = {variant.name: first.setdefault(variant.run_key, variant.name) for variant in variants}
 
-    def keys(self, variants: Sequence[StudyVariant], seeds: int) -> list[Key]:
+    def keys(self, names: Sequence[str], seeds: int) -> list[Key]:
         """Return the runs of variants with a number of seeds each, seed by seed."""
         return [
-            (variant.name, self.first_seed + number)
+            (name, self.first_seed + number)
             for number in range(seeds)
-            for variant in variants
-            if number < (variant.seeds or seeds)
+            for name in names
+            if number < (self.variants[name].seeds or seeds)
         ]
 
     def job(self, key: Key, until: int | None = None) -> Job:
-        """Return the job of a variant and seed, up to an epoch or to its end.
+        """Return the job of a variant and seed, up to an epoch or to its end."""
+        variant, seed = self.variants[self._owner[key[0]]], key[1]
+        needed = {setting: self._needed(name, seed) for setting, name in variant.references.items()}
+        settings = {
+            **variant.settings,
+            **open_keys(variant.recipe, self.shared),
+            **{setting: f"{REFERENCE}{job.folder.name}" for setting, job in needed.items()},
+            "seed": seed,
+            "data.seed": self.split_seed,
+        }
+        sharing = [other for other in self.variants.values() if self._owner[other.name] == variant.name]
+        return Job(
+            self.folder / "runs" / f"{slug(variant.name)}-seed{seed}",
+            variant.base,
+            variant.data,
+            settings,
+            tuple(dict.fromkeys(other.test_size for other in sharing)),
+            until,
+            tuple({job.folder: job for job in needed.values()}.values()),
+        )
 
-        Variants with the same settings share a job, which has the name of the first.
-        """
-        name, seed = key
-        if (name, seed, until) not in self._jobs:
-            variants = self._sharing(self.variants[name])
-            first = variants[0]
-            needed = {setting: self._needed(other, seed) for setting, other in self._references(first).items()}
-            settings = {
-                **self.study.settings(first, self.scale),
-                **open_keys(recipe_of(self.study, first, self.scale), self.shared),
-                **{setting: f"{REFERENCE}{job.folder.name}" for setting, job in needed.items()},
-                "seed": seed,
-                "data.seed": self.split_seed,
-            }
-            self._jobs[name, seed, until] = Job(
-                self.folder / "runs" / f"{slug(first.name)}-seed{seed}",
-                self.study.recipe(first, self.scale),
-                self.sources[self.study.data(first, self.scale)],
-                settings,
-                tuple(dict.fromkeys(self._test_size(variant) for variant in variants)),
-                until,
-                tuple({job.folder: job for job in needed.values()}.values()),
-            )
-        return self._jobs[name, seed, until]
-
-    def _references(self, variant: StudyVariant) -> dict[str, StudyVariant]:
-        return self.study.references(variant, self.scale)
-
-    def _needed(self, variant: StudyVariant, seed: int) -> Job:
+    def _needed(self, name: str, seed: int) -> Job:
         """Return the job of a variant whose model is needed: of the same seed, or of the last one that it has."""
-        last = self.first_seed + variant.seeds - 1 if variant.seeds else seed
-        return self.job((variant.name, min(seed, last)))
+        seeds = self.variants[name].seeds
+        return self.job((name, min(seed, self.first_seed + seeds - 1) if seeds else seed))
 
-    def _sharing(self, variant: StudyVariant) -> list[StudyVariant]:
-        """Return the variants that share their runs with one, in the order of the study."""
-        key = self.study.run_key(variant, self.scale)
-        return [other for other in self.study.variants if self.study.run_key(other, self.scale) == key]
-
-    def _test_size(self, variant: StudyVariant) -> int | None:
-        return size_to_test(recipe_of(self.study, variant, self.scale), variant)
+    def _run(self, key: Key) -> Key:
+        """Return the run that a variant shares with others."""
+        return self._owner[key[0]], key[1]
 
     def read(self) -> None:
         """Read the results of all finished runs in the directory, also of variants and seeds of earlier calls."""
         names = [folder.name for folder in (self.folder / "runs").glob("*-seed*")]
         seeds = sorted({int(found[1]) for name in names if (found := re.search(r"-seed(\d+)$", name))})
-        for job in [self.job((name, seed)) for seed in seeds for name in self.variants]:
-            if (result := read_result(job)) is not None:
-                self.results[job.folder] = result
+        for key in [(name, seed) for seed in seeds for name in dict.fromkeys(self._owner.values())]:
+            if (result := read_result(self.job(key))) is not None:
+                self.results[key] = result
 
-    def run(
-        self,
-        keys: Sequence[Key],
-        engine: Engine,
-        *,
-        until: int | None = None,
-        on_done: Callable[[Job, Result], None] = lambda job, result: None,
-    ) -> None:
-        """Run jobs that are not finished, with progress; runs.csv is written after each.
+    def run(self, keys: Sequence[Key], engine: Engine, until: int | None = None) -> None:
+        """Run jobs that are not finished, with progress. After each, runs.csv is written and its result is printed.
 
         Args:
             keys: variants and seeds.
             engine: where jobs run.
             until: epoch at which they stop; None for their end.
-            on_done: called after each job that was run.
         """
-        jobs = list({(job := self.job(key, until)).folder: job for key in keys}.values())
+        jobs = {run: self.job(run, until) for run in dict.fromkeys(map(self._run, keys))}
+        runs = {job.folder: run for run, job in jobs.items()}
 
         def end(job: Job, result: Result) -> None:
-            self.results[job.folder] = result
+            self.results[runs[job.folder]] = result
             self.write_runs()
-            on_done(job, result)
+            top1 = [f"{result.top1(size):.2f} %" + (f" at {size}" if size else "") for size, _ in result.correct]
+            text = f"failed: {result.error}" if result.error else ", ".join(top1)
+            stage = f", epoch {until}" if until else ""
+            say(f"{job.folder.name}{stage}: {text.removesuffix('.')}. {self.progress(keys, until)}")
 
-        with watching(jobs) as on_wait:
-            self.results |= engine.run(jobs, on_done=end, on_wait=on_wait)
+        with watching(list(jobs.values())) as on_wait:
+            results = engine.run(list(jobs.values()), on_done=end, on_wait=on_wait)
+        self.results |= {runs[folder]: result for folder, result in results.items()}
         self.write_runs()
 
-    def progress(self, keys: Sequence[Key]) -> str:
-        """Return how many of the runs are finished."""
-        folders = {self.job(key).folder for key in keys}
-        return f"{len(folders & self.results.keys())} of {len(folders)} runs finished."
+    def progress(self, keys: Sequence[Key], until: int | None = None) -> str:
+        """Return how many of the runs are finished, or have reached an epoch."""
+        runs = set(map(self._run, keys))
+        finished = [run for run in runs & self.results.keys() if self.results[run].job.get("until", until) == until]
+        return f"{len(finished)} of {len(runs)} runs finished."
 
     def runs(self, name: str) -> dict[int, Result]:
         """Return the results of a variant by seed, failed ones included."""
-        seeds = sorted({seed for _, seed, _ in self._jobs})
-        folders = {seed: self.job((name, seed)).folder for seed in seeds}
-        return {seed: self.results[folder] for seed, folder in folders.items() if folder in self.results}
+        return {seed: run for (owner, seed), run in sorted(self.results.items()) if owner == self._owner[name]}
 
     def write_runs(self) -> None:
         """Write runs.csv: one line per variant and seed, in the order of the study."""
         lines = []
         for name, variant in self.variants.items():
-            size = self._test_size(variant)
             for seed, run in self.runs(name).items():
                 curve = " ".join(f"{epoch}:{top1}" for epoch, top1 in run.curve)
+                size = variant.test_size
                 values = ("", "", "", "") if run.error else (run.top1(size), run.params, run.macs, f"{run.seconds:.0f}")
                 lines.append((name, seed, size or "", *values, run.error or "", curve))
         write_table(self.folder / "runs.csv", COLUMNS, lines)
@@ -168,31 +146,28 @@ class Experiment:
             wanted: names of variants.
             best: variant that all others are compared with; None for the baseline of each.
         """
-        rows, drawn = [], set[Path]()
-        for variant in self.study.variants:
-            runs = self.runs(variant.name)
-            if variant.name not in wanted and not _finished(runs):
-                continue
-            against = self.variants.get(best or "") or self.study.baseline(variant)
-            row = self._row(variant, runs, None if against is variant else against)
-            folder = self.job((variant.name, self.first_seed)).folder
-            rows.append(dataclasses.replace(row, curve=()) if folder in drawn else row)
-            drawn.add(folder)
+        rows, drawn = list[Row](), set[str]()
+        for name, variant in self.variants.items():
+            against = variant.against if best is None else best
+            row = self._row(variant, None if against is None or against == name else self.variants[against])
+            if name in wanted or row.top1:
+                rows.append(dataclasses.replace(row, curve=()) if self._owner[name] in drawn else row)
+                drawn.add(self._owner[name])
         return rows
 
-    def _row(self, variant: StudyVariant, runs: Mapping[int, Result], base: StudyVariant | None) -> Row:
-        size, finished = self._test_size(variant), _finished(runs)
-        others = {} if base is None else _finished(self.runs(base.name))
+    def _row(self, variant: Variant, base: Variant | None) -> Row:
+        runs = self.runs(variant.name)
+        finished = {seed: run for seed, run in runs.items() if run.error is None}
+        others = {} if base is None else self.runs(base.name)
         pairs = [
-            (run.right(size), others[seed].right(self._test_size(base)))
+            (run.right(variant.test_size), others[seed].right(base.test_size))
             for seed, run in finished.items()
-            if base is not None and seed in others
+            if base is not None and seed in others and others[seed].error is None
         ]
-        effect = paired_difference(pairs)
-        paper_effect = None
+        effect, paper_effect = paired_difference(pairs), None
         if base is not None and variant.paper is not None and base.paper is not None:
             paper_effect = round(variant.paper - base.paper, 2)
-        top1 = tuple(run.top1(size) for run in finished.values())
+        top1 = tuple(run.top1(variant.test_size) for run in finished.values())
         one = next(iter(finished.values()), Result())
         return Row(
             variant.name,
@@ -203,6 +178,7 @@ class Experiment:
             mcnemar(*pairs[0]) if pairs and pairs[0][0].size == pairs[0][1].size else None,
             params=one.params,
             macs=one.macs,
+            peak_mib=one.peak_mib,
             seconds=sum(run.seconds for run in finished.values()),
             curve=_mean_curve([run.curve for run in finished.values()]),
             errors=tuple((seed, run.error) for seed, run in runs.items() if run.error is not None),
@@ -215,10 +191,6 @@ class Experiment:
     def seconds(self) -> float:
         """Time of all finished runs together."""
         return sum(result.seconds for result in self.results.values())
-
-
-def _finished(runs: Mapping[int, Result]) -> dict[int, Result]:
-    return {seed: run for seed, run in runs.items() if run.error is None}
 
 
 def verdict(effect: Estimate | None, paper_effect: float | None) -> str:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from weft.data import Splits
 from weft.errors import UsageError
+from weft.models.families import SMALL_SIDE
 from weft.progress import clock, say
+from weft.recipes import Recipe
+from weft.runtime import Runtime
+from weft.train.plan import Plan
+from weft.train.timing import step_times
 
 SHARES = (0.25, 0.5, 1.0)  # of the epochs; after each, the worse half of the candidates stops
 MOST_EPOCHS = 10_000
 START_S = 20.0  # of a training run besides its epochs: start of the process, reading the dataset, final evaluation
 EVALUATION = 0.35  # time to evaluate an image, relative to a training step
 MEASURING = 0.25  # share of a budget that is kept for measuring speed
+TIMED_STEPS, TIMED_S = 3, 3.0  # steps that are timed, and the time after which no further one begins
+CPU_BATCH = {"small": 64, "large": 8}  # images of a timed step on a CPU; both even, as mixup requires
 
 
 class Budget:
@@ -46,6 +58,33 @@ class Budget:
     def left_for_training(self) -> float:
         """Time that is left, less the share for measuring speed."""
         return math.inf if self.total is None else self.left - MEASURING * self.total
+
+
+def seconds_per_image(recipe: Recipe, splits: Splits) -> float:
+    """Train a network of random weights for a few steps, and return the seconds per training image.
+
+    Args:
+        recipe: complete, as `weft.train.decisions.fill_in` returns it, with batch size and precision.
+        splits: the dataset.
+
+    Raises:
+        WeftError: the network cannot be trained with this recipe.
+    """
+    runtime, size = Runtime.of(recipe.device, recipe.precision), recipe.batch_size
+    assert isinstance(size, int)
+    if runtime.device.type == "cpu":
+        side = min(recipe.img_size) if isinstance(recipe.img_size, tuple) else recipe.img_size or SMALL_SIDE
+        size = min(size, CPU_BATCH["small" if side < SMALL_SIDE else "large"])
+    changes = {"batch_size": size, "accumulate": 1, "workers": 0, "pretrained": False, "start_from": None}
+    plan = Plan(dataclasses.replace(recipe, compile=False, **changes), splits, runtime)
+    steps = (step for epoch in itertools.count() for step in plan.training_steps(epoch))
+    times = step_times(plan.learner(), steps)
+    next(times)  # warms up
+    timed = [next(times)]
+    while len(timed) < TIMED_STEPS and np.sum(timed) <= TIMED_S:
+        timed.append(next(times))
+    waited, computed = np.mean(timed, axis=0) / size
+    return max(computed, waited / recipe.workers) if recipe.workers else computed + waited
 
 
 def stages_of(epochs: int) -> list[int]:

@@ -33,32 +33,26 @@ def run_job(folder: Path) -> Result:
 
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     run = folder / "run"
+    common = {"stop_after": job["until"], "quiet": True}
     with contextlib.suppress(StoppedError):
         if _has_state(run):
-            train(resume=run, stop_after=job["until"], quiet=True)
+            train(resume=run, **common)
         else:
             settings = {key: _with_model(value, folder.parent) for key, value in job["settings"].items()}
-            train(
-                job["data"],
-                recipe=job["recipe"],
-                settings=settings,
-                out=run,
-                stop_after=job["until"],
-                force=run.exists(),
-                quiet=True,
-            )
+            train(job["data"], recipe=job["recipe"], settings=settings, out=run, force=run.exists(), **common)
     model, _ = load_model_dir(run / "best")
     channels, *size = model.pretrained_cfg["input_size"]
     counted = cost(model, (size[0], size[1]), channels)
-    limit = job["settings"].get("data.limit")
-    evaluations = [evaluate(run, job["data"], img_size=size, limit=limit, quiet=True) for size in job["test_sizes"]]
+
+    def letters(size: int | None) -> str:
+        limit = job["settings"].get("data.limit")
+        evaluation = evaluate(run, job["data"], img_size=size, limit=limit, quiet=True)
+        return "".join("1" if is_correct else "0" for is_correct in evaluation.is_correct)
+
     history = read_metrics(run / "metrics.csv")
     return Result(
         job=job,
-        correct=tuple(
-            (size, "".join("1" if is_correct else "0" for is_correct in evaluation.is_correct))
-            for size, evaluation in zip(job["test_sizes"], evaluations, strict=True)
-        ),
+        correct=tuple((size, letters(size)) for size in job["test_sizes"]),
         curve=tuple((row.epoch, row.val_top1) for row in history if row.val_top1 == row.val_top1),
         params=counted.params,
         macs=counted.macs,

@@ -16,12 +16,14 @@ A setting `run:NAME` is the best model of another variant, which is trained firs
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from importlib import resources
 from pathlib import Path
@@ -40,7 +42,6 @@ from weft.study.jobs import REFERENCE, is_reference
 from weft.system import file_name
 from weft.text import reason_of
 
-Settings = Mapping[str, Any]
 SCALES = ("small", "paper")
 Values = Annotated[dict[str, Any], BeforeValidator(lambda values: {} if values is None else untyped(values))]
 Positive = Annotated[float, Within(0, above=True)]
@@ -117,42 +118,127 @@ class Study:
     x: str | None = None
     """Label of the axis that `at` of the variants belongs to, for the figure of lines."""
 
-    def at_scale(self, scale: str) -> Study:
-        """Return the study with the variants of one scale only."""
-        return dataclasses.replace(self, variants=tuple(v for v in self.variants if v.scale in (None, scale)))
+    def at_scale(self, scale: str, places: Mapping[str, str] | None = None) -> list[Variant]:
+        """Return the variants of one scale, with all their settings.
 
-    def settings(self, variant: StudyVariant, scale: str) -> dict[str, Any]:
-        """Return the settings of a variant that override the base recipe."""
-        more = variant.small if scale == "small" else {}
-        return {**self.scales[scale].set, **variant.set, **more}
+        Args:
+            scale: name of the scale.
+            places: places of the datasets, by the names that the study calls them.
 
-    def recipe(self, variant: StudyVariant, scale: str) -> str | None:
-        """Return the base recipe of a variant."""
-        return variant.recipe.get(scale, self.scales[scale].recipe)
+        Raises:
+            UsageError: a variant has a seed of its own, needs the model of an unknown one, or its own model.
+        """
+        size, rows = self.scales[scale], [row for row in self.variants if row.scale in (None, scale)]
+        variants = []
+        for row in rows:
+            own, against = {**row.set, **(row.small if scale == "small" else {})}, row.against or rows[0].name
+            data = row.data or size.data
+            variant = Variant(
+                row.name,
+                row.recipe.get(scale, size.recipe),
+                (places or {}).get(data, data),
+                {**size.set, **own},
+                None if against == row.name else against,
+                row.seeds,
+                row.paper,
+                row.test_ratio or 1,
+                f"Study {self.name}, variant '{row.name}' ({scale})",
+            )
+            with variant.named_in_errors():
+                _check_no_seed(own)
+            variants.append(variant)
+        _check_references(variants, self.name, scale)
+        return variants
 
-    def data(self, variant: StudyVariant, scale: str) -> str:
-        """Return the dataset of a variant."""
-        return variant.data or self.scales[scale].data
 
-    def run_key(self, variant: StudyVariant, scale: str) -> str:
-        """Return a text that is the same for variants that share their runs, such as those with another test_ratio."""
-        content = [self.recipe(variant, scale), self.data(variant, scale), self.settings(variant, scale)]
-        return json.dumps(content, sort_keys=True)
+@dataclass(frozen=True)
+class Variant:
+    """Variant of a study at one scale: what its runs have in common.
 
-    def references(self, variant: StudyVariant, scale: str) -> dict[str, StudyVariant]:
-        """Return the variants whose best models the settings of another mean, by setting."""
-        names = {other.name: other for other in self.variants}
-        return {
-            key: names[value.removeprefix(REFERENCE)]
-            for key, value in self.settings(variant, scale).items()
-            if is_reference(value)
-        }
+    Attributes:
+        name: in reports.
+        base: base recipe; None for the defaults.
+        data: dataset.
+        settings: override the base recipe. `run:NAME` is the best model of another variant.
+        against: variant that it is compared with; None for a baseline.
+        seeds: largest number of runs; None for no limit.
+        paper: top-1 accuracy in percent that the paper reports.
+        test_ratio: ratio of the evaluation size to the training size.
+        origin: of errors.
+    """
 
-    def baseline(self, variant: StudyVariant) -> StudyVariant | None:
-        """Return the variant that another is compared with, or None for the baseline itself."""
-        names = [other.name for other in self.variants]
-        base = self.variants[0 if variant.against is None else names.index(variant.against)]
-        return None if base is variant else base
+    name: str
+    base: str | None
+    data: str
+    settings: dict[str, Any]
+    against: str | None = None
+    seeds: int | None = None
+    paper: float | None = None
+    test_ratio: float = 1
+    origin: str = ""
+
+    @property
+    def run_key(self) -> str:
+        """Text that is the same for variants that share their runs, such as those with another test_ratio."""
+        return json.dumps([self.base, self.data, self.settings], sort_keys=True)
+
+    @property
+    def references(self) -> dict[str, str]:
+        """Variants whose best models the settings mean, by setting."""
+        texts = {key: value for key, value in self.settings.items() if is_reference(value)}
+        return {key: text.removeprefix(REFERENCE) for key, text in texts.items()}
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe of its runs, before the choices of the machine.
+
+        Raises:
+            UsageError: an unknown setting or invalid value.
+        """
+        with self.named_in_errors():
+            recipe = load_recipe(self.base, self.settings.items())
+            check_one_fold(recipe.data)
+        return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, source=self.data))
+
+    @cached_property
+    def test_size(self) -> int | None:
+        """Evaluation size in pixels, a multiple of 8; None for the training size."""
+        recipe = self.recipe
+        side = recipe.img_size or (VARIANTS[str(recipe.model)].size if recipe.model in VARIANTS else None)
+        if self.test_ratio == 1:
+            return None
+        if not isinstance(side, int):
+            raise UsageError(f"Variant '{self.name}' has a test_ratio and needs img_size, one number; got {side}.")
+        return 8 * round(side * self.test_ratio / 8)
+
+    def check(self, *, has_weights: bool = False) -> None:
+        """Build the network on the meta device.
+
+        Args:
+            has_weights: it may start from weights that the recipe does not name.
+
+        Raises:
+            UsageError: as `recipe`, an unknown model argument, or settings that contradict each other.
+        """
+        import torch
+
+        from weft.train.network import build_model
+
+        recipe = self.recipe
+        with self.named_in_errors():
+            if recipe.model is None:
+                raise UsageError("A variant must name a model; got none.")
+            check_rules(recipe, has_weights=has_weights)
+            with torch.device("meta"):
+                build_model(dataclasses.replace(recipe, pretrained=False), num_classes=10)
+
+    @contextlib.contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Add the name of the variant to errors."""
+        try:
+            yield
+        except UsageError as error:
+            raise UsageError(f"{self.origin}: {error}") from error
 
 
 def study_names() -> list[str]:
@@ -172,10 +258,8 @@ def load_study(study: str | Path) -> Study:
     """
     loaded = read_study(study)
     for scale in loaded.scales:
-        study_at_scale = loaded.at_scale(scale)
-        check_references(study_at_scale, scale)
-        for variant in study_at_scale.variants:
-            check_variant(loaded, variant, scale)
+        for variant in loaded.at_scale(scale):
+            variant.check()
     return loaded
 
 
@@ -202,21 +286,6 @@ def read_study(study: str | Path) -> Study:
     return loaded
 
 
-def recipe_of(study: Study, variant: StudyVariant, scale: str, overrides: Sequence[tuple[str, Any]] = ()) -> Recipe:
-    """Return the recipe of a variant.
-
-    Raises:
-        UsageError: an unknown setting or invalid value, with the name of the variant.
-    """
-    try:
-        check_no_seed({**variant.set, **variant.small})
-        recipe = load_recipe(study.recipe(variant, scale), [*study.settings(variant, scale).items(), *overrides])
-        check_one_fold(recipe.data)
-        return recipe
-    except UsageError as error:
-        raise UsageError(f"Study {study.name}, variant '{variant.name}' ({scale}): {error}") from error
-
-
 def check_one_fold(data: Data) -> None:
     """Raise UsageError for a cross-validation: a run of a study or comparison holds out one fold."""
     if data.folds is not None and data.fold is None:
@@ -226,8 +295,13 @@ def check_one_fold(data: Data) -> None:
         )
 
 
-def check_no_seed(settings: Settings) -> None:
-    """Raise UsageError for a seed in the settings of a variant: variants are compared seed by seed, on one split."""
+def slug(name: str) -> str:
+    """Return a name as a folder name: in lower case, with `-` for everything but letters and digits."""
+    return file_name(re.sub(r"[\W_]+", "-", unicodedata.normalize("NFC", name).lower()).strip("-")[:60])
+
+
+def _check_no_seed(settings: Mapping[str, Any]) -> None:
+    """Refuse a seed in the settings of a variant: variants are compared seed by seed, on one split."""
     for key in ("seed", "data.seed"):
         if key in settings:
             raise UsageError(
@@ -236,75 +310,18 @@ def check_no_seed(settings: Settings) -> None:
             )
 
 
-def check_references(study: Study, scale: str) -> None:
-    """Check that the models that variants need are those of other variants, which can run first.
-
-    Args:
-        study: with the variants of the scale only.
-        scale: name of the scale.
-
-    Raises:
-        UsageError: an unknown variant, or variants that need each other.
-    """
-    names = [variant.name for variant in study.variants]
-    needed: dict[str, list[str]] = {}
-    for variant in study.variants:
-        references = {key: text for key, text in study.settings(variant, scale).items() if is_reference(text)}
-        needed[variant.name] = [text.removeprefix(REFERENCE) for text in references.values()]
-        for key, name in zip(references, needed[variant.name], strict=True):
+def _check_references(variants: Sequence[Variant], study: str, scale: str) -> None:
+    """Check that the models that variants need are those of other variants, which can run first."""
+    names = [variant.name for variant in variants]
+    for variant in variants:
+        for key, name in variant.references.items():
             if name not in names:
-                raise unknown(f"variant in {key} of '{variant.name}' ({scale})", name, names, study.name)
+                raise unknown(f"variant in {key} of '{variant.name}' ({scale})", name, names, study)
     try:
-        TopologicalSorter(needed).prepare()
+        TopologicalSorter({variant.name: variant.references.values() for variant in variants}).prepare()
     except CycleError as error:
         circle = " needs ".join(f"'{name}'" for name in reversed(error.args[1]))
-        raise UsageError(f"Study {study.name}: no variant may need its own model; {circle} ({scale}).") from error
-
-
-def check_variant(
-    study: Study,
-    variant: StudyVariant,
-    scale: str,
-    overrides: Sequence[tuple[str, Any]] = (),
-    *,
-    has_weights: bool = False,
-) -> Recipe:
-    """Build the network of a variant on the meta device, and return its recipe.
-
-    Args:
-        study, variant, scale, overrides: as in `recipe_of`.
-        has_weights: it may start from weights that the recipe does not name.
-
-    Raises:
-        UsageError: as `recipe_of`, an unknown model argument, or settings that contradict each other.
-    """
-    import torch
-
-    from weft.models.building import build_described
-
-    recipe = recipe_of(study, variant, scale, overrides)
-    if recipe.model is None:
-        raise UsageError(f"Study {study.name}, variant '{variant.name}' ({scale}) must name a model; got none.")
-    arguments = dict(recipe.model_args)
-    if recipe.img_size is not None and recipe.model in VARIANTS:
-        arguments["img_size"] = recipe.img_size
-    try:
-        check_rules(recipe, has_weights=has_weights)
-        with torch.device("meta"):
-            build_described(recipe.model, arguments, num_classes=10)
-    except UsageError as error:
-        raise UsageError(f"Study {study.name}, variant '{variant.name}' ({scale}): {error}") from error
-    return recipe
-
-
-def size_to_test(recipe: Recipe, variant: StudyVariant) -> int | None:
-    """Return the evaluation size of a variant in pixels, a multiple of 8; None for its training size."""
-    if variant.test_ratio is None or variant.test_ratio == 1:
-        return None
-    side = recipe.img_size or (VARIANTS[str(recipe.model)].size if recipe.model in VARIANTS else None)
-    if not isinstance(side, int):
-        raise UsageError(f"Variant '{variant.name}' has a test_ratio and needs img_size, one number; got {side}.")
-    return 8 * round(side * variant.test_ratio / 8)
+        raise UsageError(f"Study {study}: no variant may need its own model; {circle} ({scale}).") from error
 
 
 def _check_variants(study: Study, origin: str) -> None:
@@ -314,23 +331,15 @@ def _check_variants(study: Study, origin: str) -> None:
         raise UsageError(f"{origin}: scales must be some of {', '.join(SCALES)}; got {', '.join(scales) or 'none'}.")
     if len(variants) < 2:
         raise UsageError(f"{origin}: variants must be a list of at least two; got {len(variants)}.")
-    names = [variant.name for variant in variants]
-    if len({slug(name) for name in names if name.strip()}) < len(names):
-        shown = ", ".join(f"'{name}'" for name in names)
+    by_name = {variant.name: variant for variant in variants}
+    if len({slug(name) for name in by_name if name.strip()}) < len(variants):
+        shown = ", ".join(f"'{variant.name}'" for variant in variants)
         raise UsageError(f"{origin}: every variant needs a name of its own; got {shown}.")
     for variant in variants:
-        if variant.against is not None and variant.against not in names:
-            raise unknown(f"variant in 'against' of '{variant.name}'", variant.against, names, origin)
-        if variant.scale is not None and variant.scale not in scales:
-            raise unknown(f"scale of '{variant.name}'", variant.scale, tuple(scales), origin)
-        for scale in variant.recipe:
-            if scale not in scales:
-                raise unknown(f"scale in 'recipe' of '{variant.name}'", scale, tuple(scales), origin)
-        base = variants[0 if variant.against is None else names.index(variant.against)]
+        named = [("variant in 'against'", variant.against, by_name), ("scale", variant.scale, scales)]
+        for kind, name, names in [*named, *(("scale in 'recipe'", scale, scales) for scale in variant.recipe)]:
+            if name is not None and name not in names:
+                raise unknown(f"{kind} of '{variant.name}'", name, list(names), origin)
+        base = by_name[variant.against or variants[0].name]
         if base.scale not in (None, variant.scale):
             raise UsageError(f"{origin}: '{variant.name}' is compared with '{base.name}', which is not at every scale.")
-
-
-def slug(name: str) -> str:
-    """Return a name as a folder name: in lower case, with `-` for everything but letters and digits."""
-    return file_name(re.sub(r"[\W_]+", "-", unicodedata.normalize("NFC", name).lower()).strip("-")[:60])

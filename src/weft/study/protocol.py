@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import torch
 
 from weft.errors import WeftError
 from weft.recipes import Recipe
@@ -16,7 +14,7 @@ from weft.train.timing import find_batch_size, find_precision
 AUTO = "auto"
 
 
-def shared_settings(recipes: Sequence[Recipe], num_classes: int, num_images: int, threads: int) -> dict[str, Any]:
+def shared_settings(recipes: Sequence[Recipe], num_classes: int, num_images: int) -> dict[str, Any]:
     """Choose one batch size and one precision for all recipes that leave them to the machine.
 
     The batch size is the smallest of those that suit each network. The precision is bf16 if it is faster for every
@@ -25,32 +23,27 @@ def shared_settings(recipes: Sequence[Recipe], num_classes: int, num_images: int
     Args:
         recipes: of the runs, with their models.
         num_classes, num_images: size of the dataset.
-        threads: CPU threads of a run.
 
     Returns:
         Settings by key; those that no recipe leaves open are missing.
     """
+
+    def measured(find: Callable[..., tuple[Any, str]], recipe: Recipe, *counts: int) -> Any:
+        """Return what suits a recipe, or None if it cannot be trained."""
+        try:
+            return find(recipe, *counts, Runtime.of(recipe.device, recipe.precision))[0]
+        except (WeftError, RuntimeError, MemoryError):
+            return None
+
     settings: dict[str, Any] = {}
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        sizes = [
-            size
-            for recipe in recipes
-            if recipe.batch_size == AUTO and (size := _batch_size(recipe, num_classes, num_images)) is not None
-        ]
-        if sizes:
-            settings["batch_size"] = min(sizes)
-        precisions = [
-            precision
-            for recipe in recipes
-            if recipe.precision == AUTO
-            and (precision := _precision(with_shared(recipe, settings), num_classes)) is not None
-        ]
-        if precisions:
-            settings["precision"] = "bf16" if set(precisions) == {"bf16"} else "fp32"
-    finally:
-        torch.set_num_threads(before)
+    is_open = [recipe for recipe in recipes if recipe.batch_size == AUTO]
+    if sizes := {measured(find_batch_size, recipe, num_classes, num_images) for recipe in is_open} - {None}:
+        settings["batch_size"] = min(sizes)
+    recipes = [with_shared(recipe, settings) for recipe in recipes]
+    is_open = [recipe for recipe in recipes if recipe.precision == AUTO and recipe.batch_size != AUTO]
+    runtimes = [measured(find_precision, recipe, num_classes) for recipe in is_open]
+    if precisions := {runtime.precision for runtime in runtimes if runtime is not None}:
+        settings["precision"] = "bf16" if precisions == {"bf16"} else "fp32"
     return settings
 
 
@@ -62,19 +55,3 @@ def open_keys(recipe: Recipe, shared: Mapping[str, Any]) -> dict[str, Any]:
 def with_shared(recipe: Recipe, shared: Mapping[str, Any]) -> Recipe:
     """Return a recipe with the shared settings that it leaves to the machine."""
     return dataclasses.replace(recipe, **open_keys(recipe, shared))
-
-
-def _batch_size(recipe: Recipe, num_classes: int, num_images: int) -> int | None:
-    try:
-        runtime = Runtime.of(recipe.device, recipe.precision)
-        return find_batch_size(recipe, num_classes, num_images, runtime)[0]
-    except (WeftError, RuntimeError, MemoryError):
-        return None
-
-
-def _precision(recipe: Recipe, num_classes: int) -> str | None:
-    try:
-        runtime = Runtime.of(recipe.device, recipe.precision)
-        return find_precision(recipe, num_classes, runtime)[0].precision
-    except (WeftError, RuntimeError, MemoryError):
-        return None

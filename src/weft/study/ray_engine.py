@@ -8,17 +8,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from weft.errors import need
 from weft.models.families import PLUGINS
 from weft.study.jobs import Job, failure_of, start_process
 
 
-def check_installed() -> None:
-    """Raise UsageError if Ray is not installed."""
-    need("ray", "ray")
-
-
-def call(function: Callable[..., Any], *arguments: Any, threads: int) -> Any:
+def call(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a process of Ray."""
     ray = _started()
     return ray.get(ray.remote(num_cpus=threads)(function).remote(*arguments))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from weft.intervals import MAX_HALF_WIDTH, interval_text
+from weft.intervals import MAX_HALF_WIDTH, Estimate, interval_text
 from weft.pages import COLOURS, Lead, Section, new_figure, series_style, shown, write_page
-from weft.study.result import ExperimentResult, Row
+from weft.study.result import FAILED, ExperimentResult, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,67 +22,51 @@ MAX_CURVES = 12  # with more, a figure of curves is unreadable
 
 def write_report(result: ExperimentResult) -> None:
     """Write report.md, report.html and their figures to the directory of a study or comparison."""
-    study, is_comparison = result.study, result.limits is not None
-    summary = _of_comparison(result) if is_comparison else _of_study(result)
-    sections = [Section("Training" if is_comparison else "Variants", table=result.table())]
-    if is_comparison:
+    study, rows, tables = result.study, result.rows, result.tables()
+    failed = tables.pop(FAILED, None)
+    sections = [Section(heading, table=table) for heading, table in tables.items()]
+    if result.limits is not None:
         figure = {"frontier.png": (frontier_figure(result), "Top-1 accuracy by throughput")}
         sections.insert(0, Section("Accuracy by speed", "On the held-out images, on this machine.", figure))
-        sections.append(Section("Inference on this machine", table=result.deployed()))
-    elif any(row.effect is not None for row in result.rows):
-        figure = {"effects.png": (effects_figure(result.rows), "Effect of each variant here and in the paper")}
-        sections.append(Section("Effect of each variant here and in the paper", "", figure))
+    elif any(row.effect is not None for row in rows):
+        heading = "Effect of each variant here and in the paper"
+        sections.append(Section(heading, "", {"effects.png": (effects_figure(rows), heading)}))
+    curves = {row.name + (", stopped" if row.stopped_after else ""): row.curve for row in rows if row.curve}
     if study.x is not None:
         figure = {"lines.png": (lines_figure(result), f"Held-out top-1 accuracy by {study.x}")}
         sections.append(Section(f"Accuracy by {study.x}", "", figure))
-    curves = {row.name + (", stopped" if row.stopped_after else ""): row.curve for row in result.rows if row.curve}
-    if study.x is None and len(curves) <= MAX_CURVES and any(len(curve) > 1 for curve in curves.values()):
+    elif len(curves) <= MAX_CURVES and any(len(curve) > 1 for curve in curves.values()):
         figure = {"curves.png": (curves_figure(curves), "Held-out top-1 accuracy by epoch")}
         sections.append(Section("Accuracy by epoch", "Held-out images, mean over the seeds.", figure))
-    if result.failed:
-        rows = [(name, str(seed), reason) for name, seed, reason in result.failed]
-        sections.append(
-            Section("Failed runs", table=(("model" if is_comparison else "variant", "seed", "reason"), rows))
-        )
-    lead = _lead_of_comparison(result) if is_comparison else _lead_of_study(result)
-    write_page(result.out, study.title, lead, summary, sections)
+    if failed is not None:
+        sections.append(Section(FAILED, table=failed))
+    lead = _lead_of_study(result) if result.limits is None else _lead_of_comparison(result)
+    write_page(result.out, study.title, lead, _summary(result), sections)
 
 
-def _of_study(result: ExperimentResult) -> list[tuple[str, str]]:
+def _summary(result: ExperimentResult) -> list[tuple[str, str]]:
+    """Return name and value of what the report states about the runs."""
+    study, limits = result.study, result.limits
     counts = sorted({len(row.top1) for row in result.rows if row.top1} or {result.seeds})
     seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return [
-        ("source", result.study.source),
-        ("scale", f"{result.scale}: recipe {result.study.scales[result.scale].recipe}, {result.data}"),
-        ("settings of all variants", ", ".join(f"{key}={value}" for key, value in result.settings.items()) or "none"),
-        ("runs", f"{seeds} per variant, seeds from 0; {_hours(result.seconds)} of training in total"),
-        (
-            "intervals",
-            "95 %, of effects, over the same held-out images (Agresti and Min); with one seed, the variation between"
-            " training runs is not included"
-            if seeds == "1"
-            else f"95 %, by Student's t over {seeds} seeds; effects paired by seed",
-        ),
-    ]
-
-
-def _of_comparison(result: ExperimentResult) -> list[tuple[str, str]]:
-    assert result.limits is not None
-    texts = {"{:g} ms latency": result.limits.latency_ms, "{:g} MB": result.limits.megabytes}
-    limits = [text.format(limit) for text, limit in texts.items() if limit is not None]
-    return [
-        ("data", result.data),
-        ("protocol", result.protocol),
-        ("limits", " and ".join(limits) or "none"),
-        (
-            "intervals",
-            "95 %, over the held-out images (Wilson), differences on the same images (Agresti and Min); with one seed,"
-            " the variation between training runs is not included"
-            if result.seeds == 1
-            else f"95 %, by Student's t over {result.seeds} seeds; differences paired by seed",
-        ),
-        *(("note", note) for note in result.notes),
-    ]
+    alone = "with one seed, the variation between training runs is not included"
+    if limits is None:
+        images, over = "of effects, over the same held-out images (Agresti and Min)", "effects paired by seed"
+        settings = ", ".join(f"{key}={value}" for key, value in result.settings.items())
+        lines = [
+            ("source", study.source),
+            ("scale", f"{result.scale}: recipe {study.scales[result.scale].recipe}, {result.data}"),
+            ("settings of all variants", settings or "none"),
+            ("runs", f"{seeds} per variant, seeds from 0; {_hours(result.seconds)} of training in total"),
+        ]
+    else:
+        seeds, over = str(result.seeds), "differences paired by seed"
+        images = "over the held-out images (Wilson), differences on the same images (Agresti and Min)"
+        texts = {"{:g} ms latency": limits.latency_ms, "{:g} MB": limits.megabytes}
+        bounds = " and ".join(text.format(limit) for text, limit in texts.items() if limit is not None)
+        lines = [("data", result.data), ("protocol", result.protocol), ("limits", bounds or "none")]
+    method = f"{images}; {alone}" if seeds == "1" else f"by Student's t over {seeds} seeds; {over}"
+    return [*lines, ("intervals", f"95 %, {method}"), *(("note", note) for note in result.notes)]
 
 
 def _lead_of_study(result: ExperimentResult) -> Lead:
@@ -123,142 +106,115 @@ def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
 
 
+def _figure(height: float, xlabel: str, ylabel: str = "held-out top-1 accuracy (%)") -> tuple[Figure, Axes]:
+    figure = new_figure(6.4, height)
+    axes = figure.add_subplot()
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.grid(True, alpha=0.25)
+    return figure, axes
+
+
+def _legend(figure: Figure, columns: int) -> None:
+    figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=columns)
+
+
 def effects_figure(rows: Sequence[Row]) -> Figure:
     """Draw the effect of each variant with its interval, and the effect in the paper as a hollow diamond."""
     rows = [row for row in rows if row.effect is not None or row.paper_effect is not None]
-    figure = new_figure(6.4, 1.5 + 0.4 * len(rows))
-    axes = figure.add_subplot()
-    axes.axvline(0, color="0.6", linewidth=1)
+    bases = {row.against for row in rows}
+    base = f"'{shown(str(bases.pop()), WIDTH)}'" if len(bases) == 1 else "the baseline of each"
+    figure, axes = _figure(1.5 + 0.4 * len(rows), f"difference of top-1 to {base}, percentage points", "")
+    axes.axvline(0, color=GREY, linewidth=1)
+    hollow = {"markerfacecolor": "none", "color": COLOURS[1], "markersize": 9}
     for place, row in enumerate(rows):
         if row.effect is not None:
-            ends = [[row.effect.value - row.effect.low], [row.effect.high - row.effect.value]]
-            axes.errorbar(row.effect.value, place, xerr=ends, fmt="o", color=COLOURS[0], capsize=4)
+            bars = _bars([row.effect])
+            axes.errorbar(row.effect.value, place, xerr=bars, fmt="o", color=COLOURS[0], capsize=4)
         if row.paper_effect is not None:
-            axes.plot(row.paper_effect, place, "D", markerfacecolor="none", color=COLOURS[1], markersize=9)
+            axes.plot(row.paper_effect, place, "D", **hollow)
     axes.plot([], [], "o", color=COLOURS[0], label="here, 95 % CI")
     if any(row.paper_effect is not None for row in rows):
-        axes.plot([], [], "D", markerfacecolor="none", color=COLOURS[1], markersize=9, label="paper")
-    names = [shown(row.name, WIDTH) for row in rows]
-    axes.set_yticks(range(len(rows)), labels=names)
+        axes.plot([], [], "D", label="paper", **hollow)
+    axes.set_yticks(range(len(rows)), labels=[shown(row.name, WIDTH) for row in rows])
     axes.invert_yaxis()
-    axes.set_xlabel(f"difference of top-1 to {_bases(rows)}, percentage points")
-    axes.grid(True, axis="x", alpha=0.25)
+    axes.grid(False, axis="y")
     figure.legend(frameon=False, loc="outside upper center", ncols=2)
     return figure
 
 
-def _bases(rows: Sequence[Row]) -> str:
-    bases = {row.against for row in rows}
-    return f"'{shown(str(bases.pop()), WIDTH)}'" if len(bases) == 1 else "the baseline of each"
+def _bars(estimates: Sequence[Estimate]) -> list[list[float]]:
+    """Return the lengths of error bars below and above the values; none where an interval is infinite."""
+    ends = [(value - low, high - value) for value, low, high in estimates]
+    return [[length if math.isfinite(length) else 0.0 for length in side] for side in zip(*ends, strict=True)]
 
 
 def curves_figure(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     """Draw the validation top-1 accuracy by epoch, one line per name."""
     from matplotlib.ticker import MaxNLocator
 
-    figure = new_figure(6.4, 5)
-    axes = figure.add_subplot()
+    figure, axes = _figure(5, "epoch")
     for number, (name, curve) in enumerate(curves.items()):
-        if curve:
-            epochs, values = zip(*curve, strict=True)
-            colour, marker = series_style(number)
-            axes.plot(
-                epochs,
-                values,
-                marker=marker,
-                markevery=max(1, len(epochs) // 10),
-                markersize=5,
-                color=colour,
-                label=shown(name, WIDTH),
-            )
-    axes.set(xlabel="epoch", ylabel="held-out top-1 accuracy (%)")
+        colour, marker = series_style(number)
+        style = {"marker": marker, "markevery": max(1, len(curve) // 10), "markersize": 5}
+        axes.plot(*zip(*curve, strict=True), color=colour, label=shown(name, WIDTH), **style)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(True, alpha=0.25)
-    figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=2)
+    _legend(figure, 2)
     return figure
 
 
 def frontier_figure(result: ExperimentResult) -> Figure:
     """Draw accuracy over throughput: filled points for float, hollow for int8. Forms off the frontier are grey."""
-    figure = new_figure(6.4, 5)
-    axes = figure.add_subplot()
-    joined = []
+    figure, axes = _figure(5, "images per second, this machine")
+    joined = list[tuple[float, float]]()
     for number, row in enumerate(result.rows):
-        points = [(form.images_per_second, form.top1) for form in row.forms]
-        is_on = [(row.name, form.name) in result.frontier for form in row.forms]
-        if not points:
+        if not row.forms:
             continue
-        axes.plot(*zip(*points, strict=True), ":", color=GREY, linewidth=1, zorder=1)
+        points = {form.name: (form.images_per_second, form.top1) for form in row.forms}
+        best = {name: point for name, point in points.items() if (row.name, name) in result.frontier}
+        axes.plot(*zip(*points.values(), strict=True), ":", color=GREY, linewidth=1, zorder=1)
         colour, marker = series_style(number)
-        for form, point, is_best in zip(row.forms, points, is_on, strict=True):
-            color = colour if is_best else GREY
-            face = color if form.name == "float" else "white"
+        for name, point in points.items():
+            color = colour if name in best else GREY
+            face = color if name == "float" else "white"
             axes.plot(*point, marker, color=color, markerfacecolor=face, markersize=9, zorder=3)
         label = shown(row.name, WIDTH) + (", stopped" if row.stopped_after else "")
-        axes.plot([], [], marker, color=colour if any(is_on) else GREY, label=label)
-        joined += [point for point, is_best in zip(points, is_on, strict=True) if is_best]
+        axes.plot([], [], marker, color=colour if best else GREY, label=label)
+        joined += best.values()
     if joined:
         axes.plot(*zip(*sorted(joined), strict=True), "-", color="0.5", linewidth=1, zorder=2, label="frontier")
     for label, face in (("float", "0.5"), ("int8", "white")):
         axes.plot([], [], "o", color="0.5", markerfacecolor=face, label=label)
-    figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=3)
+    _legend(figure, 3)
     axes.set_xscale("log")
-    _plain_ticks(axes)
-    axes.set(xlabel="images per second, this machine", ylabel="held-out top-1 accuracy (%)")
-    axes.margins(0.15)
-    low, high = axes.get_ylim()
-    axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= min(high, 100)])  # the margin may be above
-    axes.grid(True, alpha=0.25)
-    return figure
-
-
-def _plain_ticks(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.xaxis.set_minor_formatter(lambda value, _: f"{value:,.0f}")
     axes.tick_params(axis="x", which="both", labelsize="small", rotation=30)
+    axes.margins(0.15)
+    low, high = axes.get_ylim()
+    axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= min(high, 100)])  # the margin may be above
+    return figure
 
 
 def lines_figure(result: ExperimentResult) -> Figure:
     """Draw top-1 accuracy over the axis of the study, one line per group of variants."""
-    figure = new_figure(6.4, 4.4)
-    axes = figure.add_subplot()
+    figure, axes = _figure(4.4, shown(result.study.x or "", WIDTH))
     variants = {variant.name: variant for variant in result.study.variants}
-    names = list(dict.fromkeys(variants[row.name].line or "" for row in result.rows))
-    for number, name in enumerate(names):
-        rows = [row for row in result.rows if (variants[row.name].line or "") == name and row.mean is not None]
-        rows = sorted((row for row in rows if variants[row.name].at is not None), key=lambda r: _at(variants, r))
-        if not rows:
-            continue
-        means = [row.mean for row in rows if row.mean is not None]
-        values = [mean.value for mean in means]
-        below = [_finite(mean.value - mean.low) for mean in means]
-        above = [_finite(mean.high - mean.value) for mean in means]
-        colour, marker = series_style(number)
-        axes.errorbar(
-            [_at(variants, row) for row in rows],
-            values,
-            yerr=[below, above],
-            fmt=f"{marker}-",
-            color=colour,
-            capsize=3,
-            label=shown(name, WIDTH) or None,
-        )
-    were_run = (variants[row.name] for row in result.rows)
-    places = sorted({variant.at for variant in were_run if variant.at is not None})
+    lines: dict[str, list[tuple[float, Estimate]]] = {}
+    for variant, mean in ((variants[row.name], row.mean) for row in result.rows):
+        points = lines.setdefault(variant.line or "", [])
+        if variant.at is not None and mean is not None:
+            points.append((variant.at, mean))
+    for number, (name, points) in enumerate(lines.items()):
+        if points:
+            at, means = zip(*sorted(points), strict=True)
+            colour, marker = series_style(number)
+            style = {"fmt": f"{marker}-", "color": colour, "capsize": 3, "label": shown(name, WIDTH) or None}
+            axes.errorbar(at, [mean.value for mean in means], yerr=_bars(means), **style)
+    places = sorted({at for row in result.rows if (at := variants[row.name].at) is not None})
     if len(places) > 2 and places[-1] / places[0] >= 10:
         axes.set_xscale("log")
     axes.set_xticks(places, labels=[f"{place:g}" for place in places])
     axes.minorticks_off()
-    axes.set(xlabel=shown(result.study.x or "", WIDTH), ylabel="held-out top-1 accuracy (%)")
-    axes.grid(True, alpha=0.25)
-    if any(names):
-        figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=2)
+    if any(lines):
+        _legend(figure, 2)
     return figure
-
-
-def _at(variants: dict, row: Row) -> float:
-    return float(variants[row.name].at)
-
-
-def _finite(length: float) -> float:
-    return length if np.isfinite(length) else 0.0

@@ -25,6 +25,8 @@ MODELS = (
     *("parameters", "MACs", "training time", "peak memory"),
 )
 DEPLOYED = ("model", "form", "fastest runtime", "top-1 %", "latency, ms", "images/s", "MB", "Pareto frontier")
+FAILED = "Failed runs"
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows
 
 
 @dataclass(frozen=True)
@@ -155,25 +157,29 @@ class ExperimentResult:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings that the study or the caller adds to the base recipe in every variant."""
+        """Settings that the study or the caller adds to the base recipe in every variant."""
         return self.study.scales[self.scale].set
 
     @property
     def failed(self) -> list[tuple[str, int, str]]:
-        """Return name, seed and reason of the runs that failed."""
+        """Name, seed and reason of the runs that failed."""
         return [(row.name, seed, reason) for row in self.rows for seed, reason in row.errors]
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return header and rows of the table of training results."""
-        header = VARIANTS if self.limits is None else MODELS
-        rows = self.rows if self.limits is None else [row for row in self.rows if row.top1]
-        cells = [_cells(row) for row in rows]
-        return header, [tuple(row[name] for name in header) for row in cells]
+    def tables(self) -> dict[str, Table]:
+        """Return header and rows of the tables of the report, by their heading."""
+        heading, header = ("Variants", VARIANTS) if self.limits is None else ("Training", MODELS)
+        cells = [_cells(row) for row in self.rows if row.top1 or self.limits is None]
+        tables: dict[str, Table] = {heading: (header, [tuple(row[name] for name in header) for row in cells])}
+        if self.limits is not None:
+            tables["Inference on this machine"] = DEPLOYED, self._deployed(self.limits)
+        if self.failed:
+            failed = [(name, str(seed), reason) for name, seed, reason in self.failed]
+            tables[FAILED] = (header[0], "seed", "reason"), failed
+        return tables
 
-    def deployed(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return header and rows of the table of inference results."""
-        limits = self.limits or Limits()
-        return DEPLOYED, [
+    def _deployed(self, limits: Limits) -> list[tuple[str, ...]]:
+        outside = {True: "", False: "exceeds the limits"}
+        return [
             (
                 row.name,
                 form.name,
@@ -182,11 +188,7 @@ class ExperimentResult:
                 f"{form.latency_ms:.2f}",
                 f"{form.images_per_second:,.0f}",
                 f"{form.megabytes:.1f}",
-                "yes"
-                if (row.name, form.name) in self.frontier
-                else ""
-                if limits.allows(form)
-                else "exceeds the limits",
+                "yes" if (row.name, form.name) in self.frontier else outside[limits.allows(form)],
             )
             for row in self.rows
             for form in row.forms
@@ -194,25 +196,10 @@ class ExperimentResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the dictionary that `--json` prints."""
-        return {
-            "study": self.study.name,
-            "title": self.study.title,
-            "claim": self.study.claim,
-            "source": self.study.source,
-            "scale": self.scale,
-            "data": self.data,
-            "seeds": self.seeds,
-            "settings": dict(self.settings),
-            "seconds": self.seconds,
-            "notes": list(self.notes),
-            "epochs": self.epochs,
-            "protocol": self.protocol,
-            "limits": None if self.limits is None else dataclasses.asdict(self.limits),
-            "frontier": [list(point) for point in self.frontier],
-            "advice": self.advice,
-            "out": str(self.out),
-            "rows": [row.as_dict() for row in self.rows],
-        }
+        study = {key: getattr(self.study, key) for key in ("title", "claim", "source")}
+        own = dataclasses.asdict(dataclasses.replace(self, rows=()))
+        changed = {"study": self.study.name, "settings": dict(self.settings), "out": str(self.out)}
+        return {**study, **own, **changed, "rows": [row.as_dict() for row in self.rows]}
 
     def __repr__(self) -> str:
         """Return the main values in one line."""
@@ -223,11 +210,7 @@ class ExperimentResult:
     def _repr_html_(self) -> str:
         """Return the claim or recommendation, and the tables of the report."""
         text = self.advice or f"{self.study.title}. Claim: {self.study.claim}"
-        parts = [markup.element("p", text, dir="auto"), markup.table(*self.table())]
-        if any(row.forms for row in self.rows):
-            parts.append(markup.table(*self.deployed()))
-        if failed := [(name, f"{seed}", reason) for name, seed, reason in self.failed]:
-            parts.append(markup.table(("failed", "seed", "reason"), failed))
+        parts = [markup.element("p", text, dir="auto"), *(markup.table(*table) for table in self.tables().values())]
         return markup.fragment("".join([*parts, markup.element("p", f"Report: {self.out / 'report.html'}")]))
 
 
@@ -236,7 +219,7 @@ StudyResult = Comparison = ExperimentResult  # names of the results of `run_stud
 
 def _cells(row: Row) -> dict[str, str]:
     """Return the cells of a row by their header."""
-    effect, macs = interval_text(row.effect, signed=True), f"{row.macs / 1e6:,.1f}M" if row.macs else ""
+    effect = interval_text(row.effect, signed=True)
     return {
         "variant": row.name,
         "model": row.name if row.model in ("", row.name) else f"{row.name} ({row.model})",
@@ -246,16 +229,10 @@ def _cells(row: Row) -> dict[str, str]:
         "top-1 % (95 % CI)": interval_text(row.mean),
         "effect (95 % CI)": effect,
         "difference to best (95 % CI)": effect,
-        "McNemar p": _p_value(row.p_value),
+        "McNemar p": "" if row.p_value is None else f"{row.p_value:.2g}" if row.p_value >= MIN_P else f"< {MIN_P:g}",
         "result": row.verdict,
         "parameters": f"{row.params:,}" if row.params else "",
-        "MACs": macs,
+        "MACs": f"{row.macs / 1e6:,.1f}M" if row.macs else "",
         "training time": clock(row.seconds),
         "peak memory": f"{row.peak_mib:,} MiB",
     }
-
-
-def _p_value(p_value: float | None) -> str:
-    if p_value is None:
-        return ""
-    return f"{p_value:.2g}" if p_value >= MIN_P else f"< {MIN_P:g}"

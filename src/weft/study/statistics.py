@@ -1,4 +1,4 @@
-"""Confidence intervals of 95 % and significance tests."""
+"""Confidence intervals of 95 % and significance tests over the runs of an experiment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.intervals import LEVEL, Estimate, accuracy_of, difference_of
+from weft.intervals import LEVEL, Estimate, difference_of
 
 
 def mean_of_runs(values: Sequence[float]) -> Estimate:
@@ -20,23 +20,8 @@ def mean_of_runs(values: Sequence[float]) -> Estimate:
     return Estimate(value, value - float(half), value + float(half))
 
 
-def accuracy(right: np.ndarray) -> Estimate:
-    """Estimate the top-1 accuracy in percent from (images) whether each prediction is correct."""
-    return accuracy_of(int(right.sum()), right.size)
-
-
-def difference(first: np.ndarray, second: np.ndarray) -> Estimate:
-    """Estimate the top-1 accuracy of the first model minus that of the second, in percentage points.
-
-    Args:
-        first, second: (images) whether each prediction is correct, on the same images.
-    """
-    won, lost = _disagreements(first, second)
-    return difference_of(won, lost, first.size)
-
-
 def paired_difference(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate | None:
-    """Estimate the difference of two models over paired runs: by seed, or over the images if there is one pair.
+    """Estimate the top-1 accuracy of a model minus that of another: by seed, or over the images if there is one pair.
 
     Args:
         pairs: (images) whether each prediction of the first and of the second model with the same seed is correct.
@@ -46,7 +31,7 @@ def paired_difference(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimat
         without pairs.
     """
     if len(pairs) == 1 and pairs[0][0].size == pairs[0][1].size > 0:
-        return difference(*pairs[0])
+        return difference_of(*_disagreements(*pairs[0]), pairs[0][0].size)
     return mean_of_runs([100 * float(ours.mean() - other.mean()) for ours, other in pairs]) if pairs else None
 
 

@@ -23,41 +23,31 @@ def curve_figures(history: Sequence[EpochRow], best_epoch: int) -> dict[str, tup
         (figure, alternative text) by file name.
     """
     best = next(row for row in history if row.epoch == best_epoch)
-    accuracy_figure, accuracy = _figure(
-        [(row.epoch, row.train_top1) for row in history],
-        [(row.epoch, row.val_top1) for row in history],
-        (best.epoch, best.val_top1),
-    )
-    accuracy.set(ylabel="top-1 accuracy (%)", title=f"best: epoch {best.epoch}, {best.val_top1:.2f} %")
-    loss_figure, loss = _figure(
-        [(row.epoch, row.train_loss) for row in history],
-        [(row.epoch, row.val_loss) for row in history],
-        (best.epoch, best.val_loss),
-    )
-    loss.set(ylabel="loss (cross-entropy, nats)", title=f"at the best epoch: {best.val_loss:.3f}")
-    loss.set_ylim(bottom=0)
-    return {
-        "curves.png": (accuracy_figure, "Accuracy by epoch"),
-        "loss.png": (loss_figure, "Loss by epoch"),
-    }
+    accuracy, accuracy_axes = _figure(history, best, "top1")
+    accuracy_axes.set(ylabel="top-1 accuracy (%)", title=f"best: epoch {best.epoch}, {best.val_top1:.2f} %")
+    loss, loss_axes = _figure(history, best, "loss")
+    loss_axes.set(ylabel="loss (cross-entropy, nats)", title=f"at the best epoch: {best.val_loss:.3f}")
+    loss_axes.set_ylim(bottom=0)
+    return {"curves.png": (accuracy, "Accuracy by epoch"), "loss.png": (loss, "Loss by epoch")}
 
 
-def _figure(
-    train: Sequence[tuple[int, float]], held_out: Sequence[tuple[int, float]], best: tuple[int, float]
-) -> tuple[Figure, Axes]:
-    """Draw two lines without the epochs that have no value, and mark the best epoch."""
+def _figure(history: Sequence[EpochRow], best: EpochRow, measure: str) -> tuple[Figure, Axes]:
+    """Draw `top1` or `loss` of both sets without the epochs that have no value, and mark the best epoch."""
     from matplotlib.ticker import MaxNLocator
 
     figure = new_figure(4.8, 3.6)
     axes = figure.add_subplot()
-    for points, style, color, name in ((train, "--o", BLUE, "training"), (held_out, "-s", ORANGE, "held out")):
-        known = [point for point in points if not math.isnan(point[1])] or [(best[0], math.nan)]
+    sets = (("train", "--o", BLUE, "training"), ("val", "-s", ORANGE, "held out"))
+    for prefix, style, color, name in sets:
+        points = [(row.epoch, getattr(row, f"{prefix}_{measure}")) for row in history]
+        known = [point for point in points if not math.isnan(point[1])] or [(best.epoch, math.nan)]
         step = max(1, len(known) // 20)
         axes.plot(*zip(*known, strict=True), style, color=color, label=name, markersize=4, markevery=step)
-    axes.axvline(best[0], color="0.5", linewidth=1, linestyle=":", zorder=1)
-    axes.plot(*best, "o", color=ORANGE, markersize=11, markerfacecolor="none", label="best epoch")
+    axes.axvline(best.epoch, color="0.5", linewidth=1, linestyle=":", zorder=1)
+    value = getattr(best, f"val_{measure}")
+    axes.plot(best.epoch, value, "o", color=ORANGE, markersize=11, markerfacecolor="none", label="best epoch")
     axes.margins(y=0.1)
-    axes.set_xlim(train[0][0] - 0.5, train[-1][0] + 0.5)
+    axes.set_xlim(history[0].epoch - 0.5, history[-1].epoch + 0.5)
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.title.set_fontsize("medium")

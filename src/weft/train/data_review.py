@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,12 +17,12 @@ from weft.data.folder import check_outside, paths_of
 from weft.data.source import pixel_limit
 from weft.data.table import SUFFIXES, read_table
 from weft.errors import DataError
-from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, sha256_of
+from weft.files import check_out_dir, make_dir, sha256_of
 from weft.inference.arguments import settings_of
 from weft.inference.embedding import Embedding, feature_predictor, read_files
 from weft.progress import obeys_quiet, reading, say
 from weft.text import count, first_few, printable
-from weft.train.few_images import model_with_weights
+from weft.train.decisions import model_with_weights
 from weft.train.label_errors import (
     MIN_KEPT,
     LabelErrors,
@@ -93,9 +92,7 @@ def review(
     settings = settings_of(batch_size, None, device, precision, None, None, max_pixels=max_pixels)
     if out is not None:
         check_outside(out, data)
-        refuse_file_name(Path(out))
-        refuse_taken(Path(out), CONTENTS, force=force)
-        check_writable(Path(out))
+        check_out_dir(Path(out), CONTENTS, force=force)
     model = str(run or _public_model())
     with reading() as progress:
         splits = open_data(
@@ -178,7 +175,7 @@ def _review(
     """Review the images that were read; return the result, and all images, those with a problem first."""
     names, num_images = splits.classes, len(features.images)
     labels = np.array([*splits.train.labels, *splits.val.labels], int)[is_read]
-    sides = np.array(["train"] * len(splits.train) + ["val"] * len(splits.val))[is_read]
+    sides = np.repeat(["train", "val"] if splits.is_given else ["", ""], (len(splits.train), len(splits.val)))[is_read]
     if num_images == 0 or len(np.unique(labels)) < 2:
         raise DataError(
             f"A review needs readable images of at least two classes; got {count(num_images, 'image')} of"
@@ -190,11 +187,10 @@ def _review(
     for copies in duplicates:
         first_copy[copies] = copies[0]
     result = find_label_errors(features.features, labels, len(names), first_copy)
-    outlying = outliers(neighbour_distances(features.features))
+    outlying = outliers(neighbour_distances(features.features)).tolist()
     groups = joined_groups(np.array(_own_groups(splits))[is_read].tolist(), duplicates)
-    given = sides if splits.is_given else None
-    images = _findings(features.images, labels, given, groups, names, result, duplicates, outlying)
-    order = dict.fromkeys([*result.order().tolist(), *itertools.chain(*duplicates), *outlying.tolist()])
+    images = _findings(features.images, labels, sides, groups, names, result, duplicates, outlying)
+    order = dict.fromkeys([*result.order().tolist(), *itertools.chain(*duplicates), *outlying])
     findings = [images[i] for i in order]
     summary = Review(
         num_images,
@@ -206,7 +202,7 @@ def _review(
         duplicates=[[features.images[i] for i in copies] for copies in duplicates],
         copies_in_classes=sum(images[copies[0]].has(COPY) for copies in duplicates),
         leaks=sum(images[copies[0]].has(LEAK) for copies in duplicates),
-        needs_group=given is None and any(image.group for image in images),
+        needs_group=not splits.is_given and any(groups),
         outliers=len(outlying),
         notes=_notes(result, labels, names),
         unreadable=unreadable,
@@ -226,44 +222,44 @@ def _own_groups(splits: Splits) -> list[str]:
 def _findings(
     paths: Sequence[str],
     labels: np.ndarray,
-    sides: np.ndarray | None,
+    sides: np.ndarray,
     groups: Sequence[str],
     names: list[str],
     result: LabelErrors,
     duplicates: Sequence[list[int]],
-    outlying: np.ndarray,
+    outlying: Sequence[int],
 ) -> list[Finding]:
-    """Return every image with its problems and the action; `sides` is None if the dataset defines no split."""
-
-    def proposal(i: int, guess: int, action: str = "keep") -> dict[str, Any]:
-        probability = float(result.probabilities[i, guess]) if result.is_judged[i] else None
-        return {"proposed": names[guess], "probability": probability, "action": action}
-
-    images = [
-        Finding(path, names[label], problem="", split="" if sides is None else str(sides[i]), group=groups[i],
-                **proposal(i, label))
-        for i, (path, label) in enumerate(zip(paths, labels.tolist(), strict=True))
-    ]  # fmt: skip
-
-    def mark(i: int, problem: str, **changes: Any) -> None:
-        problems = [*images[i].problem.split("; "), problem] if images[i].problem else [problem]
-        images[i] = dataclasses.replace(images[i], problem="; ".join(problems), **changes)
-
-    for i in result.order().tolist():
-        mark(i, LABEL, **proposal(i, int(result.proposed[i]), "relabel" if result.quality[i] < MIN_KEPT else "keep"))
+    """Return every image with its problems and the action; `sides` are empty if the dataset defines no split."""
+    problems: list[list[str]] = [[] for _ in paths]
+    proposed, actions = labels.copy(), ["keep"] * len(paths)
+    for i in result.order():
+        problems[i].append(LABEL)
+        proposed[i], actions[i] = result.proposed[i], "relabel" if result.quality[i] < MIN_KEPT else "keep"
     for copies in duplicates:
         label, wrong = _label_of_copies(copies, paths, labels, result)
+        is_leak = len(np.unique(sides[copies])) > 1
         for i in copies:
-            if label is None:
-                mark(i, DUPLICATE)
-            else:
-                mark(i, COPY, **proposal(i, label, "relabel" if i in wrong else "keep"))
-        if sides is not None and len(set(sides[copies].tolist())) > 1:
-            for i in copies:  # validation images stay, so that accuracies can be compared
-                mark(i, LEAK, action="exclude" if sides[i] == "train" else images[i].action)
-    for i in outlying.tolist():
-        mark(i, OUTLIER)
-    return images
+            problems[i] += [DUPLICATE if label is None else COPY, *([LEAK] if is_leak else [])]
+            if label is not None:
+                proposed[i], actions[i] = label, "relabel" if i in wrong else "keep"
+            if is_leak and sides[i] == "train":  # validation images stay, so that accuracies can be compared
+                actions[i] = "exclude"
+    for i in outlying:
+        problems[i].append(OUTLIER)
+    probabilities = result.probabilities[np.arange(len(paths)), proposed].tolist()
+    return [
+        Finding(
+            path,
+            names[labels[i]],
+            names[proposed[i]],
+            probabilities[i] if result.is_judged[i] else None,
+            "; ".join(problems[i]),
+            actions[i],
+            str(sides[i]),
+            groups[i],
+        )
+        for i, path in enumerate(paths)
+    ]
 
 
 def _label_of_copies(
@@ -274,16 +270,15 @@ def _label_of_copies(
     It is the label that the features of the copies support most. A copy gets it if its own is a likely error, or if
     another file with the same bytes has another label.
     """
-    classes = np.unique(labels[copies])
+    own = labels[copies]
+    classes = np.unique(own)
     if len(classes) == 1:
         return None, set()
     best = int(classes[result.probabilities[copies][:, classes].mean(axis=0).argmax()])
-    digests = {i: sha256_of(Path(paths[i])) for i in copies}
-    labels_of = defaultdict[str, set[int]](set)
-    for i, digest in digests.items():
-        labels_of[digest].add(int(labels[i]))
-    wrong = {i for i in copies if labels[i] != best and (len(labels_of[digests[i]]) > 1 or result.is_error[i])}
-    return best, wrong
+    digests = np.array([sha256_of(Path(paths[i])) for i in copies])
+    has_twin = np.array([len(np.unique(own[digests == digest])) > 1 for digest in digests])
+    is_wrong = (own != best) & (has_twin | result.is_error[copies])
+    return best, set(np.array(copies)[is_wrong].tolist())
 
 
 def _confused(result: LabelErrors, names: Sequence[str]) -> list[tuple[str, str, int]]:

@@ -98,8 +98,7 @@ def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], run
     """
     name = recipe.distill.teacher
     assert name is not None
-    has_two_heads = getattr(student, "head_dist", None) is not None
-    if recipe.train_mode == "eval" and has_two_heads:
+    if recipe.train_mode == "eval" and _has_two_heads(student):
         raise UsageError(
             "Distillation of a student with two heads needs train_mode: train, since it returns the outputs of both"
             " heads only in training mode; got train_mode eval. Set train_mode: train, or distill.teacher: null."
@@ -126,10 +125,7 @@ def open_teacher(recipe: Recipe, student: nn.Module, classes: Sequence[str], run
             f" '{names[index]}', of the dataset '{classes[index]}'. Fine-tune the teacher on this dataset, or rename"
             " the classes."
         )
-    if has_two_heads:
-        enable_both_heads: Any = getattr(student, "set_distilled_training", lambda enable: None)
-        enable_both_heads(True)
-    return Teacher(model, preprocessing(student), runtime)
+    return _teacher_of(model, student, runtime)
 
 
 def untrained_teacher(recipe: Recipe, student: nn.Module, num_classes: int, runtime: Runtime) -> Teacher | None:
@@ -137,10 +133,20 @@ def untrained_teacher(recipe: Recipe, student: nn.Module, num_classes: int, runt
     name = recipe.distill.teacher
     if name is None:
         return None
-    enable_both_heads: Any = getattr(student, "set_distilled_training", lambda enable: None)
-    enable_both_heads(True)
     model = load_model_dir(model_dir(name))[0] if _is_directory(name) else create_model(name, num_classes=num_classes)
+    return _teacher_of(model, student, runtime)
+
+
+def _teacher_of(model: nn.Module, student: nn.Module, runtime: Runtime) -> Teacher:
+    """Return a model as the teacher of a student, which learns with both heads if it has two."""
+    if _has_two_heads(student):
+        enable_both_heads: Any = getattr(student, "set_distilled_training", lambda enable: None)
+        enable_both_heads(True)
     return Teacher(model, preprocessing(student), runtime)
+
+
+def _has_two_heads(student: nn.Module) -> bool:
+    return getattr(student, "head_dist", None) is not None
 
 
 def _is_directory(name: str) -> bool:

@@ -9,7 +9,9 @@ right: errors between similar classes are found at lower certainty than others.
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -204,7 +206,7 @@ def near_duplicates(features: np.ndarray, open_image: Callable[[int], Image.Imag
         open_image: function from the index of an image to the image; only of images with similar features.
     """
     is_few = len(features) < MIN_CENTRED
-    hashes, is_hashed = np.zeros((len(features), 2), np.uint64), np.zeros(len(features), bool)
+    hashes, hashes_of = np.zeros((len(features), 2), np.uint64), functools.cache(lambda i: _hashes(open_image(i)))
     close = np.zeros(len(features))  # largest distance of a near-duplicate whose hash may differ
     pairs, distances, has_hash = [], [], []
     for start, block in _similarities(features - features.mean(axis=0)):
@@ -215,24 +217,18 @@ def near_duplicates(features: np.ndarray, open_image: Callable[[int], Image.Imag
         places, columns = np.nonzero(block >= (-np.inf if is_few else MIN_SIMILARITY))
         places, columns = places[places + start < columns], columns[places + start < columns]
         rows, distance = places + start, 1 - block[places, columns]
-        for i in np.unique(np.concatenate([rows, columns])):
-            if not is_hashed[i]:
-                hashes[i], is_hashed[i] = _hashes(open_image(int(i))), True
+        for i in np.unique([rows, columns]).tolist():
+            hashes[i] = hashes_of(i)
         bits = np.bitwise_count(hashes[rows, :1] ^ hashes[columns]).min(axis=1)  # of the closer orientation
         is_kept = (bits <= MAX_BITS) | (distance <= close[rows])
         pairs.append(np.stack([rows, columns])[:, is_kept])
         distances.append(distance[is_kept])
         has_hash.append(bits[is_kept] <= MAX_BITS)
-    rows, columns = np.concatenate(pairs, axis=1)
-    is_pair = np.concatenate(has_hash) | (np.concatenate(distances) <= np.minimum(close[rows], close[columns]))
-    rows, columns = rows[is_pair], columns[is_pair]
-    if not len(rows):
-        return []
-    graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(len(features), len(features)))
-    _, component = connected_components(graph, directed=False)
-    groups: dict[int, list[int]] = {}
-    for i in sorted({*rows.tolist(), *columns.tolist()}):
-        groups.setdefault(int(component[i]), []).append(i)
+    edges = np.concatenate(pairs, axis=1)
+    edges = edges[:, np.concatenate(has_hash) | (np.concatenate(distances) <= close[edges].min(axis=0))]
+    component, groups = _components(edges, len(features)), defaultdict[int, list[int]](list)
+    for i in np.unique(edges).tolist():
+        groups[component[i]].append(i)
     return list(groups.values())
 
 
@@ -251,15 +247,19 @@ def joined_groups(own: Sequence[str], duplicates: Sequence[Sequence[int]]) -> li
     number = {name: len(own) + place for place, name in enumerate(names)}  # nodes after those of the images
     edges = [(i, number[name]) for i, name in enumerate(own) if name]
     edges += [(copies[0], i) for copies in duplicates for i in copies]
-    rows, columns = np.array(edges, int).reshape(-1, 2).T
-    size = len(own) + len(names)
-    component = connected_components(coo_array((np.ones(len(rows)), (rows, columns)), (size, size)), directed=False)[1]
-    name_of = {int(component[number[name]]): name for name in reversed(names)}
+    component = _components(np.array(edges, int).reshape(-1, 2).T, len(own) + len(names))
+    name_of = {component[number[name]]: name for name in reversed(names)}
     free = (name for n in itertools.count(1) if (name := f"copies-{n}") not in number)
     for copies in duplicates:
-        if (place := int(component[copies[0]])) not in name_of:
-            name_of[place] = next(free)
-    return [name_of.get(place, "") for place in component[: len(own)].tolist()]
+        if component[copies[0]] not in name_of:
+            name_of[component[copies[0]]] = next(free)
+    return [name_of.get(place, "") for place in component[: len(own)]]
+
+
+def _components(edges: np.ndarray, num_nodes: int) -> list[int]:
+    """Return the number of the connected component of every node of a graph with edges (2 edges)."""
+    graph = coo_array((np.ones(edges.shape[1]), tuple(edges)), (num_nodes, num_nodes))
+    return connected_components(graph, directed=False)[1].tolist()
 
 
 def _similarities(features: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -17,7 +17,7 @@ from weft.data.folder import paths_of
 from weft.data.inventory import digest_of
 from weft.data.split import stratified_subset
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.files import check_writable, make_dir, refuse_file_name, refuse_taken, write_table
+from weft.files import check_out_dir, make_dir, write_table
 from weft.inference.arguments import check_outside_images, image_files, settings_of
 from weft.inference.embedding import feature_predictor, read_files
 from weft.inference.features import FeatureReader, logits_of, unit_length
@@ -142,9 +142,7 @@ def label(
         settings = replace(settings, precision=_precision_of(Path(run), str(settings.device)))
     if out is not None:
         check_outside_images(out, images)
-        refuse_file_name(Path(out))
-        refuse_taken(Path(out), CONTENTS, force=force)
-        check_writable(Path(out))
+        check_out_dir(Path(out), CONTENTS, force=force)
     predictor = feature_predictor(run, settings)
     if predictor.label_names is None:
         raise CheckpointError(f"Labels are class names; the model {printable(str(run))} has none. Pass a run.")

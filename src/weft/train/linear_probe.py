@@ -7,7 +7,7 @@ on the training images. The result is folded into the last linear layer, so the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch import nn
 from weft.data.loader import ImageLoader
 from weft.inference.features import classifiers, read_features
 from weft.intervals import accuracy_of
+from weft.progress import counting
 from weft.recipes import Recipe
 from weft.runtime import Runtime
 from weft.text import first_few
@@ -45,6 +46,11 @@ class Balance(NamedTuple):
 
     is_weighted: bool = False
     is_chosen_by_class: bool = False
+
+    @property
+    def class_weight(self) -> str | None:
+        """The argument of scikit-learn."""
+        return "balanced" if self.is_weighted else None
 
 
 UNBALANCED = Balance()
@@ -93,28 +99,21 @@ def fit_heads(
     batches: ImageLoader,
     num_classes: int,
     runtime: Runtime,
-    *,
-    balance: Balance = UNBALANCED,
+    recipe: Recipe,
     groups: Sequence[str] | None = None,
-    seed: int = 0,
-    label_smoothing: float = 0.0,
-    is_mirrored: bool = True,
-    on_batch: Callable[[int], None] = lambda count: None,
 ) -> list[LinearProbe]:
     """Fit the classifiers of a network to images, and set their weights.
+
+    The logits are scaled down to the least loss with the label smoothing of the training that follows, which changes no
+    prediction: at larger logits, the first steps would undo the classifier.
 
     Args:
         network: on its device; only the weights of its last linear layers change.
         batches: training images with the preprocessing of the evaluation.
         num_classes: number of classes.
         runtime: device and precision of the features.
-        balance: correction of the class frequencies.
+        recipe: of the training; with `augment.hflip`, the mirror image of every image is fitted to also.
         groups: group of every image; a group is in one fold. None without groups.
-        seed: of the folds.
-        label_smoothing: of the training that follows. The logits are scaled down to the least loss with it, which
-            changes no prediction: at larger logits, the first steps would undo the classifier.
-        is_mirrored: fit also to the mirror image of every image.
-        on_batch: called with the number of images of every batch.
 
     Returns:
         A probe per head.
@@ -122,12 +121,14 @@ def fit_heads(
     Raises:
         UsageError: the network has no linear classifier.
     """
-    features, labels = read_features(network, batches, runtime, on_batch)
-    num_views, probes = 2 if is_mirrored else 1, []
+    with counting(len(batches.dataset), task_name="features") as advance:
+        features, labels = read_features(network, batches, runtime, advance)
+    num_views, smoothing = 1 + recipe.augment.hflip, recipe.loss.label_smoothing if recipe.epochs != 0 else 0.0
+    probes = []
     with threadpool_limits(1):  # more threads gain nothing on matrices of this size, and lose much on a busy machine
         for layer, views in zip(classifiers(network), features, strict=True):
-            probe = fit(views[:, :num_views], labels, num_classes, seed, groups, balance)
-            scale = _scale(views[:, 0] @ probe.weight.T + probe.bias, labels, label_smoothing)
+            probe = fit(views[:, :num_views], labels, num_classes, recipe.seed, groups, balance_of(recipe))
+            scale = _scale(views[:, 0] @ probe.weight.T + probe.bias, labels, smoothing)
             with torch.no_grad():
                 layer.weight.copy_(torch.from_numpy(scale * probe.weight))
                 if layer.bias is not None:
@@ -259,16 +260,17 @@ def _cross_validated(
     """
     from sklearn.linear_model import LogisticRegressionCV  # takes seconds to import
 
-    arguments: Any = {  # along each path, the coefficients of one strength are the start for the next
-        "Cs": STRENGTHS / num_views,
-        "cv": splits,
-        "scoring": "neg_log_loss" if balance == UNBALANCED else balanced_score,
-        "l1_ratios": (0,),
-        "refit": False,
-        "use_legacy_attributes": False,
-        **_arguments(balance),
-    }
-    model: Any = LogisticRegressionCV(**arguments).fit(rows, targets)
+    build: Any = LogisticRegressionCV  # its types miss some arguments
+    model = build(  # along each path, the coefficients of one strength are the start for the next
+        Cs=STRENGTHS / num_views,
+        cv=splits,
+        scoring="neg_log_loss" if balance == UNBALANCED else balanced_score,
+        l1_ratios=(0,),
+        refit=False,
+        use_legacy_attributes=False,
+        max_iter=ITERATIONS,
+        class_weight=balance.class_weight,
+    ).fit(rows, targets)
     best = int(model.scores_[:, 0].mean(axis=0).argmax())
     return float(STRENGTHS[best]), _per_class(model.coefs_paths_[:, 0, best])
 
@@ -279,12 +281,8 @@ def _regression(rows: np.ndarray, targets: np.ndarray, strength: float, balance:
 
     if not targets.any():  # a single class
         return np.zeros((1, rows.shape[1] + 1))
-    model = LogisticRegression(C=strength, **_arguments(balance)).fit(rows, targets)
+    model = LogisticRegression(C=strength, max_iter=ITERATIONS, class_weight=balance.class_weight).fit(rows, targets)
     return _per_class(np.column_stack([model.coef_, model.intercept_]))
-
-
-def _arguments(balance: Balance) -> dict[str, Any]:
-    return {"max_iter": ITERATIONS, "class_weight": "balanced" if balance.is_weighted else None}
 
 
 def balanced_score(model: Any, rows: np.ndarray, targets: np.ndarray) -> float:

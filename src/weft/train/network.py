@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,31 +54,6 @@ def check_sync_bn(recipe: Recipe, runtime: Runtime) -> None:
 def synchronized(network: nn.Module) -> nn.Module:
     """Replace every BatchNorm of a network, timm's with an activation also, by a synchronized one of the same names."""
     return timm_layers.convert_sync_batchnorm(network)
-
-
-def with_start_network(recipe: Recipe) -> tuple[Recipe, str]:
-    """Return a recipe without a model with the network of the weights that it starts from, and a sentence.
-
-    The recipe stays as it is, without a sentence, if it names a model or if the weights do not name theirs.
-
-    Raises:
-        CheckpointError: there are no such weights.
-    """
-    source = recipe.start_from
-    if recipe.model is not None or source is None:
-        return recipe, ""
-    folder = Path(model_dir(source)) if source.startswith(PREFIX) else start_file(source).parent
-    if not (folder / CONFIG).is_file():
-        return recipe, ""
-    config = read_config(folder)
-    name = config["architecture"].removeprefix("weft_")
-    arguments = {key: value for key, value in config["model_args"].items() if key != "img_size"}
-    _, height, width = config["pretrained_cfg"].get("input_size", (3, None, None))
-    size = height if height == width else (height, width)
-    changed = dataclasses.replace(
-        recipe, model=name, img_size=recipe.img_size or size, model_args={**arguments, **recipe.model_args}
-    )
-    return changed, f"Model {name}, that of {source}; another: --model NAME."
 
 
 def load_start_weights(model: nn.Module, source: str | Path, classes: Sequence[str] | None = None) -> str:

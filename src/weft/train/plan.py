@@ -1,8 +1,8 @@
 """Plan: from the request of a user to recipe, network, batches and learner.
 
 `make_plan` opens the dataset and makes the decisions that depend on it; `Plan.measured` makes those that need a
-measurement. The parts are built when they are first used: `--preview` loads no weights, and `--find-lr` uses no
-validation set.
+measurement, by the rules of `weft.train.decisions`. The parts are built when they are first used: `--preview` loads no
+weights, and `--find-lr` uses no validation set.
 """
 
 from __future__ import annotations
@@ -20,26 +20,22 @@ from weft.data.bit_depth import value_notes
 from weft.data.loader import ImageLoader
 from weft.data.order import Key
 from weft.inference.inputs import evaluation_batches, split_plan
-from weft.models.families import check_name, default_model
-from weft.progress import counting, reading, say
+from weft.models.families import check_name
+from weft.progress import reading, say
 from weft.recipes import Recipe
 from weft.recipes.rules import check_rules
 from weft.runtime import Runtime
 from weft.text import printable
-from weft.train import few_images
 from weft.train.batches import training_batches, training_images
+from weft.train.decisions import AFTER_TIMING, BEFORE_IMAGES, BY_IMAGES, BY_TIMING, Case, decide
 from weft.train.distillation import open_teacher
-from weft.train.linear_probe import balance_of, fit_heads
+from weft.train.linear_probe import fit_heads
 from weft.train.loop import Batch, Learner
-from weft.train.network import build_model, check_sync_bn, load_start_weights, synchronized, with_start_network
+from weft.train.network import build_model, check_sync_bn, load_start_weights, synchronized
 from weft.train.refusals import refusing
-from weft.train.request import Request
-from weft.train.timing import find_batch_size, find_precision
+from weft.train.request import NOTHING, Request
 
-IMAGES_SEEN = 400_000  # training images, repetitions included, that a small problem needs from scratch
-EPOCHS = (10, 100)  # smallest and largest default
 FEATURE_BATCH = 32  # images per forward pass of the frozen network
-MAX_LEFT_OUT = 0.05  # of the training images, by an incomplete last step of each epoch, without a note
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class Plan:
         runtime: device, precision and processes.
         notes: a sentence for each decision.
         loads_weights: load the public weights; not for a run whose weights come from a saved state.
-        fits_batches: the batch size is weft's to change, so that an epoch leaves out few images.
+        request: what the user named.
     """
 
     recipe: Recipe
@@ -60,7 +56,7 @@ class Plan:
     runtime: Runtime
     notes: tuple[str, ...] = ()
     loads_weights: bool = True
-    fits_batches: bool = False
+    request: Request = NOTHING
 
     @cached_property
     def network(self) -> nn.Module:
@@ -97,22 +93,16 @@ class Plan:
         Args:
             measure: time training steps; else a batch size of `auto` stays, for a plan that trains nothing.
         """
-        recipe, runtime, images = self.recipe, self.runtime, len(self.splits.train)
-        notes, fits_batches = [*self.notes], self.fits_batches or recipe.batch_size == "auto"
-        is_auto = recipe.precision == "auto"
-        recipe = dataclasses.replace(recipe, precision=runtime.precision) if is_auto else recipe
-        with refusing(f"{recipe.model} must support training on this machine"):
-            if measure and recipe.batch_size == "auto":
-                batch_size, note = find_batch_size(recipe, len(self.splits.classes), images, runtime)
-                recipe = dataclasses.replace(recipe, batch_size=batch_size)
-                notes.append(note)
-            if measure and is_auto:
-                runtime, note = find_precision(recipe, len(self.splits.classes), runtime)
-                recipe = dataclasses.replace(recipe, precision=runtime.precision)
-                notes.append(note)
-        recipe, note = use_all_images(recipe, images, runtime.world, may_change=fits_batches)
-        notes += [note] if note else []
-        return dataclasses.replace(self, recipe=recipe, runtime=runtime, notes=tuple(notes))
+        rules = (*BY_TIMING, *AFTER_TIMING) if measure else AFTER_TIMING
+        with refusing(f"{self.recipe.model} must support training on this machine"):
+            recipe, notes = decide(rules, self.recipe, _case(self.request, self.splits, self.runtime))
+        precision = self.runtime.precision if recipe.precision == "auto" else recipe.precision
+        return dataclasses.replace(
+            self,
+            recipe=dataclasses.replace(recipe, precision=precision),
+            runtime=dataclasses.replace(self.runtime, precision=precision),
+            notes=(*self.notes, *notes),
+        )
 
     def initialise(self, note: Callable[[str], None]) -> None:
         """Give the network the weights that training starts from: given or public ones, and a fitted classifier.
@@ -125,26 +115,10 @@ class Plan:
         if self.recipe.pretrained:
             note(f"Starts from the public weights {source_of(str(self.recipe.model))}.")
         if self.recipe.head_init == "probe":
-            self._fit_heads(note)
-
-    def _fit_heads(self, note: Callable[[str], None]) -> None:
-        """Fit the classifiers of the network to the features of the training images, with a note on each."""
-        images = evaluation_batches(self.splits.train, self.network, FEATURE_BATCH, self.recipe.workers)
-        with counting(len(self.splits.train), task_name="features") as count:
-            probes = fit_heads(
-                self.network,
-                images,
-                len(self.splits.classes),
-                self.runtime,
-                balance=balance_of(self.recipe),
-                groups=self.splits.groups,
-                seed=self.recipe.seed,
-                label_smoothing=self.recipe.loss.label_smoothing if self.steps else 0.0,
-                is_mirrored=self.recipe.augment.hflip,
-                on_batch=count,
-            )
-        for probe in probes:
-            note(probe.describe(self.splits.classes))
+            images = evaluation_batches(self.splits.train, self.network, FEATURE_BATCH, self.recipe.workers)
+            num_classes, groups = len(self.splits.classes), self.splits.groups
+            for probe in fit_heads(self.network, images, num_classes, self.runtime, self.recipe, groups):
+                note(probe.describe(self.splits.classes))
 
     def build(self) -> nn.Module:
         """Build network and batches, so that their errors come before a run starts; return the network."""
@@ -198,104 +172,30 @@ def make_plan(request: Request) -> Plan:
     Raises:
         UsageError, DataError, CheckpointError: settings, data or weights that cannot be used.
     """
-    asked = request.resolved
-    if asked.model is not None:
-        check_name(asked.model)
-    runtime = Runtime.of(asked.device, asked.precision, deterministic=asked.deterministic)
-    # of the first process: the hub may reply to one only
-    recipe, note = runtime.gather(few_images.with_available_weights(request))[0]
-    if note:
+    recipe = request.resolved
+    if recipe.model is not None:
+        check_name(recipe.model)
+    runtime = Runtime.of(recipe.device, recipe.precision, deterministic=recipe.deterministic)
+    recipe, notes = decide(BEFORE_IMAGES, recipe, Case(request, runtime=runtime))
+    for note in notes:
         say(note)
     check_sync_bn(recipe, runtime)
     splits = open_splits(recipe)
-    size, count = image_size_hint(splits.train), len(splits.train)
-    recipe, on_weights = runtime.gather(few_images.with_start_weights(request, recipe, size, count))[0]
-    recipe, on_network = with_start_network(recipe)
-    recipe, decisions = fill_in(recipe, size, count, runtime.world)
-    recipe = with_value_range(recipe, splits)
-    range_notes = value_notes(splits.values, recipe.data.value_range)
-    notes = [note for note in (on_weights, on_network, *decisions, *range_notes) if note]
-    return Plan(recipe, splits, runtime, (*splits.notes, *notes), fits_batches=request.leaves_batch_size)
-
-
-def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int, world: int = 1) -> tuple[Recipe, list[str]]:
-    """Decide what the recipe leaves open: model, image size, epochs; and limit the batch size to the dataset.
-
-    Args:
-        recipe: as loaded.
-        image_size: typical (height, width) of the images in pixels.
-        num_images: number of training images.
-        world: number of processes.
-
-    Returns:
-        The complete recipe, and a sentence for each decision.
-
-    Raises:
-        UsageError: its settings contradict each other.
-    """
-    notes: list[str] = []
-    images = f"images of about {image_size[0]}x{image_size[1]} pixels"
-    if recipe.model is None:
-        model, img_size = default_model(min(image_size), num_images)
-        recipe = dataclasses.replace(recipe, model=model, img_size=recipe.img_size or img_size)
-        notes.append(f"Model {model}, for {num_images:,} {images}; another: --model NAME.")
-    if recipe.epochs is None and recipe.steps is None:
-        epochs = min(max(round(IMAGES_SEEN / num_images), EPOCHS[0]), EPOCHS[1])
-        recipe = dataclasses.replace(recipe, epochs=epochs)
-        notes.append(f"{epochs} epochs, for {num_images:,} images; another number: --epochs N.")
-    if isinstance(recipe.batch_size, int) and recipe.batch_size > num_images:
-        parts = _batch_divisor(recipe, world)
-        fitting = max(num_images // parts * parts, 1)
-        recipe = dataclasses.replace(recipe, batch_size=fitting)
-        notes.append(f"Batch size {fitting}: the training set has {num_images} images.")
+    recipe, notes = decide(BY_IMAGES, recipe, _case(request, splits, runtime))
     check_rules(recipe)
-    return recipe, notes
+    recipe = with_value_range(recipe, splits)
+    notes = (*splits.notes, *notes, *value_notes(splits.values, recipe.data.value_range))
+    return Plan(recipe, splits, runtime, notes, request=request)
+
+
+def _case(request: Request, splits: Splits, runtime: Runtime) -> Case:
+    return Case(request, image_size_hint(splits.train), len(splits.train), len(splits.classes), runtime)
 
 
 def with_value_range(recipe: Recipe, splits: Splits) -> Recipe:
     """Return the recipe with the value range of the dataset, unless it names one or all images have 8 bits."""
     value_range = recipe.data.value_range or splits.value_range
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, value_range=value_range))
-
-
-def use_all_images(recipe: Recipe, num_images: int, world: int = 1, *, may_change: bool) -> tuple[Recipe, str]:
-    """Reduce the batch size to one that leaves out fewer images, if an incomplete last step leaves out many.
-
-    The last step of an epoch is dropped if it is incomplete, since BatchNorm cannot train on a single image.
-
-    Args:
-        recipe: with its batch size.
-        num_images: number of training images.
-        world: number of processes.
-        may_change: whether the batch size was left to weft; else only the note is returned.
-
-    Returns:
-        The recipe, and a sentence if many images would be left out; else an empty text.
-    """
-    size = recipe.batch_size
-    if recipe.epochs == 0 or not isinstance(size, int) or num_images % size <= MAX_LEFT_OUT * num_images:
-        return recipe, ""
-    divisor = _batch_divisor(recipe, world)
-    smallest = max(size // 2, 2 * world * recipe.accumulate)
-    sizes = [other for other in range(size, smallest - 1, -1) if other % divisor == 0]
-    best = min(sizes, key=lambda other: num_images % other, default=size)
-    used, used_by_best = (num_images - num_images % one for one in (size, best))
-    if best != size and may_change:
-        note = (
-            f"Batch size {best}: an epoch uses {used_by_best} of {num_images} training images; with {size}, {used}."
-            " Another: --batch-size N."
-        )
-        return dataclasses.replace(recipe, batch_size=best), note
-    advice = f"; with --batch-size {best} it is {used_by_best}" if best != size else ""
-    return recipe, (
-        f"An epoch uses {used} of {num_images} training images, different ones each time, since batches of {size} leave"
-        f" {num_images % size} over{advice}."
-    )
-
-
-def _batch_divisor(recipe: Recipe, world: int) -> int:
-    """Return the number that must divide the batch size: parts of a step, and pairs of images if they are mixed."""
-    return world * recipe.accumulate * (2 if recipe.augment.mixup or recipe.augment.cutmix else 1)
 
 
 def open_splits(recipe: Recipe) -> Splits:

@@ -34,9 +34,9 @@ class Request:
         option: option of `weft train` to name in errors.
     """
 
-    data: str | Path | None
-    recipe: str | Path | None
-    settings: tuple[tuple[str, Any], ...]
+    data: str | Path | None = None
+    recipe: str | Path | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
     from_scratch: bool = False
     option: str = ""
 
@@ -71,8 +71,14 @@ class Request:
 
     @property
     def leaves_batch_size(self) -> bool:
-        """Whether the batch size is left to weft: neither it nor a recipe is named."""
-        return self.base is None and not self.says("batch_size")
+        """Whether the batch size is left to weft: neither it nor a recipe is named, or it is `auto`."""
+        is_named = self.base is not None or self.says("batch_size")
+        return not is_named or self.load(self.base).batch_size == "auto"
+
+    @property
+    def has_model_of_weft(self) -> bool:
+        """Whether the user named a recipe of weft, and no model: another one may then take its place."""
+        return self.recipe in recipe_names() and not self.says("model")
 
     def leaves_weights(self, recipe: Recipe) -> bool:
         """Return whether the weights to start from are left to weft: neither they nor a recipe are named.
@@ -99,10 +105,9 @@ class Request:
                 + "."
             )
         if loaded.pretrained and loaded.start_from is not None:
-            is_named = self.says("model") or self.recipe not in recipe_names()
             start = loaded.start_from
             is_described = start.startswith(PREFIX) or (start_file(start).parent / CONFIG).is_file()
-            model = None if is_described and not is_named else loaded.model
+            model = None if is_described and self.has_model_of_weft else loaded.model
             loaded = dataclasses.replace(loaded, model=model, pretrained=False)
         return loaded
 
@@ -151,6 +156,10 @@ class Request:
                     " latter needs trained weights; omit one of them."
                 )
         return dataclasses.replace(recipe, pretrained=False, head_init="random")
+
+
+NOTHING = Request()
+"""Request that names nothing."""
 
 
 def start_file(source: str | Path) -> Path:

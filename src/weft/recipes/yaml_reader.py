@@ -37,16 +37,10 @@ def names_in(package: str) -> list[str]:
 
 
 def text_of(name: str | Path, kind: str, package: str, command: str) -> str:
-    """Return the text of a YAML file.
-
-    Args:
-        name: name of a file in the package, or a path.
-        kind: of the file in errors, such as `recipe`.
-        package: package of weft with files of this kind.
-        command: lists them.
+    """Return the text of a YAML file: one of the package, by its name, or one of the user, by its path.
 
     Raises:
-        UsageError: an unknown name, or a file that cannot be read.
+        UsageError: an unknown name, or a file that cannot be read; with its kind, and the command that lists the names.
     """
     path, names = Path(name), names_in(package)
     is_file = isinstance(name, Path) or path.suffix in (".yaml", ".yml") or path.is_file() or len(path.parts) != 1

@@ -72,7 +72,7 @@ def refuse_other(path: Path, before: dict[str, Any], now: dict[str, Any]) -> Non
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a command with those of its runs beside them."""
+    """Return the settings of a command and those of its runs in one dictionary."""
     own = {key: value for key, value in settings.items() if key != "settings"}
     return {**own, **(settings.get("settings") or {})}
 

@@ -35,7 +35,7 @@ FORMAT = "2"
 
 @dataclass
 class RunState:
-    """What a run needs besides tensors to continue as if it had not been interrupted.
+    """Values besides tensors with which a run continues as if it had not been interrupted.
 
     Attributes:
         step: number of completed steps.

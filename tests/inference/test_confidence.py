@@ -166,29 +166,45 @@ def test_many_held_out_images_are_calibrated_by_some_of_them(
     )
 
 
-@pytest.mark.parametrize("most", [5_000, 7], ids=["all", "sample"])
-def test_after_training_every_held_out_image_is_decoded_once(
-    most: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For calibration, detector, mirrored classes and feature map; and each training image once, for the detector."""
-    read = Counter[str]()
-    original = ImageDataset.__getitem__
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Number of times that each image is decoded from now on, by key."""
+    decoded, original = Counter[str](), ImageDataset.__getitem__
 
-    def counted(self: ImageDataset, key: Any) -> Any:
-        read[self.source.keys[key[1]]] += 1
+    def count(self: ImageDataset, key: Any) -> Any:
+        decoded[self.source.keys[key[1]]] += 1
         return original(self, key)
 
+    monkeypatch.setattr(ImageDataset, "__getitem__", count)
+    return decoded
+
+
+@pytest.mark.parametrize("most", [5_000, 7], ids=["all", "sample"])
+def test_after_training_every_image_is_decoded_once(
+    most: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held-out images for calibration, detector, mirrored classes and feature map, training images for the detector."""
+    decoded = []
+
     def count_and_finish(run: Run) -> RunResult:
-        monkeypatch.setattr(ImageDataset, "__getitem__", counted)
+        decoded.append(counted(monkeypatch))
         result = finish(run)
-        assert read == Counter(run.splits.val.keys) + Counter(run.splits.train.keys)
+        assert decoded[0] == Counter([*run.splits.val.keys, *run.splits.train.keys])
         return result
 
     monkeypatch.setattr("weft.train.held_out.MAX_IMAGES", most)
     monkeypatch.setattr("weft.train.finish.finish", count_and_finish)
     train(photos, "levit_nano_32", epochs=1, batch_size=12, out=tmp_path / "run", quiet=True)
-    assert sum(read.values()) == 60
+    assert decoded[0].total() == 60
     assert (tmp_path / "run" / "report" / "map.png").exists() == (most > 10)
+
+
+def test_an_evaluation_with_a_map_decodes_every_image_once(
+    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = counted(monkeypatch)
+    result = evaluate(run, photos, out=tmp_path / "out", quiet=True)
+    assert decoded == Counter(result.keys)
+    assert (tmp_path / "out" / "map.png").exists()
 
 
 def test_the_command_line_rejects(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,8 @@ from weft.data.prepare import prepare_data
 from weft.errors import CheckpointError, StorageError, UsageError
 from weft.files import make_dir, new_directory, write_text, writing
 from weft.runs import directory as rundir
-from weft.runs.directory import CONTENTS, REPLACEABLE, EpochRow, StepLog, read_metrics, write_metrics
+from weft.runs.directory import CONTENTS, PROBE, REPLACEABLE, EpochRow, StepLog, read_metrics, write_metrics
+from weft.train.state import newest_step
 
 ENDED = (1 << 22) - 1  # no process has this number
 ROW = EpochRow(1, 22, 1e-6, 2.2279612, 18.3949, 1.5, 40.39, 84.67, 89.8, 3.1, 16.2)
@@ -274,3 +275,11 @@ def test_a_file_system_without_locks_is_not_a_directory_in_use(
     with pytest.raises(StorageError, match=message), rundir.reserved_numbered(tmp_path / "runs" / "photos"):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_process_that_was_killed_while_it_reserved_a_directory_left_is_no_state(tmp_path: Path) -> None:
+    """Else the run of a fold would be resumed from it."""
+    assert len(PROBE.name) == len("step-0000000001.safetensors")  # it stands for the longest path
+    (tmp_path / PROBE).parent.mkdir()
+    (tmp_path / PROBE).write_bytes(b"")
+    assert newest_step(tmp_path / PROBE.parent) is None

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from weft.data import BadImage
+from weft.data.preprocessing import Pixels
 from weft.errors import DataError, UsageError
 from weft.files import check_out_dir, write_table, write_whole, writing
 from weft.inference.arguments import check_outside_images, feature_files, value_note
 from weft.inference.features import FeatureReader, classifiers, unit_length
 from weft.inference.inputs import image_files, settings_of
-from weft.inference.prediction import prepared_file
+from weft.inference.prediction import prepared_batches
 from weft.inference.predictor import NonFiniteError, Predictor
 from weft.notebook import described
 from weft.progress import counting, obeys_quiet, quietly, say
@@ -208,17 +209,12 @@ def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int) -> E
         FeatureReader(predictor.model, predictor.runtime) as reader,
         counting(len(paths), task_name="features") as advance,
     ):
-        for start in range(0, len(paths), batch_size):
-            batch, prepared = paths[start : start + batch_size], []
-            for path in batch:
-                item = prepared_file(predictor, path)
-                if isinstance(item, BadImage):
-                    errors.append((path, str(item)))
-                else:
-                    prepared.append(item)
-                    used.append(path)
-            if prepared:
-                rows.append(reader(predictor.tensor(prepared)))
+        for batch in prepared_batches(predictor, paths, batch_size):
+            errors += [(path, str(item)) for path, item in batch if isinstance(item, BadImage)]
+            usable = [(path, item) for path, item in batch if isinstance(item, Pixels)]
+            if usable:
+                used += [path for path, _ in usable]
+                rows.append(reader(predictor.tensor([item for _, item in usable])))
                 if not np.isfinite(rows[-1]).all():
                     raise NonFiniteError
             advance(len(batch))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,14 +133,10 @@ def predict(
     predictions = ImageList[FilePrediction]()
     if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
-    size = int(settings.batch_size)
     with counting(len(paths), task_name="classifying") as advance:
-        for start in range(0, len(paths), size):
-            batch = paths[start : start + size]
-            prepared = [prepared_file(predictor, path) for path in batch]
-            usable = [item for item in prepared if isinstance(item, Pixels)]
-            rows = iter(predictor.predict(usable) if usable else ())
-            for path, item in zip(batch, prepared, strict=True):
+        for batch in prepared_batches(predictor, paths, int(settings.batch_size)):
+            rows = iter(predictor.predict([item for _, item in batch if isinstance(item, Pixels)]))
+            for path, item in batch:
                 if isinstance(item, BadImage):
                     predictions.append(FilePrediction(printable(path), [], str(item), item.reason))
                 else:
@@ -165,8 +161,15 @@ def all_missing(images: str | Path | Sequence[str | Path]) -> list[FilePredictio
     return [FilePrediction(printable(bad.name), [], str(bad), bad.reason) for bad in missing]
 
 
-def prepared_file(predictor: Predictor, path: str) -> Pixels | BadImage:
-    """Read and resize an image file, or return why it cannot be used."""
+def prepared_batches(
+    predictor: Predictor, paths: Sequence[str], batch_size: int
+) -> Iterator[list[tuple[str, Pixels | BadImage]]]:
+    """Read and resize image files in batches; yields each path with the image, or with why it cannot be used."""
+    for start in range(0, len(paths), batch_size):
+        yield [(path, _prepared(predictor, path)) for path in paths[start : start + batch_size]]
+
+
+def _prepared(predictor: Predictor, path: str) -> Pixels | BadImage:
     try:
         return predictor.prepare(Path(path))
     except BadImage as error:

@@ -12,7 +12,7 @@ from weft.checkpoints.unknown import Threshold
 from weft.data.preprocessing import Pixels
 from weft.inference.arguments import image_files, no_other
 from weft.inference.metrics import UnknownResult
-from weft.inference.prediction import prepared_file
+from weft.inference.prediction import prepared_batches
 from weft.inference.predictor import Predictor
 
 KNOWN_SHARE = 0.95  # of the held-out images are not unknown, unless images of no class set the threshold
@@ -28,11 +28,10 @@ def scores_of_files(
         UsageError: the model has no detector.
     """
     paths, scores = image_files(images), []
-    for start in range(0, len(paths), batch_size):
-        prepared = [prepared_file(predictor, path) for path in paths[start : start + batch_size]]
-        if usable := [item for item in prepared if isinstance(item, Pixels)]:
-            scores.append(predictor.scores(predictor.tensor(usable)))
-        on_batch(len(prepared))
+    for batch in prepared_batches(predictor, paths, batch_size):
+        if usable := [item for _, item in batch if isinstance(item, Pixels)]:
+            scores.append(predictor.scores(predictor.array(usable)))
+        on_batch(len(batch))
     if not scores:
         raise no_other(images)
     return np.concatenate(scores)

@@ -48,7 +48,7 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def planned(scans: Path, **settings: Any) -> Any:
     given = {"model": "levit_nano_32", "epochs": 1, "batch_size": 2, "device": "cpu", **settings}
-    return make_plan(Request.of(str(scans), None, given, {}))
+    return make_plan(Request(str(scans), None, given, {}))
 
 
 @pytest.fixture(scope="module")

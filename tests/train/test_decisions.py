@@ -43,7 +43,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def chosen(image_size: tuple[int, int] = (375, 500), num_images: int = 200) -> tuple[str | None, str]:
     """Return the model whose public weights are chosen for images, and the note."""
-    case = Case(Request.of("photos", None, {}, {}), image_size, num_images)
+    case = Case(Request("photos", None, {}, {}), image_size, num_images)
     recipe, note = decisions.start_weights(Recipe(), case)
     return recipe.model, note
 
@@ -224,18 +224,18 @@ def test_what_was_asked_for_stays() -> None:
 
 
 def test_a_recipe_or_a_batch_size_is_not_changed() -> None:
-    assert Request.of("photos", None, {"epochs": 3}, {"batch_size": None}).leaves_batch_size
-    assert not Request.of("photos", "finetune", None, {}).leaves_batch_size
-    assert not Request.of("photos", None, {"batch_size": 64}, {}).leaves_batch_size
-    assert not Request.of("photos", None, {}, {"batch_size": 64}).leaves_batch_size
-    assert not Request.of("digits", None, {}, {}).leaves_batch_size
+    assert Request("photos", None, {"epochs": 3}, {"batch_size": None}).leaves_batch_size
+    assert not Request("photos", "finetune", None, {}).leaves_batch_size
+    assert not Request("photos", None, {"batch_size": 64}, {}).leaves_batch_size
+    assert not Request("photos", None, {}, {"batch_size": 64}).leaves_batch_size
+    assert not Request("digits", None, {}, {}).leaves_batch_size
 
 
 def test_few_images_are_all_used() -> None:
     recipe, note = whole_batches(Recipe(), Case(num_images=157))
     assert recipe == Recipe(batch_size=52)
     assert note == ("Batch size 52: an epoch uses 156 of 157 training images; with 64, 128. Another: --batch-size N.")
-    recipe, note = whole_batches(Recipe(), Case(Request.of("photos", None, {"batch_size": 64}, {}), num_images=157))
+    recipe, note = whole_batches(Recipe(), Case(Request("photos", None, {"batch_size": 64}, {}), num_images=157))
     assert recipe == Recipe()
     assert note == (
         "An epoch uses 128 of 157 training images, different ones each time, since batches of 64 leave 29 over; with"

@@ -29,40 +29,27 @@ class Request:
     Attributes:
         data: the dataset; None for that of the recipe.
         recipe: name of a recipe of weft, or a YAML file; None if none was named.
-        settings: (dotted key, value) of every setting that was named, those with an argument of their own included.
+        settings: dotted keys of settings, and their values.
+        given: arguments of `train` that are settings, by name; None if not given. They win over `settings`.
         from_scratch: start from random weights also where weft would use public ones.
         option: option of `weft train` to name in errors.
     """
 
     data: str | Path | None = None
     recipe: str | Path | None = None
-    settings: tuple[tuple[str, Any], ...] = ()
+    settings: Mapping[str, Any] | None = None
+    given: Mapping[str, Any] | None = None
     from_scratch: bool = False
     option: str = ""
 
-    @classmethod
-    def of(
-        cls,
-        data: str | Path | None,
-        recipe: str | Path | None,
-        settings: Mapping[str, Any] | None,
-        given: Mapping[str, Any],
-        *,
-        from_scratch: bool = False,
-        option: str = "",
-    ) -> Request:
-        """Return the request of a call.
-
-        Args:
-            data, recipe, settings, from_scratch: as in `train`.
-            given: arguments of `train` that are settings, by name; None if not given.
-            option: option of `weft train` to name in errors.
-        """
-        return cls(data, recipe, tuple(overrides_of(data, settings or {}, given)), from_scratch, option)
+    @cached_property
+    def overrides(self) -> list[tuple[str, Any]]:
+        """(Dotted key, value) of every setting that was named."""
+        return overrides_of(self.data, self.settings or {}, self.given or {})
 
     def says(self, key: str) -> bool:
         """Return whether a setting was named, other than in a recipe."""
-        return any(known == key for known, _ in self.settings)
+        return any(known == key for known, _ in self.overrides)
 
     @property
     def base(self) -> str | Path | None:
@@ -98,7 +85,7 @@ class Request:
             UsageError: an invalid setting, or no dataset.
             CheckpointError: there are no such weights to start from.
         """
-        loaded = load_recipe(base, [*self.settings, *settings.items()])
+        loaded = load_recipe(base, [*self.overrides, *settings.items()])
         if loaded.data.source is None:
             raise UsageError(
                 f"Training needs images; got none. Name a folder or `digits`: weft train DATA {self.option}".rstrip()

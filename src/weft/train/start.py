@@ -17,7 +17,7 @@ from weft.errors import UsageError
 from weft.files import check_writable, refuse_taken, writing
 from weft.progress import is_first_process, loading, obeys_quiet, say
 from weft.recipes import load_recipe
-from weft.recipes.load import arguments_of, overrides_of
+from weft.recipes.load import arguments_of
 from weft.runs.directory import REPLACEABLE, check_run_dir, locked, reserved, reserved_numbered
 from weft.system import file_name
 from weft.train.request import Request, check_resume, recipe_file
@@ -107,13 +107,12 @@ def train(
     if stop_after is not None and stop_after < 1:
         raise UsageError(f"stop_after must be an epoch, from 1; got {stop_after}.")
     stop = Stop(None if max_time is None else seconds_of(max_time), stop_after)
+    request = Request(data, recipe, settings, given, from_scratch=from_scratch)
     if resume is not None:
         check_resume(resume, recipe, out, force=force, from_scratch=from_scratch)
-        overrides = overrides_of(data, settings or {}, given)
-        return _resume(Path(resume), overrides, override, stop, trackers)
+        return _resume(Path(resume), request.overrides, override, stop, trackers)
     if override:
         raise UsageError("--override changes settings of a run that is resumed; got no --resume. Omit it.")
-    request = Request.of(data, recipe, settings, given, from_scratch=from_scratch)
     if out is not None:
         check_run_dir(Path(out), str(request.resolved.data.source))
         refuse_taken(Path(out), REPLACEABLE, force=force)
@@ -151,7 +150,7 @@ def find_lr(
     if steps < 1:
         raise UsageError(f"steps must be at least 1; got {steps}.")
     more = {"model": model, **given}
-    request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--find-lr")
+    request = Request(data, recipe, settings, more, from_scratch=from_scratch, option="--find-lr")
     if request.resolved.epochs == 0:
         raise UsageError("--find-lr tries training steps; got epochs 0, which has none. Pass --epochs N.")
     plan = _prepared(request)
@@ -187,7 +186,7 @@ def preview(
         StorageError: the file cannot be written.
     """
     path, more = Path(out), {"model": model, **given}
-    request = Request.of(data, recipe, settings, more, from_scratch=from_scratch, option="--preview FILE")
+    request = Request(data, recipe, settings, more, from_scratch=from_scratch, option="--preview FILE")
     if is_first_process():
         _check_image_file(path, str(request.resolved.data.source), force=force)
     plan = _prepared(request, measure=False)

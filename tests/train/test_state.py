@@ -26,7 +26,7 @@ from weft.errors import CheckpointError, StorageError
 from weft.reading import MAX_BYTES
 from weft.runs.directory import EpochRow
 from weft.train import state
-from weft.train.environment import Machine
+from weft.train.environment import MachineRecord
 from weft.train.meter import Meter
 from weft.train.state import RunState, load_state, save_state
 
@@ -44,7 +44,7 @@ def at(step: int, **values: Any) -> RunState:
         seconds=0.5,
         optimizer={"weight.use_muon": True},
         recipe={"seed": "0"},
-        machine=cast(Machine, {"threads": 2, "processes": 1, "torch": "2.0"}),
+        machine=cast(MachineRecord, {"threads": 2, "processes": 1, "torch": "2.0"}),
         teacher=None,
     )
     return dataclasses.replace(record, **values)

@@ -14,7 +14,7 @@ from weft.files import write_table
 from weft.progress import say
 from weft.study.engine import Engine
 from weft.study.jobs import REFERENCE, Job, Result, read_result
-from weft.study.plan import Variant, slug
+from weft.study.plan import ResolvedVariant, slug
 from weft.study.protocol import open_keys
 from weft.study.result import Row
 from weft.study.statistics import Estimate, mcnemar, mean_of_runs, paired_difference
@@ -37,7 +37,7 @@ class Experiment:
         results: of finished and failed runs.
     """
 
-    def __init__(self, variants: Sequence[Variant], folder: Path, shared: Mapping[str, Any]) -> None:
+    def __init__(self, variants: Sequence[ResolvedVariant], folder: Path, shared: Mapping[str, Any]) -> None:
         self.variants = {variant.name: variant for variant in variants}
         self.folder, self.shared = folder, shared
         self.first_seed, self.split_seed = variants[0].recipe.seed, variants[0].recipe.split_seed
@@ -153,7 +153,7 @@ class Experiment:
                 drawn.add(self._owner[name])
         return rows
 
-    def _row(self, variant: Variant, base: Variant | None) -> Row:
+    def _row(self, variant: ResolvedVariant, base: ResolvedVariant | None) -> Row:
         runs = self.runs(variant.name)
         finished = {seed: run for seed, run in runs.items() if run.error is None}
         others = {} if base is None else self.runs(base.name)

@@ -116,7 +116,7 @@ class Study:
     x: str | None = None
     """Label of the axis that `at` of the variants belongs to, for the figure of lines."""
 
-    def at_scale(self, scale: str, places: Mapping[str, str] | None = None) -> list[Variant]:
+    def at_scale(self, scale: str, places: Mapping[str, str] | None = None) -> list[ResolvedVariant]:
         """Return the variants of one scale, with all their settings.
 
         Args:
@@ -131,7 +131,7 @@ class Study:
         for row in rows:
             own, against = {**row.set, **(row.small if scale == "small" else {})}, row.against or rows[0].name
             data = row.data or size.data
-            variant = Variant(
+            variant = ResolvedVariant(
                 row.name,
                 row.recipe.get(scale, size.recipe),
                 (places or {}).get(data, data),
@@ -150,7 +150,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Variant:
+class ResolvedVariant:
     """Variant of a study at one scale: what its runs have in common.
 
     Attributes:
@@ -298,7 +298,7 @@ def _check_no_seed(settings: Mapping[str, Any]) -> None:
             )
 
 
-def _check_references(variants: Sequence[Variant], study: str, scale: str) -> None:
+def _check_references(variants: Sequence[ResolvedVariant], study: str, scale: str) -> None:
     """Check that the models that variants need are those of other variants, which can run first."""
     names = [variant.name for variant in variants]
     for variant in variants:

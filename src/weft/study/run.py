@@ -20,7 +20,7 @@ from weft.runtime import Runtime
 from weft.study.directory import opened
 from weft.study.engine import Engine
 from weft.study.experiment import Experiment
-from weft.study.plan import Study, Variant, load_study, slug
+from weft.study.plan import ResolvedVariant, Study, load_study, slug
 from weft.study.protocol import shared_settings
 from weft.study.result import ExperimentResult
 
@@ -138,7 +138,7 @@ def planned_runs(
 
 def _prepared(
     study: Study, scale: str, seeds: int | None, only: Sequence[str], settings: Mapping[str, Any], data: Data
-) -> tuple[Study, list[Variant], list[str], dict[str, str]]:
+) -> tuple[Study, list[ResolvedVariant], list[str], dict[str, str]]:
     """Check the arguments of `run_study`.
 
     Returns:
@@ -182,7 +182,7 @@ def _places(study: str, names: Collection[str], data: Data) -> dict[str, str]:
     return dict.fromkeys(names, str(data))
 
 
-def _num_classes(variants: Sequence[Variant]) -> int:
+def _num_classes(variants: Sequence[ResolvedVariant]) -> int:
     """Open the datasets of variants; return the largest number of classes."""
     settings = {variant.data: {key: getattr(variant.recipe.data, key) for key in READING} for variant in variants}
     with reading() as progress:
@@ -190,7 +190,7 @@ def _num_classes(variants: Sequence[Variant]) -> int:
     return max(len(splits.classes) for splits in opened)
 
 
-def _shared(variants: Sequence[Variant], num_classes: int, engine: Engine) -> dict[str, Any]:
+def _shared(variants: Sequence[ResolvedVariant], num_classes: int, engine: Engine) -> dict[str, Any]:
     """Choose the settings that recipes leave to the machine; models of other variants do not exist yet."""
     recipes = [
         load_recipe(variant.base, [item for item in variant.settings.items() if item[0] not in variant.references])

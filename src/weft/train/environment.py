@@ -26,14 +26,14 @@ VARIABLES = (  # of the environment; they select algorithms whose last bits diff
 
 
 @with_config(extra="allow")
-class Machine(TypedDict):
+class MachineRecord(TypedDict):
     """Fields of `machine` that weft reads again from a saved state; the others are versions and names."""
 
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)]
     processes: Annotated[int, Field(ge=1, le=1 << 20)]
 
 
-def machine(runtime: Runtime) -> Machine:
+def machine(runtime: Runtime) -> MachineRecord:
     """Return everything that the bits of a run depend on, except recipe and data."""
     found = {
         "weft": __version__,
@@ -45,7 +45,7 @@ def machine(runtime: Runtime) -> Machine:
         "processes": runtime.world,
         **{name: os.environ.get(name, "unset") for name in VARIABLES},
     }
-    return cast(Machine, found)
+    return cast(MachineRecord, found)
 
 
 def environment(runtime: Runtime, splits: Splits) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from weft.files import flush_folder, write_whole, writing
 from weft.reading import parse_json
 from weft.runs.directory import EpochRow
 from weft.text import reason_of
-from weft.train.environment import Machine
+from weft.train.environment import MachineRecord
 from weft.train.meter import Count, Meter
 
 FORMAT = "2"
@@ -56,7 +56,7 @@ class RunState:
     seconds: Annotated[float, Field(ge=0)]
     optimizer: dict[str, bool | int | float]
     recipe: dict[str, str]
-    machine: Machine
+    machine: MachineRecord
     teacher: dict[str, Any] | None
 
     def __post_init__(self) -> None:

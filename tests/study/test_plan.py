@@ -163,7 +163,7 @@ def test_what_is_no_study_says_so(change, message, tmp_path):
 def test_names_that_are_not_there(tmp_path):
     with pytest.raises(UsageError, match=r"Unknown study 'ceit-lef'\. Nearest: ceit-leff"):
         load_study("ceit-lef")
-    with pytest.raises(UsageError, match=r"A study must be a text file that can be read"):
+    with pytest.raises(UsageError, match=r"no\.yaml must be readable; No such file or directory"):
         load_study(tmp_path / "no.yaml")
     with pytest.raises(UsageError, match=r"Unknown variant of ceit-leff '7x7'\. Nearest: "):
         planned_runs(load_study("ceit-leff"), only=["7x7"])

@@ -15,8 +15,7 @@ from weft.cli import main
 from weft.data import Splits, open_data, open_image
 from weft.errors import CheckpointError, UsageError
 from weft.recipes import load_recipe
-from weft.train import plan as planning
-from weft.train import preview, train
+from weft.train import decisions, preview, train
 from weft.train.augment_preview import EPOCHS, IMAGES, augmented_figure
 from weft.train.plan import build_model, training_images
 
@@ -84,7 +83,7 @@ def test_on_the_command_line(photos: Path, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_nothing_is_fetched_or_tried_for_it(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "find_batch_size", lambda *args: pytest.fail("steps were tried"))
+    monkeypatch.setattr(decisions, "find_batch_size", lambda *args: pytest.fail("steps were tried"))
     settings = {"pretrained": True, "batch_size": "auto"}
     preview(
         photos, "ceit_nano_32", out=tmp_path / "seen.png", settings=settings, quiet=True

@@ -105,9 +105,7 @@ def embed(
     predictor = feature_predictor(run, settings)
     result = read_files(predictor, image_files(images)[: settings.data.limit], int(settings.batch_size))
     if not result.images:
-        raise DataError(
-            f"At least one image must be readable; none of {len(result.errors):,} is. The first: {result.errors[0][1]}"
-        )
+        raise none_readable(result)
     if normalize:
         result = Embedding(result.images, unit_length(result.features), result.errors)
     if files:
@@ -222,6 +220,13 @@ def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int) -> E
             advance(len(batch))
     features = np.concatenate(rows) if rows else np.empty((0, sum(reader.widths)), np.float32)
     return Embedding(used, features, errors)
+
+
+def none_readable(result: Embedding) -> DataError:
+    """Return the error for files of which none is an image."""
+    return DataError(
+        f"At least one image must be readable; none of {len(result.errors):,} is. The first: {result.errors[0][1]}"
+    )
 
 
 REPORT = ("report.md", "report.html", "similar.png")

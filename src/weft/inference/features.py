@@ -144,14 +144,17 @@ def read_features(
     batches: ImageLoader,
     runtime: Runtime,
     on_batch: Callable[[int], None] = lambda count: None,
+    *,
+    is_mirrored: bool = True,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the features of images in evaluation mode, for each image as it is and mirrored, with the cache on disk.
+    """Return the features of images in evaluation mode, with the cache on disk.
 
     Args:
         network: on its device.
         batches: images with the preprocessing of the network.
         runtime: device and precision.
         on_batch: called with the number of images of every batch.
+        is_mirrored: also read the mirror image of every image, as its second view.
 
     Returns:
         features: per head (images views features), in float32.
@@ -164,7 +167,8 @@ def read_features(
     rows, labels = [], []
     with FeatureReader(network, runtime) as reader:
         for images, targets in batches:
-            rows.append(np.stack([reader(images), reader(images.flip(-1))], axis=1))
+            views = (images, images.flip(-1)) if is_mirrored else (images,)
+            rows.append(np.stack([reader(view) for view in views], axis=1))
             is_finite = np.isfinite(rows[-1]).all(axis=(1, 2))
             if not is_finite.all():
                 key = batches.dataset.source.keys[len(labels) + int(is_finite.argmin())]

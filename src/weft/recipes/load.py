@@ -11,28 +11,24 @@ import os
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
 
-from weft.errors import UsageError, unknown
-from weft.reading import read_bytes
+from weft.errors import UsageError
 from weft.recipes.describe import KEYS, OPEN, options
 from weft.recipes.rules import EXCLUSIVE
 from weft.recipes.schema import Recipe
-from weft.recipes.yaml_reader import EXPONENT, MAX_BYTES, Document, adapter, compose, untyped
+from weft.recipes.yaml_reader import EXPONENT, Document, adapter, compose, names_in, text_of, untyped
 
 GROUPS = {*OPEN, *(key.partition(".")[0] for key in KEYS if "." in key)}  # settings that are `key: value` lines
 
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes in weft."""
-    return sorted(
-        item.name.removesuffix(".yaml") for item in resources.files("weft.recipes").iterdir() if ".yaml" in item.name
-    )
+    return names_in("weft.recipes")
 
 
 def recipe_text(recipe: str | Path) -> str:
@@ -44,16 +40,7 @@ def recipe_text(recipe: str | Path) -> str:
     Raises:
         UsageError: an unknown name, or a file that cannot be read.
     """
-    path = Path(recipe)
-    is_file = isinstance(recipe, Path) or path.suffix in (".yaml", ".yml") or path.is_file() or len(path.parts) != 1
-    if not is_file and str(recipe) not in recipe_names():
-        raise unknown("recipe", str(recipe), recipe_names(), "weft recipes, or give a path ending in .yaml")
-    source = path if is_file else resources.files("weft.recipes") / f"{recipe}.yaml"
-    try:
-        data = read_bytes(source, UsageError, 4 * MAX_BYTES) if isinstance(source, Path) else source.read_bytes()
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{recipe}: a recipe must be UTF-8 text; byte {error.start} is not.") from error
+    return text_of(recipe, "recipe", "weft.recipes", "weft recipes")
 
 
 def load_recipe(

@@ -12,12 +12,15 @@ import re
 import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field, is_dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from weft.errors import UsageError, unknown
+from weft.reading import read_bytes
 from weft.recipes.fields import in_words
 
 T = TypeVar("T")
@@ -25,6 +28,36 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
 NULL = ("", "~", "null", "Null", "NULL")
 EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+\Z")  # YAML 1.1 reads 1e-3 as text; here it is a number
+
+
+def names_in(package: str) -> list[str]:
+    """Return the names of the YAML files in a package."""
+    names = [item.name for item in resources.files(package).iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+
+def text_of(name: str | Path, kind: str, package: str, command: str) -> str:
+    """Return the text of a YAML file.
+
+    Args:
+        name: name of a file in the package, or a path.
+        kind: of the file in errors, such as `recipe`.
+        package: package of weft with files of this kind.
+        command: lists them.
+
+    Raises:
+        UsageError: an unknown name, or a file that cannot be read.
+    """
+    path, names = Path(name), names_in(package)
+    is_file = isinstance(name, Path) or path.suffix in (".yaml", ".yml") or path.is_file() or len(path.parts) != 1
+    if not is_file and str(name) not in names:
+        raise unknown(kind, str(name), names, f"{command}, or give a path ending in .yaml")
+    try:
+        if is_file:
+            return read_bytes(path, UsageError, 4 * MAX_BYTES).decode("utf-8")
+        return (resources.files(package) / f"{name}.yaml").read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: a {kind} must be UTF-8 text; byte {error.start} is not.") from error
 
 
 def compose(text: str, origin: str, what: str = "a recipe") -> yaml.Node | None:

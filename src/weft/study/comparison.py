@@ -110,7 +110,7 @@ def compare(
     names = [own["model"] for own in chosen.values()]
     command = {"study": "compare", "data": data, "models": names, "recipe": base, "settings": settings}
     with opened(folder, command, force=force) as directory:
-        time.add(directory.decisions.get("seconds", 0.0))
+        time.before = directory.decisions.get("seconds", 0.0)
         say(
             f"Comparing {', '.join(chosen)} on {len(splits.train):,} training images and {len(splits.val):,} held-out"
             f" images of {data}, in {folder}."

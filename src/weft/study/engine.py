@@ -22,10 +22,12 @@ from weft.recipes import Recipe
 from weft.runtime import Runtime
 from weft.study import ray_engine
 from weft.study.jobs import Job, Result, failure_of, read_result, start_process
+from weft.study.watch import watching
 from weft.train.network import check_sync_bn
 
 ENGINES = ("local", "ray")
 POLL_SECONDS = 0.2
+OnDone = Callable[[Job, Result], None]
 Submit = Callable[[Job], "Future[str | None]"]  # starts a job; the future has the reason of a failure, or None
 
 
@@ -71,19 +73,14 @@ class Engine:
             return ray_engine.call(self.cores, _with_threads, self.cores, function, *arguments)
         return _with_threads(self.cores, function, *arguments)
 
-    def run(
-        self,
-        jobs: Sequence[Job],
-        *,
-        on_done: Callable[[Job, Result], None] = lambda job, result: None,
-        on_wait: Callable[[Sequence[Job]], None] = lambda running: None,
-    ) -> dict[Path, Result]:
+    def run(self, jobs: Sequence[Job], on_done: OnDone = lambda job, result: None) -> dict[Path, Result]:
         """Run the jobs that are not finished, each after those whose models it needs, else in their order.
+
+        The epochs of the jobs in progress (on Ray also of those that wait) are shown as progress.
 
         Args:
             jobs: jobs with different folders, and all jobs that they need.
             on_done: called after each job that was run, in the order in which they end.
-            on_wait: called several times per second, with the jobs in progress (on Ray also those that wait).
 
         Returns:
             Result by folder; a failed job has `error`, and does not affect the others, except those that need its
@@ -99,7 +96,8 @@ class Engine:
             order.done(job.folder)
             on_done(job, result)
 
-        with ray_engine.submitting(self.cores) if self.name == "ray" else self._submitting() as submit:
+        submitting = ray_engine.submitting(self.cores) if self.name == "ray" else self._submitting()
+        with watching(jobs) as on_wait, submitting as submit:
             while order.is_active():
                 for folder in order.get_ready():
                     job = by_folder[folder]

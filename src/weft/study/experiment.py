@@ -18,7 +18,6 @@ from weft.study.plan import Variant, slug
 from weft.study.protocol import open_keys
 from weft.study.result import Row
 from weft.study.statistics import Estimate, mcnemar, mean_of_runs, paired_difference
-from weft.study.watch import watching
 
 COLUMNS = ("variant", "seed", "img_size", "top1", "params", "macs", "seconds", "error", "curve")
 Key = tuple[str, int]
@@ -113,8 +112,7 @@ class Experiment:
             stage = f", epoch {until}" if until else ""
             say(f"{job.folder.name}{stage}: {text.removesuffix('.')}. {self.progress(keys, until)}")
 
-        with watching(list(jobs.values())) as on_wait:
-            results = engine.run(list(jobs.values()), on_done=end, on_wait=on_wait)
+        results = engine.run(list(jobs.values()), on_done=end)
         self.results |= {runs[folder]: result for folder, result in results.items()}
         self.write_runs()
 

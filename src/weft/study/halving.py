@@ -35,19 +35,18 @@ class Budget:
     Args:
         total: limit; None for none.
         now: clock.
+
+    Attributes:
+        before: time that earlier calls have used.
     """
 
     def __init__(self, total: float | None, now: Callable[[], float] = time.monotonic) -> None:
-        self.total, self.now, self._began = total, now, now()
-
-    def add(self, seconds: float) -> None:
-        """Count the time that earlier calls have used."""
-        self._began -= seconds
+        self.total, self.now, self._began, self.before = total, now, now(), 0.0
 
     @property
     def spent(self) -> float:
         """Time used so far."""
-        return self.now() - self._began
+        return self.before + self.now() - self._began
 
     @property
     def left(self) -> float:

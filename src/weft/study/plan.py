@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,10 +36,9 @@ from weft.recipes import Recipe, load_recipe
 from weft.recipes.fields import STRICT, Within
 from weft.recipes.rules import check_rules
 from weft.recipes.schema import Data
-from weft.recipes.yaml_reader import Document, untyped
+from weft.recipes.yaml_reader import Document, names_in, text_of, untyped
 from weft.study.jobs import REFERENCE, is_reference
 from weft.system import file_name
-from weft.text import reason_of
 
 SCALES = ("small", "paper")
 Values = Annotated[dict[str, Any], BeforeValidator(lambda values: {} if values is None else untyped(values))]
@@ -243,8 +241,7 @@ class Variant:
 
 def study_names() -> list[str]:
     """Return the names of the studies in weft."""
-    files = (item.name for item in resources.files("weft.study").iterdir())
-    return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
+    return names_in("weft.study")
 
 
 def load_study(study: str | Path) -> Study:
@@ -269,19 +266,10 @@ def read_study(study: str | Path) -> Study:
     Raises:
         UsageError: an unknown name, or a file that is not a study.
     """
-    path = Path(study)
-    is_file = isinstance(study, Path) or path.suffix in (".yaml", ".yml") or len(path.parts) != 1
-    if not is_file and str(study) not in study_names():
-        raise unknown("study", str(study), study_names(), "weft study, or give a path ending in .yaml")
-    place = path if is_file else resources.files("weft.study") / f"{study}.yaml"
-    try:
-        text = place.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"A study must be a text file that can be read; {study}: {reason_of(error)}.") from error
-    document = Document.parse(text, str(study), what="a study")
+    document = Document.parse(text_of(study, "study", "weft.study", "weft study"), str(study), what="a study")
     if "name" in document.values:
         raise document.error("name", "a study has the name of its file; got the key 'name'. Remove it.")
-    loaded = document.read(Study, {"name": path.stem, **document.values}, "docs/studies.md")
+    loaded = document.read(Study, {"name": Path(study).stem, **document.values}, "docs/studies.md")
     _check_variants(loaded, str(study))
     return loaded
 

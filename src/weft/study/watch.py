@@ -19,11 +19,8 @@ SHOWN = 3  # runs in progress that are named
 def watching(jobs: Sequence[Job]) -> Iterator[Callable[[Sequence[Job]], None]]:
     """Show the progress of jobs: a bar on a terminal, elsewhere lines at intervals.
 
-    Args:
-        jobs: all jobs of one call of `Engine.run`.
-
     Yields:
-        Function for `on_wait` of `Engine.run`.
+        Function to call several times per second, with the jobs in progress.
     """
     with Work("training", unit="") as work:
         yield _Watch(jobs, work).on_wait

@@ -52,12 +52,6 @@ class Case:
         """Number of processes."""
         return 1 if self.runtime is None else self.runtime.world
 
-    @property
-    def images(self) -> str:
-        """The training images as text."""
-        height, width = self.image_size
-        return f"{self.num_images:,} images of about {height}x{width} pixels"
-
 
 Decision = tuple[Recipe, str]
 Rule = Callable[[Recipe, Case], Decision]
@@ -165,7 +159,10 @@ def default_model(recipe: Recipe, case: Case) -> Decision:
         return recipe, ""
     model, img_size = families.default_model(min(case.image_size), case.num_images)
     changed = dataclasses.replace(recipe, model=model, img_size=recipe.img_size or img_size)
-    return changed, f"Model {model}, for {case.images}; another: --model NAME."
+    height, width = case.image_size
+    return changed, (
+        f"Model {model}, for {case.num_images:,} images of about {height}x{width} pixels; another: --model NAME."
+    )
 
 
 def default_epochs(recipe: Recipe, case: Case) -> Decision:

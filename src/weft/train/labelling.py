@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +20,8 @@ from weft.data.split import stratified_subset
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import check_out_dir, make_dir, write_table
 from weft.inference.arguments import check_outside_images, image_files, settings_of
-from weft.inference.embedding import feature_predictor, read_files
-from weft.inference.features import FeatureReader, logits_of, unit_length
+from weft.inference.embedding import feature_predictor, none_readable, read_files
+from weft.inference.features import logits_of, read_features, unit_length
 from weft.inference.inputs import JoinedSource, SourcePart, evaluation_batches, images_of, recipe_of
 from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
@@ -149,8 +150,7 @@ def label(
     files, num_labelled = _files_without_label(Path(run), images)
     unlabelled = read_files(predictor, files[: settings.data.limit], int(settings.batch_size))
     if not unlabelled.images:
-        number, (_, first) = len(unlabelled.errors), unlabelled.errors[0]
-        raise DataError(f"At least one image must be readable; none of {number:,} is. The first: {first}")
+        raise none_readable(unlabelled)
     labelled = _labelled_images(Path(run), predictor.classes)
     known, _ = _features(predictor, labelled.train, int(settings.batch_size))
     held_out = _features(predictor, labelled.held_out, int(settings.batch_size))
@@ -268,27 +268,23 @@ def _labelled_images(run: Path, classes: Sequence[str]) -> _LabelledImages:
     train, held_out = (
         SourcePart(everything, [place for place, side in enumerate(sides) if side == name]) for name in ("train", "val")
     )
-    try:
+    rows = []
+    with contextlib.suppress(UsageError):  # they are not files
         paths = [*paths_of(splits.train), *paths_of(splits.val)]
-    except UsageError:  # they are not files
-        return _LabelledImages(train, held_out)
-    names = [splits.classes[label] for label in everything.labels]
-    return _LabelledImages(train, held_out, [row for row in zip(paths, names, sides, strict=True) if row[2]])
+        names = [splits.classes[label] for label in everything.labels]
+        rows = [row for row in zip(paths, names, sides, strict=True) if row[2]]
+    return _LabelledImages(train, held_out, rows)
 
 
 def _features(predictor: Predictor, source: Source | None, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the features (images features) and the labels of at most MAX_LABELLED images, with the cache."""
-    with FeatureReader(predictor.model, predictor.runtime) as reader:
-        if source is None or not len(source):
-            return np.empty((0, sum(reader.widths)), np.float32), np.empty(0, int)
-        places = stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0)
-        part, rows, labels = SourcePart(source, places), [], list[int]()
-        with counting(len(part), task_name="features of labelled images") as advance:
-            for batch, targets in evaluation_batches(part, predictor.source_model, batch_size, 0):
-                rows.append(reader(batch))
-                labels += targets.tolist()
-                advance(len(targets))
-    return np.concatenate(rows), np.array(labels)
+    if source is None or not len(source):
+        return np.empty((0, 0)), np.empty(0, int)
+    part = SourcePart(source, stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0))
+    batches = evaluation_batches(part, predictor.source_model, batch_size, 0)
+    with counting(len(part), task_name="features of labelled images") as advance:
+        features, labels = read_features(predictor.model, batches, predictor.runtime, advance, is_mirrored=False)
+    return np.concatenate([own[:, 0] for own in features], axis=1), labels
 
 
 def _probabilities(predictor: Predictor, features: np.ndarray) -> np.ndarray:
@@ -323,20 +319,20 @@ def _write_tables(folder: Path, result: Labelling, labelled: Sequence[tuple[str,
 
 def _write_report(folder: Path, run: str, result: Labelling, certain: float) -> None:
     from weft.inference.image_grid import image_grid  # matplotlib
-    from weft.pages import Lead, Section, write_page
+    from weft.pages import Lead, Section, Table, write_page
 
-    def cells(rows: Sequence[LabelProposal]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        parts = [(printable(row.image), row.label, f"{row.probability:.3f}") for row in rows]
-        return ("image", "most probable class", "probability"), parts
+    def table(rows: Sequence[LabelProposal]) -> Table:
+        cells = [(printable(row.image), row.label, f"{row.probability:.3f}") for row in rows]
+        return ("image", "most probable class", "probability"), cells
 
     shown, num_next, num_proposed = result.next[:SHOWN], len(result.next), len(result.proposed)
     titles = [f"{rank}: {row.label}, {100 * row.probability:.0f} %" for rank, row in enumerate(shown, 1)]
     figure = image_grid([row.image for row in shown], titles)
     figures = {"next.png": (figure, "Images to label next, with the most probable class")}
     text = f"Uncertain images that differ from each other, most useful first. Write their labels into {NEXT}."
-    sections = [Section("To label next", text, figures, table=cells(result.next))]
+    sections = [Section("To label next", text, figures, table=table(result.next))]
     if result.proposed:
-        sections.append(Section("Proposed labels", table=cells(result.proposed)))
+        sections.append(Section("Proposed labels", table=table(result.proposed)))
     summary = [
         ("model", run),
         ("to label next", f"{num_next:,} images, in {NEXT}"),

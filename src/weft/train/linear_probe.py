@@ -122,12 +122,11 @@ def fit_heads(
         UsageError: the network has no linear classifier.
     """
     with counting(len(batches.dataset), task_name="features") as advance:
-        features, labels = read_features(network, batches, runtime, advance)
-    num_views, smoothing = 1 + recipe.augment.hflip, recipe.loss.label_smoothing if recipe.epochs != 0 else 0.0
-    probes = []
+        features, labels = read_features(network, batches, runtime, advance, is_mirrored=recipe.augment.hflip)
+    probes, smoothing = [], recipe.loss.label_smoothing if recipe.epochs != 0 else 0.0
     with threadpool_limits(1):  # more threads gain nothing on matrices of this size, and lose much on a busy machine
         for layer, views in zip(classifiers(network), features, strict=True):
-            probe = fit(views[:, :num_views], labels, num_classes, recipe.seed, groups, balance_of(recipe))
+            probe = fit(views, labels, num_classes, recipe.seed, groups, balance_of(recipe))
             scale = _scale(views[:, 0] @ probe.weight.T + probe.bias, labels, smoothing)
             with torch.no_grad():
                 layer.weight.copy_(torch.from_numpy(scale * probe.weight))

@@ -393,7 +393,7 @@ def cifar10(cell: str, options: Options) -> list[Row] | None:
     out, log = options.scratch / "cifar10", options.scratch / "cifar10.log"
     limit = f"{max(options.seconds - 60, 30):.0f}s"
     arguments = ["-m", "weft", "train"]
-    if list(out.glob("state/*.json")):
+    if list(out.glob("state/step-*.safetensors")):
         arguments += ["--resume", str(out)]
     else:
         arguments += [
@@ -410,7 +410,7 @@ def cifar10(cell: str, options: Options) -> list[Row] | None:
     code = run([*arguments, "--max-time", limit], log, options.seconds)
     if code is None:
         return None
-    if code not in (0, StoppedError.exit_code) or not list(out.glob("state/*.json")):
+    if code not in (0, StoppedError.exit_code) or not list(out.glob("state/step-*.safetensors")):
         raise RuntimeError(_last_line(log, code))
     if code != 0:
         return None

@@ -104,7 +104,7 @@ class Process:
 
 def steps_on_disk(out: Path) -> int:
     """Return the step of the newest state; 0 without one."""
-    steps = [int(path.stem.rpartition("-")[2]) for path in out.glob("state/step-*.json")]
+    steps = [int(path.stem.rpartition("-")[2]) for path in out.glob("state/step-*.safetensors")]
     return max(steps, default=0)
 
 
@@ -114,7 +114,7 @@ def run_with_stops(setup: tuple[int, int], model: str, data: Path, folder: Path,
     out, log, codes, used = folder / "run", folder / "log.txt", list[int | str](), list[str]()
     is_forked = processes == 1
     for number in range(STOPS_PER_RUN + 1):
-        has_state = bool(list(out.glob("state/step-*.json")))
+        has_state = bool(list(out.glob("state/step-*.safetensors")))
         if not has_state and out.exists():
             shutil.rmtree(out)
         process = Process(command(None if has_state else data, out, model, processes, workers), log, is_forked)

@@ -116,7 +116,7 @@ def killed_with_a_state(job: Job) -> int:
     """Kill a job when it has saved a state; return its exit code."""
     process = start_process(job, 1)
     deadline = time.monotonic() + 120
-    while not list((job.folder / "run").glob("state/*.safetensors")) and time.monotonic() < deadline:
+    while not list((job.folder / "run").glob("state/step-*.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.kill()
     return process.wait()
@@ -126,7 +126,7 @@ def killed_with_a_state(job: Job) -> int:
 def test_a_run_that_is_killed_in_its_first_state_begins_again(tmp_path):
     killed = job(tmp_path / "killed", epochs=1)
     killed_with_a_state(killed)
-    for state in (killed.folder / "run").glob("state/*.safetensors"):
+    for state in (killed.folder / "run").glob("state/step-*.safetensors"):
         state.write_bytes(state.read_bytes()[:100])
     (result,) = Engine().run([killed]).values()
     assert (result.error, len(result.curve)) == (None, 1)

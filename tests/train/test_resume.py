@@ -28,6 +28,7 @@ from weft.train.resume import open_run
 from weft.train.state import load_state
 
 MODELS = tuple(tiny.ARGUMENTS)
+STATES = "state/step-*.safetensors"
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +53,7 @@ def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 def started(arguments: list[str], out: Path) -> subprocess.Popen[bytes]:
     """The run in a process, once it has done another step."""
-    before = set(out.glob("state/*.safetensors"))
+    before = set(out.glob(STATES))
     process = forked.Popen(
         arguments,
         env=tiny.environment(),
@@ -60,7 +61,7 @@ def started(arguments: list[str], out: Path) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
     )
     until = time.monotonic() + 120
-    while not set(out.glob("state/*.safetensors")) - before and time.monotonic() < until and process.poll() is None:
+    while not set(out.glob(STATES)) - before and time.monotonic() < until and process.poll() is None:
         time.sleep(0.005)
     return process
 

@@ -63,6 +63,7 @@ def _concluded(run: Run, result: RunResult) -> RunResult:
     max_pixels = recipe.data.max_pixels or MAX_PIXELS
     best = Predictor(network, plan.splits.classes, runtime=plan.runtime, max_pixels=max_pixels)
     held_out = read_held_out(plan, best)
+
     is_calibrated = bool(np.isfinite(held_out.logits).all())
     if is_calibrated:
         confidence = calibrate(held_out.logits, held_out.labels)
@@ -76,10 +77,12 @@ def _concluded(run: Run, result: RunResult) -> RunResult:
         write_confidence(run.out / "best", confidence, detector)
         network.confidence, network.unknown = confidence, detector
         evaluation = dataclasses.replace(evaluation, confidence=_confidences(plan, best, held_out))
+
     pairs = find_mirrored(held_out.views, held_out.labels[held_out.is_inspected])
     mirrored = mirrored_text(pairs, plan.splits.classes)
     notes = (*result.notes, mirrored) if mirrored else result.notes
     result = dataclasses.replace(result, evaluation=evaluation, notes=notes)
+
     counts = np.bincount(plan.splits.train.labels, minlength=len(plan.splits.classes))
     drawn = drawn_of(len(held_out.places))
     write_report(
@@ -113,7 +116,7 @@ def _confidences(plan: Plan, best: Predictor, held_out: HeldOutOutputs) -> np.nd
 
 
 def _summary(run: Run, result: RunResult, network: Any) -> list[tuple[str, str]]:
-    """Return the (name, value) lines of the report, and print those that only this process knows."""
+    """Return the (name, value) lines of the report; print those on calibration and groups."""
     splits, evaluation = run.splits, result.evaluation
     params = sum(parameter.numel() for parameter in run.learner.model.parameters())
     excluded = f", {len(evaluation.excluded)} excluded as unreadable" if evaluation.excluded else ""

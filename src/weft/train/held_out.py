@@ -47,7 +47,7 @@ def read_held_out(plan: Plan, best: Predictor) -> HeldOutOutputs:
 
     Args:
         plan: of the run.
-        best: the best model, which folds it.
+        best: the best model; its predictor has the folded network.
 
     Raises:
         DataError: an image can no longer be read.
@@ -56,6 +56,7 @@ def read_held_out(plan: Plan, best: Predictor) -> HeldOutOutputs:
     places, inspected = (proportional_subset(source.keys, limit, recipe.seed) for limit in (MAX_IMAGES, MAX_INSPECTED))
     is_inspected, batch_size = np.isin(places, inspected), plan.val_batches.order.batch_size
     batches = evaluation_batches(SourcePart(source, places), network, batch_size, recipe.workers)
+
     outputs, of_folded, of_mirrored = [], [], []
     with counting(len(places), task_name="calibrating") as advance:
         for number, (images, _) in enumerate(batches):
@@ -68,6 +69,7 @@ def read_held_out(plan: Plan, best: Predictor) -> HeldOutOutputs:
                 _, features = infer_with_features(network, mirrored, runtime)
                 of_mirrored.append((small_versions(part), small_versions(mirrored), features))
             advance(len(images))
+
     logits, features = _joined(outputs)
     folded_logits, folded_features = _joined(of_folded)
     views: tuple[np.ndarray, ...] = ()

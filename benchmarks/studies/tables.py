@@ -24,7 +24,7 @@ from benchmarks.common.records import filled, read_csv
 
 from weft.files import write_whole
 from weft.pages import series_style
-from weft.study.plan import Study, Variant, read_study
+from weft.study.plan import ResolvedVariant, Study, read_study
 from weft.study.statistics import Estimate
 
 HERE = Path(__file__).parent
@@ -133,7 +133,7 @@ def _outcome(row: dict[str, Any]) -> str:
     return "not significant" if "no difference" in row["verdict"] else "without a value in the paper"
 
 
-def _missing(study: Study, variants: list[Variant], finished: Collection[str], is_complete: bool) -> str:
+def _missing(study: Study, variants: list[ResolvedVariant], finished: Collection[str], is_complete: bool) -> str:
     """Return the command for variants that were not run, and its duration; variants that share a run count once."""
     only = "" if is_complete else " --only " + " ".join(f'"{variant.name}"' for variant in variants)
     costs = {(row["study"], row["variant"]): row for row in read_csv(HERE / "costs.csv")}

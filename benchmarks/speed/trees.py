@@ -1,9 +1,10 @@
 """Compare two source trees of weft: python benchmarks/speed/trees.py OLD_SRC IMAGES [--rounds N] [--out FILE]
 
-OLD_SRC is the `src` of an older checkout, IMAGES an image folder. Three things that every use starts with run in fresh
-processes, in turns of both trees, each with the same interpreter and threads: a model is built, one image is classified
-on the command line by a model directory, and a folder is opened (every image decoded). Seconds are those of the
-processor, which other work on the machine disturbs less than the clock; the ratio is that of the medians.
+OLD_SRC is the `src` of an older checkout, IMAGES an image folder. Fresh processes, in turns of both trees, each with the
+same interpreter and threads, do what every use starts with: build a model, classify an image on the command line by a
+model directory, open a folder (every image decoded); and they train on digits: the time of the training steps alone, and
+of the loop with its data, log and progress, without the first two steps. Seconds are those of the processor, which other
+work on the machine disturbs less than the clock; the ratio is that of the medians.
 """
 
 from __future__ import annotations
@@ -24,6 +25,21 @@ NEW_SRC = Path(__file__).parents[2] / "src"
 COLUMNS = ("what", "instructions", "rounds", "old_s", "new_s", "new_over_old")
 BUILD = "import weft; weft.create_model('levit_256')"
 OPEN = "import sys; from weft.data import open_data; open_data(sys.argv[1])"
+TRAIN = """
+import sys, tempfile, time
+from weft.train import loop, train
+times, step = [], loop.Learner.train_step
+def timed(*arguments):
+    start = time.process_time()
+    result = step(*arguments)
+    times.append((start, time.process_time()))
+    return result
+loop.Learner.train_step = timed
+with tempfile.TemporaryDirectory() as folder:
+    settings = {"steps": 42, "batch_size": 32, "save.every_minutes": 60, "device": "cpu", "precision": "fp32"}
+    train("digits", sys.argv[1], settings=settings, out=f"{folder}/run", quiet=True)
+print(sum(end - start for start, end in times[2:]), times[-1][1] - times[1][1])
+"""
 SAVE = """
 import sys, weft
 from weft.checkpoints import save_model_dir
@@ -31,13 +47,23 @@ save_model_dir(weft.create_model("levit_nano_32", num_classes=3), sys.argv[1], l
 """
 
 
-def seconds(words: list[str], src: Path) -> float:
+def output_of(words: list[str], src: Path) -> str:
+    """Return the output of a process that imports weft from `src`."""
+    environment = {**os.environ, "PYTHONPATH": str(src), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *words], env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def seconds(words: list[str], src: Path) -> tuple[float, ...]:
     """Return the processor seconds of a process that imports weft from `src`, with its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "PYTHONPATH": str(src), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words], env=environment, check=True, capture_output=True)
+    output_of(words, src)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,)
+
+
+def training_seconds(words: list[str], src: Path) -> tuple[float, ...]:
+    """Return the processor seconds that a process measures: of the training steps, and of the loop."""
+    return tuple(map(float, output_of(words, src).split()))
 
 
 def main() -> None:
@@ -46,32 +72,42 @@ def main() -> None:
     parser.add_argument("old_src", type=Path)
     parser.add_argument("images", type=Path)
     parser.add_argument("--rounds", type=int, default=9, help="of the short cases; opening runs a third of them")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("trees.csv"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = f"{folder}/model"
         seconds(["-c", SAVE, model], NEW_SRC)
         image = next(path for path in sorted(args.images.rglob("*")) if path.suffix in (".jpg", ".jpeg", ".png"))
-        cases = {
-            "create_model levit_256": (["-c", BUILD], args.rounds),
-            "weft predict": (["-m", "weft", "predict", model, str(image)], args.rounds),
-            f"open_data, {sum(path.is_file() for path in args.images.rglob('*'))} files": (
-                ["-c", OPEN, str(args.images)],
-                max(args.rounds // 3, 1),
+        few, count = max(args.rounds // 3, 1), sum(path.is_file() for path in args.images.rglob("*"))
+        cases = [
+            (("create_model levit_256",), seconds, ["-c", BUILD], args.rounds),
+            (("weft predict",), seconds, ["-m", "weft", "predict", model, str(image)], args.rounds),
+            ((f"open_data, {count} files",), seconds, ["-c", OPEN, str(args.images)], few),
+            *(
+                (
+                    (f"{name}, 40 training steps", f"{name}, loop of 40 steps"),
+                    training_seconds,
+                    ["-c", TRAIN, name],
+                    few,
+                )
+                for name in ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
             ),
-        }
+        ]
         rows = []
-        for what, (words, rounds) in cases.items():
-            times: dict[Path, list[float]] = {args.old_src: [], NEW_SRC: []}
+        for names, measure, words, rounds in cases:
+            if args.only not in names[0]:
+                continue
+            times: dict[Path, list[tuple[float, ...]]] = {args.old_src: [], NEW_SRC: []}
             for number in range(rounds + 1):
                 for src, own in times.items():
-                    taken = seconds(words, src)
+                    taken = measure(words, src)
                     own += [taken] if number else []  # the first round compiles and fills the caches of files
-            old, new = (statistics.median(own) for own in times.values())
-            rows.append(
-                (what, torch.backends.cpu.get_cpu_capability(), rounds, f"{old:.2f}", f"{new:.2f}", f"{new / old:.3f}")
-            )
-            print(*rows[-1], flush=True)
+            for place, what in enumerate(names):
+                old, new = (statistics.median(taken[place] for taken in own) for own in times.values())
+                instructions = torch.backends.cpu.get_cpu_capability()
+                rows.append((what, instructions, rounds, f"{old:.2f}", f"{new:.2f}", f"{new / old:.3f}"))
+                print(*rows[-1], flush=True)
     with args.out.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
 

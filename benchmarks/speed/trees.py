@@ -1,10 +1,10 @@
 """Compare two source trees of weft: python benchmarks/speed/trees.py OLD_SRC IMAGES [--rounds N] [--out FILE]
 
-OLD_SRC is the `src` of an older checkout, IMAGES an image folder. Fresh processes, in turns of both trees, each with the
-same interpreter and threads, do what every use starts with: build a model, classify an image on the command line by a
-model directory, open a folder (every image decoded); and they train on digits: the time of the training steps alone, and
-of the loop with its data, log and progress, without the first two steps. Seconds are those of the processor, which other
-work on the machine disturbs less than the clock; the ratio is that of the medians.
+OLD_SRC is the `src` of an older checkout, IMAGES an image folder. Fresh processes, in turns of both trees, each with
+the same interpreter and threads, do what every use starts with: build a model, classify an image on the command line by
+a model directory, open a folder (every image decoded). And they train on digits: the time of the training steps alone,
+and of the loop with its data, log and progress, without the first two steps. Seconds are those of the processor, which
+other work on the machine disturbs less than the clock; the ratio is that of the medians.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -80,20 +81,14 @@ def main() -> None:
         seconds(["-c", SAVE, model], NEW_SRC)
         image = next(path for path in sorted(args.images.rglob("*")) if path.suffix in (".jpg", ".jpeg", ".png"))
         few, count = max(args.rounds // 3, 1), sum(path.is_file() for path in args.images.rglob("*"))
-        cases = [
+        cases: list[tuple[tuple[str, ...], Callable[[list[str], Path], tuple[float, ...]], list[str], int]] = [
             (("create_model levit_256",), seconds, ["-c", BUILD], args.rounds),
             (("weft predict",), seconds, ["-m", "weft", "predict", model, str(image)], args.rounds),
             ((f"open_data, {count} files",), seconds, ["-c", OPEN, str(args.images)], few),
-            *(
-                (
-                    (f"{name}, 40 training steps", f"{name}, loop of 40 steps"),
-                    training_seconds,
-                    ["-c", TRAIN, name],
-                    few,
-                )
-                for name in ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
-            ),
         ]
+        for name in ("ceit_nano_32", "cvt_nano_32", "levit_nano_32"):
+            names = (f"{name}, 40 training steps", f"{name}, loop of 40 steps")
+            cases.append((names, training_seconds, ["-c", TRAIN, name], few))
         rows = []
         for names, measure, words, rounds in cases:
             if args.only not in names[0]:

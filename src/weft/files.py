@@ -60,13 +60,11 @@ _CHUNK = 1 << 22
 _OURS = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(part|old)")
 
 
-def write_whole(path: Path, data: bytes) -> str:
-    """Write a file atomically and verify it.
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file atomically, and read it back to verify it.
 
-    Returns:
-        The sha256 of the file as read back, in hexadecimal digits. On Linux its pages are dropped from the page cache
-        first, so that the file system reads the device. Elsewhere, and on file systems in memory, the check only shows
-        that the file has the expected bytes.
+    On Linux its pages are dropped from the page cache first, so that the file system reads the device. Elsewhere, and
+    on file systems in memory, the check only shows that the file has the expected bytes.
 
     Raises:
         UsageError: the path does not end in a name.
@@ -83,14 +81,12 @@ def write_whole(path: Path, data: bytes) -> str:
                     file.flush()
                 os.fsync(file.fileno())
                 _forget_pages(file.fileno())
-            digest = sha256_of(temporary)
-            if digest != hashlib.sha256(data).hexdigest():
+            if sha256_of(temporary) != hashlib.sha256(data).hexdigest():
                 raise StorageError(f"{path} must read back as it was written; it does not. Check the disk for errors.")
             rename(temporary, path)
             flush_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-    return digest
 
 
 @contextlib.contextmanager

@@ -207,6 +207,16 @@ def test_an_evaluation_with_a_map_decodes_every_image_once(
     assert (tmp_path / "out" / "map.png").exists()
 
 
+def test_the_map_of_an_evaluation_is_of_the_images_also_with_those_of_their_mirror_images(
+    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps: list[np.ndarray] = []
+    monkeypatch.setattr("weft.inference.evaluation.feature_map", lambda features, *_: maps.append(features))
+    for tta in (False, True):
+        evaluate(run, photos, tta=tta, out=tmp_path / str(tta), quiet=True)
+    np.testing.assert_allclose(maps[1], maps[0], rtol=1e-5, atol=1e-6)
+
+
 def test_the_command_line_rejects(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, classes = load_model_dir(run / "best")
     images = [str(path) for path in sorted(photos.rglob("*.png"))[:10]]

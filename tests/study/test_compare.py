@@ -604,7 +604,8 @@ def test_weights_and_scratch_in_one_comparison(tmp_path, hub):
 
 def test_seeds_are_compared_with_their_own(tmp_path):
     """A run that failed leaves its pair out, and moves no other."""
-    experiment = Experiment(load_study("ceit-lca").at_scale("small"), tmp_path, {})
+    study = load_study("ceit-lca")
+    experiment = Experiment(study.at_scale("small"), study.scales["small"].common, tmp_path, {})
     ours, theirs = [70, None, 75], [80, 90, 84]
     for name, values in zip(experiment.variants, (theirs, ours), strict=True):
         for seed, top1 in enumerate(values):

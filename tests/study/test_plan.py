@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from weft.cli import main
 from weft.errors import UsageError
 from weft.study import load_study, study_names
+from weft.study.experiment import Experiment
 from weft.study.run import planned_runs
 
 SHIPPED = {
@@ -89,6 +91,20 @@ def test_what_a_variant_sets_wins_over_the_caller_and_he_over_the_scale():
 def test_a_chosen_variant_brings_what_it_is_compared_with():
     rows = planned_runs(load_study("ceit-leff"), only=["5x5 with BatchNorm"])
     assert [row["variant"] for row in rows] == ["plain feed-forward", "5x5 with BatchNorm"]
+
+
+def test_the_seeds_are_those_of_the_scale_and_a_study_draws_no_random_number(tmp_path):
+    (tmp_path / "own.yaml").write_text("model: ceit_nano_32\nseed: 7\n")
+    text = GOOD.replace("{name: with,", f"{{name: with, recipe: {{small: {tmp_path / 'own.yaml'}}},")
+    torch.manual_seed(0)
+    wanted = torch.rand(1)
+    torch.manual_seed(0)
+    study = load_study(written(tmp_path, text))
+    assert torch.equal(torch.rand(1), wanted)
+    variants = study.at_scale("small")
+    experiment = Experiment(variants, study.scales["small"].common, tmp_path, {})
+    assert [variant.recipe.seed for variant in variants] == [7, 0]
+    assert (experiment.first_seed, experiment.split_seed) == (0, 0)
 
 
 def test_a_variant_of_one_scale():

@@ -260,6 +260,20 @@ def test_what_vanishes_while_a_run_begins_leaves_the_run_that_was_there(
     assert not list(old.glob(".*"))
 
 
+def test_an_interruption_just_before_training_leaves_no_directory(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its name would be taken, by a run that cannot be resumed."""
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(begin, "batch_arithmetic", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(pictures, settings={**BASE, **LEVIT}, out=tmp_path / "run", track="tensorboard", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_tracker_that_cannot_start_leaves_the_run_that_was_there(
     pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

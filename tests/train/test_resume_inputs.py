@@ -165,10 +165,28 @@ def test_settings_that_are_taken_over_only_when_meant(key: str, value: Any, out:
 
 
 @pytest.mark.parametrize(("key", "value"), [("optim.weight_decay", 0.0), ("optim.layer_decay", 0.9)])
-def test_a_run_goes_on_with_other_groups_of_weights(key: str, value: float, out: Path) -> None:
+def test_a_run_goes_on_with_other_groups_of_weights(
+    key: str, value: float, reference: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The moments are those of each weight, whatever group of the optimizer it is in."""
+    moments, restored, groups = load_state(out / "state")[1], {}, []
+    restore = loop.Learner.restore
+
+    def look(self: loop.Learner, *saved: Any) -> None:
+        restore(self, *saved)
+        restored.update({name: tensor.clone() for name, tensor in self.state()[0].items()})
+        groups.extend((group["weight_decay"], group.get("lr_scale", 1.0)) for group in self.optimizer.param_groups)
+
+    monkeypatch.setattr(loop.Learner, "restore", look)
     train(resume=out, settings={key: value}, override=True, quiet=True)
+    assert restored.keys() == moments.keys()
+    assert all(torch.equal(restored[name], moments[name]) for name in moments)
+    assert any(name.endswith("exp_avg") for name in moments)
+    decays, scales = zip(*groups, strict=True)
+    assert set(decays) == {0.0} if key == "optim.weight_decay" else len(set(scales)) > 1
     assert newest_step(out / "state") == tiny.STEPS
+    with pytest.raises(AssertionError, match="tensors differ"):
+        tiny.assert_same_run(reference, out)
 
 
 # Weights to start from

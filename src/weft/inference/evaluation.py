@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -33,6 +34,7 @@ from weft.inference.metrics import Evaluation, UnknownResult, accuracy_lines, co
 from weft.inference.predictor import NO_DETECTOR, NonFiniteError, Predictor
 from weft.inference.real_labels import check_listed, read_real_labels, real_score
 from weft.inference.report import FIGURES, write_report
+from weft.inference.torch_backend import Mirrored
 from weft.inference.unknown import compare_scores, scores_of_files
 from weft.intervals import accuracy_text
 from weft.models.imagenet import recognized
@@ -152,7 +154,8 @@ def evaluate(
             " trained on some of these, the accuracy is too high: pass the run, or --split val."
         )
 
-    result, features = _measured(predictor, splits.classes, source, settings, among, excluded)
+    drawn = drawn_of(0 if out is None else len(source))
+    result, features = _measured(predictor, splits.classes, source, settings, among, excluded, drawn)
     if rejection is not None:
         result = dataclasses.replace(result, accepted=result.above(rejection.threshold))
     if other is not None:
@@ -173,21 +176,28 @@ def _measured(
     settings: Recipe,
     among: list[int] | None,
     excluded: Sequence[tuple[str, str]],
+    drawn: np.ndarray,
 ) -> tuple[Evaluation, np.ndarray]:
-    """Measure the model on the images of `source`; also return the features of the images of the feature map.
+    """Measure the model on the images of `source`; also return the features (drawn features) of those in `drawn`.
 
     Raises:
         NonFiniteError: an output is not finite.
     """
     batches = evaluation_batches(source, predictor.source_model, int(settings.batch_size), settings.workers)
-    is_drawn = np.isin(np.arange(len(source)), drawn_of(len(source)))
+    is_drawn = np.isin(np.arange(len(source)), drawn)
+    network = predictor.source_model
+    passes = 2 if isinstance(predictor.model, Mirrored) else 1
     features: list[np.ndarray] = []
-    with classifier_inputs(predictor.source_model) as inputs, counting(len(source)) as advance:
+    with (
+        classifier_inputs(network) if len(drawn) else contextlib.nullcontext([]) as inputs,
+        counting(len(source)) as advance,
+    ):
 
         def on_batch(count: int) -> None:
             nonlocal is_drawn
             if inputs:
-                features.append(np.concatenate([part.numpy() for part in inputs], axis=1)[is_drawn[:count]])
+                of_images = inputs[: len(inputs) // passes]  # without those of mirror images
+                features.append(np.concatenate([part.numpy() for part in of_images], axis=1)[is_drawn[:count]])
             is_drawn = is_drawn[count:]
             inputs.clear()
             advance(count)

@@ -174,7 +174,7 @@ def read_features(
                 key = batches.dataset.source.keys[len(labels) + int(is_finite.argmin())]
                 raise CheckpointError(
                     f"The features of {type(network).__name__} must be finite; those of {printable(key)} are not. The"
-                    " weights are damaged: start from others."
+                    " weights are damaged: use others."
                 )
             labels += targets.tolist()
             on_batch(len(targets))

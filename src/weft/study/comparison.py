@@ -207,7 +207,7 @@ class _Comparison:
         self.directory, self.weights, self.splits, self.where = directory, weights, splits, where
         self.time, self.seeds, scale = time, seeds, study.scales[SCALE]
         self.recipes = {variant.name: self._complete(variant.recipe) for variant in study.at_scale(SCALE)}
-        common = self._complete(load_recipe(scale.recipe, scale.set.items()))
+        common = self._complete(scale.common)
         self.shared = directory.decide("shared", self._shared)
         length = directory.decide("length", lambda: self._length(common.epochs))
         refuse_other(directory.path, {"budget": length["budget"]}, {"budget": time.total})
@@ -216,7 +216,7 @@ class _Comparison:
         if self.epochs is not None:
             scale = dataclasses.replace(scale, set={**scale.set, "epochs": self.epochs})
         self.study = dataclasses.replace(study, scales={SCALE: scale})
-        self.experiment = Experiment(self.study.at_scale(SCALE), directory.path, self.shared)
+        self.experiment = Experiment(self.study.at_scale(SCALE), scale.common, directory.path, self.shared)
 
     def _complete(self, recipe: Recipe) -> Recipe:
         return fill_in(recipe, image_size_hint(self.splits.train), len(self.splits.train))[0]

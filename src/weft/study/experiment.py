@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.files import write_table
 from weft.progress import say
+from weft.recipes import Recipe
 from weft.study.engine import Engine
 from weft.study.jobs import REFERENCE, Job, Result, read_result
 from weft.study.plan import ResolvedVariant, slug
@@ -29,6 +30,7 @@ class Experiment:
 
     Args:
         variants: of one scale, with the place of the dataset of each.
+        common: recipe of the scale; the seeds of the runs and that of their split come from it.
         folder: directory of the runs and of runs.csv.
         shared: settings for recipes that leave them to the machine, by `shared_settings`.
 
@@ -37,10 +39,12 @@ class Experiment:
         results: of finished and failed runs.
     """
 
-    def __init__(self, variants: Sequence[ResolvedVariant], folder: Path, shared: Mapping[str, Any]) -> None:
+    def __init__(
+        self, variants: Sequence[ResolvedVariant], common: Recipe, folder: Path, shared: Mapping[str, Any]
+    ) -> None:
         self.variants = {variant.name: variant for variant in variants}
         self.folder, self.shared = folder, shared
-        self.first_seed, self.split_seed = variants[0].recipe.seed, variants[0].recipe.split_seed
+        self.first_seed, self.split_seed = common.seed, common.split_seed
         self.results: dict[Key, Result] = {}
         first: dict[str, str] = {}
         self._owner = {variant.name: first.setdefault(variant.run_key, variant.name) for variant in variants}
@@ -120,7 +124,7 @@ class Experiment:
         """Return how many of the runs are finished, or have reached an epoch."""
         runs = set(map(self._run, keys))
         finished = [run for run in runs & self.results.keys() if self.results[run].job.get("until", until) == until]
-        return f"{len(finished)} of {len(runs)} runs finished."
+        return f"{len(finished)} of {len(runs)} runs {'finished' if until is None else 'have reached it'}."
 
     def runs(self, name: str) -> dict[int, Result]:
         """Return the results of a variant by seed, failed ones included."""

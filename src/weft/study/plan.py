@@ -61,6 +61,15 @@ class Scale:
     set: Values = field(default_factory=dict)
     """Settings of all variants."""
 
+    @cached_property
+    def common(self) -> Recipe:
+        """Recipe without the settings of a variant. All runs have its seeds.
+
+        Raises:
+            UsageError: an unknown setting or invalid value.
+        """
+        return load_recipe(self.recipe, self.set.items())
+
 
 @dataclass(frozen=True)
 class StudyVariant:
@@ -227,7 +236,7 @@ class ResolvedVariant:
             if recipe.model is None:
                 raise UsageError("A variant must name a model; got none.")
             check_rules(recipe, has_weights=has_weights)
-            with torch.device("meta"):
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
                 build_model(dataclasses.replace(recipe, pretrained=False), num_classes=10)
 
     @contextlib.contextmanager

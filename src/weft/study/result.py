@@ -196,10 +196,25 @@ class ExperimentResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the dictionary that `--json` prints."""
-        study = {key: getattr(self.study, key) for key in ("title", "claim", "source")}
-        own = dataclasses.asdict(dataclasses.replace(self, rows=()))
-        changed = {"study": self.study.name, "settings": dict(self.settings), "out": str(self.out)}
-        return {**study, **own, **changed, "rows": [row.as_dict() for row in self.rows]}
+        return {
+            "study": self.study.name,
+            "title": self.study.title,
+            "claim": self.study.claim,
+            "source": self.study.source,
+            "scale": self.scale,
+            "data": self.data,
+            "seeds": self.seeds,
+            "settings": dict(self.settings),
+            "seconds": self.seconds,
+            "notes": list(self.notes),
+            "epochs": self.epochs,
+            "protocol": self.protocol,
+            "limits": None if self.limits is None else dataclasses.asdict(self.limits),
+            "frontier": [list(point) for point in self.frontier],
+            "advice": self.advice,
+            "out": str(self.out),
+            "rows": [row.as_dict() for row in self.rows],
+        }
 
     def __repr__(self) -> str:
         """Return the main values in one line."""

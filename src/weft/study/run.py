@@ -82,7 +82,7 @@ def run_study(
     command = {"study": plan.name, "scale": scale, "data": places, "settings": dict(settings or {})}
     with opened(folder, command, force=force) as directory:
         shared = directory.decide("shared", lambda: _shared(variants, num_classes, where))
-        experiment = Experiment(variants, folder, shared)
+        experiment = Experiment(variants, plan.scales[scale].common, folder, shared)
         experiment.read()
         keys = experiment.keys(chosen, count)
         say(f"{plan.title}: {len(chosen)} variants, {count} seeds in {folder}. {experiment.progress(keys)}")

@@ -68,13 +68,13 @@ def start(
     if runtime.is_main:
         rehearse_saving(plan, out)
     _cache_teacher(plan, learner)
-    tracker, replace = (
-        _replacement(plan, out, trackers, force=force) if runtime.is_main else (Tracker((), plan.recipe, out), _nothing)
-    )
-    run = Run(plan, learner, out, stop, tracker, whole or out)
-    note(f"{batch_arithmetic(plan.recipe, runtime.world)}; {plan.steps:,} steps.")
+    replace, tracker = _nothing, Tracker((), plan.recipe, out)
+    if runtime.is_main:
+        replace, tracker = _replacement(plan, out, trackers, force=force)
     try:
         replace()
+        note(f"{batch_arithmetic(plan.recipe, runtime.world)}; {plan.steps:,} steps.")
+        run = Run(plan, learner, out, stop, tracker, whole or out)
         run.train()
     except BaseException:
         if runtime.is_main and not learner.step and newest_step(out / "state") is None:
@@ -108,10 +108,10 @@ def resume(
         torch.set_num_threads(saved.state.machine["threads"])  # it determines the order of sums, and so their last bits
     check_length(saved, plan.steps)
     learner = plan.learner()
+    saved.check_teacher(getattr(learner.teacher, "record", None))
     for text in (*saved.notes(runtime), bf16_note(runtime.device.type, runtime.precision)):
         if text:
             note(text)
-    saved.check_teacher(getattr(learner.teacher, "record", None))
     note(f"Resuming after step {step} of {plan.steps}.")
     if step < plan.steps:
         rehearse_step(plan, learner)
@@ -132,8 +132,8 @@ def _ignore(text: str) -> None: ...
 def _nothing() -> None: ...
 
 
-def _replacement(plan: Plan, out: Path, trackers: Sequence[str], *, force: bool) -> tuple[Tracker, Callable[[], None]]:
-    """Do what may fail before a run begins; return its tracker, and a function that removes the run that is there."""
+def _replacement(plan: Plan, out: Path, trackers: Sequence[str], *, force: bool) -> tuple[Callable[[], None], Tracker]:
+    """Do what may fail before a run begins; return a function that removes the run that is there, and the tracker."""
     refuse_taken(out, REPLACEABLE, force=force)
     recorded = dataclasses.replace(plan.recipe, environment=environment(plan.runtime, plan.splits))
     images, classifier = fingerprint(plan.splits), public_classifier(plan.recipe)
@@ -151,7 +151,7 @@ def _replacement(plan: Plan, out: Path, trackers: Sequence[str], *, force: bool)
         if classifier is not None:
             write_whole(out / PUBLIC_CLASSIFIER, classifier)
 
-    return tracker, replace
+    return replace, tracker
 
 
 def _clear(out: Path, names: Sequence[str]) -> None:

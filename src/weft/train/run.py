@@ -274,15 +274,15 @@ class Run:
         self._flush_log()
         tensors, optimizer = self.learner.state()
         state = RunState(
-            self.learner.step,
-            self.meter,
-            self.history,
-            self.unimproved,
-            self.seconds if self._start is None else time.perf_counter() - self._start,
-            optimizer,
-            recipe_record(self.recipe),
-            machine(self.runtime),
-            getattr(self.learner.teacher, "record", None),
+            step=self.learner.step,
+            meter=self.meter,
+            history=self.history,
+            unimproved=self.unimproved,
+            seconds=self.seconds if self._start is None else time.perf_counter() - self._start,
+            optimizer=optimizer,
+            recipe=recipe_record(self.recipe),
+            machine=machine(self.runtime),
+            teacher=getattr(self.learner.teacher, "record", None),
         )
         save_state(self.out / "state", tensors, state, self.recipe.save.keep)
 

@@ -105,7 +105,7 @@ def load_state(folder: Path) -> tuple[RunState, dict[str, Tensor], dict[Path, st
             skipped[path] = str(error)
     raise CheckpointError(
         f"A run can only be resumed from a valid saved state; {folder} has none.{skipped_text(skipped)}"
-        " Start the run again with weft train --config, or restore the folder from a copy."
+        f" Start the run again with weft train --config {folder.parent / 'recipe.yaml'}, or restore a copy of {folder}."
     )
 
 

@@ -197,7 +197,7 @@ def test_a_run_is_resumed_only_if_it_is_in_progress(
 ) -> None:
     run, seen = modules["run"], []
     options = modules["settings"].Options("cpu", "small", tmp_path, tmp_path, 130)
-    file = options.scratch / "cifar10" / "state" / "1.json"
+    file = options.scratch / "cifar10" / "state" / "step-0000000001.safetensors"
 
     def child(self: object, part: str, cell: str) -> tuple[object, str | None]:
         seen.append(file.exists())
@@ -282,7 +282,7 @@ def stub_run(parts: ModuleType, monkeypatch: pytest.MonkeyPatch, code: int | Non
 
     def run(arguments: list[str], log: Path, seconds: float | None = None) -> int | None:
         (out / "state").mkdir(parents=True, exist_ok=True)
-        (out / "state" / "step-1.json").touch()
+        (out / "state" / "step-0000000001.safetensors").touch()
         write_metrics(out / "metrics.csv", [EpochRow(1, 4, 0.1, 2.0, 20.0, 2.0, 20.0, 50.0, 123.0, 7.5, 9.0)])
         if file:
             (out.parent / file).write_text('<testsuite><testcase name="one"/></testsuite>')
@@ -317,7 +317,7 @@ def test_the_time_limit_of_a_run_is_a_duration(
     for seconds in (45, 133.4):
         options = modules["settings"].Options("cpu", "small", tmp_path / "out", tmp_path, seconds)
         (options.scratch / "cifar10" / "state").mkdir(parents=True, exist_ok=True)
-        (options.scratch / "cifar10" / "state" / "1.json").touch()
+        (options.scratch / "cifar10" / "state" / "step-0000000001.safetensors").touch()
         assert parts.cifar10("cifar10", options) is None
     assert [seconds_of(command[command.index("--max-time") + 1]) for command in commands] == [30, 73]
 

@@ -49,7 +49,7 @@ def text_of(name: str | Path, kind: str, package: str, command: str) -> str:
     try:
         if is_file:
             return read_bytes(path, UsageError, 4 * MAX_BYTES).decode("utf-8")
-        return (resources.files(package) / f"{name}.yaml").read_text("utf-8")
+        return (resources.files(package) / f"{name}.yaml").read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{name}: a {kind} must be UTF-8 text; byte {error.start} is not.") from error
 

@@ -179,3 +179,12 @@ def test_a_teacher_without_names_has_the_order_of_the_dataset(names: list[str], 
     assert open_data(tmp_path / "data").classes == names
     teacher = save_model_dir(student(classes=len(names)), tmp_path / "teacher")
     opened(str(teacher), names)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_distilled_patch16_224", "deit_tiny_patch16_224"])
+def test_a_student_of_timm_learns_with_both_heads_if_it_has_two(name: str) -> None:
+    recipe = load_recipe(overrides=[("distill.teacher", "levit_nano_32")])
+    one = timm.create_model(name, num_classes=3, depth=1).train()
+    distillation.untrained_teacher(recipe, one, 3, CPU)
+    logits = one(torch.zeros(2, 3, 224, 224))
+    assert isinstance(logits, tuple) == ("distilled" in name)

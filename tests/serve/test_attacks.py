@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import http.client
 import io
+import json
 import os
 import random
 import resource
@@ -24,7 +26,7 @@ from PIL import Image, ImageCms
 
 from tests.data.pictures import png, progressive
 from tests.serve.running import Running, children, picture, running, saved
-from weft.serve.guard import TokenGuesses
+from weft.serve.guard import Guard, TokenGuesses
 from weft.serve.settings import Settings
 
 POST = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
@@ -362,3 +364,25 @@ def _is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     return False
+
+
+def test_a_fault_of_weft_is_answered_and_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[dict[str, Any]] = []
+    responses: list[tuple[Any, ...]] = []
+
+    async def app(*_: object) -> None:
+        raise RuntimeError("nobody expected this")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "method": "GET", "path": "/model", "headers": [(b"host", b"localhost")]}
+    scope |= {"query_string": b"", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "scheme": "http"}
+    asyncio.run(Guard(app, Settings(run=""), lambda *response: responses.append(response))(scope, receive, send))
+    assert sent[0]["status"] == 500
+    assert json.loads(sent[1]["body"])["error"]["code"] == "internal"
+    assert responses[0][:3] == ("GET", "/model", 500)
+    assert "RuntimeError: nobody expected this" in capsys.readouterr().err

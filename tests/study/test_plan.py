@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from weft.cli import main
+from weft.data import open_data
 from weft.errors import UsageError
-from weft.study import load_study, study_names
+from weft.study import load_study, run, study_names
 from weft.study.experiment import Experiment
+from weft.study.plan import ResolvedVariant
 from weft.study.run import planned_runs
 
 SHIPPED = {
@@ -105,6 +107,22 @@ def test_the_seeds_are_those_of_the_scale_and_a_study_draws_no_random_number(tmp
     experiment = Experiment(variants, study.scales["small"].common, tmp_path, {})
     assert [variant.recipe.seed for variant in variants] == [7, 0]
     assert (experiment.first_seed, experiment.split_seed) == (0, 0)
+
+
+def test_a_dataset_is_opened_in_each_way_that_a_variant_reads_it(monkeypatch):
+    seen = []
+
+    def opened(place, plan, *, progress, **settings):
+        seen.append((place, settings["max_bad"]))
+        return open_data("digits", plan)
+
+    monkeypatch.setattr(run, "open_data", opened)
+    variants = [
+        ResolvedVariant(str(number), None, place, {"data.max_bad": most})
+        for number, (place, most) in enumerate([("digits", 0.1), ("digits", 0.2), ("digits", 0.1), ("other", 0.1)])
+    ]
+    assert run._num_classes(variants) == 10
+    assert seen == [("digits", 0.1), ("digits", 0.2), ("other", 0.1)]
 
 
 def test_a_variant_of_one_scale():

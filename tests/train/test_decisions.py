@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from PIL import Image
 
+from tests.train import tiny
 from weft.cli import main
 from weft.errors import UsageError
 from weft.models.families import default_model
@@ -32,13 +32,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data") / "photos"
-    for number, colour in enumerate(("red", "green", "blue")):
-        for image in range(5):
-            path = folder / colour / f"{image}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (128, 120), (40 * image, 80 * number, 90)).save(path)
-    return folder
+    return tiny.coloured(tmp_path_factory.mktemp("data") / "photos", per_class=5)
 
 
 def chosen(image_size: tuple[int, int] = (375, 500), num_images: int = 200) -> tuple[str | None, str]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from tests.train import tiny
@@ -30,14 +29,7 @@ NANO = {"model": "levit_nano_32", "model_args.depth": [1, 1, 1], "batch_size": 1
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """21 photos that are large enough for public weights."""
-    folder = tmp_path_factory.mktemp("data") / "photos"
-    for number, colour in enumerate(("red", "green", "blue")):
-        for image in range(7):
-            path = folder / colour / f"{image}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (128, 120), (30 * image, 80 * number, 90)).save(path)
-    return folder
+    return tiny.coloured(tmp_path_factory.mktemp("data") / "photos", per_class=7)
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,15 @@ def paint(folder: Path, per_class: int = PER_CLASS, classes: int = 3) -> Path:
     return folder
 
 
+def coloured(folder: Path, per_class: int) -> Path:
+    """Pictures of three colours, 128x120 pixels: large enough for public weights."""
+    for number, colour in enumerate(("red", "green", "blue")):
+        (folder / colour).mkdir(parents=True)
+        for image in range(per_class):
+            Image.new("RGB", (128, 120), (30 * image, 80 * number, 90)).save(folder / colour / f"{image}.png")
+    return folder
+
+
 def command(data: Path | None, out: Path, model: str = "levit_nano_32", **more: Any) -> list[str]:
     """`weft train` as the words of a process; with data None, the run in `out` goes on."""
     if data is None:

@@ -183,10 +183,13 @@ def _places(study: str, names: Collection[str], data: Data) -> dict[str, str]:
 
 
 def _num_classes(variants: Sequence[ResolvedVariant]) -> int:
-    """Open the datasets of variants; return the largest number of classes."""
-    settings = {variant.data: {key: getattr(variant.recipe.data, key) for key in READING} for variant in variants}
+    """Open the datasets of variants, each way of reading once; return the largest number of classes."""
+    ways: list[tuple[str, dict[str, Any]]] = []
+    for variant in variants:
+        way = variant.data, {key: getattr(variant.recipe.data, key) for key in READING}
+        ways += [way] if way not in ways else []
     with reading() as progress:
-        opened = [open_data(place, SplitPlan(limit=64), progress=progress, **own) for place, own in settings.items()]
+        opened = [open_data(place, SplitPlan(limit=64), progress=progress, **own) for place, own in ways]
     return max(len(splits.classes) for splits in opened)
 
 

@@ -59,18 +59,15 @@ def start(
     plan.build()
     cut = eval_transform(preprocessing(plan.network)).note(plan.splits.sizes)
     busy = busy_note(torch.get_num_threads()) if runtime.device.type == "cpu" else None
-    for text in (*plan.notes, cut, busy, bf16_note(runtime.device.type, runtime.precision)):
-        if text:
-            note(text)
+    for text in filter(None, (*plan.notes, cut, busy, bf16_note(runtime.device.type, runtime.precision))):
+        note(text)
     plan.initialise(note)
     learner = plan.learner()
     rehearse_step(plan, learner)
     if runtime.is_main:
         rehearse_saving(plan, out)
     _cache_teacher(plan, learner)
-    replace, tracker = _nothing, Tracker((), plan.recipe, out)
-    if runtime.is_main:
-        replace, tracker = _replacement(plan, out, trackers, force=force)
+    replace, tracker = _replacement(plan, out, trackers, force=force)
     try:
         replace()
         note(f"{batch_arithmetic(plan.recipe, runtime.world)}; {plan.steps:,} steps.")
@@ -109,17 +106,15 @@ def resume(
     check_length(saved, plan.steps)
     learner = plan.learner()
     saved.check_teacher(getattr(learner.teacher, "record", None))
-    for text in (*saved.notes(runtime), bf16_note(runtime.device.type, runtime.precision)):
-        if text:
-            note(text)
+    for text in filter(None, (*saved.notes(runtime), bf16_note(runtime.device.type, runtime.precision))):
+        note(text)
     note(f"Resuming after step {step} of {plan.steps}.")
     if step < plan.steps:
         rehearse_step(plan, learner)
         _cache_teacher(plan, learner)
-    tracker = Tracker((), recipe, out)
     if runtime.is_main:
         saved.clean_up(recipe)
-        tracker = Tracker(trackers, recipe, out)
+    tracker = Tracker(trackers if runtime.is_main else (), recipe, out)
     run = Run(plan, learner, out, stop, tracker, whole or out)
     note(f"{batch_arithmetic(recipe, runtime.world)}; {plan.steps:,} steps.")
     run.train(saved)
@@ -129,11 +124,11 @@ def resume(
 def _ignore(text: str) -> None: ...
 
 
-def _nothing() -> None: ...
-
-
 def _replacement(plan: Plan, out: Path, trackers: Sequence[str], *, force: bool) -> tuple[Callable[[], None], Tracker]:
-    """Do what may fail before a run begins; return a function that removes the run that is there, and the tracker."""
+    """Do what may fail before a run begins; return a function that puts it in place of the run that is there, and the
+    tracker. Only the first of several processes writes."""
+    if not plan.runtime.is_main:
+        return lambda: None, Tracker((), plan.recipe, out)
     refuse_taken(out, REPLACEABLE, force=force)
     recorded = dataclasses.replace(plan.recipe, environment=environment(plan.runtime, plan.splits))
     images, classifier = fingerprint(plan.splits), public_classifier(plan.recipe)

@@ -109,7 +109,7 @@ def _confidences(plan: Plan, best: Predictor, held_out: HeldOutOutputs) -> np.nd
         part, batch_size = SourcePart(source, others.tolist()), plan.val_batches.order.batch_size
         batches = evaluation_batches(part, best.source_model, batch_size, plan.recipe.workers)
         alone, temperature = plan.runtime.alone(), best.temperature
-        with counting(len(others), task_name="calibrating") as advance:
+        with counting(len(others), task_name="confidence") as advance:
             result = measure(best.source_model, batches, classes, alone, temperature=temperature, on_batch=advance)
         confidence[others] = result.confidence
     return confidence
